@@ -1,0 +1,347 @@
+"""Time and memory of one private training step, beside plain training and other libraries, in one run.
+
+A step is: forward, backward, clip each record's gradient to norm 1, add noise (multiplier 1), average,
+SGD update, on one fixed batch without data loading. Each (task, method) lives in a process of its own;
+rounds visit the methods in turn, so that a busy machine slows all of them alike; the ratio to plain training
+is taken round by round and its median and quartiles are reported. Peak memory is what a step adds to the
+resident set.
+
+    python benchmarks/step_time.py                          # everything that is installed
+    python benchmarks/step_time.py --tasks cnn --methods plain ours --rounds 30
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+METHODS = (
+    "plain",
+    "ours",
+    "ours-training",
+    "vmap",
+    "opacus-hooks",
+    "opacus-functorch",
+    "opacus-ew",
+    "opacus-ghost",
+)
+# Freed memory stays in the process: without this glibc returns every large block to the kernel and the
+# methods that materialise per-sample gradients pay page faults for it. The setting favours them.
+KEEP = {
+    "MALLOC_MMAP_THRESHOLD_": "17179869184",
+    "MALLOC_TRIM_THRESHOLD_": "17179869184",
+    "MALLOC_TOP_PAD_": "268435456",
+    "MALLOC_ARENA_MAX": "1",
+}
+CLIP_NORM, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.0, 0.01
+
+
+# --- the methods
+def plain_step(task):
+    import torch
+
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        task.losses(task.model(task.inputs), task.labels).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def ours_step(task):
+    """The engine and the privacy primitives: capture, clip, noise from the ledger's generators, SGD."""
+    import torch
+
+    from equipoise.gradients import GradientEngine
+    from equipoise.methods.clip_rules import Abadi
+
+    batch = {"input": task.inputs, "label": task.labels}
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
+    engine = GradientEngine(
+        task.model, lambda model, b: task.losses(model(b["input"]), b["label"]), batch, check=False
+    )
+    rule = Abadi()
+    named = dict(task.model.named_parameters())
+    records = len(task.labels)
+    generator = torch.Generator().manual_seed(0)
+
+    def step() -> None:
+        gradients = engine(batch)
+        sums = gradients.weighted_sums(rule.weights(gradients.row_norms(), CLIP_NORM))
+        for name, total in sums.items():
+            noise = torch.empty_like(total).normal_(0.0, NOISE_MULTIPLIER * CLIP_NORM, generator=generator)
+            named[name].grad = total.add_(noise).div_(records)
+        optimizer.step()
+
+    return step
+
+
+def ours_training_step(task):
+    """The whole of ``PrivateTraining``: sampling, fetching, ledger, journal and diagnostics included."""
+    import torch
+
+    import equipoise as eq
+
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
+    records = eq.data.Records({"input": task.inputs, "label": task.labels})
+    training = eq.PrivateTraining(
+        task.model,
+        optimizer,
+        loss=lambda model, b: task.losses(model(b["input"]), b["label"]),
+        data=records,
+        sampling=eq.FullBatch(population=len(records), steps=100_000),
+        method=eq.DPSGD(clip_norm=CLIP_NORM, noise_multiplier=NOISE_MULTIPLIER),
+        micro_batch_size=len(records),
+    )
+    iterator = iter(training)
+    return lambda: next(iterator)
+
+
+def vmap_step(task):
+    """A reference of a few lines: vmap of grad, every per-sample gradient formed."""
+    import torch
+    from torch.func import functional_call, grad, vmap
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
+    named = dict(task.model.named_parameters())
+
+    def loss(values, x, y):
+        return task.losses(functional_call(task.model, values, (x[None],)), y[None])[0]
+
+    rows_of = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
+
+    def step() -> None:
+        with sdpa_kernel(SDPBackend.MATH):
+            rows = rows_of({n: p.detach() for n, p in named.items()}, task.inputs, task.labels)
+        norms = torch.stack([r.flatten(1).norm(dim=1) for r in rows.values()]).norm(dim=0)
+        weights = (CLIP_NORM / norms.clamp_min(1e-12)).clamp(max=1.0)
+        for name, r in rows.items():
+            total = torch.tensordot(weights, r, dims=1)
+            noise = torch.empty_like(total).normal_(0.0, NOISE_MULTIPLIER * CLIP_NORM)
+            named[name].grad = total.add_(noise).div_(len(task.labels))
+        optimizer.step()
+
+    return step
+
+
+def opacus_step(mode: str):
+    def build(task):
+        import warnings
+
+        import torch
+        from opacus import PrivacyEngine
+
+        warnings.filterwarnings("ignore")
+        optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
+        dataset = torch.utils.data.TensorDataset(task.inputs, task.labels)
+        loader = torch.utils.data.DataLoader(dataset, batch_size=len(dataset))
+
+        class Criterion(torch.nn.Module):
+            reduction = "mean"
+
+            def forward(self, outputs, labels):
+                losses = task.losses(outputs, labels)
+                return losses if self.reduction == "none" else losses.mean()
+
+        made = PrivacyEngine().make_private(
+            module=task.model.train(),
+            optimizer=optimizer,
+            data_loader=loader,
+            criterion=Criterion(),
+            noise_multiplier=NOISE_MULTIPLIER,
+            max_grad_norm=CLIP_NORM,
+            poisson_sampling=False,
+            grad_sample_mode=mode,
+        )
+        model, optimizer = made[0], made[1]
+        criterion = made[2] if mode == "ghost" else Criterion()
+
+        def step() -> None:
+            optimizer.zero_grad()
+            criterion(model(task.inputs), task.labels).backward()
+            optimizer.step()
+
+        return step
+
+    return build
+
+
+BUILDERS: dict[str, Callable] = {
+    "plain": plain_step,
+    "ours": ours_step,
+    "ours-training": ours_training_step,
+    "vmap": vmap_step,
+    **{f"opacus-{m}": opacus_step(m) for m in ("hooks", "functorch", "ew", "ghost")},
+}
+
+
+# --- one worker
+def _status_kib(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1])
+    return 0
+
+
+def _peak_extra_mb(step: Callable[[], object], task) -> float:
+    """Peak resident set during three steps less the resident set with all gradients dropped, MB."""
+    task.model.zero_grad(set_to_none=True)
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    base = _status_kib("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    for _ in range(3):
+        step()
+    return (_status_kib("VmHWM") - base) / 1024
+
+
+def worker(task_name: str, method: str, threads: int) -> None:
+    import torch
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    from tasks import TASKS
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    task = TASKS[task_name]()
+    step = BUILDERS[method](task)
+    for _ in range(3):
+        step()
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order["do"] == "memory":
+            print(json.dumps({"mb": _peak_extra_mb(step, task)}), flush=True)
+            continue
+        times = []
+        end = time.perf_counter() + order["seconds"]
+        while time.perf_counter() < end or len(times) < 2:
+            start = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - start)
+        print(json.dumps({"seconds": statistics.median(times)}), flush=True)
+
+
+class Process:
+    def __init__(self, task: str, method: str, threads: int, keep: bool) -> None:
+        env = (
+            os.environ
+            | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+            | (KEEP if keep else {})
+        )
+        command = [sys.executable, __file__, "--worker", task, method, "--threads", str(threads)]
+        self.process = subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def read(self) -> dict:
+        for line in self.process.stdout:  # libraries print on standard output too
+            if line.startswith("{"):
+                return json.loads(line)
+        tail = self.process.stderr.read().strip().splitlines()
+        raise RuntimeError(tail[-1] if tail else "the worker ended without a word")
+
+    def ask(self, **order: object) -> dict:
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+# --- the comparison
+def compare(task: str, methods: list[str], rounds: int, seconds: float, threads: int, keep: bool) -> dict:
+    workers: dict[str, Process] = {}
+    failed: dict[str, str] = {}
+    for method in methods:
+        process = Process(task, method, threads, keep)
+        try:
+            process.read()
+            workers[method] = process
+        except RuntimeError as error:
+            failed[method] = str(error)[:200]
+            process.close()
+    times: dict[str, list[float]] = {m: [] for m in workers}
+    for _ in range(rounds):
+        for method, process in workers.items():
+            times[method].append(process.ask(do="time", seconds=seconds)["seconds"])
+    for process in workers.values():
+        process.close()
+    memory = {}
+    for method in workers:  # the default allocator: what a user's process really takes
+        process = Process(task, method, threads, keep=False)
+        process.read()
+        memory[method] = process.ask(do="memory")["mb"]
+        process.close()
+    rows = {}
+    for method in workers:
+        ratios = [t / p for t, p in zip(times[method], times["plain"], strict=True)]
+        quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+        rows[method] = {
+            "ms": 1000 * statistics.median(times[method]),
+            "ratio": statistics.median(ratios),
+            "quartiles": [quartiles[0], quartiles[2]],
+            "extra_mb": memory[method],
+        }
+    return {"rows": rows, "failed": failed}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", default=["mlp", "cnn", "resnet20", "gpt2lin", "gpt2"])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.6, help="time of one visit to one method")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--default-allocator", action="store_true", help="do not keep freed memory in the process"
+    )
+    parser.add_argument("--out", type=Path, help="write the results as JSON here")
+    parser.add_argument("--worker", nargs=2, metavar=("TASK", "METHOD"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker(*arguments.worker, arguments.threads)
+        return
+    methods = ["plain", *[m for m in arguments.methods if m != "plain"]]
+    results = {}
+    for task in arguments.tasks:
+        results[task] = compare(
+            task,
+            methods,
+            arguments.rounds,
+            arguments.seconds,
+            arguments.threads,
+            not arguments.default_allocator,
+        )
+        print(f"\n{task}\n{'method':20} {'ms':>8} {'ratio':>7} {'quartiles':>15} {'extra MB':>9}")
+        for method, row in results[task]["rows"].items():
+            low, high = row["quartiles"]
+            print(
+                f"{method:20} {row['ms']:8.2f} {row['ratio']:7.2f} "
+                f"[{low:6.2f},{high:6.2f}] {row['extra_mb']:9.0f}"
+            )
+        for method, reason in results[task]["failed"].items():
+            print(f"{method:20} failed: {reason}")
+        sys.stdout.flush()
+        if arguments.out:
+            arguments.out.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
