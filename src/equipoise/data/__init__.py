@@ -1,1 +1,10 @@
-"""To be written."""
+"""Data: readers of file formats, named data sets, fixed feature extractors.
+
+All preparation is per record or by public constants, so nothing here spends privacy.
+"""
+
+from equipoise.data.files import DataError, MissingDataError
+from equipoise.data.named import NAMED, load
+from equipoise.data.records import DataSet, Records
+
+__all__ = ["NAMED", "DataError", "DataSet", "MissingDataError", "Records", "load"]

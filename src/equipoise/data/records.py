@@ -1,0 +1,258 @@
+"""Records: the private rows, and data sets made of them.
+
+A record is one training example, the unit of privacy. `Records` holds n of them as a dict of tensors whose
+first axis counts records, with the fields ``input`` and (where there is a class) ``label``. A `DataSet` joins
+the private training records with a test set and with the *public* numbers that go with them: above all
+``population``, which sets the sampling rate and is therefore stated, never counted from the private rows (if
+it were counted, adding a record would change the rate, and the privacy proof would not hold).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.data.files import DataError
+
+__all__ = ["DataSet", "Records"]
+
+Batch = dict[str, Tensor]
+
+
+class Records:
+    """n records: named tensors of equal length, checked once when they are made.
+
+    Args:
+        fields: name -> tensor ``[n, ...]``; the field ``label``, if there is one, holds class numbers
+            ``[n]``.
+        num_classes: labels must lie in ``0 .. num_classes - 1``; None leaves the upper end unchecked.
+        check_finite: whether a NaN or an infinity in a floating-point field is an error.
+
+    Raises:
+        DataError: no fields, no records, unequal lengths, labels that are not integers in range, values not
+            finite.
+
+    The tensors are kept, not copied: do not change them in place afterwards, since the fingerprint is
+    computed once.
+
+    >>> records = Records({"input": torch.eye(3), "label": torch.tensor([0, 1, 1])}, num_classes=2)
+    >>> len(records), records[torch.tensor([2, 0])]["label"].tolist(), records[1]["input"].tolist()
+    (3, [1, 0], [0.0, 1.0, 0.0])
+    """
+
+    def __init__(
+        self, fields: Mapping[str, Tensor], *, num_classes: int | None = None, check_finite: bool = True
+    ) -> None:
+        if not fields:
+            raise DataError("fields is empty: give at least the field 'input', a tensor [n, ...].")
+        for name, value in fields.items():
+            if not isinstance(value, Tensor):
+                raise DataError(
+                    f"fields[{name!r}] is a {type(value).__name__}, not a tensor. Convert it with "
+                    "torch.as_tensor."
+                )
+            if value.ndim == 0:
+                raise DataError(
+                    f"fields[{name!r}] is a single number. Its first axis must count the records."
+                )
+        lengths = {name: len(value) for name, value in fields.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(
+                f"fields have different numbers of records: {lengths}. Every field needs one row a record."
+            )
+        self._fields = MappingProxyType(dict(fields))
+        self._length = next(iter(lengths.values()))
+        self.num_classes = num_classes
+        self._fingerprint: str | None = None
+        if self._length == 0:
+            raise DataError("fields hold no records at all. Check the file or the selection they come from.")
+        if "label" in fields:
+            _check_labels(fields["label"], num_classes)
+        if check_finite:
+            for name, value in fields.items():
+                _check_finite(name, value)
+
+    @property
+    def fields(self) -> Mapping[str, Tensor]:
+        """Name -> tensor ``[n, ...]``, read-only."""
+        return self._fields
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int | slice | Tensor) -> Batch:
+        """A batch ``{name: [k, ...]}`` for a slice, an index tensor or a boolean mask.
+
+        An int gives one record, without the record axis.
+        """
+        if isinstance(index, Tensor):
+            _check_index(index, self._length)
+        elif isinstance(index, bool) or not isinstance(index, int | slice):
+            raise TypeError(
+                "records[index] takes an int, a slice, or a tensor of int64 or bool, not "
+                f"{type(index).__name__}. "
+                "Use torch.as_tensor(index)."
+            )
+        elif isinstance(index, int) and not -self._length <= index < self._length:
+            raise IndexError(f"index={index} is out of range for {self._length} records.")
+        return {name: value[index] for name, value in self._fields.items()}
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self[i] for i in range(self._length))
+
+    def __repr__(self) -> str:
+        # shapes and types alone: a private value must not end up in a log
+        inside = ", ".join(f"{name}: {str(v.dtype)[6:]}{list(v.shape)}" for name, v in self._fields.items())
+        return f"Records({inside})"
+
+    def subset(self, index: Tensor) -> Records:
+        """The records at ``index`` (int64 ``[k]`` or bool ``[n]``), as Records of their own."""
+        return Records(self[index], num_classes=self.num_classes, check_finite=False)
+
+    def split(self, fraction: float, seed: int) -> tuple[Records, Records]:
+        """Two disjoint parts, the first with ``round(fraction * n)`` records, chosen by a public seed.
+
+        >>> first, second = Records({"input": torch.arange(10.0)}).split(0.8, seed=0)
+        >>> len(first), len(second)
+        (8, 2)
+        """
+        if not 0 < fraction < 1:
+            raise ValueError(f"fraction={fraction} must lie strictly between 0 and 1.")
+        size = round(fraction * self._length)
+        if size in (0, self._length):
+            raise DataError(
+                f"fraction={fraction} of {self._length} records leaves one part empty. Take a less extreme "
+                "one."
+            )
+        # RandomState's stream is frozen by NumPy's compatibility policy, so a split stays the same for years
+        order = torch.from_numpy(np.random.RandomState(seed).permutation(self._length))
+        return self.subset(order[:size].sort().values), self.subset(order[size:].sort().values)
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hexadecimal) of names, types, shapes and content; computed once.
+
+        It goes into private files only: a hash of private data can confirm a guess at them.
+        """
+        if self._fingerprint is None:
+            digest = hashlib.sha256()
+            for name in sorted(self._fields):
+                value = self._fields[name].detach().cpu().contiguous()
+                digest.update(f"{name}|{value.dtype}|{list(value.shape)}|".encode())
+                if value.numel():
+                    digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A named data set: private training records, a test set, and the public numbers that go with them.
+
+    Attributes:
+        name: how the set is called in statements and file names.
+        train: the private records.
+        test: records for evaluation, not covered by the guarantee.
+        population: the public number of training records, which sets the sampling rate.
+        num_classes: labels lie in ``0 .. num_classes - 1``.
+        description: what a record's input is, in a line.
+        class_names: a name for each class, or empty.
+        vocabulary_size: for token inputs, the number of token ids (0 is padding); None otherwise.
+
+    >>> rows = Records({"input": torch.zeros(4, 2), "label": torch.tensor([0, 1, 0, 1])})
+    >>> DataSet("toy", train=rows, test=rows, population=4, num_classes=2).input_shape
+    (2,)
+    """
+
+    name: str
+    train: Records
+    test: Records
+    population: int
+    num_classes: int
+    description: str = ""
+    class_names: tuple[str, ...] = ()
+    vocabulary_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.population, bool) or not isinstance(self.population, int) or self.population < 1:
+            raise DataError(
+                f"population={self.population!r} must be a positive whole number: the public size of the set."
+            )
+        if self.num_classes < 2:
+            raise DataError(f"num_classes={self.num_classes} must be at least 2.")
+        if self.class_names and len(self.class_names) != self.num_classes:
+            raise DataError(
+                f"class_names has {len(self.class_names)} names for num_classes={self.num_classes} classes."
+            )
+        for part, records in (("train", self.train), ("test", self.test)):
+            missing = {"input", "label"} - set(records.fields)
+            if missing:
+                raise DataError(
+                    f"{part} lacks the fields {sorted(missing)}; it has {sorted(records.fields)}."
+                )
+            _check_labels(records.fields["label"], self.num_classes)
+        if self.train.fields["input"].shape[1:] != self.test.fields["input"].shape[1:]:
+            raise DataError(
+                f"a train input has shape {self.input_shape}, "
+                f"a test input {tuple(self.test.fields['input'].shape[1:])}. Prepare both in the same way."
+            )
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one record's input."""
+        return tuple(self.train.fields["input"].shape[1:])
+
+
+def _check_labels(label: Tensor, num_classes: int | None) -> None:
+    if label.ndim != 1:
+        raise DataError(
+            f"label has shape {list(label.shape)}; it must be one class number a record, [n]. Use "
+            "label.squeeze(1)."
+        )
+    if label.is_floating_point() or label.is_complex() or label.dtype == torch.bool:
+        raise DataError(f"label has type {label.dtype}; class numbers must be integers. Use label.long().")
+    low, high = int(label.min()), int(label.max())
+    if low < 0 or (num_classes is not None and high >= num_classes):
+        bound = "" if num_classes is None else f" .. {num_classes - 1}"
+        raise DataError(
+            f"label has values from {low} to {high}, outside 0{bound}. Recode the classes from 0, or correct "
+            "num_classes."
+        )
+
+
+def _check_finite(name: str, value: Tensor) -> None:
+    if not (value.is_floating_point() or value.is_complex()):
+        return
+    # a finite sum proves all values finite and is one fast pass; an overflow of the sum falls through to the
+    # exact test
+    if bool(value.sum().isfinite()):
+        return
+    bad = ~value.reshape(len(value), -1).isfinite().all(1)
+    if bool(bad.any()):
+        rows = bad.nonzero().flatten()
+        raise DataError(
+            f"fields[{name!r}] has NaN or infinite values in {len(rows)} records (the first is number "
+            f"{int(rows[0])}). "
+            "Repair or drop them before training, or pass check_finite=False to let training give them "
+            "weight zero."
+        )
+
+
+def _check_index(index: Tensor, length: int) -> None:
+    if index.ndim != 1 or index.dtype not in (torch.int64, torch.bool):
+        raise TypeError(
+            f"an index tensor must be one-dimensional int64 or bool, not {index.dtype}{list(index.shape)}. "
+            "Use index.long()."
+        )
+    if index.dtype == torch.bool:
+        if len(index) != length:
+            raise IndexError(f"the boolean mask has {len(index)} entries for {length} records.")
+    elif len(index) and not (int(index.min()) >= 0 and int(index.max()) < length):
+        raise IndexError(
+            f"the index runs from {int(index.min())} to {int(index.max())}, outside 0 .. {length - 1}."
+        )

@@ -1,0 +1,161 @@
+import gzip
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise.data.files import DataError, MissingDataError, find_file, read_text
+from equipoise.data.idx import load_idx_pair, read_idx
+from equipoise.data.images import standardise_each
+
+
+def idx_bytes(shape: tuple[int, ...], body: bytes, kind: int = 0x08) -> bytes:
+    return struct.pack(">HBB", 0, kind, len(shape)) + struct.pack(f">{len(shape)}I", *shape) + body
+
+
+def write_pair(
+    folder: Path, *, labels: bytes = b"\x03\x09", images: bytes | None = None, pack: bool = False
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels = idx_bytes((2, 4, 3), bytes(range(24))) if images is None else images
+    for name, content in (
+        ("train-images-idx3-ubyte", pixels),
+        ("train-labels-idx1-ubyte", idx_bytes((len(labels),), labels)),
+    ):
+        if pack:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "dtype"),
+    [
+        (0x08, "B", torch.uint8),
+        (0x09, "b", torch.int8),
+        (0x0B, "h", torch.int16),
+        (0x0C, "i", torch.int32),
+        (0x0D, "f", torch.float32),
+        (0x0E, "d", torch.float64),
+    ],
+)
+def test_every_value_type_round_trips(tmp_path: Path, kind: int, code: str, dtype: torch.dtype) -> None:
+    values = [1, 2, 3, 100, 5, 6]
+    path = tmp_path / "values"
+    path.write_bytes(idx_bytes((2, 3), struct.pack(f">6{code}", *values), kind))
+    array = read_idx(path)
+    assert array.dtype == dtype
+    assert array.tolist() == [[1, 2, 3], [100, 5, 6]]
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("place", ["", "toy"])
+def test_pair_is_found_plain_or_packed_in_folder_or_subfolder(tmp_path: Path, pack: bool, place: str) -> None:
+    write_pair(tmp_path / place, pack=pack)
+    records = load_idx_pair(tmp_path, "train", name="toy")
+    assert records.fields["input"].shape == (2, 1, 4, 3)
+    assert records.fields["label"].tolist() == [3, 9]
+    expected = torch.arange(24.0).reshape(2, 1, 4, 3)
+    expected = expected - expected.mean((1, 2, 3), keepdim=True)
+    expected = expected / expected.square().mean((1, 2, 3), keepdim=True).sqrt()
+    torch.testing.assert_close(records.fields["input"], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_truncated_gzip(tmp_path: Path) -> None:
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(idx_bytes((1000,), bytes(range(250)) * 4))[:-20])
+    with pytest.raises(DataError, match=r"truncated.*again"):
+        read_idx(path)
+
+
+def test_corrupt_gzip(tmp_path: Path) -> None:
+    path = tmp_path / "x.gz"
+    content = bytearray(gzip.compress(idx_bytes((1000,), bytes(range(250)) * 4)))
+    content[-6] ^= 0xFF  # the checksum at the end no longer fits
+    path.write_bytes(bytes(content))
+    with pytest.raises(DataError, match="corrupt"):
+        read_idx(path)
+    path.write_bytes(b"this is not gzip")
+    with pytest.raises(DataError, match="corrupt"):
+        read_idx(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x00\x00", "truncated"),
+        (b"\x00\x01\x08\x01\x00\x00\x00\x00", "not an IDX file"),
+        (b"\x00\x00\x07\x01\x00\x00\x00\x00", "not an IDX file"),
+        (b"\x00\x00\x08\x00", "not an IDX file"),
+        (b"\x00\x00\x08\x02\x00\x00\x00\x01", "within its header"),
+        (idx_bytes((3,), b"\x00\x01"), "truncated.*announces.*3.*11 bytes.*10"),
+        (idx_bytes((3,), b"\x00\x01\x02\x03"), "too long"),
+        (idx_bytes((2**32 - 1, 2**32 - 1), b"\x00"), "truncated"),  # a huge claim allocates nothing
+    ],
+)
+def test_damaged_files(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_idx(path)
+
+
+def test_pair_that_does_not_belong_together(tmp_path: Path) -> None:
+    write_pair(tmp_path, labels=b"\x01\x02\x03")
+    with pytest.raises(DataError, match=r"2 images.*3 labels"):
+        load_idx_pair(tmp_path, "train", name="toy")
+    write_pair(tmp_path, images=idx_bytes((2,), b"\x00\x01"))
+    with pytest.raises(DataError, match="exchanged"):
+        load_idx_pair(tmp_path, "train", name="toy")
+    write_pair(tmp_path, labels=b"\x01\x0a")
+    with pytest.raises(DataError, match="label"):
+        load_idx_pair(tmp_path, "train", name="toy")
+
+
+def test_missing_files_say_where_they_belong(tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError, match="not a folder"):
+        load_idx_pair(tmp_path / "absent", "train", name="toy")
+    with pytest.raises(MissingDataError, match=r"train-images-idx3-ubyte.*toy.train-images-idx3-ubyte.gz"):
+        load_idx_pair(tmp_path, "train", name="toy")
+    with pytest.raises(FileNotFoundError):
+        read_idx(tmp_path / "absent")
+    with pytest.raises(ValueError, match="part='valid'"):
+        load_idx_pair(tmp_path, "valid", name="toy")
+
+
+def test_find_file_prefers_the_subfolder(tmp_path: Path) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "x").write_text("outer")
+    (tmp_path / "toy" / "x").write_text("inner")
+    assert find_file(tmp_path, "x", subfolders=["toy"]).read_text() == "inner"
+
+
+def test_text_that_is_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes("caf\u00e9".encode("latin-1"))
+    with pytest.raises(DataError, match="UTF-8"):
+        read_text(tmp_path / "x")
+
+
+def test_images_are_standardised_one_by_one() -> None:
+    images = torch.randint(
+        0, 256, (7, 2, 5, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
+    images[3] = 9
+    whole = standardise_each(images)
+    alone = torch.cat([standardise_each(images[i : i + 1]) for i in range(7)])
+    # equal bit for bit: no image can see another
+    assert torch.equal(whole, alone)
+    assert torch.equal(whole, standardise_each(images, chunk=2))
+    assert whole[3].abs().max() == 0
+    assert whole.isfinite().all()
+    changed = images.clone()
+    changed[0] = 0
+    assert torch.equal(standardise_each(changed)[1:], whole[1:])
+
+
+def test_standardise_refuses_nonsense() -> None:
+    with pytest.raises(ValueError, match="record axis"):
+        standardise_each(torch.zeros(3))
+    with pytest.raises(ValueError, match="scale"):
+        standardise_each(torch.zeros(3, 2), scale=0.0)

@@ -1,0 +1,157 @@
+import pytest
+import torch
+
+from equipoise import data
+from equipoise.data.files import DataError
+from equipoise.data.records import DataSet, Records
+
+
+def rows(n: int = 6, classes: int = 3) -> Records:
+    generator = torch.Generator().manual_seed(0)
+    return Records(
+        {"input": torch.randn(n, 2, generator=generator), "label": torch.arange(n) % classes},
+        num_classes=classes,
+    )
+
+
+def test_indexing_gives_batches() -> None:
+    records = rows()
+    batch = records[torch.tensor([4, 1])]
+    assert batch["input"].shape == (2, 2)
+    assert torch.equal(batch["label"], torch.tensor([1, 1]))
+    assert torch.equal(batch["input"][0], records.fields["input"][4])
+    assert records[0]["input"].shape == (2,)
+    assert records[-1]["label"].item() == 2
+    assert len(records[1:3]["label"]) == 2
+    assert records[torch.tensor([True, False] * 3)]["label"].tolist() == [0, 2, 1]
+    assert records[torch.empty(0, dtype=torch.int64)]["input"].shape == (0, 2)
+    assert [int(record["label"]) for record in records] == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("index", [[0, 1], 1.5, True, torch.tensor([0.0]), torch.tensor([[0]])])
+def test_other_indices_are_type_errors(index: object) -> None:
+    with pytest.raises(TypeError, match="index"):
+        rows()[index]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("index", [6, -7, torch.tensor([6]), torch.tensor([-1]), torch.tensor([True])])
+def test_indices_out_of_range(index: object) -> None:
+    with pytest.raises(IndexError):
+        rows()[index]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "empty"),
+        ({"input": [1.0, 2.0]}, "not a tensor"),
+        ({"input": torch.tensor(1.0)}, "single number"),
+        ({"input": torch.zeros(3), "label": torch.tensor([0, 1])}, "different numbers"),
+        ({"input": torch.zeros(0, 3)}, "no records"),
+        ({"input": torch.zeros(2), "label": torch.tensor([0, 3])}, "from 0 to 3, outside 0 .. 2"),
+        ({"input": torch.zeros(2), "label": torch.tensor([-1, 0])}, "from -1 to 0"),
+        ({"input": torch.zeros(2), "label": torch.tensor([0.0, 1.0])}, "must be integers"),
+        ({"input": torch.zeros(2), "label": torch.tensor([True, False])}, "must be integers"),
+        ({"input": torch.zeros(2), "label": torch.tensor([[0], [1]])}, r"squeeze"),
+        ({"input": torch.tensor([0.0, float("nan")])}, "in 1 records .the first is number 1"),
+        ({"input": torch.tensor([[0.0, float("inf")], [-float("inf"), 1.0]])}, "in 2 records"),
+    ],
+)
+def test_bad_fields_are_refused(fields: dict, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Records(fields, num_classes=3)
+
+
+def test_large_finite_values_pass_and_the_finite_check_can_be_waived() -> None:
+    Records({"input": torch.full((4,), 3e38)})  # the sum overflows, the values do not
+    assert len(Records({"input": torch.tensor([float("nan")])}, check_finite=False)) == 1
+
+
+def test_fields_cannot_be_replaced() -> None:
+    with pytest.raises(TypeError):
+        rows().fields["input"] = torch.zeros(6)  # type: ignore[index]
+
+
+def test_repr_shows_no_values() -> None:
+    assert repr(rows()) == "Records(input: float32[6, 2], label: int64[6])"
+
+
+def test_split_is_a_partition_fixed_by_its_seed() -> None:
+    records = Records({"input": torch.arange(50)})
+    first, second = records.split(0.6, seed=3)
+    assert len(first) == 30
+    together = torch.cat([first.fields["input"], second.fields["input"]])
+    assert torch.equal(together.sort().values, torch.arange(50))
+    again, _ = records.split(0.6, seed=3)
+    other, _ = records.split(0.6, seed=4)
+    assert torch.equal(first.fields["input"], again.fields["input"])
+    assert not torch.equal(first.fields["input"], other.fields["input"])
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 0.01])
+def test_split_refuses_empty_parts(fraction: float) -> None:
+    with pytest.raises(ValueError, match="fraction"):
+        rows().split(fraction, seed=0)
+
+
+def test_fingerprint_follows_content_names_types_and_shapes() -> None:
+    x = torch.arange(6.0).reshape(3, 2)
+    base = Records({"input": x}).fingerprint()
+    assert base == Records({"input": x.clone()}).fingerprint()
+    changed = x.clone()
+    changed[1, 1] += 1e-6
+    others = [
+        Records({"input": changed}),
+        Records({"other": x}),
+        Records({"input": x.double()}),
+        Records({"input": x.reshape(3, 1, 2)}),
+        Records({"input": x[:2]}),
+        Records({"input": x.flip(0)}),
+        Records({"input": x, "label": torch.zeros(3, dtype=torch.int64)}),
+    ]
+    prints = [base, *(other.fingerprint() for other in others)]
+    assert len(set(prints)) == len(prints)
+    transposed = Records({"input": torch.ones(2, 3).t()})
+    assert transposed.fingerprint() == Records({"input": torch.ones(3, 2)}).fingerprint()
+    odd = Records({"input": torch.ones(2, dtype=torch.bfloat16), "empty": torch.ones(2, 0)})
+    assert len(odd.fingerprint()) == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"population": 0}, "population"),
+        ({"population": 2.5}, "population"),
+        ({"population": True}, "population"),
+        ({"num_classes": 1}, "num_classes"),
+        ({"num_classes": 2}, "outside 0 .. 1"),
+        ({"class_names": ("a",)}, "class_names"),
+        ({"train": Records({"input": torch.zeros(2)})}, "train lacks the fields"),
+        (
+            {"test": Records({"input": torch.zeros(2, 3), "label": torch.zeros(2, dtype=torch.int64)})},
+            "Prepare both",
+        ),
+    ],
+)
+def test_data_set_checks_its_parts(changes: dict, message: str) -> None:
+    arguments = {"name": "toy", "train": rows(), "test": rows(), "population": 6, "num_classes": 3} | changes
+    with pytest.raises(DataError, match=message):
+        DataSet(**arguments)
+
+
+def test_population_is_stated_and_never_counted() -> None:
+    dataset = DataSet("toy", train=rows(6), test=rows(), population=7, num_classes=3)
+    assert dataset.population == 7
+    assert len(dataset.train) == 6
+
+
+def test_digits() -> None:
+    digits = data.load("digits")
+    assert (len(digits.train), len(digits.test), digits.population) == (1437, 360, 1437)
+    x = digits.train.fields["input"]
+    assert x.dtype == torch.float32
+    assert x.shape[1:] == (1, 8, 8)
+    torch.testing.assert_close(x.flatten(1).mean(1), torch.zeros(1437), atol=1e-5, rtol=0)
+    torch.testing.assert_close(x.flatten(1).std(1, correction=0), torch.ones(1437), atol=1e-4, rtol=0)
+    assert sorted(digits.train.fields["label"].unique().tolist()) == list(range(10))
+    assert digits.train.fingerprint() == data.load("digits").train.fingerprint()
