@@ -1,0 +1,189 @@
+"""Dot products between factors of one parameter, of the same or of different kinds.
+
+Needed for the norm of a parameter that is used more than once (a tied embedding and head), for ``inner``
+and for the Gram matrix between records of different batches. With row_i = sum_s b_is (outer) a_is,
+
+    <row_i, row'_j> = sum_{s,t} (a_is . a'_jt)(b_is . b'_jt)
+
+and a look-up is the outer product whose b is a unit vector, so that its dot products are gathers.
+What has no such form is multiplied as rows, formed in chunks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from equipoise.gradients.base import CHUNK_ELEMENTS, DenseFactor, Factor, accumulation_dtype, chunks
+from equipoise.gradients.index import IndexFactor
+from equipoise.gradients.outer import OuterFactor
+
+__all__ = ["gram", "inner"]
+
+
+def inner(left: Factor, right: Factor) -> Tensor:
+    """Dot products of matching rows, [B]."""
+    _check(left, right)
+    if left.num_records != right.num_records:
+        raise ValueError(
+            f"other has {right.num_records} records and self {left.num_records}; matching rows are needed "
+            "(cross_gram takes different records)"
+        )
+    if left is right:
+        return left.norms_squared()
+    dtype = _dtype(left, right)
+    if left.num_records == 0 or left.shape.numel() == 0:
+        return torch.zeros(left.num_records, dtype=dtype, device=left.device)
+    if isinstance(left, OuterFactor) and isinstance(right, OuterFactor):
+        return _inner_outer(left, right, dtype)
+    if isinstance(left, IndexFactor) and isinstance(right, IndexFactor):
+        return _inner_index(left, right, dtype)
+    if isinstance(left, IndexFactor) and isinstance(right, OuterFactor) and right.shape == right.matrix_shape:
+        return _inner_index_outer(left, right, dtype)
+    if isinstance(right, IndexFactor) and isinstance(left, OuterFactor) and left.shape == left.matrix_shape:
+        return _inner_index_outer(right, left, dtype)
+    if isinstance(left, OuterFactor) and isinstance(right, DenseFactor):
+        left, right = right, left
+    if isinstance(left, DenseFactor) and isinstance(right, OuterFactor):
+        a, b = right.a.to(dtype), right.b.to(dtype)
+        matrix = left.g.to(dtype).reshape(-1, *right.matrix_shape)
+        return torch.bmm(b, matrix).mul_(a).sum((1, 2))
+    out = torch.empty(left.num_records, dtype=dtype, device=left.device)
+    for part in chunks(left.num_records, left.shape.numel()):
+        rows = left.rows(part).materialise().to(dtype) * right.rows(part).materialise().to(dtype)
+        out[part] = rows.flatten(1).sum(1) if rows.ndim > 1 else rows
+    return out
+
+
+def gram(left: Factor, right: Factor) -> Tensor:
+    """Dot products of every row of ``left`` with every row of ``right``, [B, B']."""
+    _check(left, right)
+    dtype = _dtype(left, right)
+    if left.num_records == 0 or right.num_records == 0 or left.shape.numel() == 0:
+        return torch.zeros(left.num_records, right.num_records, dtype=dtype, device=left.device)
+    if (
+        isinstance(left, OuterFactor)
+        and isinstance(right, OuterFactor)
+        and left.matrix_shape == right.matrix_shape
+    ):
+        return _gram_outer(left, right, dtype)
+    if isinstance(left, IndexFactor) and isinstance(right, IndexFactor):
+        return _gram_index(left, right, dtype)
+    if isinstance(left, IndexFactor) and isinstance(right, OuterFactor) and right.shape == right.matrix_shape:
+        return _gram_index_outer(left, right, dtype)
+    if isinstance(right, IndexFactor) and isinstance(left, OuterFactor) and left.shape == left.matrix_shape:
+        return _gram_index_outer(right, left, dtype).t()
+    # Rows of one side are formed in chunks; the side with cheaper rows is formed again for every chunk.
+    if isinstance(left, DenseFactor) and not isinstance(right, DenseFactor):
+        return gram(right, left).t()
+    out = torch.empty(left.num_records, right.num_records, dtype=dtype, device=left.device)
+    for i in chunks(left.num_records, left.shape.numel(), 4 * CHUNK_ELEMENTS):
+        rows = _matrix(left.rows(i), dtype)
+        for j in chunks(right.num_records, right.shape.numel(), 4 * CHUNK_ELEMENTS):
+            out[i, j] = rows @ _matrix(right.rows(j), dtype).t()
+    return out
+
+
+def _matrix(factor: Factor, dtype: torch.dtype) -> Tensor:
+    return factor.materialise().to(dtype).reshape(factor.num_records, factor.shape.numel())
+
+
+def _check(left: Factor, right: Factor) -> None:
+    if left.shape != right.shape:
+        raise ValueError(
+            f"other is a gradient of a parameter of shape {tuple(right.shape)}, "
+            f"self of shape {tuple(left.shape)}; only uses of the same parameter have dot products"
+        )
+
+
+def _dtype(left: Factor, right: Factor) -> torch.dtype:
+    return torch.promote_types(accumulation_dtype(left.dtype), accumulation_dtype(right.dtype))
+
+
+def _inner_outer(left: OuterFactor, right: OuterFactor, dtype: torch.dtype) -> Tensor:
+    a, b, c, d = (t.to(dtype) for t in (left.a, left.b, right.a, right.b))
+    same = left.matrix_shape == right.matrix_shape
+    d_out, d_in = left.matrix_shape
+    s, t = left.positions, right.positions
+    if same and s * t * (d_in + d_out) <= (s + t) * d_in * d_out:
+        out = torch.empty(left.num_records, dtype=dtype, device=left.device)
+        for part in chunks(left.num_records, s * t):
+            product = torch.bmm(a[part], c[part].transpose(1, 2))
+            out[part] = product.mul_(torch.bmm(b[part], d[part].transpose(1, 2))).sum((1, 2))
+        return out
+    out = torch.zeros(left.num_records, dtype=dtype, device=left.device)
+    for part in chunks(left.num_records, 2 * d_in * d_out):
+        rows = left.rows(part).materialise().mul_(right.rows(part).materialise())
+        out[part] = rows.flatten(1).sum(1)
+    return out
+
+
+def _inner_index(left: IndexFactor, right: IndexFactor, dtype: torch.dtype) -> Tensor:
+    b, d = left.wide_b().to(dtype), right.wide_b().to(dtype)
+    out = torch.empty(left.num_records, dtype=dtype, device=left.device)
+    for part in chunks(left.num_records, left.positions * right.positions):
+        products = torch.bmm(b[part], d[part].transpose(1, 2))
+        same = left.index[part].unsqueeze(2) == right.index[part].unsqueeze(1)
+        out[part] = torch.where(same, products, 0.0).sum((1, 2))
+    return out
+
+
+def _inner_index_outer(table: IndexFactor, outer: OuterFactor, dtype: torch.dtype) -> Tensor:
+    """sum_{s,t} (b_is . a_it) b'_it[index_is]: the head's output gradients gathered at the looked-up rows."""
+    b, a, d = table.wide_b().to(dtype), outer.a.to(dtype), outer.b
+    out = torch.empty(table.num_records, dtype=dtype, device=table.device)
+    for part in chunks(table.num_records, table.positions * outer.positions):
+        products = torch.bmm(a[part], b[part].transpose(1, 2))  # [c, T, S]
+        index = table.index[part].unsqueeze(1).expand(products.shape)
+        out[part] = products.mul_(d[part].gather(2, index).to(dtype)).sum((1, 2))
+    return out
+
+
+def _gram_outer(left: OuterFactor, right: OuterFactor, dtype: torch.dtype) -> Tensor:
+    if left.num_records * left.positions > right.num_records * right.positions:
+        return _gram_outer(right, left, dtype).t()
+    a, b, c, d = (t.to(dtype) for t in (left.a, left.b, right.a, right.b))
+    d_out, d_in = left.matrix_shape
+    n, s, m, t = left.num_records, left.positions, right.num_records, right.positions
+    if s == 1 and t == 1:
+        return torch.mm(a[:, 0], c[:, 0].t()).mul_(torch.mm(b[:, 0], d[:, 0].t()))
+    out = torch.zeros(n, m, dtype=dtype, device=left.device)
+    if n * m * s * t * (d_in + d_out) <= (n * s + m * t + n * m) * d_in * d_out:
+        flat_c, flat_d = c.reshape(-1, d_in).t(), d.reshape(-1, d_out).t()
+        for part in chunks(n, s * m * t):
+            product = torch.mm(a[part].reshape(-1, d_in), flat_c).mul_(
+                torch.mm(b[part].reshape(-1, d_out), flat_d)
+            )
+            out[part] = product.view(-1, s, m, t).sum((1, 3))
+        return out
+    # Rows of both sides in blocks of output features: each is formed once and memory stays bounded.
+    for block in chunks(d_out, max(n, m) * d_in, 4 * CHUNK_ELEMENTS):
+        rows = torch.bmm(b[:, :, block].transpose(1, 2), a).flatten(1)
+        others = torch.bmm(d[:, :, block].transpose(1, 2), c).flatten(1)
+        out.addmm_(rows, others.t())
+    return out
+
+
+def _gram_index(left: IndexFactor, right: IndexFactor, dtype: torch.dtype) -> Tensor:
+    b, d = left.wide_b().to(dtype), right.wide_b().to(dtype)
+    n, s, m, t = left.num_records, left.positions, right.num_records, right.positions
+    out = torch.empty(n, m, dtype=dtype, device=left.device)
+    flat_d, flat_index = d.reshape(m * t, -1).t(), right.index.reshape(-1)
+    for part in chunks(n, s * m * t):
+        products = torch.mm(b[part].reshape(-1, b.shape[2]), flat_d)
+        same = left.index[part].reshape(-1, 1) == flat_index
+        out[part] = torch.where(same, products, 0.0).view(-1, s, m, t).sum((1, 3))
+    return out
+
+
+def _gram_index_outer(table: IndexFactor, outer: OuterFactor, dtype: torch.dtype) -> Tensor:
+    b, a, d = table.wide_b().to(dtype), outer.a.to(dtype), outer.b
+    n, s, m, t = table.num_records, table.positions, outer.num_records, outer.positions
+    out = torch.empty(n, m, dtype=dtype, device=table.device)
+    flat_a, flat_d = a.reshape(m * t, -1), d.reshape(m * t, -1)
+    for part in chunks(n, s * m * t):
+        index = table.index[part].reshape(-1)
+        products = torch.mm(flat_a, b[part].reshape(-1, b.shape[2]).t())  # [m t, c s]
+        products.mul_(flat_d[:, index].to(dtype))
+        out[part] = products.view(m, t, -1, s).sum((1, 3)).t()
+    return out

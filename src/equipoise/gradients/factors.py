@@ -1,0 +1,16 @@
+"""The kinds of factor, one a use of a parameter: what the rules of the capture make.
+
+| factor | row i of the gradient |
+|---|---|
+| ``OuterFactor(a, b)`` | sum_s b_is (outer) a_is |
+| ``IndexFactor(index, b, num_rows)`` | sum_s e_{index_is} (outer) b_is |
+| ``DenseFactor(g)`` | g_i |
+
+Convolutions have theirs in ``conv.py``.
+"""
+
+from equipoise.gradients.base import DenseFactor, Factor
+from equipoise.gradients.index import IndexFactor
+from equipoise.gradients.outer import OuterFactor
+
+__all__ = ["DenseFactor", "Factor", "IndexFactor", "OuterFactor"]

@@ -1,0 +1,164 @@
+"""The factor of a look-up: embeddings and everything else that reads rows of a table by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from equipoise.gradients.base import (
+    ROWS_GROWTH,
+    DenseFactor,
+    Factor,
+    chunks,
+    pad_positions,
+    squared_rows,
+    take,
+    widen,
+)
+
+__all__ = ["IndexFactor"]
+
+
+class IndexFactor(Factor):
+    """``row_i = sum_s e_{index_is} (outer) b_is``: embeddings and other look-ups of rows of a table.
+
+    Args:
+        index: looked-up rows [B, S], integers in [0, num_rows). Positions without
+            a gradient (padding) have b = 0.
+        b: output gradients [B, S, *tail].
+        num_rows: rows of the table; the parameter's shape is (num_rows, *tail).
+        kernel: ``"gram"``, ``"sort"`` or ``"auto"``.
+
+    >>> f = IndexFactor(torch.tensor([[2, 2, 0]]), torch.ones(1, 3, 1), num_rows=4)
+    >>> f.norms_squared(), f.weighted_sum(torch.ones(1, 1)).flatten()
+    (tensor([5.]), tensor([1., 0., 2., 0.]))
+    """
+
+    kind = "index"
+
+    def __init__(self, index: Tensor, b: Tensor, num_rows: int, kernel: str = "auto") -> None:
+        if index.ndim != 2 or b.ndim < 2 or b.shape[:2] != index.shape:
+            raise ValueError(
+                f"index has shape {tuple(index.shape)} and b {tuple(b.shape)}; "
+                "they need [B, S] and [B, S, ...]"
+            )
+        self.index = index.detach().long()
+        self.b = b.detach()
+        self.num_rows, self.kernel = num_rows, kernel
+        self.shape = torch.Size((num_rows, *b.shape[2:]))
+
+    @property
+    @override
+    def num_records(self) -> int:
+        return self.index.shape[0]
+
+    @property
+    def positions(self) -> int:
+        """S, the number of look-ups of a record."""
+        return self.index.shape[1]
+
+    @property
+    @override
+    def dtype(self) -> torch.dtype:
+        return self.b.dtype
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self.b.device
+
+    def wide_b(self) -> Tensor:
+        """``b`` as [B, S, d] in the accumulation type."""
+        return widen(self.b).reshape(*self.index.shape, self.shape[1:].numel())
+
+    @override
+    def norms_squared(self) -> Tensor:
+        b = self.wide_b()
+        if self.positions == 1:
+            return squared_rows(b)
+        kernel = self.kernels()[0] if self.kernel == "auto" else self.kernel
+        if kernel == "gram":
+            out = b.new_empty(b.shape[0])
+            for part in chunks(b.shape[0], self.positions**2):
+                products = torch.bmm(b[part], b[part].transpose(1, 2))
+                same = self.index[part].unsqueeze(2) == self.index[part].unsqueeze(1)
+                out[part] = torch.where(same, products, 0.0).sum((1, 2))
+            return out.abs_()
+        return self._segment_sums(b).view(b.shape[0], -1).square().sum(1)
+
+    def _segment_sums(self, b: Tensor) -> Tensor:
+        """Look-ups of equal index added up within their record: [B * S, d], empty segments zero."""
+        records, positions, width = b.shape
+        ordered, order = self.index.sort(dim=1)
+        new = torch.ones_like(ordered)
+        new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+        segment = torch.empty_like(order).scatter_(1, order, new.cumsum(1) - 1)
+        segment += positions * torch.arange(records, device=b.device).unsqueeze(1)
+        return b.new_zeros(records * positions, width).index_add_(0, segment.flatten(), b.reshape(-1, width))
+
+    @override
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        b = self.wide_b()
+        weights = weights.to(b.dtype)
+        out = b.new_zeros(weights.shape[1], self.num_rows, b.shape[2])
+        flat = self.index.reshape(-1)
+        for k in range(weights.shape[1]):
+            out[k].index_add_(0, flat, (b * weights[:, k, None, None]).reshape(-1, b.shape[2]))
+        return out.view(-1, *self.shape)
+
+    @override
+    def materialise(self) -> Tensor:
+        b = self.wide_b()
+        records, _, width = b.shape
+        flat = self.index + self.num_rows * torch.arange(records, device=b.device).unsqueeze(1)
+        out = b.new_zeros(records * self.num_rows, width)
+        return out.index_add_(0, flat.reshape(-1), b.reshape(-1, width)).view(records, *self.shape)
+
+    @override
+    def rows(self, index: Tensor | slice) -> IndexFactor:
+        return IndexFactor(self.index[index], take(self.b, index), self.num_rows, self.kernel)
+
+    @override
+    def difference(self, other: Factor) -> Factor:
+        if not isinstance(other, IndexFactor) or self.shape != other.shape:
+            return self._materialised_difference(other)
+        if self.index.shape == other.index.shape and bool((self.index == other.index).all()):
+            return IndexFactor(self.index, self.b - other.b, self.num_rows, self.kernel)
+        # Look-ups that moved: equal indices are added before they are squared, else the norm would cancel.
+        index = torch.cat([self.index, other.index], dim=1)
+        return IndexFactor(index, torch.cat([self.b, -other.b], dim=1), self.num_rows, "sort")
+
+    @override
+    def join(self, others: Sequence[Factor]) -> Factor | None:
+        parts: list[IndexFactor] = [self]
+        for part in others:
+            if not isinstance(part, IndexFactor) or part.shape != self.shape:
+                return None
+            parts.append(part)
+        longest = max(part.positions for part in parts)
+        index = torch.cat([pad_positions(part.index, longest) for part in parts])
+        b = torch.cat([pad_positions(part.b, longest) for part in parts])
+        kernel = "sort" if any(part.kernel == "sort" for part in parts) else self.kernel
+        return IndexFactor(index, b, self.num_rows, kernel)
+
+    @override
+    def input_elements(self) -> int:
+        return self.positions * (1 + self.shape[1:].numel())
+
+    @override
+    def kernels(self) -> tuple[str, ...]:
+        order = ("gram", "sort") if self.positions <= 32 else ("sort", "gram")
+        return (*order, "rows") if self.shape.numel() <= ROWS_GROWTH * self.input_elements() else order
+
+    @override
+    def signature(self) -> str:
+        return f"index S={self.positions} rows={self.num_rows} width={self.shape[1:].numel()}"
+
+    @override
+    def _with(self, kernel: str) -> Factor:
+        if kernel == "rows":
+            return DenseFactor(self.materialise())
+        return IndexFactor(self.index, self.b, self.num_rows, kernel)

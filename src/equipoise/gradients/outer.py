@@ -1,0 +1,224 @@
+"""The factor of a matrix product: linear layers, attention projections, a transformer's addmm.
+
+A layer's weight gradient for record i is a product of what went in and what came back to its output
+(Goodfellow 2015, arXiv:1510.01799; Bu et al. 2022, arXiv:2210.00038). For ``y = x W^T`` at positions s
+
+    row_i = sum_s b_is (outer) a_is                       a: inputs, b: output gradients
+    ||row_i||^2 = sum_{s,t} (a_is . a_it)(b_is . b_it)    the Gram route: S x S numbers, not d_out x d_in
+    sum_i c_i row_i = (c b)^T a                           one product over all records and positions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from equipoise.gradients.base import (
+    ROWS_GROWTH,
+    DenseFactor,
+    Factor,
+    chunks,
+    pad_positions,
+    squared_rows,
+    take,
+    widen,
+)
+
+__all__ = ["OuterFactor"]
+
+#: A Gram-route squared norm below this share of the sum of its squared terms has lost digits to cancellation.
+CANCELLATION_SHARE = 1e-2
+
+
+class OuterFactor(Factor):
+    """``row_i = sum_s b_is (outer) a_is``: linear layers and every product of a matrix parameter.
+
+    Args:
+        a: inputs [B, S, d_in] (or [B, d_in] for one position); may be strided or expanded, nothing is copied.
+        b: output gradients [B, S, d_out] (or [B, d_out]).
+        shape: the parameter's shape if it is not (d_out, d_in); the product is viewed as it. For a weight
+            stored as (in, out) exchange ``a`` and ``b`` instead.
+        kernel: ``"gram"``, ``"product"`` or ``"auto"`` (by count).
+
+    >>> f = OuterFactor(torch.ones(2, 1, 3), torch.tensor([[[0.0, 2.0]], [[0.0, 1.0]]]))
+    >>> f.shape, f.norms_squared().round(), f.weighted_sum(torch.ones(2, 1)).shape
+    (torch.Size([2, 3]), tensor([12.,  3.]), torch.Size([1, 2, 3]))
+    """
+
+    kind = "outer"
+
+    def __init__(
+        self, a: Tensor, b: Tensor, shape: Sequence[int] | None = None, kernel: str = "auto"
+    ) -> None:
+        a = a.detach().unsqueeze(1) if a.ndim == 2 else a.detach()
+        b = b.detach().unsqueeze(1) if b.ndim == 2 else b.detach()
+        if a.ndim != 3 or b.ndim != 3 or a.shape[:2] != b.shape[:2]:
+            raise ValueError(
+                f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; they need [B, S, d_in] and "
+                "[B, S, d_out] with the same records and positions"
+            )
+        if a.dtype != b.dtype:
+            wide = torch.promote_types(a.dtype, b.dtype)
+            a, b = a.to(wide), b.to(wide)
+        self.a, self.b, self.kernel = a, b, kernel
+        self.matrix_shape = torch.Size((b.shape[2], a.shape[2]))
+        self.shape = self.matrix_shape if shape is None else torch.Size(shape)
+        if self.shape.numel() != self.matrix_shape.numel():
+            raise ValueError(
+                f"shape={tuple(self.shape)} holds {self.shape.numel()} numbers, the product "
+                f"{self.matrix_shape.numel()}; pass a shape of the same size"
+            )
+
+    @property
+    @override
+    def num_records(self) -> int:
+        return self.a.shape[0]
+
+    @property
+    def positions(self) -> int:
+        """S, the number of positions summed in a row."""
+        return self.a.shape[1]
+
+    @property
+    @override
+    def dtype(self) -> torch.dtype:
+        return self.a.dtype
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self.a.device
+
+    @override
+    def norms_squared(self) -> Tensor:
+        a, b = widen(self.a), widen(self.b)
+        if self.positions == 1:
+            norms = torch.linalg.vector_norm(a, dim=(1, 2)).mul_(torch.linalg.vector_norm(b, dim=(1, 2)))
+            return norms.square_()
+        kernel = self.kernels()[0] if self.kernel == "auto" else self.kernel
+        if kernel == "gram":
+            return gram_norms(a, b)
+        return product_norms(a, b)
+
+    @override
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        a, b = widen(self.a), widen(self.b)
+        weights = weights.to(a.dtype)
+        m, positions = weights.shape[1], self.positions
+        if a.numel() == 0 or b.numel() == 0 or m == 0:
+            return a.new_zeros(m, *self.shape)
+        if m > 1 and positions * m > 4 * (positions + m):
+            return self._sum_of_rows(a, b, weights)
+        if a.stride(0) == 0 and a.shape[0] > 1:  # one input for all records: sum the gradients first
+            summed = torch.mm(weights.t(), b.reshape(b.shape[0], -1)).view(m, positions, -1)
+            return torch.matmul(summed.transpose(1, 2), a[0]).view(m, *self.shape)
+        if m == 1:
+            return weighted_product(a, b, weights).view(1, *self.shape)
+        return torch.stack([weighted_product(a, b, w) for w in weights.t()]).view(m, *self.shape)
+
+    def _sum_of_rows(self, a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
+        """Many weight columns: form rows in blocks of d_out once instead of one product a column."""
+        blocks = []
+        for block in chunks(b.shape[2], a.shape[0] * a.shape[2]):
+            rows = torch.bmm(b[:, :, block].transpose(1, 2), a)
+            blocks.append(torch.mm(weights.t(), rows.flatten(1)).view(weights.shape[1], -1, a.shape[2]))
+        return torch.cat(blocks, dim=1).view(-1, *self.shape)
+
+    @override
+    def materialise(self) -> Tensor:
+        a, b = widen(self.a), widen(self.b)
+        return torch.bmm(b.transpose(1, 2), a).view(-1, *self.shape)
+
+    @override
+    def rows(self, index: Tensor | slice) -> OuterFactor:
+        return OuterFactor(take(self.a, index), take(self.b, index), self.shape, self.kernel)
+
+    @override
+    def difference(self, other: Factor) -> Factor:
+        if not isinstance(other, OuterFactor) or (self.a.shape, self.b.shape) != (
+            other.a.shape,
+            other.b.shape,
+        ):
+            return self._materialised_difference(other)
+        # B_x^T A_x - B_w^T A_w = [B_x - B_w; B_w]^T [A_x; A_x - A_w]: no large terms that cancel.
+        a = torch.cat([self.a, self.a - other.a], dim=1)
+        b = torch.cat([self.b - other.b, other.b], dim=1)
+        return OuterFactor(a, b, self.shape)
+
+    @override
+    def join(self, others: Sequence[Factor]) -> Factor | None:
+        parts: list[OuterFactor] = [self]
+        for part in others:
+            if not isinstance(part, OuterFactor) or part.matrix_shape != self.matrix_shape:
+                return None
+            parts.append(part)
+        longest = max(part.positions for part in parts)
+        a = torch.cat([pad_positions(part.a, longest) for part in parts])
+        b = torch.cat([pad_positions(part.b, longest) for part in parts])
+        return OuterFactor(a, b, self.shape, self.kernel)
+
+    @override
+    def input_elements(self) -> int:
+        return self.positions * sum(self.matrix_shape)
+
+    @override
+    def kernels(self) -> tuple[str, ...]:
+        if self.positions == 1:
+            return ("gram",)
+        d_out, d_in = self.matrix_shape
+        # Multiplications of a record; a product's d_out x d_in numbers are also written and read once.
+        gram, product = self.positions * (d_in + d_out), (d_in * d_out) + 8 * d_in * d_out / self.positions
+        order = ("gram", "product") if gram <= product else ("product", "gram")
+        if d_out * d_in <= ROWS_GROWTH * self.input_elements():
+            return (*order, "rows")
+        return order
+
+    @override
+    def signature(self) -> str:
+        return f"outer S={self.positions} in={self.matrix_shape[1]} out={self.matrix_shape[0]}"
+
+    @override
+    def _with(self, kernel: str) -> Factor:
+        if kernel == "rows":
+            return DenseFactor(self.materialise())
+        return OuterFactor(self.a, self.b, self.shape, kernel)
+
+
+def weighted_product(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
+    """``sum_is w_i b_is (outer) a_is``, [d_out, d_in]: weights folded into the narrower side."""
+    w = weights.view(-1, 1, 1)
+    kept, scaled = (a, b) if b.shape[2] <= a.shape[2] else (b, a)
+    if not kept.is_contiguous() and kept.transpose(0, 1).is_contiguous():
+        # Sequence-first models: both sides in (S, B) order flatten without a copy.
+        kept, scaled, w = kept.transpose(0, 1), scaled.transpose(0, 1), w.transpose(0, 1)
+    folded = torch.mul(scaled, w, out=scaled.new_empty(scaled.shape)).view(-1, scaled.shape[2])
+    flat = kept.reshape(-1, kept.shape[2])
+    return torch.mm(folded.t(), flat) if b.shape[2] <= a.shape[2] else torch.mm(flat.t(), folded)
+
+
+def gram_norms(a: Tensor, b: Tensor) -> Tensor:
+    """Squared row norms by S x S Gram matrices; rows that lost digits to cancellation by product."""
+    out, terms = a.new_empty(a.shape[0]), a.new_empty(a.shape[0])
+    for part in chunks(a.shape[0], a.shape[1] ** 2):
+        product = torch.bmm(a[part], a[part].transpose(1, 2))
+        product.mul_(torch.bmm(b[part], b[part].transpose(1, 2)))
+        out[part] = product.sum((1, 2))
+        terms[part] = product.diagonal(dim1=1, dim2=2).sum(1)
+    out.abs_()  # rounding may leave a tiny negative number; a larger norm is the safe side
+    lost = out < CANCELLATION_SHARE * terms
+    if bool(lost.any()):
+        out[lost] = product_norms(a[lost], b[lost])
+    return out
+
+
+def product_norms(a: Tensor, b: Tensor) -> Tensor:
+    """Squared row norms by the d_out x d_in products, formed in chunks and thrown away."""
+    out = a.new_zeros(a.shape[0])
+    for block in chunks(b.shape[2], a.shape[2]):
+        width = block.stop - block.start
+        for part in chunks(a.shape[0], a.shape[2] * width):
+            out[part] += squared_rows(torch.bmm(b[part, :, block].transpose(1, 2), a[part]))
+    return out
