@@ -1,1 +1,7 @@
-"""To be written."""
+"""Pages and summaries of a run, made from its publishable files."""
+
+from equipoise.report.page import render_page, write_report
+from equipoise.report.run_folder import Run, RunFolderError, read_run
+from equipoise.report.terminal import summary
+
+__all__ = ["Run", "RunFolderError", "read_run", "render_page", "summary", "write_report"]

@@ -1,0 +1,64 @@
+# make train      set up an environment and train on real data with differential privacy
+# make test       set up an environment and run the checks and tests
+# make test-slow  the tests that train to accuracy or repeat many times
+# make clean      remove what the targets above made, run folders excepted
+#
+# PYTHON=python3.12 selects the interpreter, VENV=folder the environment.
+
+# The first interpreter on the path that is new enough; `make PYTHON=...` overrides it.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+VENV ?= .venv
+EXTRAS ?= dev
+PYTEST_ARGS ?=
+TRAIN_ARGS ?= --data digits
+
+comma := ,
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+STAMP := $(VENV)/.installed
+STAMP_EXTRAS := $(STAMP)-$(subst $(comma),-,$(EXTRAS))
+
+.PHONY: help train install test test-slow lint clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+train: $(STAMP)
+	$(BIN)/equipoise train $(TRAIN_ARGS)
+
+install: $(STAMP_EXTRAS)
+
+test: lint
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest tests src/equipoise $(PYTEST_ARGS)
+
+test-slow: $(STAMP_EXTRAS)
+	$(BIN)/python -m pytest tests -m slow $(PYTEST_ARGS)
+
+lint: $(STAMP_EXTRAS)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "equipoise needs Python 3.11 or newer and found none on the path." \
+		"Install one, or name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11," \
+		"which equipoise needs. Name a newer one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@"$(PYTHON)" -m venv "$(VENV)" || { rm -rf "$(VENV)"; echo "$(PYTHON) cannot make virtual environments." \
+		"On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+
+# torch goes first and pinned: a later requirement then finds it in place and cannot pull another build.
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q "$$(grep '^torch==' constraints.txt)"
+	$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+$(STAMP_EXTRAS): $(STAMP)
+	$(PIP) install -q -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@

@@ -1,0 +1,311 @@
+"""One self-contained HTML page about a run, for readers who decide whether a model may leave the house.
+
+The page holds its style and its pictures; it loads nothing and runs nothing. It is made from the publishable
+files of the run folder alone (see `equipoise.report.run_folder`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from equipoise import __version__
+from equipoise.report.charts import Series, line_chart
+from equipoise.report.run_folder import PUBLISHABLE_FILES, WITHHELD_FILES, Run, read_run
+from equipoise.report.words import RELATIONS, epsilon_in_words, plain, readable, significant
+
+__all__ = ["render_page", "write_report"]
+
+GUARANTEES = {
+    "proven": ("proven", "good", "Every release is covered by a proof that this library's tests repeat."),
+    "worst_case": ("worst case", "mid", "Proved, though by a cruder argument than the method's paper uses."),
+    "none": ("none", "bad", "At least one step of this run has no privacy proof."),
+}
+
+
+def write_report(folder: str | os.PathLike[str]) -> Path:
+    """Write ``report.html`` into a run folder and return its path.
+
+    Raises:
+        RunFolderError: the folder is not that of a run.
+    """
+    path = Path(folder) / "report.html"
+    page = render_page(read_run(folder))
+    temporary = path.with_suffix(".html.tmp")
+    temporary.write_text(page, encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def render_page(run: Run) -> str:
+    """The page as text.
+
+    >>> page = render_page(Run("demo", {"guarantee": "proven", "epsilon": 2.9, "delta": 1e-5}))
+    >>> "2.90" in page and "<script" not in page
+    True
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("equipoise.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    from markupsafe import Markup
+
+    charts = [{**chart, "svg": Markup(chart["svg"])} for chart in _charts(run)]
+    return environment.get_template("page.html.j2").render(
+        title=_title(run),
+        subtitle=_subtitle(run),
+        figures=_figures(run),
+        banners=_banners(run),
+        promise=_promise(run),
+        charts=charts,
+        statement=_statement_rows(run),
+        releases=_release_rows(run.statement),
+        configuration=_configuration_rows(run.config),
+        command=run.config.get("command", ""),
+        repeat_note=_repeat_note(run),
+        publishable=PUBLISHABLE_FILES,
+        withheld=WITHHELD_FILES,
+        version=__version__,
+    )
+
+
+def _title(run: Run) -> str:
+    data, model = run.config.get("data"), run.config.get("model")
+    return f"{model} on {data}" if data and model else run.name
+
+
+def _subtitle(run: Run) -> str:
+    parts = [run.name]
+    method = run.config.get("method") or run.statement.get("method")
+    if method:
+        parts.append(str(method))
+    steps = run.last("step")
+    if steps:
+        parts.append(f"{steps:,.0f} steps")
+    return " · ".join(parts)
+
+
+def _figures(run: Run) -> list[dict[str, str]]:
+    figures = []
+    if run.accuracy is not None:
+        count = run.config.get("test_records")
+        figures.append(
+            {
+                "name": "Test accuracy",
+                "value": f"{run.accuracy:.1%}",
+                "unit": "",
+                "tone": "",
+                "note": f"on {count:,} test records, none of them trained on"
+                if isinstance(count, int)
+                else "on test records, none of them trained on",
+            }
+        )
+    word, tone, why = GUARANTEES.get(run.guarantee, GUARANTEES["none"])
+    if _not_private(run):
+        word, tone, why = "not private", "bad", "The noise follows a public seed, so anybody can subtract it."
+    epsilon = "no value" if run.epsilon is None else significant(run.epsilon)
+    delta = "" if run.delta is None else f"at δ = {plain(run.delta)}"
+    accountant = run.statement.get("accountant")
+    relation = RELATIONS.get(str(run.statement.get("relation", "")), "")
+    notes = [n for n in (relation, f"computed by {accountant}" if accountant else "") if n]
+    figures.append(
+        {
+            "name": "Privacy loss ε",
+            "value": epsilon,
+            "unit": delta,
+            "tone": "" if run.epsilon is not None else "bad",
+            "note": "; ".join(notes),
+        }
+    )
+    figures.append({"name": "Guarantee", "value": word, "unit": "", "tone": tone, "note": why})
+    return figures
+
+
+def _not_private(run: Run) -> bool:
+    return bool(run.statement.get("reproducible") or run.config.get("reproducible"))
+
+
+def _banners(run: Run) -> list[dict[str, Any]]:
+    banners: list[dict[str, Any]] = []
+    if _not_private(run):
+        banners.append(
+            {
+                "tone": "bad",
+                "lines": [
+                    "NOT PRIVATE: this run was made reproducible.",
+                    "Its noise and its sampling follow the seed that the configuration shows. The "
+                    "figures describe what the same run would cost with secret noise; do not publish this "
+                    "model as private.",
+                ],
+            }
+        )
+    if _lines(run.statement.get("holes")):
+        banners.append(
+            {"tone": "bad", "lines": ["Steps without a proof", *_lines(run.statement.get("holes"))]}
+        )
+    if _lines(run.statement.get("warnings")):
+        banners.append({"tone": "mid", "lines": ["Please note", *_lines(run.statement.get("warnings"))]})
+    return banners
+
+
+def _promise(run: Run) -> list[str]:
+    statement = run.statement
+    paragraphs = [str(statement["paragraph"])] if statement.get("paragraph") else []
+    if (
+        run.epsilon is not None
+        and run.delta is not None
+        and run.guarantee != "none"
+        and not _not_private(run)
+    ):
+        paragraphs.append(epsilon_in_words(run.epsilon, run.delta, str(statement.get("relation", ""))))
+    if run.accuracy is not None:
+        paragraphs.append(
+            "The accuracy was measured on the test records. The statement covers the training records alone: "
+            "if the test records are personal data too, the accuracy is a figure about them without noise."
+        )
+    return paragraphs
+
+
+def _charts(run: Run) -> list[dict[str, Any]]:
+    charts: list[dict[str, Any]] = []
+
+    def add(
+        title: str, caption: str, y_label: str, curves: Mapping[str, str], wide: bool = False, **options: Any
+    ) -> None:
+        series = [Series(label, run.curve(metric)) for label, metric in curves.items()]
+        series = [s for s in series if s.finite()]
+        svg = line_chart(series, title=title, x_label="step", y_label=y_label, wide=wide, **options)
+        if svg:
+            legend = [s.label for s in series] if len(series) > 1 else []
+            charts.append({"title": title, "caption": caption, "svg": svg, "legend": legend, "wide": wide})
+
+    add(
+        "Accuracy",
+        "Share of test records classified rightly.",
+        "accuracy",
+        {"accuracy": "evaluation.accuracy"},
+        percent=True,
+    )
+    budget = run.config.get("epsilon")
+    target = (float(budget), f"budget {budget:g}") if isinstance(budget, int | float) else None
+    add(
+        "Privacy loss so far",
+        "Epsilon of everything released up to a step.",
+        "epsilon",
+        {"epsilon": "epsilon"},
+        from_zero=True,
+        target=target,
+    )
+    add(
+        "Noise against signal",
+        "Length of the released gradient beside the expected length of the noise in it. Where the two curves "
+        "meet, a step is mostly noise.",
+        "length",
+        {"released gradient": "released_norm", "noise": "noise_norm"},
+        wide=True,
+        from_zero=True,
+    )
+    return charts
+
+
+_STATEMENT_NAMES = {
+    "guarantee": "Guarantee",
+    "epsilon": "Epsilon",
+    "delta": "Delta",
+    "epsilon_claimed": "Epsilon that the method's paper claims",
+    "accountant": "Accountant",
+    "cross_check": "Cross-check",
+    "relation": "Neighbouring data sets",
+    "unit": "Unit of privacy",
+    "method": "Method",
+    "recipe": "Recipe",
+    "assumptions": "Assumed to be public or true",
+    "public": "Assumed to be public",
+    "holes": "Steps without a proof",
+    "warnings": "Warnings",
+}
+
+
+def _statement_rows(run: Run) -> list[dict[str, Any]]:
+    rows = []
+    shown = {"paragraph", "releases"}
+    statement = dict(run.statement)
+    if statement.get("relation"):
+        statement["relation"] = RELATIONS.get(
+            str(statement["relation"]), readable(str(statement["relation"]))
+        )
+    for key in [
+        *(k for k in _STATEMENT_NAMES if k in statement),
+        *(k for k in statement if k not in _STATEMENT_NAMES),
+    ]:
+        lines = _lines(statement[key])
+        if key in shown or not lines:
+            continue
+        rows.append({"name": _STATEMENT_NAMES.get(key, readable(key)), "lines": lines})
+    return rows
+
+
+def _release_rows(statement: Mapping[str, Any]) -> list[dict[str, str]]:
+    rows = []
+    for release in statement.get("releases", []):
+        rows.append(
+            {
+                "name": readable(str(release.get("name", ""))),
+                "count": _text(release.get("count", "")),
+                "bound": _text(release.get("max_bound", "")),
+                "noise_multiplier": _text(release.get("noise_multiplier", "")),
+                "sampling": "; ".join(_lines(release.get("sampling", ""))),
+            }
+        )
+    return rows
+
+
+def _configuration_rows(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"name": readable(k), "lines": lines}
+        for k, v in config.items()
+        if k != "command" and (lines := _lines(v))
+    ]
+
+
+def _repeat_note(run: Run) -> str:
+    if _not_private(run):
+        return "The same command gives the same model, to the last digit on the same machine."
+    return (
+        "The same command repeats the run with fresh noise and fresh sampling from the operating system, so "
+        "its figures will differ a little, and it spends the budget again. The seed fixes the initial weights "
+        "and other public randomness alone."
+    )
+
+
+def _lines(value: Any) -> list[str]:
+    """A plain value as lines of text: one line an item of a list or a key of a mapping, none for nothing."""
+    if value is None or value == "" or value == [] or value == {}:
+        return []
+    if isinstance(value, Mapping):
+        return [f"{readable(str(k))}: {_text(v)}" for k, v in value.items() if v is not None]
+    if isinstance(value, list | tuple):
+        return [
+            line
+            for item in value
+            for line in ([", ".join(_lines(item))] if isinstance(item, Mapping) else [_text(item)])
+        ]
+    return [_text(value)]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return plain(value, 5)
+    if isinstance(value, Mapping | list | tuple):
+        return ", ".join(_lines(value))
+    return str(value)

@@ -1,0 +1,140 @@
+"""A run as its publishable files tell it: what pages and summaries are made from.
+
+Only `statement.json`, `metrics.jsonl` and `config.json` are opened. Nothing under `private/` or `checkpoint/`
+is ever read, so a report cannot show a number that the statement does not cover.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PUBLISHABLE_FILES", "WITHHELD_FILES", "Run", "RunFolderError", "read_run"]
+
+PUBLISHABLE_FILES = ("statement.json", "metrics.jsonl", "model.safetensors", "config.json", "report.html")
+WITHHELD_FILES = ("checkpoint/", "private/")
+
+
+class RunFolderError(ValueError):
+    """The folder is not a run folder, or one of its files cannot be read."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The publishable content of a run folder.
+
+    Attributes:
+        name: the folder's name.
+        statement: the privacy statement as plain values.
+        metrics: one row a logged step.
+        config: how the run was started.
+
+    >>> run = Run("r", {"epsilon": 2.9}, [{"step": 1, "evaluation.accuracy": 0.5}, {"step": 2}])
+    >>> run.curve("evaluation.accuracy"), run.last("evaluation.accuracy"), run.epsilon
+    ([(1.0, 0.5)], 0.5, 2.9)
+    """
+
+    name: str
+    statement: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Sequence[Mapping[str, Any]] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def curve(self, metric: str) -> list[tuple[float, float]]:
+        """The points ``(step, value)`` of a metric, where it has a finite value."""
+        return [
+            (float(row["step"]), float(row[metric]))
+            for row in self.metrics
+            if "step" in row and _is_number(row.get(metric))
+        ]
+
+    def last(self, metric: str) -> float | None:
+        """The metric's last finite value, or None."""
+        points = self.curve(metric)
+        return points[-1][1] if points else None
+
+    @property
+    def epsilon(self) -> float | None:
+        """Epsilon spent, or None where nothing is promised."""
+        return _number_or_none(self.statement.get("epsilon"))
+
+    @property
+    def delta(self) -> float | None:
+        """The delta that epsilon belongs to."""
+        return _number_or_none(self.statement.get("delta"))
+
+    @property
+    def guarantee(self) -> str:
+        """``proven``, ``worst_case`` or ``none``."""
+        return str(self.statement.get("guarantee", "none"))
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy in [0, 1], or None if the run evaluated none."""
+        return self.last("evaluation.accuracy")
+
+
+def read_run(folder: str | os.PathLike[str]) -> Run:
+    """Read the publishable files of a run folder.
+
+    Raises:
+        RunFolderError: no such folder, no statement in it, or a file that is not what it should be.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise RunFolderError(
+            f"run={str(path)!r} is not a folder. Give the folder that a training made, such as runs/digits-1."
+        )
+    statement_file = path / "statement.json"
+    if not statement_file.is_file():
+        raise RunFolderError(
+            f"run={str(path)!r} holds no statement.json, so it is not the folder of a run that has begun to "
+            "train. Give a folder that `equipoise train` made."
+        )
+    metrics_file = path / "metrics.jsonl"
+    config_file = path / "config.json"
+    return Run(
+        name=path.resolve().name,
+        statement=_read_object(statement_file),
+        metrics=_read_lines(metrics_file) if metrics_file.is_file() else [],
+        config=_read_object(config_file) if config_file.is_file() else {},
+    )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RunFolderError(
+            f"{path} is not valid JSON ({error}). Restore the file or repeat the run."
+        ) from None
+    if not isinstance(value, dict):
+        raise RunFolderError(
+            f"{path} holds a {type(value).__name__}, not a JSON object. Restore the file or repeat the run."
+        )
+    return value
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            # a kill can cut the last line short; what stands before it is good
+            break
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _number_or_none(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and _is_number(value) else None

@@ -1,0 +1,82 @@
+"""The summary that a terminal shows at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from equipoise.report.run_folder import Run
+from equipoise.report.words import RELATIONS, plain, significant
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["sparkline", "summary"]
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int = 32) -> str:
+    """A curve as one line of block characters, from the least value to the greatest.
+
+    >>> sparkline([0, 1, 2, 3])
+    '▁▃▆█'
+    >>> sparkline([])
+    ''
+    """
+    if not values:
+        return ""
+    count = min(width, len(values))
+    picked = [values[round(i * (len(values) - 1) / max(count - 1, 1))] for i in range(count)]
+    low, high = min(picked), max(picked)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[round((v - low) / span * (len(BLOCKS) - 1))] for v in picked)
+
+
+def summary(run: Run, folder: str) -> RenderableType:
+    """Accuracy, epsilon, guarantee and where the files are, as a rich renderable.
+
+    Args:
+        run: what the publishable files say.
+        folder: the run folder as the user would type it.
+    """
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    accuracies = [y for _, y in run.curve("evaluation.accuracy")]
+    if accuracies:
+        line = Text(f"{accuracies[-1]:.1%}", style="bold")
+        if len(accuracies) > 2:
+            line.append("  " + sparkline(accuracies), style="blue")
+        grid.add_row("test accuracy", line)
+    not_private = bool(run.statement.get("reproducible"))
+    if run.epsilon is None:
+        spent = Text("no value: at least one step has no proof", style="bold red")
+    else:
+        spent = Text(f"ε = {significant(run.epsilon)}", style="bold")
+        if run.delta is not None:
+            spent.append(f" at δ = {plain(run.delta)}", style="not bold")
+    grid.add_row("privacy spent", spent)
+    if not_private:
+        grid.add_row("guarantee", Text("NOT PRIVATE: the noise follows the public seed", style="bold red"))
+    else:
+        tone = {"proven": "green", "worst_case": "yellow"}.get(run.guarantee, "bold red")
+        text = Text(run.guarantee.replace("_", " "), style=tone)
+        relation = RELATIONS.get(str(run.statement.get("relation", "")))
+        if relation:
+            text.append(f"; {relation}", style="default")
+        grid.add_row("guarantee", text)
+    steps = run.last("step")
+    seconds = run.last("seconds")
+    if steps:
+        grid.add_row("steps", f"{steps:,.0f}" + (f" in {seconds:,.1f} s" if seconds else ""))
+    grid.add_row("report", Text(f"{folder}/report.html", overflow="fold"))
+    name = str(run.config.get("model", "")), str(run.config.get("data", ""))
+    title = f"{name[0]} on {name[1]}" if all(name) else run.name
+    return Panel(
+        grid, title=title, title_align="left", border_style="red" if not_private else "dim", expand=False
+    )

@@ -1,0 +1,94 @@
+"""What (epsilon, delta) promises, in figures that need no training in the field.
+
+Let P be the output's distribution with a record and Q the one without it. (epsilon, delta)-DP says
+
+    P(S) <= e^epsilon Q(S) + delta   and   Q(S) <= e^epsilon P(S) + delta   for every set S of outputs.
+
+Somebody who sees the output and must guess, at even odds beforehand, which of the two it came from is right
+with probability at most
+
+    (e^epsilon + delta) / (e^epsilon + 1),
+
+whatever else they know (P. Kairouz, S. Oh, P. Viswanath, "The composition theorem for differential privacy",
+ICML 2015, theorem 2.1: the region of false alarms and misses; the bound is its corner).
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["RELATIONS", "epsilon_in_words", "guessing_bound", "plain", "readable", "significant"]
+
+
+def guessing_bound(epsilon: float, delta: float) -> float:
+    """The largest probability of a right guess at even odds.
+
+    >>> guessing_bound(0.0, 0.0)
+    0.5
+    >>> round(guessing_bound(3.0, 1e-5), 4)
+    0.9526
+    """
+    # written with e^-epsilon, so that a huge epsilon gives 1 and no overflow
+    small = math.exp(-epsilon)
+    return min(1.0, (1.0 + delta * small) / (1.0 + small))
+
+
+def epsilon_in_words(epsilon: float, delta: float, relation: str) -> str:
+    """Two sentences that say what the figures bound.
+
+    >>> print(epsilon_in_words(1.0, 1e-5, "add_or_remove_one"))
+    Suppose somebody knows everything about the training data except whether one particular record is among \
+them, and holds both answers for equally likely. After seeing all that this run published they are right \
+with probability at most 73.2%; without seeing it, 50%.
+    """
+    bound = guessing_bound(epsilon, delta)
+    # never round an upper bound down
+    percent = math.ceil(bound * 1000) / 10
+    if relation.startswith("replace"):
+        unknown = "which of two candidates one particular record is"
+    else:
+        unknown = "whether one particular record is among them"
+    return (
+        f"Suppose somebody knows everything about the training data except {unknown}, and holds both answers "
+        "for equally likely. After seeing all that this run published they are right with probability at "
+        f"most {percent:g}%; without seeing it, 50%."
+    )
+
+
+RELATIONS = {
+    "add_or_remove_one": "neighbours differ by adding or removing one record",
+    "replace_one": "neighbours differ by replacing one record",
+}
+
+
+def readable(name: str) -> str:
+    """A key of a file as words.
+
+    >>> readable("expected_batch_size")
+    'Expected batch size'
+    """
+    words = name.replace("_", " ").strip()
+    return words[:1].upper() + words[1:]
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number with a few significant digits, zeros of the fraction kept while they mean something.
+
+    >>> [significant(v) for v in (2.9, 0.03456, 1e-5, 1234.5, 12.0)]
+    ['2.90', '0.0346', '1e-5', '1,234', '12.0']
+    """
+    if value == 0 or not math.isfinite(value):
+        return plain(value)
+    exponent = math.floor(math.log10(abs(value)))
+    if -4 <= exponent < 7:
+        return f"{value:,.{max(digits - 1 - exponent, 0)}f}"
+    return plain(value, digits)
+
+
+def plain(value: float, digits: int = 6) -> str:
+    """A number with at most so many significant digits and no padding.
+
+    >>> [plain(v) for v in (3.0, 0.5, 1e-5, 7.25)]
+    ['3', '0.5', '1e-5', '7.25']
+    """
+    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e+")

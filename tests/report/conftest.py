@@ -1,0 +1,63 @@
+"""A run folder as a training leaves it, with invented numbers: only their shape matters here."""
+
+import json
+import math
+
+import pytest
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    folder = tmp_path / "digits-sample"
+    (folder / "private").mkdir(parents=True)
+    (folder / "private" / "diagnostics.jsonl").write_text('{"step": 1, "loss": 123456.789}\n')
+    statement = {
+        "guarantee": "proven",
+        "epsilon": 2.9931,
+        "delta": 1e-5,
+        "accountant": "PLD",
+        "relation": "add_or_remove_one",
+        "unit": "record",
+        "recipe": "library",
+        "releases": [
+            {
+                "name": "gradient",
+                "noise_multiplier": 7.25,
+                "max_bound": 0.5,
+                "count": 80,
+                "draw": "batch",
+                "sampling": {"kind": "poisson", "sampling_rate": 0.5, "population": 1437, "steps": 80},
+            }
+        ],
+        "assumptions": ["the population, 1437", "the records were validated before training"],
+        "holes": [],
+        "paragraph": "Training released 80 noised sums.",
+    }
+    rows = []
+    for step in range(1, 81):
+        noise = 0.42
+        row = {
+            "step": step,
+            "epsilon": 2.9931 * math.sqrt(step / 80),
+            "noise_norm": noise,
+            "released_norm": math.hypot(noise, 0.5 * math.exp(-step / 25)),
+            "learning_rate": 2.0,
+        }
+        if step % 5 == 0:
+            row["evaluation.accuracy"] = 0.945 - 0.8 * math.exp(-step / 10)
+        rows.append(row)
+    config = {
+        "command": "equipoise train --data digits --epsilon 3 --delta 1e-05",
+        "data": "digits",
+        "model": "mlp-tanh",
+        "method": "dp-sgd",
+        "epsilon": 3.0,
+        "delta": 1e-5,
+        "steps": 80,
+        "test_records": 360,
+        "reproducible": False,
+    }
+    (folder / "statement.json").write_text(json.dumps(statement))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

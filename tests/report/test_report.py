@@ -1,0 +1,147 @@
+import io
+import json
+import math
+import re
+
+import pytest
+from rich.console import Console
+
+from equipoise.report import Run, RunFolderError, read_run, render_page, summary, write_report
+from equipoise.report.charts import Series, line_chart, ticks
+from equipoise.report.terminal import sparkline
+from equipoise.report.words import guessing_bound
+
+
+def test_page_is_self_contained_and_complete(run_folder):
+    page = write_report(run_folder).read_text()
+    assert "<script" not in page
+    assert not re.search(r"""(src|href)\s*=|url\(|@import|https?://""", page)
+    assert page.count("<svg") == 3
+    for text in (
+        "94.5%",
+        "2.99",
+        "1e-5",
+        "proven",
+        "mlp-tanh on digits",
+        "7.25",
+        "equipoise train --data digits",
+    ):
+        assert text in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_page_shows_nothing_private(run_folder):
+    page = render_page(read_run(run_folder))
+    assert "123456" not in page
+
+
+def test_text_from_files_is_escaped(run_folder):
+    config = json.loads((run_folder / "config.json").read_text())
+    config["data"] = "<img onerror=x>"
+    config["command"] = "equipoise train --data '<b>'"
+    (run_folder / "config.json").write_text(json.dumps(config))
+    page = render_page(read_run(run_folder))
+    assert "<img" not in page
+    assert "<b>" not in page
+
+
+def test_missing_proof_and_reproducible_noise_are_shouted(run_folder):
+    run = read_run(run_folder)
+    hole = {**run.statement, "guarantee": "none", "epsilon": None, "holes": ["raw threshold"]}
+    page = render_page(Run(run.name, hole, run.metrics, run.config))
+    assert "no value" in page
+    assert "raw threshold" in page
+    assert "right with probability" not in page
+    page = render_page(Run(run.name, {**run.statement, "reproducible": True}, run.metrics, run.config))
+    assert "NOT PRIVATE" in page
+    assert "right with probability" not in page
+    assert ">proven<" not in page.split("The privacy statement")[0]
+
+
+def test_run_that_has_no_metrics_yet_still_has_a_page(run_folder):
+    (run_folder / "metrics.jsonl").unlink()
+    (run_folder / "config.json").unlink()
+    page = render_page(read_run(run_folder))
+    assert "2.99" in page
+    assert "<svg" not in page
+
+
+def test_cut_last_line_of_metrics_is_left_out(run_folder):
+    file = run_folder / "metrics.jsonl"
+    file.write_text(file.read_text() + '{"step": 81, "epsi')
+    assert read_run(run_folder).last("step") == 80
+
+
+def test_folders_that_are_not_runs(tmp_path, run_folder):
+    with pytest.raises(RunFolderError, match="is not a folder"):
+        read_run(tmp_path / "nothing")
+    with pytest.raises(RunFolderError, match=r"no statement\.json"):
+        read_run(tmp_path)
+    (run_folder / "statement.json").write_text("{")
+    with pytest.raises(RunFolderError, match="not valid JSON"):
+        read_run(run_folder)
+    (run_folder / "statement.json").write_text("[1]")
+    with pytest.raises(RunFolderError, match="not a JSON object"):
+        read_run(run_folder)
+
+
+def test_summary_in_a_narrow_terminal(run_folder):
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(summary(read_run(run_folder), "runs/digits-sample"))
+    text = console.export_text()
+    assert "94.5%" in text
+    assert "ε = 2.99 at δ = 1e-5" in text
+    assert "runs/digits-sample/report.html" in text
+    assert max(len(line) for line in text.splitlines()) <= 60
+
+
+def test_chart_leaves_out_what_is_not_finite():
+    svg = line_chart(
+        [Series("a", [(0, math.nan), (1, 2.0), (2, math.inf), (3, 4.0)])], title="t", x_label="x", y_label="y"
+    )
+    assert "nan" not in svg
+    assert "inf" not in svg
+    assert svg.count("<circle") == 2
+
+
+@pytest.mark.parametrize("points", [[(5, 1.0)], [(1, 0.0), (2, 0.0)], [(1, -3.0), (2, -3.0)]])
+def test_flat_curves_have_a_scale(points):
+    svg = line_chart([Series("a", points)], title="t", x_label="x", y_label="y")
+    assert "nan" not in svg
+    assert "<polyline" in svg
+
+
+def test_chart_stays_inside_its_box():
+    svg = line_chart(
+        [Series("a", [(i, math.sin(i)) for i in range(500)])],
+        title="t",
+        x_label="x",
+        y_label="y",
+        target=(2.0, "line"),
+    )
+    for x, y in re.findall(r"([\d.]+),([\d.]+)", svg):
+        assert 0 <= float(x) <= 460
+        assert 0 <= float(y) <= 260
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 4700), (0.93, 0.941), (-3, 7), (1e-6, 3e-6)])
+def test_ticks_are_few_and_inside(low, high):
+    values = ticks(low, high)
+    assert 2 <= len(values) <= 8
+    assert all(low - 1e-9 <= v <= high + 1e-9 for v in values)
+
+
+def test_guessing_bound_against_the_gaussian_mechanism():
+    """A Gaussian with sensitivity 1 and deviation s: the best guess is right with probability Phi(1 / 2s)."""
+    from scipy.stats import norm
+
+    for s in (0.7, 1.0, 3.0):
+        for epsilon in (0.1, 0.5, 1.0, 2.0, 4.0):
+            delta = norm.cdf(0.5 / s - epsilon * s) - math.exp(epsilon) * norm.cdf(-0.5 / s - epsilon * s)
+            assert norm.cdf(0.5 / s) <= guessing_bound(epsilon, delta) + 1e-12
+    assert guessing_bound(1e4, 1e-5) == 1.0
+
+
+def test_sparkline_width():
+    assert len(sparkline(list(range(1000)))) == 32
+    assert sparkline([2.0, 2.0]) == "▁▁"
