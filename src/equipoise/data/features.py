@@ -80,6 +80,11 @@ class ScatteringFeatures:
                 f"num_groups={self.num_groups} must divide the {channels} channels of the transform."
             )
 
+    @property
+    def num_channels(self) -> int:
+        """Features a position for each input channel."""
+        return self._scattering().num_channels
+
     def _scattering(self) -> Scattering2d:
         return self._transform  # type: ignore[attr-defined]
 

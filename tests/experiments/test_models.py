@@ -1,0 +1,174 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise import data
+from equipoise.data.records import DataSet, Records
+from equipoise.experiments.models import MODELS, build_model, default_model, extractor_of, prepare_data
+
+
+def images(channels: int, size: int, classes: int = 10, n: int = 4) -> DataSet:
+    generator = torch.Generator().manual_seed(0)
+    rows = Records(
+        {
+            "input": torch.randn(n, channels, size, size, generator=generator),
+            "label": torch.arange(n) % classes,
+        }
+    )
+    return DataSet("images", rows, rows, n, classes)
+
+
+def texts(classes: int = 2) -> DataSet:
+    tokens = torch.tensor([[3, 5, 0, 0], [7, 0, 0, 0], [0, 0, 0, 0]])
+    rows = Records({"input": tokens, "label": torch.tensor([0, 1, 1])})
+    return DataSet("texts", rows, rows, 3, classes, vocabulary_size=8)
+
+
+def table() -> DataSet:
+    rows = Records({"input": torch.randn(4, 6), "label": torch.tensor([0, 1, 1, 0])})
+    return DataSet("table", rows, rows, 4, 2)
+
+
+SUITABLE = {
+    "mlp-tanh": images(1, 8),
+    "cnn-tanh": images(1, 28),
+    "cnn-cifar": images(3, 32),
+    "resnet20-gn": images(3, 32),
+    "linear": images(1, 28),
+    "logistic": table(),
+    "scatter-linear": images(1, 28),
+    "text-bag": texts(),
+}
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_every_model_has_a_test_set() -> None:
+    assert set(SUITABLE) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_models_map_inputs_to_logits_record_by_record(name: str) -> None:
+    dataset = prepare_data(name, SUITABLE[name])
+    model = build_model(name, dataset, seed=1)
+    torch.nn.init.normal_(list(model.parameters())[-1])  # so that a model that starts at zero says something
+    batch = dataset.train[:]
+    logits = model(batch["input"])
+    assert logits.shape == (len(dataset.train), dataset.num_classes)
+    alone = torch.cat([model(batch["input"][i : i + 1]) for i in range(len(dataset.train))])
+    torch.testing.assert_close(logits, alone, atol=1e-5, rtol=1e-5)
+    torch.nn.functional.cross_entropy(logits, batch["label"]).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_initial_weights_follow_the_seed_alone(name: str) -> None:
+    dataset = prepare_data(name, SUITABLE[name])
+    state = torch.random.get_rng_state()
+    first = build_model(name, dataset, seed=3).state_dict()
+    assert torch.equal(state, torch.random.get_rng_state())
+    torch.rand(5)
+    again = build_model(name, dataset, seed=3).state_dict()
+    other = build_model(name, dataset, seed=4).state_dict()
+    assert all(torch.equal(first[k], again[k]) for k in first)
+    starts_at_zero = name in ("logistic", "scatter-linear")
+    assert all(torch.equal(first[k], other[k]) for k in first) == starts_at_zero
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "parameters"),
+    [
+        ("cnn-tanh", images(1, 28), 26_010),
+        ("cnn-cifar", images(3, 32), 550_570),
+        ("mlp-tanh", images(1, 8), 4_810),
+        ("linear", images(1, 28), 7_850),
+        ("text-bag", texts(), 8 * 32 + 32 * 2 + 2),
+    ],
+)
+def test_parameter_counts(name: str, dataset: DataSet, parameters: int) -> None:
+    assert count(build_model(name, dataset)) == parameters
+
+
+def test_scatter_linear_is_a_recipe_with_its_features(tmp_path: Path) -> None:
+    raw = images(1, 28)
+    prepared = prepare_data("scatter-linear", raw, tmp_path)
+    assert prepared.input_shape == (81, 7, 7)
+    assert len(list(tmp_path.iterdir())) == 1  # train and test are the same rows here: one file
+    assert count(build_model("scatter-linear", prepared)) == 39_700
+    with pytest.raises(ValueError, match="prepare_data"):
+        build_model("scatter-linear", raw)
+    assert extractor_of("cnn-tanh", raw) is None
+    assert prepare_data("cnn-tanh", raw) is raw
+
+
+def test_padding_does_not_count() -> None:
+    model = build_model("text-bag", texts())
+    short, long = torch.tensor([[3, 5]]), torch.tensor([[3, 5, 0, 0, 0]])
+    torch.testing.assert_close(model(short), model(long))
+    model(long).sum().backward()
+    gradient = model.embedding.weight.grad
+    assert gradient[0].abs().sum() == 0
+    assert gradient[3].abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "message"),
+    [
+        ("cnn-tahn", images(1, 28), "Known: mlp-tanh, cnn-tanh"),
+        ("cnn-tanh", images(1, 8), "at least 14"),
+        ("cnn-cifar", table(), "images"),
+        ("text-bag", images(1, 8), "token ids"),
+        ("linear", texts(), "text-bag"),
+    ],
+)
+def test_unsuitable_models_are_refused(name: str, dataset: DataSet, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_model(name, dataset)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        (images(1, 8), "mlp-tanh"),
+        (images(1, 28), "cnn-tanh"),
+        (images(3, 32), "cnn-cifar"),
+        (table(), "logistic"),
+        (texts(), "text-bag"),
+    ],
+)
+def test_default_model_suits(dataset: DataSet, name: str) -> None:
+    assert default_model(dataset) == name
+    build_model(name, dataset)
+
+
+def test_model_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_models_for_test.py").write_text(
+        "import torch\n"
+        "def good(dataset):\n    return torch.nn.Linear(3, dataset.num_classes)\n"
+        "def bad(dataset):\n    return 7\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    model = build_model("my_models_for_test:good", table(), seed=5)
+    assert count(model) == 8
+    assert torch.equal(model.weight, build_model("my_models_for_test:good", table(), seed=5).weight)
+    with pytest.raises(TypeError, match="returned a int"):
+        build_model("my_models_for_test:bad", table())
+    assert extractor_of("my_models_for_test:good", table()) is None
+    assert str(tmp_path) not in sys.path
+
+
+def test_digits_reach_high_accuracy_without_privacy() -> None:
+    digits = data.load("digits")
+    model = build_model("mlp-tanh", digits)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    batch, test = digits.train[:], digits.test[:]
+    for _ in range(60):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(batch["input"]), batch["label"]).backward()
+        optimizer.step()
+    accuracy = (model(test["input"]).argmax(1) == test["label"]).double().mean().item()
+    assert accuracy > 0.95
