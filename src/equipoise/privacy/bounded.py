@@ -1,0 +1,477 @@
+"""Bounded sums: private sums over one draw that carry their sensitivity.
+
+    S = sum_i w_i g_i,  |w_i| |g_i| <= C   =>   sensitivity C (one record added or removed), 2C (one replaced)
+
+A `Bounded` is made only by the functions of this file, which enforce the bound themselves: `clip` limits
+every weight to C / |g_i| whatever the clip rule asked for. Records with a non-finite norm get weight zero
+and their rows are left out of the sums (0 * inf would poison them).
+
+Sources: Abadi et al. 2016 for clipped sums; the sensitivity of an un-normalised indicator or capped sum is
+    its upper value
+under both relations, since a summand moves within [0, U].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from .draws import Draw
+from .errors import check_positive
+from .private import Private, PrivateError, PrivateRows, unwrap
+
+_KEY = object()
+SLACK = 1e-6  # weights are cut so that |weight * norm| <= threshold * (1 + SLACK), the rounding of float32
+
+
+class ClipRule(Protocol):
+    """Anything that turns row norms into row weights."""
+
+    def weights(self, norms: torch.Tensor, threshold: Any) -> torch.Tensor:
+        """Weights [B] for norms [B]; |weight * norm| must not exceed the threshold."""
+        ...
+
+
+class Bounded:
+    """A private sum over one draw with its sensitivity under both relations.
+
+    Made by `clip`, `indicator`, `capped`, `top_k` and by `+`, `-` and scaling with public numbers. Never
+    directly.
+
+    Attributes:
+        value: the sum, named `Private` tensors.
+        add_remove: bound on the norm of its change when one record enters or leaves.
+        replace: bound on the norm of its change when one record is replaced.
+        draw: the draw that it was computed from.
+        bad_records: `Private` count of records left out for a non-finite norm, or None.
+        joint: identity of the correlated noise that it was made for, or None.
+    """
+
+    __slots__ = ("add_remove", "bad_records", "draw", "joint", "replace", "value")
+
+    def __init__(
+        self,
+        value: Mapping[str, Private],
+        add_remove: float,
+        replace: float,
+        draw: Draw | None,
+        bad_records: Private | None = None,
+        joint: str | None = None,
+        *,
+        _key: object = None,
+    ) -> None:
+        if _key is not _KEY:
+            raise PrivateError(
+                "Bounded cannot be made directly, since nothing would prove its bound; use clip(rows, "
+                "rule, threshold), "
+                "indicator(mask), capped(values, upper) or top_k(rows, ...)"
+            )
+        self.value = dict(value)
+        self.add_remove = float(add_remove)
+        self.replace = float(replace)
+        self.draw = draw
+        self.bad_records = bad_records
+        self.joint = joint
+
+    def __repr__(self) -> str:
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.value.items()}
+        return (
+            f"Bounded({shapes}, add_remove={self.add_remove:g}, replace={self.replace:g}, draw={self.draw})"
+        )
+
+    def __add__(self, other: Bounded) -> Bounded:
+        return _combine(self, other, 1)
+
+    def __sub__(self, other: Bounded) -> Bounded:
+        return _combine(self, other, -1)
+
+    def __mul__(self, factor: float) -> Bounded:
+        if (
+            isinstance(factor, torch.Tensor)
+            or not isinstance(factor, (int, float))
+            or not math.isfinite(factor)
+        ):
+            raise TypeError(
+                f"a bounded sum can be scaled by a public finite number only, got {type(factor).__name__}"
+            )
+        value = {name: Private(unwrap(tensor) * factor, self.draw) for name, tensor in self.value.items()}
+        size = abs(factor)
+        return _make(value, self.add_remove * size, self.replace * size, self.draw, self.bad_records)
+
+    __rmul__ = __mul__
+
+    @staticmethod
+    def union(parts: Sequence[Bounded]) -> Bounded:
+        """The sum over the union of disjoint parts of one draw (its micro-batches): bounds do not add.
+
+        Args:
+            parts: bounded sums of disjoint records of the same draw, equal in names and bounds.
+
+        Raises:
+            ValueError: for an empty list, or parts of different draws, names or bounds.
+        """
+        parts = list(parts)
+        if not parts:
+            raise ValueError(
+                "parts is empty; a draw without records still has one (empty) micro-batch: run the query "
+                "on it"
+            )
+        first = parts[0]
+        for part in parts[1:]:
+            if part.draw != first.draw:
+                raise ValueError(f"parts come from different draws: {first.draw} and {part.draw}")
+            if part.value.keys() != first.value.keys():
+                raise ValueError(
+                    f"parts hold different tensors: {sorted(first.value)} and {sorted(part.value)}"
+                )
+            if (part.add_remove, part.replace, part.joint) != (first.add_remove, first.replace, first.joint):
+                raise ValueError(
+                    f"parts have different bounds: {(first.add_remove, first.replace)} and "
+                    f"{(part.add_remove, part.replace)}; "
+                    "a query must use the same threshold for all micro-batches of a draw"
+                )
+        if len(parts) == 1:
+            return first
+        value = {}
+        for name, tensor in first.value.items():
+            total = unwrap(tensor).clone()
+            for part in parts[1:]:
+                total += unwrap(part.value[name])
+            value[name] = Private(total, first.draw)
+        bad = [part.bad_records for part in parts if part.bad_records is not None]
+        count = Private(sum((unwrap(b) for b in bad[1:]), unwrap(bad[0])), first.draw) if bad else None
+        return _make(value, first.add_remove, first.replace, first.draw, count, first.joint)
+
+    def all_reduce(self, group: Any = None) -> Bounded:
+        """The sum over the processes of a group, each of which holds disjoint records of the draw."""
+        value = {}
+        for name in sorted(self.value):
+            total = unwrap(self.value[name]).clone()
+            torch.distributed.all_reduce(total, group=group)
+            value[name] = Private(total, self.draw)
+        bad = self.bad_records
+        if bad is not None:
+            count = unwrap(bad).clone()
+            torch.distributed.all_reduce(count, group=group)
+            bad = Private(count, self.draw)
+        return _make(
+            {name: value[name] for name in self.value},
+            self.add_remove,
+            self.replace,
+            self.draw,
+            bad,
+            self.joint,
+        )
+
+
+def _make(
+    value: Mapping[str, Private],
+    add_remove: float,
+    replace: float,
+    draw: Draw | None,
+    bad_records: Private | None = None,
+    joint: str | None = None,
+) -> Bounded:
+    return Bounded(value, add_remove, replace, draw, bad_records, joint, _key=_KEY)
+
+
+def _combine(a: Bounded, b: Bounded, sign: int) -> Bounded:
+    if not isinstance(b, Bounded):
+        raise TypeError(f"only bounded sums can be added to a bounded sum, got {type(b).__name__}")
+    if a.draw != b.draw:
+        raise ValueError(f"bounded sums of different draws cannot be combined: {a.draw} and {b.draw}")
+    if a.value.keys() != b.value.keys():
+        raise ValueError(f"bounded sums hold different tensors: {sorted(a.value)} and {sorted(b.value)}")
+    value = {n: Private(unwrap(t) + sign * unwrap(b.value[n]), a.draw) for n, t in a.value.items()}
+    return _make(value, a.add_remove + b.add_remove, a.replace + b.replace, a.draw, a.bad_records)
+
+
+def merge(parts: Mapping[str, Bounded]) -> Bounded:
+    """One bounded sum holding the tensors of several (e.g. separately clipped layers).
+
+    The tensors lie in orthogonal coordinates, so bounds add in squares: (C_1^2 + C_2^2 + ...)^(1/2).
+    """
+    items = list(parts.values())
+    if not items:
+        raise ValueError("parts is empty; give at least one bounded sum")
+    value: dict[str, Private] = {}
+    for label, part in parts.items():
+        if part.draw != items[0].draw:
+            raise ValueError(
+                f"bounded sums of different draws cannot be merged: {items[0].draw} and {part.draw}"
+            )
+        for name, tensor in part.value.items():
+            if name in value:
+                raise ValueError(
+                    f"tensor {name!r} appears twice (again in {label!r}): coordinates must be disjoint"
+                )
+            value[name] = tensor
+    return _make(
+        value,
+        math.hypot(*(p.add_remove for p in items)),
+        math.hypot(*(p.replace for p in items)),
+        items[0].draw,
+        items[0].bad_records,
+    )
+
+
+def public_threshold(name: str, value: Any) -> float:
+    """A public positive bound as a float.
+
+    Raises:
+        PrivateError: for a `Private` value: a bound computed from private rows has no sensitivity proof.
+    """
+    if isinstance(value, Private):
+        raise PrivateError(
+            f"{name} is a Private value; a raw private number cannot set a bound. Use a public constant, a "
+            "public schedule, "
+            "or a value that the ledger released"
+        )
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"{name} must be one number, got shape {tuple(value.shape)}")
+        value = float(value)
+    return float(check_positive(name, value))
+
+
+def clip(
+    rows: PrivateRows,
+    rule: ClipRule,
+    threshold: float | Sequence[float],
+    groups: Sequence[Sequence[str]] | None = None,
+) -> Bounded:
+    """The clipped sum of the rows: add-or-remove bound C, replace bound 2C.
+
+    Args:
+        rows: per-sample rows, B x P.
+        rule: clip rule; `rule.weights(norms [B], threshold) -> [B]`. Whatever it returns, the weights are
+            cut to
+            |weight| <= threshold / norm.
+        threshold: C, a public number; with groups one number a group, or one number for the whole, shared
+            equally (C / sqrt(m) each).
+        groups: disjoint lists of parameter names that are clipped apart; the bound is the root of the sum of
+            squares.
+
+    Returns:
+        The sum as named tensors of the parameters' shapes.
+
+    Raises:
+        PrivateError: if a threshold is `Private`.
+        ValueError: if the groups do not cover every parameter exactly once.
+    """
+    if not isinstance(rows, PrivateRows):
+        raise TypeError(
+            f"rows must be PrivateRows, got {type(rows).__name__}; wrap raw rows: PrivateRows(rows, draw)"
+        )
+    if groups is None:
+        total = public_threshold("threshold", threshold)
+        norms = unwrap(rows.row_norms())
+        finite = torch.isfinite(norms)
+        kept, kept_norms, bad = _without_bad(rows, norms, finite)
+        weights = limited_weights(rule, kept_norms, total)
+        value = kept.weighted_sums(weights)
+        return _make(_private(value, rows.draw), total, 2 * total, rows.draw, bad)
+    groups = [tuple(group) for group in groups]
+    flat = [name for group in groups for name in group]
+    if sorted(flat) != sorted(rows.names):
+        missing = sorted(set(rows.names) - set(flat))
+        twice = sorted({name for name in flat if flat.count(name) > 1})
+        unknown = sorted(set(flat) - set(rows.names))
+        raise ValueError(
+            f"groups must hold every parameter exactly once; missing {missing}, repeated {twice}, unknown "
+            f"{unknown}"
+        )
+    if isinstance(threshold, Private):
+        public_threshold("threshold", threshold)
+    if isinstance(threshold, (int, float)) or (
+        isinstance(threshold, torch.Tensor) and threshold.numel() == 1
+    ):
+        limits = [public_threshold("threshold", threshold) / math.sqrt(len(groups))] * len(groups)
+    else:
+        limits = [public_threshold(f"threshold[{i}]", t) for i, t in enumerate(threshold)]
+    if len(limits) != len(groups):
+        raise ValueError(f"threshold has {len(limits)} entries for {len(groups)} groups; give one a group")
+    norms = unwrap(rows.row_norms(groups))
+    kept, kept_norms, bad = _without_bad(rows, norms, torch.isfinite(norms).all(dim=1))
+    per_tensor = {}
+    for column, (group, limit) in enumerate(zip(groups, limits, strict=True)):
+        weights = limited_weights(rule, kept_norms[:, column], limit)
+        per_tensor.update(dict.fromkeys(group, weights))
+    bound = math.hypot(*limits)
+    return _make(_private(kept.weighted_sums(per_tensor), rows.draw), bound, 2 * bound, rows.draw, bad)
+
+
+def clip_weighted(rows: PrivateRows, weights: torch.Tensor, threshold: float) -> Bounded:
+    """The sum of rows with given weights [B], cut to |weight * norm| <= threshold: the bound of `clip`."""
+    return clip(rows, _Given(weights), threshold)
+
+
+def limited_weights(rule: ClipRule, norms: torch.Tensor, threshold: float) -> torch.Tensor:
+    """The rule's weights [B] for raw norms [B], cut to |weight| * norm <= threshold."""
+    given = unwrap(rule.weights(Private(norms), threshold)).to(norms.dtype)
+    if given.shape != norms.shape:
+        raise ValueError(
+            f"{type(rule).__name__}.weights returned shape {tuple(given.shape)} for norms of shape "
+            f"{tuple(norms.shape)}; "
+            "it must return one weight a record"
+        )
+    limit = threshold / norms  # inf where the norm is zero: such a row contributes nothing
+    given = torch.where(torch.isfinite(given), given, torch.zeros_like(given))
+    return torch.maximum(torch.minimum(given, limit), -limit)
+
+
+class _Given:
+    def __init__(self, weights: torch.Tensor) -> None:
+        self._weights = weights
+
+    def weights(self, norms: torch.Tensor, threshold: Any) -> torch.Tensor:
+        if self._weights.shape != norms.shape:
+            raise ValueError(
+                f"weights has shape {tuple(self._weights.shape)} for {norms.shape[0]} usable rows; give "
+                "rule objects where "
+                "records may be non-finite"
+            )
+        return self._weights
+
+
+def _private(value: Mapping[str, torch.Tensor], draw: Draw | None) -> dict[str, Private]:
+    return {name: Private(unwrap(tensor), draw) for name, tensor in value.items()}
+
+
+def _without_bad(
+    rows: PrivateRows, norms: torch.Tensor, finite: torch.Tensor
+) -> tuple[Any, torch.Tensor, Private]:
+    """Raw rows and norms of the usable records, and the private count of the others."""
+    raw = rows._rows
+    bad = (~finite).sum()
+    if bool(finite.all()):  # inside the room: the branch changes speed, never the result
+        return raw, norms, Private(bad, rows.draw)
+    keep = finite.nonzero().flatten()
+    return raw.rows(keep), norms[keep], Private(bad, rows.draw)
+
+
+def _one_value_a_record(name: str, values: torch.Tensor) -> torch.Tensor:
+    if not isinstance(values, Private):
+        raise TypeError(
+            f"{name} must be a Private tensor with one value a record, got {type(values).__name__}"
+        )
+    if values.ndim != 1:
+        raise ValueError(f"{name} must have one value a record (shape [B]), got shape {tuple(values.shape)}")
+    return unwrap(values)
+
+
+def indicator(mask: Private, name: str = "count") -> Bounded:
+    """The number of records for which `mask` [B] holds: bound 1 under both relations."""
+    raw = _one_value_a_record("mask", mask)
+    if raw.dtype != torch.bool:
+        raise TypeError(f"mask must be bool, got {raw.dtype}; compare first, or use capped(values, upper)")
+    total = raw.sum().to(torch.float32)
+    return _make({name: Private(total, mask.draw)}, 1.0, 1.0, mask.draw)
+
+
+def capped(values: Private, upper: float, name: str = "sum") -> Bounded:
+    """The sum of `values` [B] cut to [0, upper]: bound `upper`; non-finite ones count zero."""
+    raw = _one_value_a_record("values", values)
+    upper = public_threshold("upper", upper)
+    raw = raw.to(torch.float64 if raw.dtype == torch.float64 else torch.float32)
+    raw = torch.where(torch.isfinite(raw), raw, torch.zeros_like(raw)).clamp(0, upper)
+    return _make({name: Private(raw.sum(), values.draw)}, upper, upper, values.draw)
+
+
+def centred_indicator(mask: Private, name: str = "count") -> Bounded:
+    """The sum of +1/2 for records inside the mask [B] and -1/2 outside: bound 1/2, replace bound 1."""
+    raw = _one_value_a_record("mask", mask)
+    if raw.dtype != torch.bool:
+        raise TypeError(f"mask must be bool, got {raw.dtype}; compare first")
+    total = (raw.to(torch.float32) - 0.5).sum()
+    return _make({name: Private(total, mask.draw)}, 0.5, 1.0, mask.draw)
+
+
+def top_k(
+    rows: PrivateRows, scores: Private, fraction: float, upper: float, lower: float, rule: ClipRule
+) -> Bounded:
+    """The sum in which the top share of records by score is clipped at `upper`, the others at `lower`.
+
+    With k = floor(fraction * B) and ties broken by record position inside the scores (noise the scores by
+    record identity beforehand where ties are likely), one record moves at most one other across the line:
+    bound 2 * upper - lower under add-or-remove, 2 * upper under replace-one.
+
+    Args:
+        rows: rows of the whole draw, not of a micro-batch: the selection needs all scores.
+        scores: [B], higher is taken first.
+        fraction: public share in [0, 1].
+        upper: clip threshold of the selected records.
+        lower: clip threshold of the others, at most `upper`.
+        rule: clip rule for both.
+    """
+    raw = _one_value_a_record("scores", scores)
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction must lie in [0, 1], got {fraction}")
+    upper, lower = public_threshold("upper", upper), public_threshold("lower", lower)
+    if lower > upper:
+        raise ValueError(
+            f"lower={lower} exceeds upper={upper}; the selected records have the larger threshold"
+        )
+    if raw.shape[0] != rows.num_records:
+        raise ValueError(f"scores has {raw.shape[0]} entries for {rows.num_records} rows; give one a record")
+    selected = torch.zeros(raw.shape[0], dtype=torch.bool, device=raw.device)
+    selected[raw.argsort(descending=True, stable=True)[: int(fraction * raw.shape[0])]] = True
+    return clip_selected(rows, Private(selected, rows.draw), upper, lower, rule)
+
+
+def clip_selected(
+    rows: PrivateRows, selected: Private, upper: float, lower: float, rule: ClipRule
+) -> Bounded:
+    """The sum with the `selected` records [B] of a whole-draw top share clipped at `upper`, the others at
+    `lower`.
+
+    The bound 2 * upper - lower holds only if the selection is the top share of the whole draw by a
+    per-record score (see `top_k`); a micro-batch passes its part of that selection.
+    """
+    upper, lower = public_threshold("upper", upper), public_threshold("lower", lower)
+    if lower > upper:
+        raise ValueError(
+            f"lower={lower} exceeds upper={upper}; the selected records have the larger threshold"
+        )
+    mask = _one_value_a_record("selected", selected)
+    norms = unwrap(rows.row_norms())
+    weights = torch.where(mask, limited_weights(rule, norms, upper), limited_weights(rule, norms, lower))
+    kept, _, bad = _without_bad(rows, norms, torch.isfinite(norms))
+    if kept is not rows._rows:
+        weights = weights[torch.isfinite(norms)]
+    return _make(
+        _private(kept.weighted_sums(weights), rows.draw), 2 * upper - lower, 2 * upper, rows.draw, bad
+    )
+
+
+def clip_coordinates(
+    coordinates: Private, rule: ClipRule, threshold: float, name: str = "coordinates"
+) -> Bounded:
+    """The clipped sum of subspace coordinates [B, K] (rows clipped by their own norm): bound C, 2C."""
+    if not isinstance(coordinates, Private) or coordinates.ndim != 2:
+        raise TypeError(
+            "coordinates must be a Private tensor of shape [B, K]; see PrivateRows.coordinates(subspace)"
+        )
+    total = public_threshold("threshold", threshold)
+    raw = unwrap(coordinates)
+    raw = raw.to(torch.float64 if raw.dtype == torch.float64 else torch.float32)
+    norms = raw.norm(dim=1)
+    finite = torch.isfinite(norms)
+    raw, norms = raw[finite], norms[finite]
+    value = Private(limited_weights(rule, norms, total) @ raw, coordinates.draw)
+    return _make(
+        {name: value}, total, 2 * total, coordinates.draw, Private((~finite).sum(), coordinates.draw)
+    )
+
+
+def sums_of(parts: Iterable[Mapping[str, Bounded]]) -> dict[str, Bounded]:
+    """Unite the query results of the micro-batches of a draw, name by name."""
+    results = list(parts)
+    if not results:
+        raise ValueError(
+            "no micro-batch results to unite; run the query at least once, on an empty batch if need be"
+        )
+    return {name: Bounded.union([result[name] for result in results]) for name in results[0]}

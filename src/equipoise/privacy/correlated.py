@@ -1,0 +1,143 @@
+"""Joint releases with correlated noise for sums of the same directions.
+
+Several sums of one draw whose summands are collinear, record by record:
+
+    S_j = sum_i (w_j(n_i) / n_i) g_i,   n_i = |g_i|,   j = 1..m
+
+get noise sigma * (L z)_j with z_1..z_m independent standard normal vectors and L the lower Cholesky factor.
+After whitening by L, a record of norm n contributes a vector of length
+
+    h(n) = |L^-1 (w_1(n), ..., w_m(n))|,
+
+so that sup_n h(n) <= 1 makes the joint release one Gaussian of multiplier sigma (DiceSGD's joint form; Zhang
+et al. 2024 for the method). `radial_sensitivity` finds the supremum numerically.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from .bounded import Bounded, _make, _private, _without_bad, public_threshold
+from .private import PrivateRows, unwrap
+
+RadialWeights = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class CorrelatedNoise:
+    """Noise shared between the sums `names` of a draw.
+
+    Args:
+        names: release names, in the order of the factor's rows; the first one carries the multiplier.
+        cholesky: lower triangular [m, m] in units of the gradient; the noise is `noise_multiplier * cholesky
+            @ z`.
+        radial_weights: from norms [B] to lengths [B, m] of a record's contribution to each sum, non-negative.
+        breakpoints: norms where the weights bend (thresholds); beyond the largest the weights must be
+            constant.
+
+    Raises:
+        ValueError: if the whitened length of some record exceeds 1.
+
+    Example:
+        >>> flat = lambda n: n.clamp(max=2.0)[:, None]
+        >>> noise = CorrelatedNoise(("gradient",), [[2.0]], flat, breakpoints=(2.0,))
+        >>> round(noise.sensitivity, 6)
+        1.0
+    """
+
+    names: tuple[str, ...]
+    cholesky: Sequence[Sequence[float]]
+    radial_weights: RadialWeights
+    breakpoints: tuple[float, ...]
+    sensitivity: float = field(init=False)
+    bounds: tuple[float, ...] = field(init=False)
+    identity: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        factor = np.asarray(self.cholesky, dtype=np.float64)
+        size = len(self.names)
+        if factor.shape != (size, size) or not np.allclose(factor, np.tril(factor)):
+            raise ValueError(
+                f"cholesky must be lower triangular of shape {(size, size)} for names {self.names}"
+            )
+        grid = radial_grid(self.breakpoints)
+        lengths = self._lengths(grid)
+        sensitivity = radial_sensitivity(self.radial_weights, factor, self.breakpoints)
+        if not sensitivity <= 1 + 1e-6:
+            raise ValueError(
+                f"the whitened length of a record reaches {sensitivity:.6g}, above 1: the noise would not "
+                "cover it; multiply "
+                f"cholesky by {sensitivity:.6g}"
+            )
+        object.__setattr__(self, "cholesky", tuple(map(tuple, factor.tolist())))
+        object.__setattr__(self, "sensitivity", sensitivity)
+        object.__setattr__(self, "bounds", tuple(float(b) for b in lengths.max(dim=0).values))
+        text = repr((self.names, self.cholesky, self.breakpoints, lengths.numpy().tobytes().hex()))
+        object.__setattr__(self, "identity", hashlib.sha256(text.encode()).hexdigest()[:16])
+
+    def _lengths(self, norms: torch.Tensor) -> torch.Tensor:
+        lengths = self.radial_weights(norms)
+        if lengths.shape != (norms.shape[0], len(self.names)):
+            raise ValueError(
+                f"radial_weights returned shape {tuple(lengths.shape)}, expected "
+                f"{(norms.shape[0], len(self.names))}"
+            )
+        return lengths
+
+
+def radial_grid(breakpoints: Sequence[float], points: int = 4001) -> torch.Tensor:
+    """Norms from 0 to far beyond the last breakpoint, dense around every breakpoint, float64."""
+    marks = sorted(public_threshold("breakpoints", b) for b in breakpoints)
+    if not marks:
+        raise ValueError("breakpoints is empty; give the norms where the weights bend (the thresholds)")
+    inner = np.concatenate(
+        [np.linspace(0, marks[-1], points), *(m * np.linspace(0.99, 1.01, 201) for m in marks)]
+    )
+    outer = marks[-1] * np.logspace(0, 8, 161)
+    return torch.from_numpy(np.unique(np.concatenate([inner, outer, marks, [0.0]])))
+
+
+def radial_sensitivity(
+    weights: RadialWeights, cholesky: np.ndarray | Sequence, breakpoints: Sequence[float]
+) -> float:
+    """sup_n |L^-1 w(n)| on the grid of `radial_grid`; infinite for negative or non-finite weights or a
+    singular factor.
+
+    A zero on the diagonal of L is allowed where the whitened coordinate vanishes for every norm (two equal
+    sums).
+    """
+    factor = np.asarray(cholesky, dtype=np.float64)
+    lengths = weights(radial_grid(breakpoints)).double().numpy()
+    if not np.isfinite(lengths).all() or (lengths < 0).any():
+        return float("inf")
+    whitened = np.zeros_like(lengths)
+    for j in range(factor.shape[0]):
+        rest = lengths[:, j] - whitened[:, :j] @ factor[j, :j]
+        if factor[j, j] > 0:
+            whitened[:, j] = rest / factor[j, j]
+        elif np.abs(rest).max() > 1e-9 * max(lengths.max(), 1.0):
+            return float("inf")
+    return float(np.sqrt((whitened**2).sum(axis=1)).max())
+
+
+def clip_jointly(rows: PrivateRows, noise: CorrelatedNoise) -> dict[str, Bounded]:
+    """The sums S_j of all names in one contraction; their bounds are sup w_j."""
+    if not isinstance(rows, PrivateRows):
+        raise TypeError(
+            f"rows must be PrivateRows, got {type(rows).__name__}; wrap raw rows: PrivateRows(rows, draw)"
+        )
+    norms = unwrap(rows.row_norms())
+    kept, norms, bad = _without_bad(rows, norms, torch.isfinite(norms))
+    lengths = noise._lengths(norms)
+    weights = torch.where(norms[:, None] > 0, lengths / norms[:, None], torch.zeros_like(lengths))
+    sums = kept.weighted_sums(weights)
+    out = {}
+    for j, (name, bound) in enumerate(zip(noise.names, noise.bounds, strict=True)):
+        value = _private({key: unwrap(tensor)[j] for key, tensor in sums.items()}, rows.draw)
+        out[name] = _make(value, bound, 2 * bound, rows.draw, bad, joint=noise.identity)
+    return out

@@ -1,0 +1,165 @@
+"""The write-ahead journal: what is about to leave is on disk before it leaves.
+
+One line of JSON an entry. An entry is written by one `write` under a file lock and flushed to the operating
+system, so that a killed process loses nothing; with `durable=True` it is also synced to the device, which
+withstands a loss of power. A last line that is torn (the process died within the write) belongs to a release
+that never left and is cut off by the next writer. A damaged line elsewhere is an error: charges would be
+forgotten.
+
+A journal may be shared by many runs over one data set; every entry names its run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .errors import JournalError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: one process a journal
+    fcntl = None  # type: ignore[assignment]
+
+
+class Journal:
+    """A journal in memory (path None) or in a file.
+
+    Args:
+        path: JSON-lines file; made if missing, together with its folder.
+        durable: sync every entry to the device before it counts as written.
+
+    Example:
+        >>> journal = Journal()
+        >>> journal.append({"type": "note"})
+        >>> journal.entries()
+        [{'type': 'note'}]
+    """
+
+    def __init__(self, path: str | os.PathLike | None = None, durable: bool = False) -> None:
+        self.path = None if path is None else Path(path)
+        self.durable = durable
+        self._memory: list[dict[str, Any]] = []
+        self._descriptor: int | None = None
+        self._locks = 0
+        if self.path is not None:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            except OSError as error:
+                raise JournalError(
+                    f"the journal {self.path} cannot be opened ({error}); nothing can be released without "
+                    "it: give a "
+                    "writable path"
+                ) from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the journal: reading and appending within are one step for other processes. May be nested."""
+        if self._descriptor is None or fcntl is None:
+            yield
+            return
+        if self._locks == 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        self._locks += 1
+        try:
+            yield
+        finally:
+            self._locks -= 1
+            if self._locks == 0:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """All whole entries; a torn last line is left out.
+
+        Raises:
+            JournalError: for a damaged line that is not the last.
+        """
+        if self._descriptor is None:
+            return list(self._memory)
+        with self.locked():
+            lines = self._read().split(b"\n")
+        tail = lines.pop()  # empty after a whole line, else torn
+        out = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                entry = json.loads(line)
+                if not isinstance(entry, dict):
+                    raise ValueError("not an object")
+            except ValueError as error:
+                raise JournalError(
+                    f"line {number} of {self.path} is damaged ({error}): charges may be lost, so nothing "
+                    "more can be released "
+                    "under it; restore the file from a copy, or start anew and count the old run as spent "
+                    "in full"
+                ) from error
+            out.append(entry)
+        del tail
+        return out
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """Write an entry and flush it.
+
+        Raises:
+            JournalError: if it cannot be written whole; nothing may leave then.
+        """
+        if self._descriptor is None:
+            self._memory.append(json.loads(json.dumps(entry)))
+            return
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        try:
+            with self.locked():
+                end = self._whole_length()
+                if os.fstat(self._descriptor).st_size > end:
+                    os.ftruncate(self._descriptor, end)
+                os.lseek(self._descriptor, end, os.SEEK_SET)
+                written = os.write(self._descriptor, line)
+                if written != len(line):
+                    os.ftruncate(self._descriptor, end)
+                    raise OSError(f"{written} of {len(line)} bytes written")
+                if self.durable:
+                    os.fsync(self._descriptor)
+        except OSError as error:
+            raise JournalError(
+                f"the journal {self.path} cannot be written ({error}): nothing was released; free space or "
+                "fix the path, "
+                "then resume the run"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file; entries stay."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+            self._memory = []
+
+    def _read(self) -> bytes:
+        assert self._descriptor is not None
+        size = os.fstat(self._descriptor).st_size
+        chunks, offset = [], 0
+        while offset < size:
+            chunk = os.pread(self._descriptor, size - offset, offset)
+            if not chunk:
+                break
+            chunks.append(chunk)
+            offset += len(chunk)
+        return b"".join(chunks)
+
+    def _whole_length(self) -> int:
+        """Length of the file up to the end of its last whole line."""
+        assert self._descriptor is not None
+        end = os.fstat(self._descriptor).st_size
+        while end > 0:
+            start = max(0, end - 65536)
+            found = os.pread(self._descriptor, end - start, start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+        return 0
+
+    def __repr__(self) -> str:
+        return f"Journal({str(self.path) if self.path else 'in memory'}, durable={self.durable})"

@@ -1,0 +1,538 @@
+"""The ledger: the only door out of the private side. It adds the noise and books the event in one call.
+
+Order of a release: check everything, write the journal line, add the noise, hand out. So a crash at any
+point leaves either no line and nothing out, or a line (a charge) whose release can be given again, with the
+same noise, to the same question.
+
+Draws have indices. A ledger that resumes at a saved position opens its draws again; an index whose journal
+line has the same digest (plan, draw, parameters, data, kernels) is replayed: same records, same noise, no
+charge. Any other digest takes the next index that the journal does not hold, with fresh records and fresh
+noise, and is charged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from . import accounts
+from .accounting import EpsilonResult
+from .bounded import Bounded
+from .calibration import Budget
+from .correlated import CorrelatedNoise
+from .digests import Digestible, as_digest
+from .draws import Draw
+from .errors import BudgetError, LedgerError
+from .journal import Journal
+from .noise import Secrets, normal_like
+from .private import Private, unwrap
+from .releases import Pattern, PrivacyPlan
+from .statement import Hole, Statement, make_statement
+
+_ROUNDING = 1 + 1e-6
+Sums = dict[str, dict[str, torch.Tensor]]
+
+
+class Ledger:
+    """Releases of one run, noised and booked.
+
+    Args:
+        plan: what may be released.
+        budget: (epsilon, delta) for everything in the journal, other runs included; None for no limit.
+        journal: where releases are booked; None keeps them in memory.
+        secrets: key of noise and sampling; None takes a fresh key of the operating system.
+        position: number of draws opened when the checkpoint that is resumed was written.
+        data_fingerprint: digest of the records; changed data are never answered with old noise.
+        kernels: digest of kernel choices or of anything else that the numbers depend on.
+        forbid_unproven: refuse `disclose` and `release_unproven` (proven recipes run under it in tests).
+
+    Raises:
+        BudgetError: if the plan, with what the journal already holds, exceeds the budget.
+        LedgerError: if the journal holds this run with another plan.
+
+    Example:
+        >>> from equipoise.privacy import Poisson, PrivateRows, Release, capped
+        >>> plan = PrivacyPlan([Release("total", 1.0, max_bound=5.0)], Poisson(10, 100, 3))
+        >>> ledger = Ledger(plan)
+        >>> draw = ledger.open("batch")
+        >>> values = Private(torch.tensor([1.0, 9.0]), draw)
+        >>> out = ledger.release(draw, {"total": capped(values, upper=5.0)})
+        >>> out["total"]["sum"].shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        budget: Budget | None = None,
+        journal: Journal | None = None,
+        secrets: Secrets | None = None,
+        *,
+        position: int = 0,
+        data_fingerprint: str = "",
+        kernels: str = "",
+        forbid_unproven: bool = False,
+    ) -> None:
+        if isinstance(position, bool) or not isinstance(position, int) or position < 0:
+            raise ValueError(
+                f"position must be a non-negative integer (the saved ledger.position), got {position!r}"
+            )
+        self.plan = plan
+        self.budget = budget
+        self.journal = Journal() if journal is None else journal
+        self.secrets = Secrets() if secrets is None else secrets
+        self.position = position
+        self.data_fingerprint = data_fingerprint
+        self.kernels = kernels
+        self.forbid_unproven = forbid_unproven
+        self.run = self.secrets.identity
+        self._open: dict[Draw, bool] = {}
+        self._patterns = plan.patterns()
+        with self.journal.locked():
+            entries = self.journal.entries()
+            mine = [entry for entry in entries if entry.get("run") == self.run]
+            others = [entry for entry in entries if entry.get("run") != self.run]
+            self._others = accounts.other_runs(others, plan.relation)
+            self._check_budget()
+            self._read_own(mine)
+            if not any(entry["type"] == "run" for entry in mine):
+                self.journal.append(
+                    {
+                        "type": "run",
+                        "run": self.run,
+                        "plan": plan.describe(),
+                        "fingerprint": plan.fingerprint(),
+                        "data": data_fingerprint,
+                        "private": self.secrets.is_private,
+                    }
+                )
+        self._progress = accounts.Progress(self._spent_event, plan.relation)
+
+    # ---- opening draws
+
+    def open(self, name: str = "batch", parameters: Digestible = None) -> Draw:
+        """Open a draw of the plan: decides its index, hence its records and its noise.
+
+        Args:
+            name: draw name of the plan (or a new name, for unproven releases).
+            parameters: all that the releases of this draw depend on besides plan and records (model
+                parameters and method state): named tensors, a digest, or a callable that gives either.
+                Without it a repeated step is always charged again.
+        """
+        text = as_digest(parameters)
+        if text is None:
+            text = (
+                "unique "
+                + hashlib.sha256(
+                    torch.randint(2**62, (4,)).numpy().tobytes() + str(id(self)).encode()
+                ).hexdigest()
+            )
+            text += str(self.position)
+        known = [self.plan.fingerprint(), name, text, self.data_fingerprint, self.kernels]
+        key = hashlib.sha256(json.dumps(known).encode()).hexdigest()
+        index = self.position
+        while index in self._lines and self._lines[index]["hash"] != key:
+            index += 1
+        replayed = index in self._lines
+        if replayed:
+            ordinal = int(self._lines[index]["ordinal"])
+        else:
+            ordinal = self._ordinals.get(name, 0)
+        self._ordinals[name] = max(self._ordinals.get(name, 0), ordinal + 1)
+        self.position = index + 1
+        draw = Draw(name, index, ordinal, key, replayed)
+        self._open[draw] = True
+        return draw
+
+    def sample(self, draw: Draw, num_records: int) -> torch.Tensor:
+        """Sorted positions of the records of `draw`, by the plan's sampling."""
+        return self.plan.sampling_of(draw.name).sample(self.secrets, draw, num_records)
+
+    # ---- releasing
+
+    def release(self, draw: Draw, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None = None) -> Sums:
+        """Add noise to the bounded sums of a draw, book them as one event, and hand them out.
+
+        Args:
+            draw: an open draw; a draw is released once.
+            sums: {release name: bounded sum}.
+            noise: correlated noise for sums made by `clip_jointly`; all its names are released together.
+
+        Returns:
+            {release name: {tensor name: noised tensor}}, float32 at least.
+
+        Raises:
+            LedgerError: if the plan does not hold the releases, a bound is too large, the count has run out,
+                the draw is not open or a sum is not finite. Nothing leaves and nothing is charged.
+        """
+        sums = dict(sums)
+        self._check_draw(draw)
+        pattern = self._check_sums(draw, sums, noise)
+        bounds = {name: sums[name].add_remove for name in sorted(sums)}
+        if draw.replayed:
+            booked = self._lines[draw.index].get("bounds")
+            if booked != bounds:
+                raise LedgerError(
+                    f"draw {draw.index} repeats a journaled release with other bounds or names ({booked}, "
+                    f"now {bounds}): the "
+                    "same noise would serve two questions; put the thresholds and the method's state into "
+                    "`parameters`"
+                )
+        else:
+            assert pattern is not None
+            line = self._line("release", draw)
+            line.update(bounds=bounds, pattern=sorted(pattern.names))
+            line["multipliers"] = {name: self.plan[name].noise_multiplier for name in bounds}
+            self.journal.append(line)
+            self._lines[draw.index] = line
+            self._used[pattern] = self._used.get(pattern, 0) + 1
+        self._open[draw] = False
+        generators: dict[torch.device, torch.Generator] = {}
+        if noise is not None:
+            return self._correlated(draw, sums, noise, generators)
+        out: Sums = {}
+        for name in sorted(sums):
+            std = self.plan[name].noise_multiplier * sums[name].add_remove
+            out[name] = self._noised(draw, sums[name].value, std, "noise", generators)
+        return {name: out[name] for name in sums}
+
+    def _noised(
+        self,
+        draw: Draw,
+        value: Mapping[str, torch.Tensor],
+        std: float,
+        purpose: str,
+        generators: dict[torch.device, torch.Generator],
+    ) -> dict[str, torch.Tensor]:
+        out = {}
+        for name in sorted(value):
+            raw = unwrap(value[name])
+            if raw.device not in generators:
+                generators[raw.device] = self.secrets.generator(purpose, draw.index, raw.device)
+            out[name] = normal_like(raw, std, generators[raw.device]).add_(raw)
+        return {name: out[name] for name in value}
+
+    def _correlated(
+        self,
+        draw: Draw,
+        sums: Mapping[str, Bounded],
+        noise: CorrelatedNoise,
+        generators: dict[torch.device, torch.Generator],
+    ) -> Sums:
+        scale = self.plan[noise.names[0]].noise_multiplier
+        out: Sums = {name: {} for name in noise.names}
+        for tensor in sorted(sums[noise.names[0]].value):
+            raw = {name: unwrap(sums[name].value[tensor]) for name in noise.names}
+            first = raw[noise.names[0]]
+            if first.device not in generators:
+                generators[first.device] = self.secrets.generator("noise", draw.index, first.device)
+            normals = [normal_like(first, 1.0, generators[first.device]) for _ in noise.names]
+            for j, name in enumerate(noise.names):
+                total = raw[name].to(normals[0].dtype).clone()
+                for k in range(j + 1):
+                    total.add_(normals[k], alpha=scale * noise.cholesky[j][k])
+                out[name][tensor] = total
+        return {name: out[name] for name in sums}
+
+    # ---- what is not proved
+
+    def disclose(self, value: Any, hole: str) -> Any:
+        """Hand out a private value as it is. The run's guarantee is lost, and the statement says why.
+
+        Args:
+            value: a `Private` tensor or a mapping of them.
+            hole: why, in a sentence for the statement.
+        """
+        self._unproven("disclose", hole)
+        self.journal.append({"type": "hole", "kind": "disclose", "run": self.run, "hole": hole})
+        self._holes.setdefault(hole, Hole("disclose", hole, 0)).count += 1
+        if isinstance(value, Mapping):
+            return {name: unwrap(tensor) for name, tensor in value.items()}
+        return unwrap(value)
+
+    def release_unproven(
+        self,
+        draw: Draw,
+        name: str,
+        value: Mapping[str, Private],
+        std: float,
+        *,
+        hole: str,
+        through: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None,
+        like: Mapping[str, torch.Tensor] | None = None,
+        worst_case_multiplier: float | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Add noise of a scale that no proof covers, and hand out. The guarantee becomes `none`, or
+        `worst_case`.
+
+        Args:
+            draw: an open draw; may also hold a proven release.
+            name: name for the journal; once a draw.
+            value: named private tensors.
+            std: noise standard deviation.
+            hole: what is not proved, in a sentence for the statement.
+            through: public linear map applied to the noise before it is added (e.g. a projection).
+            like: public tensors that give the shapes of the noise fed to `through`; default the value's.
+            worst_case_multiplier: std over a proved worst-case change of the value (under the plan's
+                relation, given all earlier releases, without amplification); with it the statement reports a
+                worst-case epsilon.
+        """
+        self._unproven("release_unproven", hole)
+        if draw not in self._open:
+            raise LedgerError(f"{draw} was not opened by this ledger; use ledger.open(name, parameters)")
+        if not math.isfinite(std) or std < 0:
+            raise LedgerError(f"std of unproven release {name!r} must be finite and not negative, got {std}")
+        key = f"{name}@{draw.index}@{draw.parameters}"
+        if key not in self._unproven_done:
+            line = self._line("unproven", draw)
+            line.update(name=name, std=std, hole=hole, worst_case_multiplier=worst_case_multiplier)
+            self.journal.append(line)
+            self._book_unproven(line)
+        generators: dict[torch.device, torch.Generator] = {}
+        purpose = f"unproven noise {name}"
+        if through is None:
+            return self._noised(draw, value, std, purpose, generators)
+        shapes = value if like is None else like
+        zero = {key: torch.zeros_like(unwrap(tensor)) for key, tensor in shapes.items()}
+        noise = through(self._noised(draw, zero, std, purpose, generators))
+        return {key: unwrap(tensor) + noise[key] for key, tensor in value.items()}
+
+    def _unproven(self, what: str, hole: str) -> None:
+        if not isinstance(hole, str) or not hole.strip():
+            raise LedgerError(f"{what} needs `hole`: a sentence that says what is not proved")
+        if self.forbid_unproven:
+            raise LedgerError(f"{what} is forbidden under this ledger (forbid_unproven=True); hole: {hole}")
+
+    # ---- what was spent
+
+    def spent(self, delta: float | None = None) -> EpsilonResult:
+        """Epsilon of all that has been released so far, the journal's other runs included."""
+        return accounts.exact(self._spent_event(), self._delta(delta), self.plan.relation)
+
+    def progress(self, delta: float | None = None) -> float:
+        """Epsilon so far to about 2%, cheap enough for a progress bar (interpolated, cached)."""
+        used, total = sum(self._used.values()), sum(p.count for p in self._patterns)
+        return self._progress(used / total, self._delta(delta))
+
+    @property
+    def releases_left(self) -> dict[str, int]:
+        """Draws left for each draw name."""
+        left: dict[str, int] = {}
+        for pattern in self._patterns:
+            left[pattern.draw] = left.get(pattern.draw, 0) + pattern.count - self._used.get(pattern, 0)
+        return left
+
+    @property
+    def guarantee(self) -> str:
+        """ "proven", "worst_case" or "none"."""
+        if any(hole.kind == "disclose" or hole.worst_case is None for hole in self._holes.values()):
+            return "none"
+        return "worst_case" if self._holes else "proven"
+
+    def statement(self, **facts: Any) -> Statement:
+        """What this run may claim; `facts` as in `make_statement`, and `delta`."""
+        return make_statement(
+            plan=self.plan,
+            spent=None if self.guarantee == "none" else self.spent(self._delta(facts.pop("delta", None))),
+            delta=self.budget.delta if self.budget else None,
+            guarantee=self.guarantee,
+            holes=list(self._holes.values()),
+            private=self.secrets.is_private,
+            used={p: self._used.get(p, 0) for p in self._patterns},
+            other_runs=len(self._others),
+            **facts,
+        )
+
+    def close(self) -> None:
+        """Book that the run has ended: what it reserved and did not use is free again for others."""
+        self.journal.append({"type": "close", "run": self.run})
+
+    # ---- inside
+
+    def _delta(self, delta: float | None) -> float:
+        if delta is None and self.budget is None:
+            raise ValueError("delta must be given: this ledger has no budget to take it from")
+        return delta if delta is not None else self.budget.delta  # type: ignore[union-attr]
+
+    def _check_budget(self) -> None:
+        if self.budget is None:
+            return
+        event = accounts.compose([self.plan.event(), *self._others.values()])
+        total = accounts.exact(event, self.budget.delta, self.plan.relation).value
+        if total > self.budget.epsilon * (1 + 1e-9):
+            before = accounts.exact(
+                accounts.compose(self._others.values()), self.budget.delta, self.plan.relation
+            ).value
+            raise BudgetError(
+                f"the plan would bring the journal's total to epsilon={total:.4g} at "
+                f"delta={self.budget.delta:g}, above the "
+                f"budget of {self.budget.epsilon:g} (other runs: {before:.4g}). Nothing was spent. "
+                "Calibrate the plan to what is "
+                "left, close finished runs that used less than they reserved, or raise the budget"
+            )
+
+    def _read_own(self, entries: list[dict[str, Any]]) -> None:
+        self._lines: dict[int, dict[str, Any]] = {}
+        self._used: dict[Pattern, int] = {}
+        self._ordinals: dict[str, int] = {}
+        self._holes: dict[str, Hole] = {}
+        self._unproven_done: set[str] = set()
+        self._worst_case: list[float] = []
+        for entry in entries:
+            if entry["type"] == "run" and entry["fingerprint"] != self.plan.fingerprint():
+                raise LedgerError(
+                    "the journal holds this run with another plan; a run keeps its plan. Start a new run "
+                    "folder (a new key) for the "
+                    "new plan: the old one stays charged"
+                )
+            if entry["type"] == "release":
+                self._lines[entry["index"]] = entry
+                pattern = next(
+                    p
+                    for p in self._patterns
+                    if p.draw == entry["draw"] and sorted(p.names) == entry["pattern"]
+                )
+                self._used[pattern] = self._used.get(pattern, 0) + 1
+                self._ordinals[entry["draw"]] = max(
+                    self._ordinals.get(entry["draw"], 0), entry["ordinal"] + 1
+                )
+            elif entry["type"] == "unproven":
+                self._lines.setdefault(entry["index"], entry)
+                self._book_unproven(entry)
+            elif entry["type"] == "hole":
+                self._holes.setdefault(entry["hole"], Hole("disclose", entry["hole"], 0)).count += 1
+
+    def _book_unproven(self, line: dict[str, Any]) -> None:
+        self._unproven_done.add(f"{line['name']}@{line['index']}@{line['hash']}")
+        hole = self._holes.setdefault(line["hole"], Hole("release_unproven", line["hole"], 0, 0.0))
+        hole.count += 1
+        multiplier = line["worst_case_multiplier"]
+        if multiplier is None or hole.worst_case is None:
+            hole.worst_case = None
+        else:
+            hole.worst_case += multiplier**-2
+
+    def _line(self, kind: str, draw: Draw) -> dict[str, Any]:
+        return {
+            "type": kind,
+            "run": self.run,
+            "index": draw.index,
+            "draw": draw.name,
+            "ordinal": draw.ordinal,
+            "hash": draw.parameters,
+            "data": self.data_fingerprint,
+        }
+
+    def _spent_event(self, fraction: float | None = None) -> Any:
+        """Event of what is spent, or of a fraction of the plan, with the other runs."""
+        counts = {p: self._used.get(p, 0) for p in self._patterns}
+        if fraction is not None:
+            counts = {p: min(p.count, math.ceil(fraction * p.count)) for p in self._patterns}
+        events = [self.plan.event(counts), *self._others.values()]
+        worst = sum(hole.worst_case or 0.0 for hole in self._holes.values())
+        return accounts.compose(events, worst)
+
+    def _check_draw(self, draw: Draw) -> None:
+        if not isinstance(draw, Draw):
+            raise TypeError(f"draw must be a Draw from ledger.open(), got {type(draw).__name__}")
+        if draw not in self._open:
+            raise LedgerError(f"{draw} was not opened by this ledger; use ledger.open(name, parameters)")
+        if not self._open[draw]:
+            raise LedgerError(
+                f"draw {draw.index} ({draw.name!r}) was released already; open a new draw for a new release"
+            )
+
+    def _check_sums(
+        self, draw: Draw, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None
+    ) -> Pattern | None:
+        if not sums:
+            raise LedgerError(
+                "nothing to release: sums is empty; do not release a draw that no sum came from"
+            )
+        joint = None if noise is None else noise.identity
+        for name, bounded in sums.items():
+            self._check_sum(draw, name, bounded, joint)
+        if noise is not None and set(noise.names) != set(sums):
+            raise LedgerError(
+                f"correlated noise covers {noise.names}, but {sorted(sums)} are released; release them "
+                "together"
+            )
+        groups = {self.plan[name].correlated_with or name for name in sums}
+        if noise is not None and groups != {noise.names[0]}:
+            raise LedgerError(
+                f"the plan does not hold {noise.names} as one correlated release: all but "
+                f"{noise.names[0]!r} need "
+                f"correlated_with={noise.names[0]!r}"
+            )
+        if noise is None and any(self.plan[name].correlated_with for name in sums):
+            raise LedgerError(
+                f"the plan holds {sorted(sums)} with correlated noise; pass noise=CorrelatedNoise(...)"
+            )
+        if draw.replayed:
+            return None
+        names = frozenset(sums)
+        fitting = [p for p in self._patterns if p.draw == draw.name and names <= p.names]
+        if not fitting:
+            raise LedgerError(f"the plan holds no draw {draw.name!r} that releases {sorted(names)} together")
+        left = [p for p in fitting if self._used.get(p, 0) < p.count]
+        if not left:
+            raise LedgerError(
+                f"the plan's {sum(p.count for p in fitting)} releases of {sorted(names)} on draw "
+                f"{draw.name!r} are used up; plan "
+                "more steps (a step repeated after a resume with other numbers counts again)"
+            )
+        count = sum(p.count for p in self._patterns if p.draw == draw.name)
+        if draw.ordinal >= count:
+            raise LedgerError(
+                f"draw {draw.name!r} was opened {draw.ordinal + 1} times, the plan holds {count}; open "
+                "only draws that are released"
+            )
+        return min(left, key=lambda p: (len(p.names), sorted(p.names)))
+
+    def _check_sum(self, draw: Draw, name: str, bounded: Bounded, joint: str | None) -> None:
+        if not isinstance(bounded, Bounded):
+            raise TypeError(
+                f"sums[{name!r}] must be Bounded, got {type(bounded).__name__}; bound it: clip, indicator, "
+                "capped or top_k"
+            )
+        try:
+            release = self.plan[name]
+        except ValueError as error:
+            raise LedgerError(str(error)) from None
+        if release.draw != draw.name:
+            raise LedgerError(f"release {name!r} belongs to draw {release.draw!r}, not to {draw.name!r}")
+        if bounded.draw != draw:
+            raise LedgerError(
+                f"sums[{name!r}] comes from {bounded.draw}, not from the draw being released, {draw}"
+            )
+        if bounded.joint != joint:
+            raise LedgerError(
+                f"sums[{name!r}] was made for correlated noise {bounded.joint}, but is released with "
+                f"{joint}; sums of "
+                "clip_jointly(rows, noise) go with release(..., noise=noise) and no others do"
+            )
+        if not 0 < bounded.add_remove <= release.max_bound * _ROUNDING:
+            raise LedgerError(
+                f"sums[{name!r}] has bound {bounded.add_remove:g}; the plan allows a positive bound of at "
+                "most "
+                f"{release.max_bound:g}: plan a larger max_bound"
+            )
+        if bounded.replace > release.replace_ratio * bounded.add_remove * _ROUNDING:
+            raise LedgerError(
+                f"sums[{name!r}] has a replace-one bound {bounded.replace:g}, above "
+                f"replace_ratio={release.replace_ratio} times its "
+                f"add-or-remove bound {bounded.add_remove:g}; plan the release with a larger replace_ratio"
+            )
+        for tensor, value in bounded.value.items():
+            raw = unwrap(value)
+            if raw.numel() and not bool(torch.isfinite(raw.sum())) and not bool(torch.isfinite(raw).all()):
+                raise LedgerError(
+                    f"sums[{name!r}][{tensor!r}] is not finite though bad records were left out: a bug in "
+                    "a factor or a "
+                    "kernel, or an overflow. Nothing was released"
+                )

@@ -1,0 +1,185 @@
+"""Secrets: the key of the operating system, and the generators of noise and sampling that follow from it.
+
+Every release has its own generator, keyed by SHAKE-256(key, purpose, index). A resumed run gets the same
+stream for the same index whatever happened before, and two indices share nothing.
+
+On the CPU a generator is a Mersenne twister. `manual_seed` would fill it from 32 bits only, so all 624 words
+of its state are filled from the hash. On other devices the generator (Philox) takes a seed of 64 bits.
+
+What this withstands: an observer of the outputs cannot guess the key, and streams of two releases are
+unrelated. What it does not: the twister is not a cryptographic generator. Its state could be solved from
+19,937 exact output bits; the released numbers are rounded sums of data and transformed outputs, from which
+no such attack is known to us, but none is excluded by proof. Nor is the Gaussian exact: floating-point
+outputs have holes (Mironov 2012).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+_WORDS = 624
+_SEED_BYTES, _LEFT_BYTES = 8, 4
+
+
+class Secrets:
+    """A 32-byte key and the generators that it keys.
+
+    Args:
+        directory: folder of the run; the key lives in `directory/private/key` with mode 0600 and is read
+            back when the run resumes. None keeps it in memory.
+        reproducible_seed: derive the key from this public number. Two runs then agree bit by bit, and
+            nothing is private: the statement says NOT PRIVATE.
+
+    Example:
+        >>> secrets = Secrets(reproducible_seed=1)
+        >>> a = torch.rand(3, generator=secrets.noise_generator(0))
+        >>> bool((a == torch.rand(3, generator=secrets.noise_generator(0))).all())
+        True
+        >>> secrets.is_private
+        False
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike | None = None, reproducible_seed: int | None = None
+    ) -> None:
+        self.is_private = reproducible_seed is None
+        self.path: Path | None = None
+        if reproducible_seed is not None:
+            if isinstance(reproducible_seed, bool) or not isinstance(reproducible_seed, int):
+                raise TypeError(f"reproducible_seed must be an integer or None, got {reproducible_seed!r}")
+            self._key: bytes | None = hashlib.sha256(
+                f"equipoise reproducible {reproducible_seed}".encode()
+            ).digest()
+        elif directory is None:
+            self._key = os.urandom(32)
+        else:
+            self.path = Path(directory) / "private" / "key"
+            self._key = _load_or_create(self.path)
+
+    @property
+    def key(self) -> bytes:
+        """The key.
+
+        Raises:
+            RuntimeError: after `delete`.
+        """
+        if self._key is None:
+            raise RuntimeError("the key of this run was deleted at its end; start a new run with new Secrets")
+        return self._key
+
+    @property
+    def identity(self) -> str:
+        """A public name of the key (a hash): runs with the same key are the same run in a journal."""
+        return hashlib.sha256(b"equipoise key identity" + self.key).hexdigest()[:16]
+
+    def delete(self) -> None:
+        """Forget the key and overwrite and remove its file. Later releases are impossible."""
+        if self.path is not None and self.path.exists():
+            with contextlib.suppress(OSError):
+                self.path.write_bytes(b"\0" * 32)
+            self.path.unlink()
+        self._key = None
+
+    def __enter__(self) -> Secrets:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._key = None
+
+    def __repr__(self) -> str:
+        return f"Secrets(identity={self.identity!r}, is_private={self.is_private})"
+
+    def __reduce_ex__(self, protocol: object) -> str:
+        raise TypeError(
+            "Secrets cannot be pickled: the key must not be copied into checkpoints; reopen "
+            "Secrets(directory)"
+        )
+
+    def noise_generator(self, index: int, device: torch.device | str = "cpu") -> torch.Generator:
+        """The generator of the noise of release `index`."""
+        return self.generator("noise", index, device)
+
+    def sampling_generator(self, index: int) -> torch.Generator:
+        """The generator of the records of draw `index`; always on the CPU."""
+        return self.generator("sampling", index)
+
+    def generator(self, purpose: str, index: int, device: torch.device | str = "cpu") -> torch.Generator:
+        """A fresh generator keyed by (key, purpose, index)."""
+        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+            raise ValueError(f"index must be a non-negative integer, got {index!r}")
+        message = b"equipoise generator" + self.key + len(purpose).to_bytes(8, "big") + purpose.encode()
+        stream = hashlib.shake_256(message + index.to_bytes(16, "big"))
+        device = torch.device(device)
+        if device.type != "cpu":
+            seed = int.from_bytes(stream.digest(8), "little") & (2**63 - 1)
+            generator = torch.Generator(device)
+            generator.manual_seed(seed)
+            return generator
+        return _twister(stream.digest(4 * _WORDS))
+
+
+def _twister(words: bytes) -> torch.Generator:
+    """A CPU generator whose twister state is `words` (624 little-endian words of 32 bits)."""
+    generator = torch.Generator()
+    generator.manual_seed(0)  # a fresh state: no cached normals, the next number asks for a new block
+    state = generator.get_state().clone()
+    # Layout: seed u64, left i32, seeded i32, next u64, then the 624 words, each in a u64 slot.
+    start = _SEED_BYTES + 2 * _LEFT_BYTES + 8
+    slots = state[start : start + 8 * _WORDS].view(_WORDS, 8)
+    fill = torch.frombuffer(bytearray(words), dtype=torch.uint8).view(_WORDS, 4)
+    slots[:, :4] = fill
+    slots[:, 4:] = 0
+    generator.set_state(state)
+    return generator
+
+
+def _load_or_create(path: Path) -> bytes:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        key = path.read_bytes()
+        if len(key) != 32 or key == b"\0" * 32:
+            raise RuntimeError(
+                f"the key file {path} is damaged ({len(key)} bytes, 32 expected): the run cannot resume "
+                "with the same "
+                "noise; remove the file to continue with a new key, and the journal will charge the "
+                "repeated steps"
+            ) from None
+        return key
+    key = os.urandom(32)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(key)
+        file.flush()
+        os.fsync(file.fileno())
+    return key
+
+
+def add_noise(
+    sums: dict[str, torch.Tensor], std: float, generators: dict[torch.device, torch.Generator]
+) -> dict[str, torch.Tensor]:
+    """`sums` plus independent normal noise of standard deviation `std`, in float32 at least.
+
+    Tensors are visited in the order of their names; `generators` holds one running generator a device.
+    """
+    out = {}
+    for name in sorted(sums):
+        value = sums[name]
+        noise = normal_like(value, std, generators[value.device])
+        out[name] = noise.add_(value)  # the noise buffer becomes the result: no further copy
+    return {name: out[name] for name in sums}
+
+
+def normal_like(value: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:
+    """Normal noise in the shape of `value`, float64 if it is, float32 otherwise."""
+    dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
+    noise = torch.empty(value.shape, dtype=dtype, device=value.device)
+    return noise.normal_(0.0, std, generator=generator) if std > 0 else noise.zero_()

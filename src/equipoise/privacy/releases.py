@@ -1,0 +1,240 @@
+"""Releases and plans: what will leave the private side, fixed before training from public constants alone.
+
+Releases that share a draw are one vector-valued Gaussian query. With each sum divided by its own bound times
+its noise multiplier, one record moves the vector by at most (z_1^-2 + z_2^-2 + ...)^(1/2), so the event is
+one Gaussian of multiplier
+
+    z = (z_1^-2 + z_2^-2 + ...)^(-1/2)
+
+taken on the draw's sampling. Under replace-one every sum may move by `replace_ratio` times its add-or-remove
+bound, to which the noise is scaled: z_j becomes z_j / replace_ratio_j. For Poisson sampling the ratio is
+always taken as 2: the amplification proof needs the pair of points at distance 2 whatever their actual
+distance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import dp_accounting
+
+from .accounting import EpsilonResult, check_relation, epsilon
+from .errors import PlanError, check_count, check_positive
+from .sampling import Poisson, Sampling, sampling_from
+
+
+@dataclass(frozen=True)
+class Release:
+    """One kind of noised quantity.
+
+    Args:
+        name: its name in the ledger and the statement.
+        noise_multiplier: noise standard deviation divided by the add-or-remove bound of the released sum.
+        max_bound: largest add-or-remove bound that a release of this name may have.
+        count: number of releases; None takes the steps of its sampling.
+        draw: name of the draw; releases with one draw name share its draws and are one joint Gaussian event.
+        sampling: sampling of the draw; None takes the plan's.
+        replace_ratio: largest ratio of the replace-one bound to the add-or-remove bound: 2 for clipped sums,
+            1 for sums of values in [0, U].
+        correlated_with: name of the release whose correlated noise covers this one; it then adds nothing to
+            the event.
+    """
+
+    name: str
+    noise_multiplier: float
+    max_bound: float
+    count: int | None = None
+    draw: str = "batch"
+    sampling: Sampling | None = None
+    replace_ratio: float = 2.0
+    correlated_with: str | None = None
+
+    def __post_init__(self) -> None:
+        for label in ("name", "draw"):
+            value = getattr(self, label)
+            if not isinstance(value, str) or not value:
+                raise TypeError(f"{label} must be a non-empty string, got {value!r}")
+        check_positive("noise_multiplier", self.noise_multiplier)
+        if not math.isinf(self.max_bound):
+            check_positive("max_bound", self.max_bound)
+        if self.count is not None:
+            check_count("count", self.count, "the number of releases")
+        if not 1 <= self.replace_ratio <= 2:
+            raise ValueError(
+                f"replace_ratio={self.replace_ratio} is outside [1, 2]: replacing a record is removing one "
+                "and adding another"
+            )
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Releases that share a draw, and how many draws do so."""
+
+    draw: str
+    names: frozenset[str]
+    count: int
+    sampling: Sampling = field(compare=False)
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """All releases of a run, their sampling and the neighbouring relation.
+
+    Args:
+        releases: the releases; names are unique.
+        sampling: sampling of every draw that does not name its own.
+        relation: "add_or_remove_one" or "replace_one".
+
+    Example:
+        >>> plan = PrivacyPlan([Release("gradient", 1.0, max_bound=1.0)], Poisson(256, 60_000, 4700))
+        >>> round(plan.epsilon(1e-5).value, 3)
+        1.571
+    """
+
+    releases: tuple[Release, ...]
+    sampling: Sampling
+    relation: str = "add_or_remove_one"
+
+    def __init__(
+        self, releases: Sequence[Release], sampling: Sampling, relation: str = "add_or_remove_one"
+    ) -> None:
+        object.__setattr__(self, "releases", tuple(releases))
+        object.__setattr__(self, "sampling", sampling)
+        object.__setattr__(self, "relation", check_relation(relation))
+        if not isinstance(sampling, Sampling):
+            raise TypeError(
+                "sampling must be Poisson, WithoutReplacement, FullBatch or Unamplified, got "
+                f"{type(sampling).__name__}"
+            )
+        names = [release.name for release in self.releases]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise PlanError(f"release names must be unique; repeated: {twice}")
+        for release in self.releases:
+            other = release.correlated_with
+            if other is None:
+                continue
+            if other not in names:
+                raise PlanError(
+                    f"release {release.name!r} is correlated_with {other!r}, which the plan does not hold"
+                )
+            head = self[other]
+            if (
+                head.correlated_with is not None
+                or head.draw != release.draw
+                or self.count(head) != self.count(release)
+            ):
+                raise PlanError(
+                    f"releases {release.name!r} and {other!r} are correlated: they need the same draw and "
+                    "count, and "
+                    f"{other!r} must not be correlated with a third"
+                )
+        self.patterns()  # raises for inconsistent draws
+
+    def __getitem__(self, name: str) -> Release:
+        for release in self.releases:
+            if release.name == name:
+                return release
+        raise PlanError(f"the plan holds no release {name!r}; it holds {[r.name for r in self.releases]}")
+
+    def sampling_of(self, draw: str) -> Sampling:
+        """The sampling of the draws of this name."""
+        named = [release for release in self.releases if release.draw == draw]
+        if not named:
+            raise PlanError(
+                f"the plan holds no draw {draw!r}; it holds {sorted({r.draw for r in self.releases})}"
+            )
+        found = {release.sampling for release in named}
+        if len(found) > 1:
+            raise PlanError(f"releases of draw {draw!r} name different samplings: {sorted(map(repr, found))}")
+        return named[0].sampling or self.sampling
+
+    def count(self, release: Release) -> int:
+        """The number of releases of this kind."""
+        return release.count if release.count is not None else self.sampling_of(release.draw).steps
+
+    def patterns(self) -> tuple[Pattern, ...]:
+        """Which releases share a draw, and how often.
+
+        Releases of one draw name with different counts are nested: the rarer ones happen on draws of the
+        more frequent.
+        """
+        out = []
+        for draw in dict.fromkeys(release.draw for release in self.releases):
+            sampling = self.sampling_of(draw)
+            members = [release for release in self.releases if release.draw == draw]
+            done = 0
+            for count in sorted({self.count(release) for release in members}):
+                names = frozenset(release.name for release in members if self.count(release) >= count)
+                out.append(Pattern(draw, names, count - done, sampling))
+                done = count
+        return tuple(out)
+
+    def combined_multiplier(self, names: frozenset[str], sampling: Sampling) -> float:
+        """The multiplier of the joint event, relative to the sensitivity under the plan's relation."""
+        total = 0.0
+        for name in sorted(names):
+            release = self[name]
+            if release.correlated_with is not None:
+                continue
+            ratio = 1.0
+            if self.relation == "replace_one":
+                poisson = isinstance(sampling, Poisson) and sampling.sampling_rate < 1
+                ratio = 2.0 if poisson else release.replace_ratio
+            total += (ratio / release.noise_multiplier) ** 2
+        return total**-0.5
+
+    def event(self, counts: Mapping[Pattern, int] | None = None) -> dp_accounting.DpEvent:
+        """The event of the whole plan, or of the given numbers of draws for each pattern."""
+        by_draw: dict[tuple[str, float], int] = {}
+        for pattern in self.patterns():
+            count = pattern.count if counts is None else counts.get(pattern, 0)
+            if count > 0:
+                key = (pattern.draw, self.combined_multiplier(pattern.names, pattern.sampling))
+                by_draw[key] = by_draw.get(key, 0) + count
+        events = [self.sampling_of(draw).event(z, count) for (draw, z), count in by_draw.items()]
+        return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
+
+    def epsilon(self, delta: float) -> EpsilonResult:
+        """Epsilon of the whole plan at delta."""
+        return epsilon(self.event(), delta, self.relation)
+
+    def describe(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        rows = []
+        for release in self.releases:
+            sampling = self.sampling_of(release.draw)
+            rows.append(
+                {
+                    "name": release.name,
+                    "noise_multiplier": release.noise_multiplier,
+                    "max_bound": None if math.isinf(release.max_bound) else release.max_bound,
+                    "count": self.count(release),
+                    "draw": release.draw,
+                    "sampling": sampling.describe(),
+                    "replace_ratio": release.replace_ratio,
+                    "correlated_with": release.correlated_with,
+                }
+            )
+        return {"relation": self.relation, "releases": rows}
+
+    @staticmethod
+    def from_description(description: Mapping[str, Any]) -> PrivacyPlan:
+        """The plan that `describe` wrote."""
+        releases = []
+        for row in description["releases"]:
+            fields = dict(row)
+            fields["sampling"] = sampling_from(fields["sampling"])
+            fields["max_bound"] = math.inf if fields["max_bound"] is None else fields["max_bound"]
+            releases.append(Release(**fields))
+        return PrivacyPlan(releases, releases[0].sampling, description["relation"])  # type: ignore[arg-type]
+
+    def fingerprint(self) -> str:
+        """Hash of everything that the plan fixes."""
+        text = json.dumps(self.describe(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

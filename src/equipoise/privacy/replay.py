@@ -1,0 +1,84 @@
+"""A ledger that answers with recorded releases: for tests that change the data while forcing the same
+releases.
+
+Two runs over neighbouring data that are forced to the same transcript have the same public state at every
+step. What still differs is private, and must lie within the bounds; this is how a test compares bounded sums
+step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .bounded import Bounded
+from .draws import Draw
+from .ledger import Ledger, Sums
+from .private import unwrap
+from .releases import PrivacyPlan
+
+
+class Transcript(list[Sums]):
+    """Releases in their order."""
+
+
+class RecordingLedger(Ledger):
+    """A ledger that also keeps the raw sums and the releases, for tests.
+
+    Attributes:
+        transcript: releases handed out so far.
+        sums: raw sums before noise, with the same shape as the transcript. For tests alone.
+    """
+
+    def __init__(self, plan: PrivacyPlan, *args: Any, **kwargs: Any) -> None:
+        super().__init__(plan, *args, **kwargs)
+        self.transcript = Transcript()
+        self.sums: list[Sums] = []
+
+    def release(self, draw: Draw, sums: Mapping[str, Bounded], noise: Any = None) -> Sums:
+        """As `Ledger.release`, recorded."""
+        out = super().release(draw, sums, noise)
+        self.sums.append(_raw_sums(sums))
+        self.transcript.append({n: {k: t.clone() for k, t in v.items()} for n, v in out.items()})
+        return out
+
+
+class ReplayLedger(RecordingLedger):
+    """A ledger that checks and books as usual, but hands out the releases of a transcript.
+
+    Args:
+        transcript: releases of an earlier run, in order.
+        plan: the plan of that run.
+
+    Raises:
+        IndexError: on release, when the transcript has ended.
+        ValueError: on release, when names or shapes differ from the transcript's.
+    """
+
+    def __init__(self, transcript: Sequence[Sums], plan: PrivacyPlan, *args: Any, **kwargs: Any) -> None:
+        super().__init__(plan, *args, **kwargs)
+        self._answers = list(transcript)
+        self._next = 0
+
+    def release(self, draw: Draw, sums: Mapping[str, Bounded], noise: Any = None) -> Sums:
+        """As `Ledger.release`, with the transcript's answer instead of fresh noise."""
+        if self._next >= len(self._answers):
+            raise IndexError(
+                f"the transcript holds {len(self._answers)} releases; a further one was asked for"
+            )
+        answer = self._answers[self._next]
+        shapes = {n: {k: t.shape for k, t in b.value.items()} for n, b in sums.items()}
+        recorded = {n: {k: t.shape for k, t in v.items()} for n, v in answer.items()}
+        if shapes != recorded:
+            raise ValueError(f"release {self._next} asks for {shapes}, the transcript holds {recorded}")
+        super().release(draw, sums, noise)
+        self._next += 1
+        out: Sums = {n: {k: t.clone() for k, t in v.items()} for n, v in answer.items()}
+        self.transcript[-1] = {n: {k: t.clone() for k, t in v.items()} for n, v in out.items()}
+        return out
+
+
+def _raw_sums(sums: Mapping[str, Bounded]) -> Sums:
+    return {n: {k: torch.as_tensor(unwrap(t)).clone() for k, t in b.value.items()} for n, b in sums.items()}

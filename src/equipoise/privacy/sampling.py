@@ -1,0 +1,288 @@
+"""Sampling schemes: the sampler and the accounting event come from one object.
+
+| scheme | one draw | its event with noise multiplier z |
+|---|---|---|
+| `Poisson` | each record by itself with probability q | Poisson-sampled Gaussian |
+| `WithoutReplacement` | a uniform subset of batch_size | Gaussian sampled without replacement |
+| `FullBatch` | all records | Gaussian |
+| `Unamplified` | each record once an epoch | one Gaussian an epoch |
+
+`population` is a public constant: the user states it. It sets q, and nothing here is computed from the
+number of records that are really there.
+
+`Unamplified` deals every record independently to one of the `round(population / batch_size)` draws of an
+epoch. The batch of one record does not depend on the presence of another, so given the assignment of the
+others, a record meets one Gaussian an epoch, under both relations; dealing consecutive slices of one
+permutation would not have this under add-or-remove.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import dp_accounting
+import torch
+
+from .draws import Draw, as_draw
+from .errors import check_count, check_positive
+from .noise import Secrets
+
+
+class Sampling(ABC):
+    """What all schemes share: the public population and the number of draws (steps)."""
+
+    population: int
+    steps: int
+
+    @property
+    @abstractmethod
+    def sampling_rate(self) -> float:
+        """Probability that a given record enters a given draw."""
+
+    @property
+    @abstractmethod
+    def expected_size(self) -> float:
+        """Expected number of records in a draw: the public divisor of noised sums."""
+
+    @abstractmethod
+    def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
+        """The accounting event of `count` draws whose sums get noise of this multiplier."""
+
+    @abstractmethod
+    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
+        """Sorted positions of the records of the draw, int64, shape [size of the draw]."""
+
+    def describe(self) -> dict[str, Any]:
+        """Name and arguments, for fingerprints and statements."""
+        arguments = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {"scheme": type(self).__name__, **arguments}
+
+
+def _check_records(num_records: int) -> int:
+    if not isinstance(num_records, int) or num_records < 0:
+        raise ValueError(f"num_records must be a non-negative integer, got {num_records!r}")
+    return num_records
+
+
+def _check_population(population: int) -> int:
+    return check_count("population", population, "the public number of records, which the user states")
+
+
+@dataclass(frozen=True)
+class Poisson(Sampling):
+    """Poisson sampling: every record enters a draw independently with probability q.
+
+    Args:
+        expected_batch_size: expected records a draw, in (0, population].
+        population: public number of records; q = expected_batch_size / population.
+        steps: number of draws.
+
+    Example:
+        >>> Poisson(expected_batch_size=256, population=60_000, steps=4700).sampling_rate
+        0.004266666666666667
+    """
+
+    expected_batch_size: float
+    population: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_positive("expected_batch_size", self.expected_batch_size)
+        _check_population(self.population)
+        check_count("steps", self.steps, "the number of draws")
+        if self.expected_batch_size > self.population:
+            raise ValueError(
+                f"expected_batch_size={self.expected_batch_size} exceeds population={self.population}: the "
+                "sampling rate "
+                "would be above 1; lower expected_batch_size or use FullBatch"
+            )
+
+    @property
+    def sampling_rate(self) -> float:
+        """q = expected_batch_size / population."""
+        return self.expected_batch_size / self.population
+
+    @property
+    def expected_size(self) -> float:
+        """The expected batch size."""
+        return float(self.expected_batch_size)
+
+    def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
+        """Poisson-sampled Gaussian, `count` times (a plain Gaussian where q is 1)."""
+        gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+        if self.sampling_rate >= 1:
+            return dp_accounting.SelfComposedDpEvent(gaussian, count)
+        return dp_accounting.SelfComposedDpEvent(
+            dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian), count
+        )
+
+    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
+        """Sorted positions; independent coins with 53 random bits each."""
+        generator = secrets.sampling_generator(as_draw(draw).index)
+        coins = torch.rand(_check_records(num_records), generator=generator, dtype=torch.float64)
+        return (coins < self.sampling_rate).nonzero().flatten()
+
+
+@dataclass(frozen=True)
+class WithoutReplacement(Sampling):
+    """A uniform subset of a fixed size, drawn afresh every time. Only valid under replace-one.
+
+    Args:
+        batch_size: records a draw, in [1, population].
+        population: the number of records; under replace-one it is public and equals the number present.
+        steps: number of draws.
+    """
+
+    batch_size: int
+    population: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_count("batch_size", self.batch_size, "the number of records a draw")
+        _check_population(self.population)
+        check_count("steps", self.steps, "the number of draws")
+        if self.batch_size > self.population:
+            raise ValueError(
+                f"batch_size={self.batch_size} exceeds population={self.population}; lower it or use "
+                "FullBatch"
+            )
+
+    @property
+    def sampling_rate(self) -> float:
+        """batch_size / population."""
+        return self.batch_size / self.population
+
+    @property
+    def expected_size(self) -> float:
+        """The batch size."""
+        return float(self.batch_size)
+
+    def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
+        """Gaussian sampled without replacement, `count` times."""
+        gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+        if self.batch_size == self.population:
+            return dp_accounting.SelfComposedDpEvent(gaussian, count)
+        return dp_accounting.SelfComposedDpEvent(
+            dp_accounting.SampledWithoutReplacementDpEvent(self.population, self.batch_size, gaussian), count
+        )
+
+    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
+        """Sorted positions of a uniform subset.
+
+        Raises:
+            ValueError: if the number of records is not the public population.
+        """
+        if _check_records(num_records) != self.population:
+            raise ValueError(
+                f"num_records={num_records} differs from population={self.population}: sampling without "
+                "replacement is "
+                "accounted under replace-one, where the number of records is public; state the true "
+                "population, or use Poisson"
+            )
+        generator = secrets.sampling_generator(as_draw(draw).index)
+        return torch.randperm(num_records, generator=generator)[: self.batch_size].sort().values
+
+
+@dataclass(frozen=True)
+class FullBatch(Sampling):
+    """All records in every draw.
+
+    Args:
+        population: public number of records, the divisor of the sums.
+        steps: number of draws.
+    """
+
+    population: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_population(self.population)
+        check_count("steps", self.steps, "the number of draws")
+
+    @property
+    def sampling_rate(self) -> float:
+        """1."""
+        return 1.0
+
+    @property
+    def expected_size(self) -> float:
+        """The population."""
+        return float(self.population)
+
+    def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
+        """A Gaussian, `count` times."""
+        return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(noise_multiplier), count)
+
+    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
+        """All positions."""
+        return torch.arange(_check_records(num_records))
+
+
+@dataclass(frozen=True)
+class Unamplified(Sampling):
+    """Epochs in which every record is used once, without privacy amplification.
+
+    For data that come in an order nobody can call a fresh random sample. Dearer than Poisson, and honest.
+
+    Args:
+        batch_size: expected records a draw, in (0, population].
+        population: public number of records.
+        steps: number of draws.
+    """
+
+    batch_size: int
+    population: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_count("batch_size", self.batch_size, "the expected number of records a draw")
+        _check_population(self.population)
+        check_count("steps", self.steps, "the number of draws")
+        if self.batch_size > self.population:
+            raise ValueError(
+                f"batch_size={self.batch_size} exceeds population={self.population}; lower it or use "
+                "FullBatch"
+            )
+
+    @property
+    def draws_per_epoch(self) -> int:
+        """Number of draws that together use every record once."""
+        return max(1, round(self.population / self.batch_size))
+
+    @property
+    def sampling_rate(self) -> float:
+        """Share of the records in a draw; it amplifies nothing here."""
+        return 1 / self.draws_per_epoch
+
+    @property
+    def expected_size(self) -> float:
+        """population / draws_per_epoch."""
+        return self.population / self.draws_per_epoch
+
+    def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
+        """One Gaussian for every epoch that the draws of ordinal 0 to `count` - 1 touch."""
+        epochs = math.ceil(count / self.draws_per_epoch)
+        return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(noise_multiplier), epochs)
+
+    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
+        """Sorted positions of the records dealt to slot `ordinal % draws_per_epoch` of the draw's epoch."""
+        draw = as_draw(draw)
+        epoch, slot = divmod(draw.ordinal, self.draws_per_epoch)
+        generator = secrets.generator(f"epoch {draw.name}", epoch)
+        slots = torch.randint(self.draws_per_epoch, (_check_records(num_records),), generator=generator)
+        return (slots == slot).nonzero().flatten()
+
+
+SCHEMES: dict[str, type[Sampling]] = {
+    c.__name__: c for c in (Poisson, WithoutReplacement, FullBatch, Unamplified)
+}
+
+
+def sampling_from(description: Mapping[str, Any]) -> Sampling:
+    """The scheme that `Sampling.describe` wrote."""
+    arguments = dict(description)
+    return SCHEMES[arguments.pop("scheme")](**arguments)

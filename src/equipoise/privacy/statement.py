@@ -1,0 +1,207 @@
+"""The statement: what a run may claim, as data and as a paragraph."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .accounting import EpsilonResult
+from .releases import Pattern, PrivacyPlan
+
+GUARANTEES = ("proven", "worst_case", "none")
+
+
+@dataclass
+class Hole:
+    """A step that no proof covers.
+
+    Attributes:
+        kind: "disclose" (a raw value steered the run) or "release_unproven" (noise of unproved scale).
+        reason: the sentence given with it.
+        count: how often.
+        worst_case: sum of inverse squared worst-case multipliers; None if there is no worst-case bound.
+    """
+
+    kind: str
+    reason: str
+    count: int
+    worst_case: float | None = None
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a run may claim. Plain data; publishable.
+
+    Attributes:
+        guarantee: "proven", "worst_case" or "none".
+        epsilon: the true epsilon at `delta`; None if and only if the guarantee is "none".
+        epsilon_claimed: what the recipe's publication claims, if anything.
+        private: False if noise and sampling follow from a public seed: NOT PRIVATE.
+        warnings: sentences on doubtful choices.
+    """
+
+    recipe: str
+    guarantee: str
+    relation: str
+    unit: str
+    epsilon: float | None
+    delta: float | None
+    accountant: str | None
+    interval: float | None
+    cross_check: float | None
+    epsilon_claimed: float | None
+    private: bool
+    releases: list[dict[str, Any]]
+    assumptions: list[str]
+    holes: list[dict[str, Any]]
+    warnings: list[str]
+    other_runs: int = 0
+    plan: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The statement as indented JSON."""
+        return json.dumps(asdict(self), indent=2, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Statement:
+        """The statement that `to_json` wrote."""
+        return Statement(**json.loads(text))
+
+    def paragraph(self) -> str:
+        """The statement in plain English."""
+        parts = []
+        if not self.private:
+            parts.append(
+                "NOT PRIVATE: noise and sampling follow from a public seed, so that anyone can subtract "
+                "the noise. The figures "
+                "below are those of the same run with a secret key."
+            )
+        change = "adding or removing" if self.relation == "add_or_remove_one" else "replacing"
+        if self.guarantee == "none":
+            parts.append(f"This run ({self.recipe} recipe) carries no privacy guarantee.")
+        else:
+            by = {"pld": "privacy loss distributions", "rdp": "Renyi differential privacy"}.get(
+                self.accountant or "", "the closed form for Gaussians"
+            )
+            kind = "is" if self.guarantee == "proven" else "is, in the worst case,"
+            parts.append(
+                f"This run ({self.recipe} recipe) {kind} ({self.epsilon:.4g}, "
+                f"{self.delta:g})-differentially private with respect to "
+                f"{change} one {self.unit}, by {by}."
+            )
+            if self.cross_check is not None:
+                parts.append(f"Renyi accounting gives {self.cross_check:.4g} as a cross-check.")
+            else:
+                parts.append("No second accountant covers this event as a cross-check.")
+        if self.epsilon_claimed is not None:
+            parts.append(
+                f"The published recipe claims epsilon = {self.epsilon_claimed:.4g}; that claim is not "
+                "proven here."
+            )
+        if self.other_runs:
+            parts.append(f"The figure includes {self.other_runs} other run(s) over the same data.")
+        if self.releases:
+            listed = "; ".join(
+                f"{r['name']} (noise multiplier {r['noise_multiplier']:.4g}, bound at most "
+                f"{'any' if r['max_bound'] is None else format(r['max_bound'], 'g')}, {r['used']} of "
+                f"{r['count']} times)"
+                for r in self.releases
+            )
+            parts.append(f"Released: {listed}.")
+        if self.assumptions:
+            parts.append("Taken as public or assumed: " + "; ".join(self.assumptions) + ".")
+        if self.holes:
+            parts.append(
+                "Not proved: " + "; ".join(f"{h['reason']} ({h['count']} times)" for h in self.holes) + "."
+            )
+        parts += [f"Warning: {warning}." for warning in self.warnings]
+        return " ".join(parts)
+
+    def __str__(self) -> str:
+        return self.paragraph()
+
+
+def make_statement(
+    plan: PrivacyPlan,
+    spent: EpsilonResult | None,
+    delta: float | None,
+    guarantee: str,
+    holes: Sequence[Hole],
+    private: bool,
+    used: Mapping[Pattern, int],
+    other_runs: int = 0,
+    recipe: str = "library",
+    unit: str = "record",
+    assumptions: Sequence[str] = (),
+    epsilon_claimed: float | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Statement:
+    """Build the statement of a run.
+
+    Args:
+        plan: the run's plan.
+        spent: epsilon of what was released; None for guarantee "none".
+        delta: delta of the statement where `spent` is None.
+        guarantee: "proven", "worst_case" or "none".
+        holes: steps without proof.
+        private: whether the key is secret.
+        used: draws made, by pattern.
+        other_runs: how many other runs the figure includes.
+        recipe: "library" or "as_published".
+        unit: the unit of privacy.
+        assumptions: what else was taken as public; population and sampling are always listed.
+        epsilon_claimed: figure of the publication.
+        facts: further plain data.
+    """
+    if guarantee not in GUARANTEES:
+        raise ValueError(f"guarantee must be one of {GUARANTEES}, got {guarantee!r}")
+    epsilon = None
+    if guarantee != "none" and spent is not None:
+        epsilon = spent.value if math.isfinite(spent.value) else None
+        guarantee = guarantee if epsilon is not None else "none"
+    delta = spent.delta if spent is not None else delta
+    rows, public = [], []
+    for release in plan.describe()["releases"]:
+        count = sum(n for pattern, n in used.items() if release["name"] in pattern.names)
+        rows.append({**release, "used": count})
+        scheme = release["sampling"]
+        text = (
+            f"population {scheme['population']} and sampling {scheme['scheme']} of draw {release['draw']!r}"
+        )
+        if text not in public:
+            public.append(text)
+    public.append("data validated before the mechanism started")
+    warnings = []
+    populations = [row["sampling"]["population"] for row in rows]
+    if delta is not None and populations and delta >= 1 / max(populations):
+        warnings.append(
+            f"delta={delta:g} is not below 1/population = {1 / max(populations):.3g}; a mechanism that "
+            "publishes a whole record "
+            "with that probability would satisfy it"
+        )
+    if epsilon is not None and epsilon > 10:
+        warnings.append(f"epsilon={epsilon:.4g} is so large that it promises little")
+    return Statement(
+        recipe=recipe,
+        guarantee=guarantee,
+        relation=plan.relation,
+        unit=unit,
+        epsilon=epsilon,
+        delta=delta,
+        accountant=None if epsilon is None or spent is None else spent.accountant,
+        interval=None if epsilon is None or spent is None else spent.interval,
+        cross_check=None if epsilon is None or spent is None else spent.cross_check,
+        epsilon_claimed=epsilon_claimed,
+        private=private,
+        releases=rows,
+        assumptions=[*public, *assumptions],
+        holes=[{"kind": h.kind, "reason": h.reason, "count": h.count} for h in holes],
+        warnings=warnings,
+        other_runs=other_runs,
+        plan=plan.fingerprint(),
+        facts=dict(facts or {}),
+    )
