@@ -218,14 +218,15 @@ class DenseFactor(Factor):
         g = widen(self.g)
         weights = weights.to(g.dtype)
         if g.is_contiguous():
-            return torch.mm(weights.t(), g.view(g.shape[0], self.shape.numel())).view(-1, *self.shape)
+            out = torch.mm(weights.t(), g.view(g.shape[0], self.shape.numel()))
+            return out.view(weights.shape[1], *self.shape)
         # Rows that lie in memory in another order (channels last) are multiplied in that order, not copied.
         strides = g.stride()
         order = sorted(range(1, g.ndim), key=lambda d: -strides[d])
         permuted = g.permute(0, *order)
         out = torch.mm(weights.t(), permuted.reshape(g.shape[0], self.shape.numel()))
         inverse = [order.index(d) + 1 for d in range(1, g.ndim)]
-        return out.view(-1, *permuted.shape[1:]).permute(0, *inverse)
+        return out.view(weights.shape[1], *permuted.shape[1:]).permute(0, *inverse)
 
     @override
     def materialise(self) -> Tensor:

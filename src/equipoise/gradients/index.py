@@ -107,7 +107,7 @@ class IndexFactor(Factor):
         flat = self.index.reshape(-1)
         for k in range(weights.shape[1]):
             out[k].index_add_(0, flat, (b * weights[:, k, None, None]).reshape(-1, b.shape[2]))
-        return out.view(-1, *self.shape)
+        return out.view(weights.shape[1], *self.shape)
 
     @override
     def materialise(self) -> Tensor:

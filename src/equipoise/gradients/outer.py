@@ -130,7 +130,7 @@ class OuterFactor(Factor):
     @override
     def materialise(self) -> Tensor:
         a, b = widen(self.a), widen(self.b)
-        return torch.bmm(b.transpose(1, 2), a).view(-1, *self.shape)
+        return torch.bmm(b.transpose(1, 2), a).view(self.num_records, *self.shape)
 
     @override
     def rows(self, index: Tensor | slice) -> OuterFactor:
