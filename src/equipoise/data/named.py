@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from equipoise.data.cifar import load_cifar
 from equipoise.data.digits import load_digits
-from equipoise.data.files import DataError, MissingDataError, PathLike
+from equipoise.data.files import DataError, MissingDataError, PathLike, find_file
+from equipoise.data.forms import ADULT, MUSHROOM
 from equipoise.data.idx import IDX_FILES, load_idx_pair
+from equipoise.data.medmnist import load_medmnist
 from equipoise.data.records import DataSet, Records
+from equipoise.data.tables import read_libsvm, read_table
+from equipoise.data.text import HashingTokenizer, read_labelled_text
 
 __all__ = ["NAMED", "NamedSet", "load"]
 
@@ -43,13 +48,60 @@ class NamedSet:
     vocabulary_size: int | None = None
 
 
-def _idx(name: str) -> Callable[[PathLike], tuple[Records, Records]]:
+Parts = tuple[Records, Records]
+_TOKENIZER = HashingTokenizer()
+
+
+def _idx(name: str) -> Callable[[PathLike], Parts]:
     return lambda folder: (
         load_idx_pair(folder, "train", name=name),
         load_idx_pair(folder, "test", name=name),
     )
 
 
+def _cifar(num_classes: int) -> Callable[[PathLike], Parts]:
+    return lambda folder: (
+        load_cifar(folder, "train", num_classes=num_classes),
+        load_cifar(folder, "test", num_classes=num_classes),
+    )
+
+
+def _medmnist(name: str, num_classes: int) -> Callable[[PathLike], Parts]:
+    return lambda folder: (
+        load_medmnist(folder, "train", name=name, num_classes=num_classes),
+        load_medmnist(folder, "test", name=name, num_classes=num_classes),
+    )
+
+
+def _adult(folder: PathLike) -> Parts:
+    train, test = (find_file(folder, name, subfolders=["adult"]) for name in ("adult.data", "adult.test"))
+    return read_table(train, ADULT), read_table(test, ADULT)
+
+
+def _a9a(folder: PathLike) -> Parts:
+    train, test = (find_file(folder, name, subfolders=["a9a"]) for name in ("a9a", "a9a.t"))
+    return read_libsvm(train, 123), read_libsvm(test, 123)
+
+
+def _mushroom(folder: PathLike) -> Parts:
+    # there is no published split; this one is fixed and depends on the published number of rows alone
+    rows = read_table(find_file(folder, "agaricus-lepiota.data", subfolders=["mushroom"]), MUSHROOM)
+    return rows.split(0.8, seed=0)
+
+
+def _glue(folder: PathLike) -> Parts:
+    # the published test file of GLUE has no labels, so the development part is the test set, as is usual
+    train, test = (find_file(folder, name, subfolders=["sst2"]) for name in ("train.tsv", "dev.tsv"))
+    return read_labelled_text(train, _TOKENIZER), read_labelled_text(test, _TOKENIZER)
+
+
+def _sentences(folder: PathLike) -> Parts:
+    paths = (find_file(folder, f"stsa.binary.{part}", subfolders=["sst2"]) for part in ("train", "test"))
+    train, test = (read_labelled_text(path, _TOKENIZER, text=1, label=0, delimiter=" ") for path in paths)
+    return train, test
+
+
+_DIGITS = tuple("0123456789")
 _CLOTHES = (
     "T-shirt/top",
     "trouser",
@@ -62,14 +114,71 @@ _CLOTHES = (
     "bag",
     "ankle boot",
 )
+_THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR10 = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
 NAMED: dict[str, NamedSet] = {
     "digits": NamedSet(1_437, 10, "8 x 8 grey images of handwritten digits"),
-    "mnist": NamedSet(
-        60_000, 10, "28 x 28 grey images of handwritten digits", _IDX, _idx("mnist"), tuple("0123456789")
-    ),
+    "mnist": NamedSet(60_000, 10, "28 x 28 grey images of handwritten digits", _IDX, _idx("mnist"), _DIGITS),
     "fashion-mnist": NamedSet(
         60_000, 10, "28 x 28 grey images of clothes", _IDX, _idx("fashion-mnist"), _CLOTHES
+    ),
+    "cifar10": NamedSet(50_000, 10, "32 x 32 colour images of things", _CIFAR10, _cifar(10), _THINGS),
+    "cifar100": NamedSet(
+        50_000, 100, "32 x 32 colour images of things", ("train.bin", "test.bin"), _cifar(100)
+    ),
+    "adult": NamedSet(
+        32_561,
+        2,
+        "answers to a census form, one-hot and scaled",
+        ("adult.data", "adult.test"),
+        _adult,
+        ("<=50K", ">50K"),
+    ),
+    "a9a": NamedSet(
+        32_561, 2, "123 binary features of the same census form", ("a9a", "a9a.t"), _a9a, ("<=50K", ">50K")
+    ),
+    "mushroom": NamedSet(
+        6_499,
+        2,
+        "22 attributes of a mushroom, one-hot",
+        ("agaricus-lepiota.data",),
+        _mushroom,
+        ("edible", "poisonous"),
+    ),
+    "sst2": NamedSet(
+        67_349,
+        2,
+        "phrases of film reviews, hashed tokens",
+        ("train.tsv", "dev.tsv"),
+        _glue,
+        ("negative", "positive"),
+        _TOKENIZER.vocabulary_size,
+    ),
+    "sst2-sentences": NamedSet(
+        6_920,
+        2,
+        "sentences of film reviews, hashed tokens",
+        ("stsa.binary.train", "stsa.binary.test"),
+        _sentences,
+        ("negative", "positive"),
+        _TOKENIZER.vocabulary_size,
+    ),
+    "pneumoniamnist": NamedSet(
+        4_708,
+        2,
+        "28 x 28 chest X-rays",
+        ("pneumoniamnist.npz",),
+        _medmnist("pneumoniamnist", 2),
+        ("normal", "pneumonia"),
+    ),
+    "breastmnist": NamedSet(
+        546,
+        2,
+        "28 x 28 breast ultrasound images",
+        ("breastmnist.npz",),
+        _medmnist("breastmnist", 2),
+        ("malignant", "normal or benign"),
     ),
 }
 

@@ -1,0 +1,152 @@
+import gzip
+import os
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise import data
+from equipoise.data.custom import load_dataset, load_function
+from equipoise.data.features import ScatteringFeatures, features_of
+
+# train size, test size, shape of one input: the published numbers
+PUBLISHED = {
+    "mnist": (60_000, 10_000, (1, 28, 28)),
+    "fashion-mnist": (60_000, 10_000, (1, 28, 28)),
+    "adult": (32_561, 16_281, (104,)),
+    "a9a": (32_561, 16_281, (123,)),
+    "mushroom": (6_499, 1_625, (125,)),
+    "sst2": (67_349, 872, (64,)),
+    "sst2-sentences": (6_920, 1_821, (64,)),
+    "pneumoniamnist": (4_708, 624, (1, 28, 28)),
+    "breastmnist": (546, 156, (1, 28, 28)),
+    "cifar10": (50_000, 10_000, (3, 32, 32)),
+}
+
+
+@pytest.fixture
+def real() -> Path:
+    folder = os.environ.get("EQUIPOISE_DATA")
+    if not folder:
+        pytest.skip("EQUIPOISE_DATA does not name a folder with the real data sets")
+    return Path(folder)
+
+
+def test_unknown_name_lists_the_choices() -> None:
+    with pytest.raises(
+        ValueError, match=r"'minst' is not.*digits, mnist, fashion-mnist.*package\.module:function"
+    ):
+        data.load("minst")
+
+
+@pytest.mark.parametrize("name", [name for name in data.NAMED if name != "digits"])
+def test_missing_folder_and_files_say_what_belongs_where(name: str, tmp_path: Path) -> None:
+    with pytest.raises(data.MissingDataError) as caught:
+        data.load(name)
+    assert all(file in str(caught.value) for file in data.NAMED[name].files)
+    with pytest.raises(data.MissingDataError) as caught:
+        data.load(name, tmp_path)
+    assert data.NAMED[name].files[0] in str(caught.value)
+    with pytest.raises(FileNotFoundError, match="not a folder"):
+        data.load(name, tmp_path / "absent")
+
+
+def test_a_part_of_a_named_set_is_refused(tmp_path: Path) -> None:
+    for part in ("train", "t10k"):
+        for kind, shape in (("images-idx3", (2, 28, 28)), ("labels-idx1", (2,))):
+            size = 2 * 784 if len(shape) == 3 else 2
+            content = (
+                struct.pack(">HBB", 0, 8, len(shape)) + struct.pack(f">{len(shape)}I", *shape) + bytes(size)
+            )
+            (tmp_path / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(data.DataError, match=r"hold 2 training records.*60000"):
+        data.load("mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", [*(n for n in PUBLISHED if n != "cifar10"), pytest.param("cifar10", marks=pytest.mark.slow)]
+)
+def test_real_sets(name: str, real: Path) -> None:
+    train, test, shape = PUBLISHED[name]
+    dataset = data.load(name, real)
+    assert (len(dataset.train), len(dataset.test), dataset.input_shape) == (train, test, shape)
+    assert dataset.population == train
+    if dataset.vocabulary_size is not None:
+        assert int(dataset.train.fields["input"].max()) < dataset.vocabulary_size
+
+
+def test_every_published_set_is_in_the_table() -> None:
+    assert {name: data.NAMED[name].population for name in PUBLISHED} == {
+        n: row[0] for n, row in PUBLISHED.items()
+    }
+
+
+@pytest.mark.slow
+def test_a_linear_model_on_scattering_features_of_mnist(real: Path) -> None:
+    """Without privacy about 99% are reached; that is what makes the features worth their name."""
+    dataset = features_of(data.load("mnist", real), ScatteringFeatures((28, 28)))
+    x, y = dataset.train.fields["input"].flatten(1), dataset.train.fields["label"]
+    torch.manual_seed(0)
+    model = torch.nn.Linear(x.shape[1], 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
+    for _ in range(6):
+        for index in torch.randperm(len(x)).split(512):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[index]), y[index]).backward()
+            optimizer.step()
+    test = dataset.test[:]
+    accuracy = (model(test["input"].flatten(1)).argmax(1) == test["label"]).double().mean().item()
+    assert accuracy > 0.985
+
+
+SOURCE = """
+import torch
+from equipoise.data import DataSet, Records
+
+def make(folder=None):
+    rows = Records({"input": torch.zeros(3, 2), "label": torch.tensor([0, 1, 0])})
+    return DataSet(folder or "mine", rows, rows, population=3, num_classes=2)
+
+def number():
+    return 7
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_data_for_test.py").write_text(SOURCE)
+    (tmp_path / "my_broken_data_for_test.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_data_for_test", raising=False)
+    return "my_data_for_test"
+
+
+def test_data_of_the_users_own(module: str) -> None:
+    assert load_dataset(f"{module}:make").population == 3
+    assert load_dataset(f"{module}:make", population=10).population == 10
+    assert load_dataset(f"{module}:make", folder="there").name == "there"
+    with pytest.raises(TypeError, match="returned a int"):
+        load_dataset(f"{module}:number")
+    with pytest.raises(data.DataError, match="population=0"):
+        load_dataset(f"{module}:make", population=0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ("{}", ValueError, "form package.module:function"),
+        ("{}:", ValueError, "form package.module:function"),
+        ("{}:no such", ValueError, "form package.module:function"),
+        ("{}:absent", ValueError, "has no 'absent'"),
+        ("{}:constant", TypeError, "not a function"),
+        ("module_that_is_not_there:f", ValueError, "there is no module"),
+        ("my_broken_data_for_test:f", ModuleNotFoundError, "a_module_that_is_not_there"),
+    ],
+)
+def test_custom_names_are_checked(module: str, spec: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        load_function(spec.format(module))

@@ -1,0 +1,132 @@
+import gzip
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise.data.files import DataError, MissingDataError
+from equipoise.data.forms import ADULT, MUSHROOM
+from equipoise.data.tables import Category, Label, Number, Skip, Table, read_libsvm, read_table
+
+FORM = Table(
+    (
+        Number("age", 0, 100),
+        Category("job", ("baker", "smith"), unknown="?"),
+        Skip("id"),
+        Number("gain", 0, 999, log=True),
+        Label("class", ("low", "high"), strip="."),
+    ),
+    comment="|",
+)
+
+
+def write(folder: Path, text: str, name: str = "t.csv") -> Path:
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+def test_typed_columns(tmp_path: Path, name: str) -> None:
+    text = "|a comment\n75, smith, 17, 0, high.\n-5, ?, x, 999, low\n\n200,baker,,9,low\n\n"
+    records = read_table(write(tmp_path, text, name), FORM)
+    middle = 2 * math.log(10) / math.log(1000) - 1
+    expected = torch.tensor([[0.5, 0, 1, -1], [-1, 0, 0, 1], [1, 1, 0, middle]])
+    torch.testing.assert_close(records.fields["input"], expected)
+    assert records.fields["label"].tolist() == [1, 0, 0]
+    assert FORM.num_features == 4
+
+
+def test_encoding_of_a_row_does_not_depend_on_other_rows(tmp_path: Path) -> None:
+    row = "40, baker, 1, 5, low\n"
+    alone = read_table(write(tmp_path, row), FORM).fields["input"]
+    among = read_table(write(tmp_path, row + "99, smith, 2, 900, high\n" * 3), FORM).fields["input"]
+    assert torch.equal(alone[0], among[0])
+
+
+def test_tabs_and_header(tmp_path: Path) -> None:
+    form = Table((Number("x", 0, 1), Label("y", ("a", "b"))), delimiter="\t", header=True)
+    assert len(read_table(write(tmp_path, "x\ty\n0.5\tb\n"), form)) == 1
+    with pytest.raises(DataError, match="header"):
+        read_table(write(tmp_path, "y\tx\n0.5\tb\n"), form)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("40, carpenter, 1, 5, low", r"line 2, column 'job': 'carpenter' is not a declared category"),
+        ("nan, baker, 1, 5, low", r"column 'age': 'nan' is not a finite number"),
+        ("inf, baker, 1, 5, low", r"column 'age': 'inf' is not a finite number"),
+        (", baker, 1, 5, low", r"column 'age': '' is not a finite number"),
+        ("forty, baker, 1, 5, low", r"column 'age': 'forty'"),
+        ("40, baker, 1, 5, middle", r"column 'class': 'middle' is not a declared class"),
+        ("40, baker, 1, 5", "4 cells where 5"),
+        ("40, baker, 1, 5, low, 6", "6 cells where 5"),
+    ],
+)
+def test_bad_cells_name_their_place(tmp_path: Path, row: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_table(write(tmp_path, f"1, baker, 1, 1, low\n{row}\n"), FORM)
+
+
+def test_empty_and_missing_tables(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no rows"):
+        read_table(write(tmp_path, "|only a comment\n"), FORM)
+    with pytest.raises(MissingDataError):
+        read_table(tmp_path / "absent", FORM)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Number("x", 1, 1),
+        lambda: Number("x", 0, math.inf),
+        lambda: Category("x", ("a", "a")),
+        lambda: Category("x", ()),
+        lambda: Table((Number("x", 0, 1),)),
+        lambda: Table((Label("y", ("a", "b")), Label("z", ("a", "b")), Number("x", 0, 1))),
+        lambda: Table((Label("y", ("a", "b")), Skip("x"))),
+    ],
+)
+def test_declarations_are_checked(make) -> None:
+    with pytest.raises(ValueError, match="column"):
+        make()
+
+
+def test_named_forms() -> None:
+    assert (len(ADULT.columns), ADULT.num_features, ADULT.num_classes) == (15, 104, 2)
+    assert (len(MUSHROOM.columns), MUSHROOM.num_classes) == (23, 2)
+
+
+@pytest.mark.parametrize("name", ["rows", "rows.gz"])
+def test_libsvm(tmp_path: Path, name: str) -> None:
+    records = read_libsvm(write(tmp_path, "-1 1:0.5 4:-2 \n+1\n\n+1 2:1e1 # remark\n", name), 4)
+    assert records.fields["input"].tolist() == [[0.5, 0, 0, -2], [0, 0, 0, 0], [0, 10, 0, 0]]
+    assert records.fields["label"].tolist() == [0, 1, 1]
+    assert read_libsvm(write(tmp_path, "3 1:1\n"), 1, {"3": 2}).num_classes == 3
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("+1 5:1", "line 2: the index 5 is out of range.*1 .. 4"),
+        ("+1 0:1", "index 0 is out of range"),
+        ("+1 2:1 2:1", "indices increase"),
+        ("+1 3:1 2:1", "indices increase"),
+        ("+1 1:nan", "not finite"),
+        ("+1 1", "index:value"),
+        ("+1 a:1", "index:value"),
+        ("2 1:1", "label '2'"),
+    ],
+)
+def test_bad_libsvm_rows(tmp_path: Path, row: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_libsvm(write(tmp_path, f"-1 1:1\n{row}\n"), 4)
+
+
+def test_empty_libsvm(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no rows"):
+        read_libsvm(write(tmp_path, "\n"), 4)
+    with pytest.raises(ValueError, match="num_features"):
+        read_libsvm(write(tmp_path, "\n"), 0)
