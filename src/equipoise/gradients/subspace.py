@@ -7,9 +7,9 @@ A subspace has columns V [P, K], seldom held as such:
     gram()         = V^T V   [K, K]
 
 The columns need not be orthonormal; ``gram()`` says what they are. For a column vec(u w^T) of a matrix
-parameter (Khatri-Rao structure) the coordinate of a factor's row is ``sum_s (b_s . u)(a_s . w)``, and the Gram
-matrix is ``(U^T U) * (W^T W)``, so that no column is formed. Columns that are combinations of public rows,
-``V = G_pub^T W``, need only the cross-Gram matrix of public and private rows.
+parameter (Khatri-Rao structure) the coordinate of a factor's row is ``sum_s (b_s . u)(a_s . w)``, and the
+Gram matrix is ``(U^T U) * (W^T W)``, so that no column is formed. Columns that are combinations of public
+rows, ``V = G_pub^T W``, need only the cross-Gram matrix of public and private rows.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class HeldSubspace(Subspace):
         columns: parameter name -> [K, *shape].
 
     >>> V = HeldSubspace({"w": torch.eye(2, 3)})
-    >>> V.coordinates(DenseGradients({"w": torch.tensor([[1.0, 2.0, 3.0]])})), V.lift(torch.tensor([1.0, 0.5]))
+    >>> G = DenseGradients({"w": torch.tensor([[1.0, 2.0, 3.0]])})
+    >>> V.coordinates(G), V.lift(torch.tensor([1.0, 0.5]))
     (tensor([[1., 2.]]), {'w': tensor([1.0000, 0.5000, 0.0000])})
     """
 
@@ -101,8 +102,9 @@ class HeldSubspace(Subspace):
 class SeededSubspace(Subspace):
     """Random columns drawn anew from a seed, parameter by parameter, whenever they are needed.
 
-    A matrix parameter with more than ``dense_limit`` numbers gets columns vec(u_j w_j^T) with standard normal u
-    and w, every other parameter normal columns, all scaled by 1/sqrt(P): a column's expected squared norm is one.
+    A matrix parameter with more than ``dense_limit`` numbers gets columns vec(u_j w_j^T) with standard normal
+    u and w, every other parameter normal columns, all scaled by 1/sqrt(P): the expected squared norm of a column
+    is one.
     A parameter of more than two dimensions counts as the matrix (shape[0], the rest).
 
     Args:

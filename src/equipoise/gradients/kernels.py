@@ -1,0 +1,97 @@
+"""Which way to take a factor's norms: by count, or by a short measurement.
+
+For one layer the Gram matrices, the products and the rows give the same numbers at costs that differ
+tenfold either way, and no count of multiplications tells it all. So the ways are timed once, on a batch of
+the real size, as a step uses them: making the factor's form, its norms and one weighted sum. Choices are
+kept by ``signature()`` (kind and sizes without B) as plain strings; they travel with checkpoints, so that a
+resumed or a second process computes the same numbers.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+
+import torch
+
+from equipoise.gradients.base import Factor
+from equipoise.gradients.precision import full_precision
+
+__all__ = ["apply", "candidates", "choose", "measure", "predict"]
+
+#: A factor this small is not worth a measurement: its time is a step's rounding error.
+SMALL_ELEMENTS = 1 << 14
+
+
+def candidates(factor: Factor) -> tuple[str, ...]:
+    """Names of the ways to compute a factor, the predicted one first.
+
+    >>> from equipoise.gradients.factors import OuterFactor
+    >>> candidates(OuterFactor(torch.ones(2, 8, 64), torch.ones(2, 8, 64)))
+    ('gram', 'product', 'rows')
+    """
+    return factor.kernels()
+
+
+def predict(factor: Factor) -> str:
+    """The way with the least work by count."""
+    return factor.kernels()[0]
+
+
+def measure(factor: Factor, repeats: int = 3) -> str:
+    """The fastest way, by the median time of its norms and one weighted sum.
+
+    The ways are visited in turn, so that a busy moment of the machine meets all of them.
+    """
+    names = candidates(factor)
+    if len(names) == 1 or factor.num_records == 0:
+        return names[0]
+    times: dict[str, list[float]] = {name: [] for name in names}
+    with full_precision(factor.device):
+        for _ in range(repeats + 1):
+            for name in names:
+                times[name].append(_seconds(factor, name))
+    return min(names, key=lambda name: statistics.median(times[name][1:]))
+
+
+def choose(factors: Iterable[Factor], measured: bool = True, repeats: int = 3) -> dict[str, str]:
+    """Choices for all signatures among ``factors``.
+
+    Args:
+        factors: of one batch; of factors with one signature the first is measured.
+        measured: time the ways of all but small factors; otherwise go by count alone.
+        repeats: timed runs of each way, after one to warm up.
+
+    Returns:
+        signature -> name, for ``apply``. Plain strings, fit for a checkpoint.
+    """
+    choices: dict[str, str] = {}
+    for factor in factors:
+        signature = factor.signature()
+        if signature in choices:
+            continue
+        small = factor.num_records * (factor.input_elements() + factor.shape.numel()) < SMALL_ELEMENTS
+        choices[signature] = measure(factor, repeats) if measured and not small else predict(factor)
+    return choices
+
+
+def apply(factor: Factor, choices: dict[str, str]) -> Factor:
+    """The factor in its chosen form, by count where its signature has no choice."""
+    return factor.with_kernel(choices.get(factor.signature()) or predict(factor))
+
+
+def _seconds(factor: Factor, name: str) -> float:
+    weights = torch.ones(factor.num_records, 1, device=factor.device)
+    _wait(factor.device)
+    start = time.perf_counter()
+    form = factor.with_kernel(name)
+    form.norms_squared()
+    form.weighted_sum(weights)
+    _wait(factor.device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
