@@ -279,8 +279,8 @@ def _repeat_note(run: Run) -> str:
         return "The same command gives the same model, to the last digit on the same machine."
     return (
         "The same command repeats the run with fresh noise and fresh sampling from the operating system, so "
-        "its figures will differ a little, and it spends the budget again. The seed fixes the initial weights "
-        "and other public randomness alone."
+        "its figures will differ a little, and it spends the budget again. The seed fixes the initial "
+        "weights and other public randomness alone."
     )
 
 

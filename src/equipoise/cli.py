@@ -1,0 +1,382 @@
+"""The command line: a thin face over the rooms of the library.
+
+Every command takes ``--json`` (one object on standard output, nothing else there) and ``--run-dir``. What is
+meant for people goes to standard output without ``--json`` and to standard error with it. A value that cannot
+be used gives a message in prose and exit code 2; an interrupted training gives 130; a fault of the library
+itself keeps its traceback, which is worth reporting.
+
+torch and the rooms are imported inside the commands, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from equipoise import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="equipoise",
+    help="Train PyTorch models with differential privacy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+RunDir = Annotated[str | None, typer.Option("--run-dir", help="The run folder.", metavar="DIR")]
+RunArgument = Annotated[str | None, typer.Argument(metavar="RUN", help="The run folder.", show_default=False)]
+DataDir = Annotated[
+    str | None, typer.Option(help="Folder that holds the data files.", envvar="EQUIPOISE_DATA", metavar="DIR")
+]
+Device = Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    >>> main(["--version"])
+    equipoise 0.1.0
+    0
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in words
+    try:
+        code = app(words, standalone_mode=False, prog_name="equipoise")
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.exceptions.Abort:
+        return _fail("interrupted", as_json, 130)
+    except KeyboardInterrupt:
+        return _fail("interrupted", as_json, 130)
+    except click.ClickException as error:
+        return _fail(error.format_message(), as_json, 2)
+    except (ValueError, OSError, RuntimeError, TypeError) as error:
+        if not _is_taught(error):
+            raise
+        return _fail(str(error), as_json, 2)
+    return int(code or 0)
+
+
+def _is_taught(error: Exception) -> bool:
+    """Whether an error was raised on purpose by this library, or by the system (a full disk, no permission).
+
+    A TypeError out of torch, say, is a fault: it keeps its traceback.
+    """
+    if isinstance(error, OSError):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("equipoise")
+
+
+def _fail(message: str, as_json: bool, code: int) -> int:
+    if as_json:
+        print(json.dumps({"error": message, "exit_code": code}))
+    print(f"equipoise: {message}", file=sys.stderr)
+    return code
+
+
+def _console(as_json: bool) -> Console:
+    """Where words for people go."""
+    from rich.console import Console
+
+    return Console(stderr=as_json, highlight=False)
+
+
+def _quiet() -> None:
+    """Keep the accountants' remarks on orders that they leave out off the screen: the result is valid without."""
+    from absl import logging
+
+    logging.set_verbosity(logging.ERROR)
+
+
+def _emit(value: dict[str, Any]) -> None:
+    # allow_nan=False: a reader of JSON must never meet the word Infinity
+    print(json.dumps(value, allow_nan=False))
+
+
+def _folder(run: str | None, run_dir: str | None) -> str:
+    if run is not None and run_dir is not None and Path(run) != Path(run_dir):
+        raise click.UsageError(
+            f"the run folder was given twice: {run!r} and --run-dir {run_dir!r}. Give it once."
+        )
+    folder = run if run is not None else run_dir
+    if folder is None:
+        raise click.UsageError("the run folder is missing. Name it after the command, such as runs/digits-1.")
+    return folder
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"equipoise {__version__}")
+        raise typer.Exit(0)
+
+
+@app.command()
+def calibrate(
+    population: Annotated[int, typer.Option(help="Public number of records.")],
+    batch_size: Annotated[float, typer.Option(help="Expected number of records a step.")],
+    steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Expected passes, instead of steps.")] = None,
+    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-5,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise over clip norm; asks for epsilon.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target; asks for the noise multiplier.")] = None,
+    sampling: Annotated[
+        str, typer.Option(help="poisson, without-replacement, full-batch or unamplified.")
+    ] = "poisson",
+    relation: Annotated[str, typer.Option(help="add-or-remove-one or replace-one.")] = "add-or-remove-one",
+    json_output: Json = False,
+    run_dir: RunDir = None,
+) -> None:
+    """Translate between noise and epsilon; shows a table over epochs and batch sizes."""
+    from equipoise.experiments.calibration import Question, answer, table
+
+    _quiet()
+    if (steps is None) == (epochs is None):
+        raise click.UsageError("give exactly one of --steps and --epochs.")
+    if steps is None:
+        assert epochs is not None
+        steps = _steps(epochs, population, batch_size)
+    question = Question(
+        population=population,
+        batch_size=batch_size,
+        steps=steps,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        epsilon=epsilon,
+        sampling=sampling,
+        relation=relation.replace("-", "_"),
+    )
+    found = answer(question)
+    if run_dir is not None:
+        Path(run_dir).mkdir(parents=True, exist_ok=True)
+        (Path(run_dir) / "calibration.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if json_output:
+        _emit(found)
+        return
+    _show_calibration(found, epsilon is None, table(question, found["noise_multiplier"]))
+
+
+def _steps(epochs: float, population: int, batch_size: float) -> int:
+    import math
+
+    if not (epochs > 0 and batch_size > 0 and population > 0):
+        raise click.UsageError("--epochs, --batch-size and --population must be above 0.")
+    return max(1, math.ceil(epochs * population / batch_size - 1e-9))
+
+
+def _show_calibration(
+    found: dict[str, Any], asked_epsilon: bool, table: tuple[list[float], list[float], list[list[float]]]
+) -> None:
+    from rich.table import Table
+
+    from equipoise.report.words import plain, significant
+
+    console = _console(False)
+    console.print(
+        f"noise multiplier [bold]{significant(found['noise_multiplier'], 4)}[/]  gives  "
+        f"epsilon [bold]{significant(found['epsilon'], 4)}[/] at delta {plain(found['delta'])}  "
+        f"[dim](by {found['accountant'].upper()}, {found['steps']:,} steps, "
+        f"{found['relation'].replace('_', ' ')})[/]"
+    )
+    epochs, batch_sizes, cells = table
+    shown = Table(box=None, pad_edge=False, header_style="dim")
+    shown.add_column("", style="dim", justify="right")
+    for size in batch_sizes:
+        shown.add_column(f"{size:,g}", justify="right")
+    for row, values in zip(epochs, cells, strict=True):
+        shown.add_row(f"{row:,.4g}", *(significant(v, 3) for v in values))
+    asked = "epsilon" if asked_epsilon else "noise multiplier"
+    console.print(f"\n[dim]{asked}, roughly, by batch size (across) and epochs (down)[/]")
+    console.print(shown)
+    if found["delta"] * found["population"] >= 1:
+        console.print("\n[yellow]delta is at least 1/population: it would allow one whole record to leak.[/]")
+
+
+@app.command()
+def train(
+    data: Annotated[str, typer.Option(help="Name of a data set, or package.module:function.")] = "digits",
+    data_dir: DataDir = None,
+    population: Annotated[
+        int | None, typer.Option(help="Public number of training records (own data only).")
+    ] = None,
+    method: Annotated[str, typer.Option(help="Training method.")] = "dp-sgd",
+    model: Annotated[str | None, typer.Option(help="Name of a model, or package.module:function.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Privacy budget.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Failure probability of the guarantee.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Noise, instead of a budget.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Expected passes over the data.")] = None,
+    batch_size: Annotated[float | None, typer.Option(help="Expected number of records a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    clip_norm: Annotated[
+        str | None, typer.Option(help="Bound on one record's gradient: a number, quantile or quantile:SHARE.")
+    ] = None,
+    clip_rule: Annotated[str | None, typer.Option(help="abadi, auto_s, nsgd or psac.")] = None,
+    per_layer: Annotated[bool, typer.Option("--per-layer", help="Clip every layer on its own.")] = False,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of sgd.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Weight decay.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Learning rate: constant, linear or cosine.")] = None,
+    ema: Annotated[float | None, typer.Option(help="Decay of averaged weights; 0 for none.")] = None,
+    views: Annotated[int | None, typer.Option(help="Random views of a record, averaged.")] = None,
+    micro_batch_size: Annotated[int | None, typer.Option(help="Records held in memory at once.")] = None,
+    device: Device = None,
+    seed: Annotated[int, typer.Option(help="Initial weights and other public randomness.")] = 0,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Noise follows the seed too: NOT PRIVATE.")
+    ] = False,
+    ledger: Annotated[
+        str | None, typer.Option(help="Journal shared by runs over one data set.", metavar="FILE")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done; spend nothing.")
+    ] = False,
+    json_output: Json = False,
+    run_dir: RunDir = None,
+) -> None:
+    """Train a model privately and write a run folder."""
+    from equipoise.experiments.run import describe_run, train_run
+    from equipoise.experiments.settings import Settings
+
+    _quiet()
+    settings = Settings(
+        data=data,
+        data_dir=data_dir,
+        population=population,
+        method=method,
+        model=model,
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        clip_norm=clip_norm,
+        clip_rule=clip_rule,
+        per_layer=per_layer,
+        optimizer=optimizer,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        schedule=schedule,
+        ema=ema,
+        views=views,
+        micro_batch_size=micro_batch_size,
+        device=device,
+        seed=seed,
+        reproducible=reproducible,
+        ledger=ledger,
+        run_dir=run_dir,
+    )
+    settings.check()
+    console = _console(json_output)
+    if dry_run:
+        found = describe_run(settings, console)
+        if json_output:
+            _emit(found)
+        return
+    _finish(train_run(settings, console), json_output, console)
+
+
+@app.command()
+def resume(
+    run: RunArgument = None,
+    data_dir: DataDir = None,
+    device: Device = None,
+    json_output: Json = False,
+    run_dir: RunDir = None,
+) -> None:
+    """Go on with an interrupted run."""
+    from equipoise.experiments.run import resume_run
+
+    _quiet()
+    console = _console(json_output)
+    _finish(
+        resume_run(_folder(run, run_dir), console, data_dir=data_dir, device=device), json_output, console
+    )
+
+
+def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:
+    """Show the end of a training: summary or JSON object; exit code 130 if somebody stopped it."""
+    from equipoise.report import read_run, summary
+
+    if as_json:
+        _emit(found)
+    else:
+        console.print()
+        console.print(summary(read_run(found["run_dir"]), found["run_dir"]))
+    if not found["finished"]:
+        print(f"equipoise: stopped; go on with: equipoise resume {found['run_dir']}", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+@app.command()
+def report(run: RunArgument = None, json_output: Json = False, run_dir: RunDir = None) -> None:
+    """Write the report of a run again, from its publishable files."""
+    from equipoise.report import read_run, summary, write_report
+
+    folder = _folder(run, run_dir)
+    path = write_report(folder)
+    found = read_run(folder)
+    if json_output:
+        _emit(
+            {
+                "run_dir": folder,
+                "report": str(path),
+                "accuracy": found.accuracy,
+                "epsilon": found.epsilon,
+                "delta": found.delta,
+                "guarantee": found.guarantee,
+                "statement": dict(found.statement),
+            }
+        )
+        return
+    console = _console(False)
+    console.print(summary(found, folder))
+
+
+@app.command()
+def predict(
+    run: RunArgument = None,
+    data: Annotated[
+        str | None, typer.Option(help="Data to predict for; the run's test records by default.")
+    ] = None,
+    data_dir: DataDir = None,
+    output: Annotated[
+        str | None, typer.Option(help="Write the predicted classes there, one a line.", metavar="FILE")
+    ] = None,
+    device: Device = None,
+    json_output: Json = False,
+    run_dir: RunDir = None,
+) -> None:
+    """Use the model of a run on records and print its accuracy."""
+    from equipoise.experiments.predict import predict_run
+
+    folder = _folder(run, run_dir)
+    found = predict_run(folder, data=data, data_dir=data_dir, output=output, device=device)
+    if json_output:
+        _emit(found)
+        return
+    console = _console(False)
+    console.print(
+        f"accuracy [bold]{found['accuracy']:.2%}[/] on {found['records']:,} test records of {found['data']}"
+    )
+    if output is not None:
+        console.print(f"predictions in {output}")

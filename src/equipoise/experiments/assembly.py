@@ -1,0 +1,264 @@
+"""From settings to the pieces of a training: data, model, optimiser, loss, method and budget.
+
+Put together in one place, so that training, resuming and predicting build the same things from the same
+settings.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equipoise import data
+from equipoise.data import DataSet, Records
+from equipoise.data.custom import load_dataset
+from equipoise.experiments.augmentation import shift_and_flip
+from equipoise.experiments.models import build_model, default_model, prepare_data
+from equipoise.experiments.settings import Settings, SettingsError
+from equipoise.methods import METHODS, Method, ReleasedQuantile
+from equipoise.privacy import Budget, Poisson, PrivacyPlan
+
+__all__ = ["Experiment", "accuracy", "assemble", "cross_entropy", "load_data", "predictions"]
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything `PrivateTraining` wants, and what evaluates it.
+
+    Attributes:
+        settings: resolved.
+        dataset: with its features where the model asks for some.
+        model: with initial weights from the seed.
+        optimizer: of the model's parameters.
+        scheduler: of the optimiser, or None for a constant learning rate.
+        augmentation: of a batch, where several views were asked for.
+        sampling: Poisson, from the public population.
+        method: the estimator of the gradient.
+        budget: epsilon and delta.
+    """
+
+    settings: Settings
+    dataset: DataSet
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    augmentation: Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]] | None
+    sampling: Poisson
+    method: Method
+    budget: Budget
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Accuracy on the test records."""
+        return {"accuracy": accuracy(model, self.dataset.test)}
+
+
+def assemble(settings: Settings, progress: Progress | None = None) -> Experiment:
+    """Load the data and build the pieces; nothing is spent.
+
+    Args:
+        settings: what the user gave; gaps are filled from the recipe.
+        progress: called with (done, total) while fixed features are computed.
+
+    Raises:
+        SettingsError: a setting that cannot be used.
+        DataError: data that cannot be used.
+    """
+    settings.check()
+    raw = load_data(settings)
+    settings = settings.resolved(default_model(raw))
+    assert settings.model is not None
+    dataset = prepare_data(settings.model, raw, cache_folder(), progress=progress)
+    model = build_model(settings.model, dataset, seed=settings.seed)
+    sampling = make_sampling(settings, dataset.population)
+    optimizer = make_optimizer(settings, model)
+    method, budget = make_method(settings, sampling)
+    return Experiment(
+        settings=settings,
+        dataset=dataset,
+        model=model,
+        optimizer=optimizer,
+        scheduler=make_scheduler(settings, optimizer, sampling.steps),
+        augmentation=make_augmentation(settings, dataset),
+        sampling=sampling,
+        method=method,
+        budget=budget,
+    )
+
+
+def load_data(settings: Settings) -> DataSet:
+    """The data set that the settings name.
+
+    Raises:
+        SettingsError: the population is missing, or contradicts the published one.
+        DataError: files are missing or broken.
+    """
+    if ":" not in settings.data:
+        dataset = data.load(settings.data, settings.data_dir)
+        if settings.population is not None and settings.population != dataset.population:
+            raise SettingsError(
+                f"--population is {settings.population}, but {settings.data!r} is published with "
+                f"{dataset.population} training records. Leave --population out; for a part of the set, "
+                "write a "
+                "function that returns it."
+            )
+        return dataset
+    if settings.population is None:
+        raise SettingsError(
+            "--population is missing. It sets the sampling rate and the divisor of the noised sums, so "
+            "it must be a "
+            f"public number that you state: if it were counted from the records that {settings.data!r} "
+            "returns, "
+            "adding one record would change it, and the privacy proof would not hold. Give the published "
+            "size of the "
+            "set, or a round figure near it."
+        )
+    return load_dataset(settings.data, folder=settings.data_dir, population=settings.population)
+
+
+def cache_folder() -> Path:
+    """Where fixed features are kept from run to run.
+
+    Private like the data, so in the user's own cache folder.
+    """
+    base = os.environ.get("EQUIPOISE_CACHE")
+    if base:
+        return Path(base)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "equipoise"
+
+
+def make_sampling(settings: Settings, population: int) -> Poisson:
+    """Poisson sampling with as many steps as the epochs ask for."""
+    assert settings.batch_size is not None
+    assert settings.epochs is not None
+    if settings.batch_size > population:
+        raise SettingsError(
+            f"--batch-size is {settings.batch_size:g}, but the population is {population}. Give at most "
+            "that many."
+        )
+    steps = max(1, math.ceil(settings.epochs * population / settings.batch_size - 1e-9))
+    return Poisson(expected_batch_size=settings.batch_size, population=population, steps=steps)
+
+
+def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
+    """The torch optimiser that the settings name."""
+    assert settings.learning_rate is not None
+    rate, decay = settings.learning_rate, settings.weight_decay or 0.0
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
+    return torch.optim.SGD(parameters, lr=rate, momentum=settings.momentum or 0.0, weight_decay=decay)
+
+
+def make_scheduler(settings: Settings, optimizer: torch.optim.Optimizer, steps: int) -> Any:
+    """Linear or cosine decay to zero over the run; None for a constant rate."""
+    if settings.schedule == "linear":
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
+    if settings.schedule == "cosine":
+        return torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: 0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps))
+        )
+    return None
+
+
+def make_method(settings: Settings, sampling: Poisson) -> tuple[Method, Budget]:
+    """The method with the options it has, and the budget; a given noise multiplier decides the budget.
+
+    Raises:
+        SettingsError: an unknown method, or an option that it does not have.
+    """
+    assert settings.delta is not None
+    if settings.method not in METHODS:
+        raise SettingsError(f"--method is {settings.method!r}, but it must be one of {', '.join(METHODS)}.")
+    kind = METHODS[settings.method]
+    options = {
+        "clip_norm": _clip_norm(settings.clip_norm or "1"),
+        "clip_rule": (settings.clip_rule or "abadi").replace("-", "_"),
+        "per_layer": settings.per_layer,
+        "noise_multiplier": settings.noise_multiplier,
+    }
+    known = inspect.signature(kind).parameters
+    for name in ("per_layer", "noise_multiplier"):
+        if getattr(settings, name) and name not in known:
+            raise SettingsError(f"--{name.replace('_', '-')} is not an option of --method {settings.method}.")
+    method = kind(**{name: value for name, value in options.items() if name in known})
+    if settings.epsilon is not None:
+        return method, Budget(settings.epsilon, settings.delta)
+    plan: PrivacyPlan = method.plan(sampling, None, "add_or_remove_one", torch.Generator().manual_seed(0))
+    found = plan.epsilon(settings.delta).value
+    if not math.isfinite(found):
+        raise SettingsError(
+            f"--noise-multiplier is {settings.noise_multiplier:g}, which is too little noise for any "
+            "epsilon. Give more."
+        )
+    return method, Budget(found, settings.delta)
+
+
+def _clip_norm(text: str) -> float | ReleasedQuantile:
+    word, _, share = text.partition(":")
+    try:
+        if word == "quantile":
+            return ReleasedQuantile(quantile=float(share) if share else 0.5)
+        return float(text)
+    except ValueError as error:
+        raise SettingsError(
+            f"--clip-norm is {text!r}, but it must be a number above 0, quantile, or quantile:SHARE with "
+            "a share "
+            f"between 0 and 1 ({error})."
+        ) from None
+
+
+def make_augmentation(
+    settings: Settings, dataset: DataSet
+) -> Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]] | None:
+    """Random shifts (and mirror images of colour pictures), where more than one view was asked for.
+
+    Raises:
+        SettingsError: the inputs are not images.
+    """
+    if settings.views is None or settings.views == 1:
+        return None
+    if len(dataset.input_shape) != 3 or dataset.input_shape[0] not in (1, 3):
+        raise SettingsError(
+            f"--views is {settings.views}, but views are shifted images, and the inputs of "
+            f"{dataset.name!r} have "
+            f"shape {dataset.input_shape}. Leave --views out."
+        )
+    return lambda batch, generator: {**batch, "input": shift_and_flip(batch["input"], generator)}
+
+
+def cross_entropy(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Cross-entropy of every record, ``[B]``."""
+    return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
+
+
+def accuracy(model: nn.Module, records: Records, chunk: int = 2048) -> float:
+    """The share of records whose label the model gives the highest score."""
+    return float((predictions(model, records, chunk) == records.fields["label"]).double().mean())
+
+
+@torch.no_grad()
+def predictions(model: nn.Module, records: Records, chunk: int = 2048) -> Tensor:
+    """The class with the highest score for every record, int64 ``[n]``."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    inputs = records.fields["input"]
+    parts = [
+        model(inputs[start : start + chunk].to(device)).argmax(1).cpu()
+        for start in range(0, len(records), chunk)
+    ]
+    model.train(was_training)
+    return torch.cat(parts)

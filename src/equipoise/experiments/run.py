@@ -1,0 +1,226 @@
+"""Training, dry run and resuming, as the command line does them.
+
+Settings in, a run folder and plain values out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equipoise.experiments.assembly import Experiment, Progress, assemble, cross_entropy
+from equipoise.experiments.settings import Settings
+from equipoise.report import RunFolderError, write_report
+from equipoise.training import PrivateTraining
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["describe_run", "read_settings", "resume_run", "train_run"]
+
+SETTINGS_FILE = "checkpoint/settings.json"
+
+
+def train_run(settings: Settings, console: Console) -> dict[str, Any]:
+    """Train and write the run folder; `runs/DATA-TIME` if the settings name none.
+
+    Returns:
+        Plain values: run_dir, accuracy, epsilon, delta, guarantee, steps, finished, seconds, statement and
+            files.
+
+    Raises:
+        SettingsError, DataError: before anything is spent.
+    """
+    settings = replace(settings, run_dir=settings.run_dir or _new_folder(settings.data))
+    assert settings.run_dir is not None
+    experiment = _assemble(settings, console)
+    training = PrivateTraining(
+        experiment.model,
+        experiment.optimizer,
+        loss=cross_entropy,
+        data=experiment.dataset.train,
+        sampling=experiment.sampling,
+        method=experiment.method,
+        budget=experiment.budget,
+        scheduler=experiment.scheduler,
+        augmentation=experiment.augmentation,
+        **_plain_arguments(experiment.settings),
+    )
+    _write_settings(Path(settings.run_dir), experiment)
+    _introduce(experiment, console)
+    return _run(training, experiment, settings.run_dir, console)
+
+
+def describe_run(settings: Settings, console: Console) -> dict[str, Any]:
+    """What a training would do and cost: nothing is spent, and no folder is left behind."""
+    experiment = _assemble(settings, console)
+    training = PrivateTraining(
+        experiment.model,
+        experiment.optimizer,
+        loss=cross_entropy,
+        data=experiment.dataset.train,
+        sampling=experiment.sampling,
+        method=experiment.method,
+        budget=experiment.budget,
+        scheduler=experiment.scheduler,
+        augmentation=experiment.augmentation,
+        **{**_plain_arguments(experiment.settings), "run_dir": None, "ledger_file": None},
+    )
+    description = training.describe()
+    console.print(str(description), markup=False)
+    return {"dry_run": True, **description.to_json(), "settings": experiment.settings.publishable()}
+
+
+def resume_run(
+    folder: str, console: Console, *, data_dir: str | None = None, device: str | None = None
+) -> dict[str, Any]:
+    """Go on with a run from its last checkpoint.
+
+    Args:
+        folder: the run folder.
+        console: for people.
+        data_dir: where the data files are now, if they have moved.
+        device: where to go on, if elsewhere.
+    """
+    settings = read_settings(folder)
+    settings = replace(
+        settings, run_dir=folder, data_dir=data_dir or settings.data_dir, device=device or settings.device
+    )
+    experiment = _assemble(settings, console)
+    training = PrivateTraining.resume(
+        folder,
+        experiment.model,
+        experiment.optimizer,
+        loss=cross_entropy,
+        data=experiment.dataset.train,
+        scheduler=experiment.scheduler,
+        augmentation=experiment.augmentation,
+        device=settings.device,
+    )
+    return _run(training, experiment, folder, console)
+
+
+def read_settings(folder: str) -> Settings:
+    """The settings that a run was started with.
+
+    Raises:
+        RunFolderError: the folder is not that of a run started from the command line.
+    """
+    path = Path(folder) / SETTINGS_FILE
+    if not path.is_file():
+        raise RunFolderError(
+            f"run={folder!r} holds no {SETTINGS_FILE}, so `equipoise train` did not start it or its "
+            "checkpoint was "
+            "deleted. A training started from Python goes on with PrivateTraining.resume."
+        )
+    return Settings.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _run(training: PrivateTraining, experiment: Experiment, folder: str, console: Console) -> dict[str, Any]:
+    began = time.perf_counter()
+    result = training.run(evaluate=experiment.evaluate, progress=console.is_terminal)
+    seconds = time.perf_counter() - began
+    report = write_report(folder)
+    statement = json.loads((Path(folder) / "statement.json").read_text(encoding="utf-8"))
+    return {
+        "run_dir": folder,
+        "finished": result.finished,
+        "steps": result.steps,
+        "accuracy": result.evaluation.get("accuracy"),
+        "epsilon": statement.get("epsilon"),
+        "delta": result.delta,
+        "guarantee": statement.get("guarantee"),
+        "private": statement.get("private"),
+        "seconds": seconds,
+        "report": str(report),
+        "statement": statement,
+        "settings": experiment.settings.publishable(),
+    }
+
+
+def _plain_arguments(settings: Settings) -> dict[str, Any]:
+    return {
+        "run_dir": settings.run_dir,
+        "seed": settings.seed,
+        "reproducible": settings.reproducible,
+        "micro_batch_size": settings.micro_batch_size,
+        "ema_decay": settings.ema or None,
+        "views": settings.views or 1,
+        "device": settings.device,
+        "ledger_file": settings.ledger,
+    }
+
+
+def _write_settings(folder: Path, experiment: Experiment) -> None:
+    """Everything for resuming into the private part, what may be published into config.json."""
+    settings = experiment.settings
+    path = folder / SETTINGS_FILE
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _write_json(path, settings.to_json())
+    config = folder / "config.json"
+    content = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    content["command"] = settings.command()
+    content["experiment"] = {
+        **settings.publishable(),
+        "population": experiment.dataset.population,
+        "steps": experiment.sampling.steps,
+        "test_records": len(experiment.dataset.test),
+    }
+    _write_json(config, content)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=2) + "\n")
+    Path(name).chmod(0o600 if path.parent.name == "checkpoint" else 0o644)
+    Path(name).replace(path)
+
+
+def _new_folder(data: str) -> str:
+    name = data.replace(":", "-").replace(".", "-")
+    return str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def _assemble(settings: Settings, console: Console) -> Experiment:
+    with _feature_progress(console) as progress:
+        return assemble(settings, progress)
+
+
+@contextmanager
+def _feature_progress(console: Console) -> Iterator[Progress]:
+    """A bar that appears with the first chunk of features, so that nothing flashes where there are none."""
+    from rich.progress import Progress as Bar
+
+    bar = Bar(console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task("computing features", total=None, visible=False)
+
+    def update(done: int, total: int) -> None:
+        if not bar.live.is_started:
+            bar.start()
+        bar.update(task, completed=done, total=total, visible=True)
+
+    try:
+        yield update
+    finally:
+        bar.stop()
+
+
+def _introduce(experiment: Experiment, console: Console) -> None:
+    settings, sampling, budget = experiment.settings, experiment.sampling, experiment.budget
+    parameters = sum(p.numel() for p in experiment.model.parameters() if p.requires_grad)
+    console.print(
+        f"[bold]{settings.model}[/] ({parameters:,} parameters) on [bold]{settings.data}[/], "
+        f"{settings.method}, "
+        f"{sampling.steps:,} steps of about {sampling.expected_size:,g} records, "
+        f"budget epsilon {budget.epsilon:.4g} at delta {budget.delta:g}"
+    )
+    if settings.reproducible:
+        console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")

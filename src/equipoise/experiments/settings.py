@@ -1,0 +1,212 @@
+"""The settings of a training as the command line takes them, and how the gaps are filled from the recipes.
+
+A setting that the user left open is None; `Settings.resolved` fills it from the recipe of the pair (data,
+model). What is resolved is what goes into `config.json`, so that a run folder tells every number that was
+used, chosen or not.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from equipoise.experiments.recipes import DEFAULT_MODEL, find_recipe
+
+__all__ = ["Settings", "SettingsError"]
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES = ("constant", "linear", "cosine")
+_PATHS = ("data_dir", "ledger", "run_dir")
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message names it, its value, the reason and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What one training needs to know; None where the recipe decides.
+
+    Attributes:
+        data: the name of a data set, or ``package.module:function``.
+        data_dir: the folder that holds the data files.
+        population: the public number of training records; the named sets know theirs.
+        method: the name of a training method.
+        model: the name of a model, or ``package.module:function``.
+        epsilon: the budget, at `delta`; None with a noise multiplier.
+        delta: failure probability of the guarantee.
+        epochs: expected passes over the population.
+        batch_size: expected records a step.
+        noise_multiplier: the noise instead of the budget.
+        clip_norm: a number, or ``quantile`` or ``quantile:SHARE`` for a learned threshold.
+        clip_rule: the name of a clip rule.
+        per_layer: clip every layer on its own.
+        optimizer: sgd, adam or adamw.
+        learning_rate: of the optimiser.
+        momentum: of sgd.
+        weight_decay: of the optimiser.
+        schedule: constant, linear or cosine.
+        ema: decay of the averaged weights; 0 switches it off.
+        views: random views of a record.
+        micro_batch_size: records held in memory at once.
+        seed: of the initial weights and other public randomness.
+        reproducible: let noise and sampling follow the seed too, which is not private.
+        device: where to compute.
+        ledger: a journal shared by several runs over one data set.
+        run_dir: the run folder.
+    """
+
+    data: str
+    data_dir: str | None = None
+    population: int | None = None
+    method: str = "dp-sgd"
+    model: str | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    epochs: float | None = None
+    batch_size: float | None = None
+    noise_multiplier: float | None = None
+    clip_norm: str | None = None
+    clip_rule: str | None = None
+    per_layer: bool = False
+    optimizer: str | None = None
+    learning_rate: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    schedule: str | None = None
+    ema: float | None = None
+    views: int | None = None
+    micro_batch_size: int | None = None
+    seed: int = 0
+    reproducible: bool = False
+    device: str | None = None
+    ledger: str | None = None
+    run_dir: str | None = None
+
+    def resolved(self, default_model: str | None = None) -> Settings:
+        """The same settings with the recipe's values in the gaps, checked.
+
+        Args:
+            default_model: the model where neither the settings nor the table of recipes name one.
+
+        >>> Settings(data="digits").resolved().batch_size
+        718.5
+        >>> Settings(data="digits", epochs=-1).resolved()
+        Traceback (most recent call last):
+            ...
+        equipoise.experiments.settings.SettingsError: --epochs is -1, but ...
+        """
+        model = self.model or DEFAULT_MODEL.get(self.data) or default_model
+        if model is None:
+            raise SettingsError(
+                f"--model is missing, and {self.data!r} has no default one. Name a model, or a function of "
+                "your own as package.module:function."
+            )
+        recipe = find_recipe(self.data, model)
+        filled: dict[str, Any] = {"model": model}
+        for name in (
+            "delta", "epochs", "batch_size", "clip_rule", "optimizer", "learning_rate", "momentum",
+            "weight_decay", "schedule", "views",
+        ):  # fmt: skip
+            if getattr(self, name) is None:
+                filled[name] = getattr(recipe, name)
+        if self.clip_norm is None:
+            filled["clip_norm"] = f"{recipe.clip_norm:g}"
+        if self.epsilon is None and self.noise_multiplier is None:
+            filled["epsilon"] = recipe.epsilon
+        if self.ema is None and recipe.ema is not None:
+            filled["ema"] = recipe.ema
+        result = replace(self, **filled)
+        result.check()
+        return result
+
+    def check(self) -> None:
+        """Refuse values that cannot be used; what is left open passes.
+
+        Raises:
+            SettingsError: naming the option, its value, the reason and the remedy.
+        """
+
+        def positive(name: str, meaning: str) -> None:
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise SettingsError(f"{_flag(name)} is {value:g}, but {meaning} is a number above 0.")
+
+        positive("epsilon", "a privacy budget")
+        positive("epochs", "the number of passes over the data")
+        positive("batch_size", "the expected number of records a step")
+        positive("learning_rate", "a step size")
+        positive("noise_multiplier", "noise that protects anybody")
+        positive("population", "the number of records")
+        positive("micro_batch_size", "the number of records held at once")
+        positive("views", "the number of views of a record")
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise SettingsError(
+                f"--epsilon {self.epsilon:g} and --noise-multiplier {self.noise_multiplier:g} were both "
+                "given, and each decides the other. Leave one of them out; `equipoise calibrate` "
+                "translates between them."
+            )
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise SettingsError(
+                f"--delta is {self.delta:g}, but it is a probability strictly between 0 and 1; it should "
+                "be far below 1/population."
+            )
+        for name in ("momentum", "ema"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise SettingsError(f"{_flag(name)} is {value:g}, but it must be at least 0 and below 1.")
+        if self.weight_decay is not None and not self.weight_decay >= 0:
+            raise SettingsError(f"--weight-decay is {self.weight_decay:g}, but it must be at least 0.")
+        _check_choice("--optimizer", self.optimizer, OPTIMIZERS)
+        _check_choice("--schedule", self.schedule, SCHEDULES)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every setting, as plain values."""
+        return asdict(self)
+
+    def publishable(self) -> dict[str, Any]:
+        """The settings that tell nothing about the machine: without paths, and without what was left open."""
+        return {k: v for k, v in asdict(self).items() if k not in _PATHS and v is not None}
+
+    def command(self) -> str:
+        """The command that repeats the run, with placeholders for paths."""
+        words = ["equipoise", "train"]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None or value is False or field.name == "run_dir":
+                continue
+            words.append(_flag(field.name))
+            if field.name in _PATHS:
+                words.append({"data_dir": "DIR", "ledger": "FILE"}[field.name])
+            elif value is not True:
+                words.append(f"{value:g}" if isinstance(value, float) else str(value))
+        return shlex.join(words)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Settings:
+        """The settings that `to_json` wrote.
+
+        Raises:
+            SettingsError: names that this version does not know.
+        """
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown or "data" not in values:
+            raise SettingsError(
+                "the saved settings have "
+                f"{'the unknown names ' + ', '.join(unknown) if unknown else 'no data set'}; another "
+                "version of equipoise wrote them, or they were edited. Use the version that began the run."
+            )
+        return cls(**values)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _check_choice(flag: str, value: str | None, choices: tuple[str, ...]) -> None:
+    if value is not None and value not in choices:
+        raise SettingsError(f"{flag} is {value!r}, but it must be one of {', '.join(choices)}.")
