@@ -1,1 +1,24 @@
-"""To be written."""
+"""The per-sample gradient matrix G as an implicit operator: captured once, formed never unless asked."""
+
+from equipoise.gradients.engine import Covered, GradientEngine, per_sample_gradients
+from equipoise.gradients.errors import CoverageError, CrossRecordError
+from equipoise.gradients.factored import DenseGradients, FactoredGradients, concat
+from equipoise.gradients.fix import Change, find_batch_norms, fix
+from equipoise.gradients.operator import PerSampleGradients
+from equipoise.gradients.oracle import dense_gradients
+
+__all__ = [
+    "Change",
+    "CoverageError",
+    "Covered",
+    "CrossRecordError",
+    "DenseGradients",
+    "FactoredGradients",
+    "GradientEngine",
+    "PerSampleGradients",
+    "concat",
+    "dense_gradients",
+    "find_batch_norms",
+    "fix",
+    "per_sample_gradients",
+]

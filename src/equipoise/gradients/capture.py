@@ -1,0 +1,292 @@
+"""Capture: one forward and one backward give the factors of every parameter's rows.
+
+While the model runs, a ``TorchFunctionMode`` sees each torch function. It knows the trainable parameters and
+what is computed from them alone (``expressions``). When such a tensor meets the records, the operation's rule
+keeps the inputs that it needs and a hook on the output turns the output's gradient into factors as soon as
+the backward reaches it.
+The backward goes to the outputs of the operations only: no weight gradient is computed. What is done at each
+operation was learned at attach and is a ``Plan``: the sequence of operations that touch a parameter, and
+where the records are.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from equipoise.gradients.base import Factor
+from equipoise.gradients.expressions import Expression, derive, pull_back
+from equipoise.gradients.layouts import Layout
+from equipoise.gradients.rules import Finish, Operation, Rule
+
+__all__ = ["Capture", "Plan", "PlanMismatch", "Step", "Watch", "tensor_arguments"]
+
+#: Python functions that are seen through: what they call is what has rules.
+OPENED = frozenset({F.multi_head_attention_forward})
+
+#: How an operation's tracked inputs are treated.
+Kind = Literal["skip", "derive", "use", "opaque"]
+
+
+class PlanMismatch(RuntimeError):
+    """The model did not run the operations that were seen at attach."""
+
+
+@dataclass
+class Step:
+    """One operation that touches parameters."""
+
+    func: Callable
+    kind: Kind
+    names: tuple[str, ...]  # parameters behind its tracked inputs
+    layouts: tuple[Layout | None, ...] = ()  # of its tensor arguments, in order
+    out_layout: Layout | None = None
+    rules: tuple[Rule, ...] = ()
+    reason: str = ""
+
+
+@dataclass
+class Plan:
+    """What capture does for batches of one signature."""
+
+    steps: list[Step]
+    ruled: tuple[str, ...]  # parameters whose rows come from rules (unused ones too: their rows are zero)
+    dense: dict[str, str]  # parameters computed densely, with the reason
+    unused: frozenset[str] = frozenset()
+
+
+def tensor_arguments(args: tuple, kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """All tensors among the arguments, in order, looking into lists, tuples and dicts."""
+    found: list[Tensor] = []
+    stack: list[Any] = [*reversed(list(kwargs.values())), *reversed(args)]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            stack.extend(reversed(value))
+        elif isinstance(value, dict):
+            stack.extend(reversed(list(value.values())))
+    return found
+
+
+def output_tensors(out: Any) -> list[Tensor]:
+    """The tensors among an operation's results."""
+    return tensor_arguments((out,), {})
+
+
+class Watch(TorchFunctionMode):
+    """A mode that finds the operations touching tracked tensors and hands them to ``touch``."""
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.tracked: dict[int, Expression] = {id(p): Expression(p, {name: p}) for name, p in params.items()}
+        self.unseen: set[str] = set()  # touched while gradients were off: perhaps inside a custom function
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in OPENED:
+            with self:
+                return opened(func)(*args, **kwargs)
+        tracked = self.tracked
+        touched = False
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if id(value) in tracked:
+                touched = True
+                break
+            if isinstance(value, (list, tuple)) and any(id(inner) in tracked for inner in value):
+                touched = True
+                break
+        if not touched:
+            return self.other(func, args, kwargs)
+        if not torch.is_grad_enabled():
+            for tensor in tensor_arguments(args, kwargs):
+                if id(tensor) in tracked:
+                    self.unseen.update(tracked[id(tensor)].roots)
+            return self.other(func, args, kwargs)
+        return self.touch(func, args, kwargs)
+
+    def other(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """An operation without tracked tensors."""
+        return func(*args, **kwargs)
+
+    def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """An operation with tracked tensors."""
+        raise NotImplementedError
+
+    def track(
+        self, func: Callable, args: tuple, kwargs: dict[str, Any], out: Any, tensors: list[Tensor]
+    ) -> None:
+        """Track the outputs of an operation on tracked tensors alone."""
+        tracked = self.tracked
+        parents = {id(t): tracked[id(t)] for t in tensors if id(t) in tracked}
+        for expression in derive(func, args, kwargs, out, list(parents.values())):
+            tracked.setdefault(id(expression.value), expression)
+
+
+def opened(func: Callable) -> Callable:
+    """``func`` with its own dispatch to modes switched off, so that the functions inside it are seen."""
+    found = _OPENED.get(func)
+    if found is None:
+        assert isinstance(func, types.FunctionType)
+        scope = {**func.__globals__}
+        for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+            scope[name] = lambda *_: False
+        found = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+        found.__kwdefaults__ = func.__kwdefaults__
+        _OPENED[func] = found
+    return found
+
+
+_OPENED: dict[Callable, types.FunctionType] = {}
+
+
+class Capture(Watch):
+    """Follows a plan through one forward, then collects factors in one backward.
+
+    Args:
+        params: the parameters that the plan serves by rules, by name.
+        plan: what to do at each touching operation.
+        records: B.
+        choices: kernels by factor signature.
+        lenient: remember what fails instead of raising (used while a plan is made).
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        plan: Plan,
+        records: int,
+        choices: Mapping[str, str] | None = None,
+        lenient: bool = False,
+    ) -> None:
+        super().__init__(params)
+        self.plan, self.records, self.lenient = plan, records, lenient
+        self.choices = choices or {}
+        self.cursor = 0
+        self.edges: list[Any] = []
+        self.found: list[tuple[int, int, Expression, Factor]] = []
+        self.failures: dict[int, str] = {}
+
+    def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Do what the plan says for the next operation."""
+        index = self.cursor
+        self.cursor += 1
+        steps = self.plan.steps
+        if index >= len(steps) or steps[index].func != func:
+            wanted = name_of(steps[index].func) if index < len(steps) else "the end"
+            raise PlanMismatch(
+                f"operation {index} on a parameter is {name_of(func)}; at attach it was {wanted}"
+            )
+        step = steps[index]
+        out = func(*args, **kwargs)
+        if step.kind == "derive":
+            self.track(func, args, kwargs, out, tensor_arguments(args, kwargs))
+        elif step.kind == "use":
+            self.use(index, step, func, args, kwargs, out)
+        return out
+
+    def use(
+        self, index: int, step: Step, func: Callable, args: tuple, kwargs: dict[str, Any], out: Tensor
+    ) -> None:
+        """Ask the rule what it needs and hang the rest on the output's gradient."""
+        layout, tracked = step.out_layout, self.tracked
+        tensors = tensor_arguments(args, kwargs)
+        if layout is None or len(tensors) != len(step.layouts) or not _fits(out, layout, self.records):
+            raise PlanMismatch(f"{name_of(func)} gave shape {tuple(out.shape)} for {self.records} records")
+        op = Operation(func, args, kwargs, out, tracked, tensors, step.layouts, layout, self.records)
+        finishes: list[tuple[Rule, Finish]] = []
+        for rule in step.rules:
+            finish = self._ask(index, rule, op)
+            if finish is not None:
+                finishes.append((rule, finish))
+                if not self.lenient:
+                    break
+        if not finishes:
+            if not self.lenient:
+                raise PlanMismatch(f"{name_of(func)} is no longer in the form that was seen at attach")
+            self.failures.setdefault(index, f"no rule serves {name_of(func)} in this form")
+            return
+        # The backward has to reach this output; those further back are reached on the way to the first ones.
+        first = not any(t.requires_grad for t in tensors if id(t) not in tracked)
+        if first or self.plan.dense:
+            self.edges.append(torch.autograd.graph.get_gradient_edge(out))
+        versions = [
+            (t, t._version)
+            for t, known in zip(tensors, step.layouts, strict=True)
+            if known is not None and t is not out
+        ]
+
+        def hook(b: Tensor) -> None:
+            for tensor, version in versions:
+                if tensor._version != version:
+                    raise RuntimeError(
+                        f"an input of {name_of(func)} (shape {tuple(tensor.shape)}) was changed in place "
+                        "after it was "
+                        "used, so that the gradient of its parameters is lost; use the operation that is "
+                        "not in place"
+                    )
+            for rule, finish in finishes:
+                try:
+                    terms, served = finish(b), rule
+                    break
+                except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
+                    if not self.lenient:
+                        raise
+                    reason = f"{type(error).__name__} in the rule for {name_of(func)}: {error}"
+            else:
+                self.failures[index] = reason
+                return
+            if self.lenient:
+                step.rules = (served,)
+            for place, (tensor, factor) in enumerate(terms):
+                if self.choices and factor.kind != "dense":
+                    kernel = self.choices.get(factor.signature())
+                    if kernel is not None:
+                        factor = factor.with_kernel(kernel)
+                self.found.append((index, place, tracked[id(tensor)], factor))
+
+        out.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _ask(self, index: int, rule: Rule, op: Operation) -> Finish | None:
+        try:
+            return rule(op)
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            if not self.lenient:
+                raise
+            self.failures[index] = f"{type(error).__name__} in the rule for {name_of(op.func)}: {error}"
+            return None
+
+    def collect(self, losses: Tensor) -> dict[str, list[Factor]]:
+        """Run the backward and return the factors by parameter name, in the order of use."""
+        if self.cursor != len(self.plan.steps):
+            raise PlanMismatch(
+                f"the model touched parameters {self.cursor} times and {len(self.plan.steps)} times at attach"
+            )
+        if self.edges and losses.requires_grad:
+            torch.autograd.grad(losses.sum(), self.edges, allow_unused=True)
+        factors: dict[str, list[Factor]] = {}
+        for _, _, expression, factor in sorted(self.found, key=lambda item: item[:2]):
+            for name, part in pull_back(expression, factor):
+                factors.setdefault(name, []).append(part)
+        return factors
+
+
+def _fits(out: Tensor, layout: Layout, records: int) -> bool:
+    if layout.axis >= out.ndim:
+        return False
+    size = out.shape[layout.axis]
+    return size == records if layout.fold == "none" else size % records == 0
+
+
+def name_of(func: Callable) -> str:
+    return getattr(func, "__name__", str(func))

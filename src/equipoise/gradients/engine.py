@@ -1,0 +1,301 @@
+"""The engine: per-sample gradients of a model as it is, by one forward and one backward.
+
+Attaching learns a plan for the model (``planning``), proves that no use of a parameter is missed, and
+compares the result with single records. Calling follows the plan (``capture``); parameters that no rule
+serves are computed densely (``oracle``). The model is never wrapped or changed, and nothing stays on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.gradients.base import DenseFactor, Factor
+from equipoise.gradients.batches import num_records, repeat_to, signature
+from equipoise.gradients.capture import Capture, Plan, PlanMismatch
+from equipoise.gradients.checks import find_mixing_module, rows_differ
+from equipoise.gradients.errors import CoverageError, CrossRecordError, Refused
+from equipoise.gradients.factored import FactoredGradients
+from equipoise.gradients.oracle import Loss, check_params, dense_rows, evaluate_loss, trainable_parameters
+from equipoise.gradients.planning import LARGE, learn_plan, undisturbed
+
+__all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
+
+#: A signature whose plan failed this often has control flow that depends on values: it is computed densely.
+MISMATCHES = 4
+
+
+@dataclass(frozen=True)
+class Covered:
+    """How the rows of one parameter are computed.
+
+    ``how`` is ``"rule"``, ``"dense"`` or ``"unused"`` (the loss does not reach it: its rows are zero).
+    """
+
+    name: str
+    module_path: str
+    how: str
+    operations: tuple[str, ...]
+    reason: str
+
+
+class GradientEngine:
+    """Per-sample gradients of ``loss(model, batch) -> [B]``.
+
+    Args:
+        model: any module; it stays as it is. Its training mode at attach counts: dropout is allowed,
+            BatchNorm in training mode is refused.
+        loss: per-record losses, [B].
+        example_batch: a tensor or a nest of dict, tuple, list of tensors, record axis first; one record at
+            least.
+        check: compare with single records at attach (three records, one by one) and choose kernels by
+            measurement.
+
+    Raises:
+        CrossRecordError: the loss of a record depends on other records.
+        CoverageError: a trainable parameter has no per-sample gradient; names, reasons and remedies are
+            listed.
+
+    >>> model = nn.Linear(3, 2)
+    >>> engine = GradientEngine(model, lambda m, x: m(x).square().sum(1), torch.randn(4, 3))
+    >>> engine(torch.randn(5, 3)).shape
+    (5, 8)
+    >>> [(c.name, c.how, c.operations) for c in engine.coverage()]
+    [('weight', 'rule', ('linear',)), ('bias', 'rule', ('linear',))]
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, example_batch: Any, *, check: bool = True) -> None:
+        self.model, self.loss = model, loss
+        self._check = check
+        self._plans: dict[tuple, Plan] = {}
+        self._latest: Plan | None = None
+        self._mismatches: dict[tuple, int] = {}
+        self._choices: dict[str, str] = {}
+        if num_records(example_batch) == 0:
+            raise ValueError(
+                "example_batch has 0 records; pass at least one (three let the checks compare records)"
+            )
+        plan = self._attach(example_batch)
+        if check:
+            self._measure(plan, example_batch)
+
+    def __call__(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> FactoredGradients:
+        """G of a batch, at the model's parameters or at others.
+
+        Args:
+            batch: as the example batch, any number of records (0 too) and other lengths.
+            params: name -> value; parameters left out keep the model's values.
+        """
+        leaves, substitute = self._leaves(params)
+        shapes = {name: p.shape for name, p in leaves.items()}
+        first = next(iter(leaves.values()))
+        records = num_records(batch)
+        if records == 0:
+            return FactoredGradients(
+                dict.fromkeys(leaves, ()),
+                losses=first.detach().new_zeros(0),
+                shapes=shapes,
+                num_records=0,
+                dtype=_wide(first),
+                device=first.device,
+            )
+        plan, known = self._plan_of(batch)
+        state = torch.get_rng_state()
+        try:
+            factors, losses = self._capture(plan, batch, leaves, substitute, params)
+        except PlanMismatch as mismatch:
+            torch.set_rng_state(state)
+            key = signature(batch)
+            self._mismatches[key] = self._mismatches.get(key, 0) + 1
+            if known and self._mismatches[key] > MISMATCHES:
+                plan = Plan([], (), dict.fromkeys(leaves, f"its use depends on values: {mismatch}"))
+            else:
+                plan = self._learn(batch, params)
+            self._plans[key] = plan
+            factors, losses = self._capture(plan, batch, leaves, substitute, params)
+        ordered = {name: factors.get(name, ()) for name in leaves}
+        return FactoredGradients(
+            ordered,
+            losses=losses,
+            shapes=shapes,
+            num_records=records,
+            dtype=_wide(first),
+            device=first.device,
+        )
+
+    def coverage(self) -> tuple[Covered, ...]:
+        """One entry a trainable parameter, in the model's order."""
+        plan = self._latest
+        assert plan is not None
+        found = []
+        for name in trainable_parameters(self.model):
+            operations = tuple(
+                dict.fromkeys(s.func.__name__ for s in plan.steps if s.kind == "use" and name in s.names)
+            )
+            how = "dense" if name in plan.dense else "unused" if name in plan.unused else "rule"
+            reason = plan.dense.get(name, "the loss does not depend on it" if how == "unused" else "")
+            found.append(Covered(name, name.rpartition(".")[0], how, operations, reason))
+        return tuple(found)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The kernel choices, by the signature of a factor; with them another process computes the same "
+        "numbers."""
+        return {"kernels": dict(self._choices)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over kernel choices.
+
+        Raises:
+            ValueError: ``state`` is not what ``state_dict`` gives.
+        """
+        if set(state) != {"kernels"} or not isinstance(state["kernels"], Mapping):
+            raise ValueError(
+                f"state has the keys {sorted(state)}; pass what state_dict() returned, with 'kernels'"
+            )
+        self._choices = dict(state["kernels"])
+
+    # -------------------- capture
+
+    def _leaves(
+        self, params: Mapping[str, Tensor] | None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+        """The trainable tensors of this call, and what replaces the model's parameters (None: nothing)."""
+        own: dict[str, Tensor] = dict(trainable_parameters(self.model))
+        if params is None:
+            return own, None
+        given = check_params(self.model, params)
+        replaced = {
+            name: value.detach().requires_grad_() if name in own else value.detach()
+            for name, value in given.items()
+        }
+        return own | {name: value for name, value in replaced.items() if name in own}, replaced
+
+    def _capture(
+        self,
+        plan: Plan,
+        batch: Any,
+        leaves: Mapping[str, Tensor],
+        substitute: Mapping[str, Tensor] | None,
+        params: Mapping[str, Tensor] | None,
+    ) -> tuple[dict[str, list[Factor]], Tensor]:
+        records = num_records(batch)
+        factors: dict[str, list[Factor]] = {}
+        losses: Tensor | None = None
+        if plan.ruled:
+            capture = Capture(
+                {name: leaves[name] for name in plan.ruled}, plan, records, choices=self._choices
+            )
+            with torch.enable_grad():
+                with capture:
+                    losses = evaluate_loss(self.model, self.loss, batch, substitute)
+                factors = capture.collect(losses)
+        if plan.dense:
+            rows, dense_losses = dense_rows(self.model, self.loss, batch, params, names=tuple(plan.dense))
+            factors |= {name: [DenseFactor(g)] for name, g in rows.items()}
+            losses = dense_losses if losses is None else losses
+        assert losses is not None
+        return factors, losses.detach()
+
+    # -------------------- plans
+
+    def _plan_of(self, batch: Any) -> tuple[Plan, bool]:
+        """The plan of the batch's signature, or the latest to try; whether it is the signature's own."""
+        plan = self._plans.get(signature(batch))
+        if plan is not None:
+            return plan, True
+        assert self._latest is not None
+        return self._latest, False
+
+    def _learn(
+        self, batch: Any, params: Mapping[str, Tensor] | None = None, dense: Mapping[str, str] | None = None
+    ) -> Plan:
+        leaves, substitute = self._leaves(params)
+        learned = learn_plan(self.model, self.loss, batch, leaves, substitute, dense)
+        if learned.mixes:
+
+            def run(records: Any) -> Tensor:
+                with undisturbed(self.model):
+                    return evaluate_loss(self.model, self.loss, records, substitute)
+
+            raise CrossRecordError(*find_mixing_module(self.model, run, repeat_to(batch, LARGE)))
+        self._plans[signature(batch)] = self._latest = learned.plan
+        return learned.plan
+
+    def _attach(self, batch: Any) -> Plan:
+        plan = self._learn(batch)
+        return self._compare(plan, batch) if self._check else plan
+
+    def _compare(self, plan: Plan, batch: Any) -> Plan:
+        """The self-check: rows of three records against ordinary autograd, a record at a time."""
+        three = repeat_to(batch, LARGE)
+        leaves, _ = self._leaves(None)
+        try:
+            with undisturbed(self.model):
+                expected, _ = dense_rows(self.model, self.loss, three, names=tuple(leaves), method="loop")
+            with undisturbed(self.model, seed=1):
+                again, _ = dense_rows(self.model, self.loss, three, names=tuple(leaves), method="loop")
+        except RuntimeError as error:
+            raise CoverageError(
+                [
+                    Refused(
+                        name,
+                        name.rpartition(".")[0],
+                        f"the loss of a single record cannot be differentiated ({error})",
+                        "Make loss(model, batch) work with one record and ordinary autograd",
+                    )
+                    for name in plan.dense or leaves
+                ]
+            ) from error
+        if any(not torch.equal(expected[name], again[name]) for name in leaves):
+            return plan  # the model draws random numbers beyond dropout: rows of two runs cannot be compared
+        for _ in range(2):
+            with undisturbed(self.model):
+                factors, _ = self._capture(plan, three, leaves, None, None)
+            wrong = {}
+            for name in leaves:
+                rows = sum((f.materialise() for f in factors.get(name, [])), torch.zeros_like(expected[name]))
+                why = rows_differ(rows, expected[name])
+                if why is not None:
+                    wrong[name] = why
+            if not wrong:
+                return plan
+            if all(name in plan.dense for name in wrong):
+                break
+            plan = self._learn(batch, dense=plan.dense | wrong)
+        remedy = "Replace the layer by one that treats records alike in any batch, or freeze the parameter"
+        raise CoverageError([Refused(n, n.rpartition(".")[0], why, remedy) for n, why in wrong.items()])
+
+    def _measure(self, plan: Plan, batch: Any) -> None:
+        """Choose a kernel for every kind of factor by a short measurement on the example batch."""
+
+
+def per_sample_gradients(
+    model: nn.Module, loss: Loss, batch: Any, params: Mapping[str, Tensor] | None = None
+) -> FactoredGradients:
+    """G of one batch: attaches without the comparison with single records, and captures.
+
+    >>> model = nn.Linear(3, 1, bias=False)
+    >>> G = per_sample_gradients(model, lambda m, x: m(x).squeeze(1), torch.eye(3))
+    >>> G.row_norms()
+    tensor([1., 1., 1.])
+    """
+    if num_records(batch) == 0:
+        leaves = trainable_parameters(model)
+        first = next(iter(leaves.values()))
+        return FactoredGradients(
+            dict.fromkeys(leaves, ()),
+            losses=first.detach().new_zeros(0),
+            shapes={name: p.shape for name, p in leaves.items()},
+            num_records=0,
+            dtype=_wide(first),
+            device=first.device,
+        )
+    return GradientEngine(model, loss, batch, check=False)(batch, params)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

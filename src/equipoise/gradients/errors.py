@@ -1,0 +1,56 @@
+"""Refusals that teach: what cannot be computed per record, where it is, why, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["CoverageError", "CrossRecordError", "Refused"]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A parameter whose rows cannot be computed."""
+
+    name: str
+    module_path: str
+    reason: str
+    remedy: str
+
+
+class CoverageError(RuntimeError):
+    """Some trainable parameters have no per-sample gradients; ``refused`` lists them all."""
+
+    def __init__(self, refused: Sequence[Refused]) -> None:
+        self.refused = tuple(refused)
+        lines = [
+            f"  {r.name} in {r.module_path or 'the model itself'}: {r.reason}. {r.remedy}."
+            for r in self.refused
+        ]
+        super().__init__(
+            f"{len(self.refused)} trainable parameters have no per-sample gradients:\n" + "\n".join(lines)
+        )
+
+
+class CrossRecordError(RuntimeError):
+    """A record's loss depends on other records of the batch, so that it has no gradient of its own."""
+
+    def __init__(self, module_path: str | None, module_type: str | None) -> None:
+        self.module_path = module_path
+        where = (
+            "the loss function, or something outside the model's modules"
+            if module_path is None
+            else f"module {module_path or '(the model itself)'!r} ({module_type})"
+        )
+        remedy = (
+            "replace BatchNorm with equipoise.fix(model), which uses GroupNorm instead"
+            if module_type is not None and "BatchNorm" in module_type
+            else "make it treat every record by itself (equipoise.fix replaces BatchNorm; a statistic "
+            "over the batch "
+            "has to go)"
+        )
+        super().__init__(
+            f"the records of a batch are mixed by {where}: changing one record changed another record's "
+            "result. "
+            f"Per-sample gradients are not defined there; {remedy}."
+        )

@@ -1,0 +1,412 @@
+"""Making a plan: which operations touch parameters, where the records are, and a proof that no use was
+missed.
+
+The model runs on two and on three records. Comparing the shapes of every operation gives the record axes; on
+three records, gradients and a changed record tell how positions are folded into an axis, and whether records
+are mixed.
+The proof: while the plan is made, each operation with a rule gets copies of its parameters that are cut off
+from them. If a gradient still reaches a parameter, some use of it was not seen (inside a custom function,
+say), and the parameter is computed densely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from equipoise.gradients.base import Factor
+from equipoise.gradients.batches import perturb_record, repeat_to
+from equipoise.gradients.capture import (
+    OPENED,
+    Capture,
+    Plan,
+    Step,
+    Watch,
+    name_of,
+    opened,
+    output_tensors,
+    tensor_arguments,
+)
+from equipoise.gradients.expressions import CASTS
+from equipoise.gradients.layouts import INCONSISTENT, Fold, Layout, learn_layout, record_first
+from equipoise.gradients.oracle import Loss, evaluate_loss
+from equipoise.gradients.rules import rule_for
+
+__all__ = ["learn_plan", "undisturbed"]
+
+SMALL, LARGE = 2, 3
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Dropout is the identity: masks of a batch and of single records cannot be compared."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention:
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            else:
+                kwargs = {**kwargs, "dropout_p": 0.0}
+        return func(*args, **kwargs)
+
+
+_DROPOUTS = frozenset(
+    getattr(module, name)
+    for module in (F, torch)
+    for name in [
+        "dropout",
+        "dropout_",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "alpha_dropout",
+        "alpha_dropout_",
+        "feature_dropout",
+        "feature_dropout_",
+        "feature_alpha_dropout",
+        "feature_alpha_dropout_",
+    ]
+    if hasattr(module, name)
+)
+
+
+@contextmanager
+def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False) -> Iterator[None]:
+    """Run something on the model and leave no trace: buffers and random states come back as they were."""
+    buffers = {id(b): (b, b.detach().clone()) for b in model.buffers()}
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng([d.index for d in devices if d.index is not None]):
+            torch.manual_seed(seed)
+            if dropout:
+                yield
+            else:
+                with _WithoutDropout():
+                    yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers.values():
+                if buffer._version and not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+
+@dataclass
+class _Call:
+    func: Callable
+    inputs: tuple[torch.Size, ...]
+    outputs: tuple[torch.Size, ...]
+
+
+class _Trace(TorchFunctionMode):
+    """Shapes of every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[_Call] = []
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in OPENED:
+            with self:
+                return opened(func)(*args, **kwargs)
+        inputs = tuple(t.shape for t in tensor_arguments(args, kwargs))
+        out = func(*args, **kwargs)
+        self.calls.append(_Call(func, inputs, tuple(t.shape for t in output_tensors(out))))
+        return out
+
+
+@dataclass
+class _Site:
+    step: Step
+    edge: Any
+    shape: torch.Size
+    value: Tensor | None  # a copy of the output, where the fold is unknown
+
+
+class _Survey(Watch):
+    """Decides the kind of every touching operation and cuts the parameters off from those with rules."""
+
+    def __init__(self, params: Mapping[str, Tensor], layouts: list[tuple[tuple, tuple]]) -> None:
+        super().__init__(params)
+        self.layouts = layouts
+        self.calls = 0
+        self.steps: list[Step] = []
+        self.sites: list[_Site] = []
+
+    def other(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        self.calls += 1
+        return func(*args, **kwargs)
+
+    def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if self.calls >= len(self.layouts):
+            raise RuntimeError("the model ran more operations than before on the same records")
+        inputs, outputs = self.layouts[self.calls]
+        self.calls += 1
+        tensors = tensor_arguments(args, kwargs)
+        names = tuple(
+            dict.fromkeys(
+                name for t in tensors if id(t) in self.tracked for name in self.tracked[id(t)].roots
+            )
+        )
+        step = Step(func, "opaque", names, inputs, outputs[0] if len(outputs) == 1 else None, rule_for(func))
+        self.steps.append(step)
+        free = not any(inputs) or name_of(func) in CASTS
+        if not outputs:
+            step.kind = "skip"
+            if name_of(func) in ("__setitem__",):
+                step.kind, step.reason = "opaque", "it is written into another tensor in place"
+            return func(*args, **kwargs)
+        if not any(outputs) and free:
+            out = func(*args, **kwargs)
+            if not any(t.requires_grad for t in output_tensors(out)):
+                step.kind = "skip"
+            elif any(t.requires_grad for t in tensors if id(t) not in self.tracked):
+                step.reason = (
+                    f"{name_of(func)} joins it with a tensor that depends on the batch without a record axis"
+                )
+            else:
+                step.kind = "derive"
+                self.track(func, args, kwargs, out, tensors)
+            return out
+        if len(outputs) != 1 or outputs[0] is None or INCONSISTENT in (*inputs, *outputs):
+            step.reason = f"{name_of(func)} has no rule"
+            out = func(*args, **kwargs)
+            if not any(t.requires_grad for t in output_tensors(out)):
+                step.kind = "skip"
+            return out
+        return self._cut(step, func, args, kwargs)
+
+    def _cut(self, step: Step, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run the operation on copies of its parameters that have no history."""
+        copies: dict[int, Tensor] = {}
+
+        def cut(value: Any) -> Any:
+            if id(value) in self.tracked:
+                return copies.setdefault(id(value), value.detach().requires_grad_())
+            if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+                parts = [cut(inner) for inner in value]
+                return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+            return value
+
+        out = func(*map(cut, args), **{key: cut(value) for key, value in kwargs.items()})
+        if not isinstance(out, Tensor) or not out.requires_grad:
+            step.kind = "skip"
+            return out
+        reached = torch.autograd.grad(
+            out, list(copies.values()), torch.zeros_like(out), retain_graph=True, allow_unused=True
+        )
+        if all(g is None for g in reached):  # type_as and its like look at a tensor's type only
+            step.kind = "skip"
+            return out
+        step.kind = "use"
+        unknown = step.out_layout is not None and step.out_layout.fold == "unknown"
+        value = out.detach().clone() if unknown else None
+        self.sites.append(_Site(step, torch.autograd.graph.get_gradient_edge(out), out.shape, value))
+        return out
+
+
+def _views(tensor: Tensor, layout: Layout, fold: Fold) -> Tensor:
+    """Records first, everything else flattened, [LARGE, -1]."""
+    return record_first(tensor, replace(layout, fold=fold), LARGE).reshape(LARGE, -1)
+
+
+def _resolve(site: _Site, evidence: list[tuple[int, Tensor]]) -> bool:
+    """Find the fold that keeps each record's evidence (nonzero entries) in its own rows.
+
+    Returns False where records are mixed under every fold.
+    """
+    layout = site.step.out_layout
+    assert layout is not None
+    folds: tuple[Fold, ...] = ("major", "minor") if layout.fold == "unknown" else (layout.fold,)
+    fitting = []
+    for fold in folds:
+        fits = True
+        for record, support in evidence:
+            rows = _views(support, layout, fold)
+            outside = torch.cat([rows[:record], rows[record + 1 :]])
+            fits = fits and not bool(outside.any())
+        if fits:
+            fitting.append(fold)
+    if not fitting:
+        return False
+    if layout.fold == "unknown" and len(fitting) == 1:
+        fold = fitting[0]
+        site.step.out_layout = replace(layout, fold=fold)
+        site.step.layouts = tuple(
+            replace(known, fold=fold)
+            if known is not None and known.fold == "unknown" and known.axis == layout.axis
+            else known
+            for known in site.step.layouts
+        )
+    return True
+
+
+@dataclass
+class Learned:
+    """A plan with what was seen while it was made."""
+
+    plan: Plan
+    mixes: bool  # some record's gradient or loss depends on another record
+    factors: dict[str, list[Factor]] | None = None
+
+
+def learn_plan(
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    params: Mapping[str, Tensor],
+    substitute: Mapping[str, Tensor] | None,
+    dense: Mapping[str, str] | None = None,
+) -> Learned:
+    """The plan for batches like ``batch``.
+
+    Args:
+        model: run in the mode that it is in; buffers and random states are restored.
+        loss: ``loss(model, batch) -> [B]``.
+        batch: at least one record; the first three are used, repeated if there are fewer.
+        params: the trainable parameters' tensors, by name.
+        substitute: what ``evaluate_loss`` puts in the model's place.
+        dense: parameters that are to be computed densely whatever is found, with reasons.
+    """
+    three = repeat_to(batch, LARGE)
+
+    def run(records: Any, mode: TorchFunctionMode) -> Tensor:
+        with undisturbed(model), torch.enable_grad(), mode:
+            return evaluate_loss(model, loss, records, substitute)
+
+    small, large = _Trace(), _Trace()
+    run(repeat_to(batch, SMALL), small)
+    losses = run(three, large)
+    moved = _losses_moved(losses, run(perturb_record(three, 0), _Trace()))
+    dense_found = dict(dense or {})
+    same = len(small.calls) == len(large.calls) and all(
+        a.func == b.func and len(a.inputs) == len(b.inputs) and len(a.outputs) == len(b.outputs)
+        for a, b in zip(small.calls, large.calls, strict=True)
+    )
+    if not same:
+        reason = "the operations that the model runs depend on the batch"
+        return Learned(Plan([], (), {name: dense_found.get(name, reason) for name in params}), moved)
+    layouts = [
+        (_compare(a.inputs, b.inputs), _compare(a.outputs, b.outputs))
+        for a, b in zip(small.calls, large.calls, strict=True)
+    ]
+    while True:
+        ruled = {name: p for name, p in params.items() if name not in dense_found}
+        survey = _Survey(ruled, layouts)
+        losses = run(three, survey)
+        mixes = moved or not _learn_folds(
+            survey, losses, lambda mode: run(perturb_record(three, 0), mode), ruled
+        )
+        if mixes:
+            return Learned(Plan([], (), {}), True)
+        new = _find_dense(survey, losses, ruled)
+        if not new:
+            plan = Plan(survey.steps, tuple(ruled), dense_found, _unused(survey, ruled))
+            capture = Capture(ruled, plan, LARGE, lenient=True)
+            losses = run(three, capture)
+            factors = capture.collect(losses)
+            for index, reason in capture.failures.items():
+                new |= dict.fromkeys(plan.steps[index].names, reason)
+            if not new:
+                new = _wrong_sums(factors, run(three, _Trace()), ruled)
+            if not new:
+                return Learned(plan, mixes, factors)
+        dense_found |= {name: reason for name, reason in new.items() if name not in dense_found}
+
+
+def _compare(small: tuple[torch.Size, ...], large: tuple[torch.Size, ...]) -> tuple[Layout | None, ...]:
+    return tuple(learn_layout(s, SMALL, l, LARGE) for s, l in zip(small, large, strict=True))
+
+
+def _losses_moved(before: Tensor, after: Tensor) -> bool:
+    """Whether the losses of records 1 and 2 changed with record 0."""
+    wide = before.detach()[1:].double(), after.detach()[1:].double()
+    tolerance = 1e-9 if before.dtype == torch.float64 else (1e-5 if before.dtype == torch.float32 else 2e-2)
+    return not torch.allclose(*wide, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _learn_folds(
+    survey: _Survey,
+    losses: Tensor,
+    again: Callable[[TorchFunctionMode], Tensor],
+    params: Mapping[str, Tensor],
+) -> bool:
+    """Resolve unknown folds; False if records are mixed."""
+    if not survey.sites or not losses.requires_grad:
+        return True
+    evidence: list[list[tuple[int, Tensor]]] = [[] for _ in survey.sites]
+    edges = [site.edge for site in survey.sites]
+    for record in range(LARGE):
+        found = torch.autograd.grad(losses[record], edges, retain_graph=True, allow_unused=True)
+        for kept, g in zip(evidence, found, strict=True):
+            if g is not None:
+                kept.append((record, g != 0))
+    if any(site.value is not None for site in survey.sites):
+        other = _Survey(params, survey.layouts)
+        again(other)
+        if len(other.sites) == len(survey.sites):
+            for kept, one, two in zip(evidence, survey.sites, other.sites, strict=True):
+                if one.value is not None and two.value is not None:
+                    kept.append((0, one.value != two.value))
+    separate = True
+    for site, kept in zip(survey.sites, evidence, strict=True):
+        separate = _resolve(site, kept) and separate
+    return separate
+
+
+def _find_dense(survey: _Survey, losses: Tensor, ruled: Mapping[str, Tensor]) -> dict[str, str]:
+    """Parameters that rules cannot serve, with reasons."""
+    found: dict[str, str] = {}
+    for step in survey.steps:
+        if step.kind == "opaque":
+            found |= {name: step.reason or f"{name_of(step.func)} has no rule" for name in step.names}
+        elif step.kind == "use" and step.out_layout is not None and step.out_layout.fold == "unknown":
+            reason = f"the order of records and positions in the output of {name_of(step.func)} is ambiguous"
+            found |= dict.fromkeys(step.names, reason)
+    if losses.requires_grad:
+        reached = torch.autograd.grad(
+            losses.sum(), list(ruled.values()), retain_graph=True, allow_unused=True
+        )
+        for name, g in zip(ruled, reached, strict=True):
+            if g is not None:
+                found.setdefault(name, "a use of it is hidden from rules (a custom or compiled function)")
+    used = {name for step in survey.steps if step.kind == "use" for name in step.names}
+    for name in survey.unseen - used:
+        found.setdefault(name, "it is used while gradients are off (a custom function or a checkpoint)")
+    return found
+
+
+def _unused(survey: _Survey, ruled: Mapping[str, Tensor]) -> frozenset[str]:
+    used = {name for step in survey.steps if step.kind == "use" for name in step.names}
+    return frozenset(ruled) - used
+
+
+def _wrong_sums(
+    factors: dict[str, list[Factor]], losses: Tensor, params: Mapping[str, Tensor]
+) -> dict[str, str]:
+    """Parameters whose rows do not add up to the gradient of the summed loss."""
+    if not losses.requires_grad:
+        return {}
+    found = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True)
+    wrong = {}
+    for (name, p), g in zip(params.items(), found, strict=True):
+        weights = torch.ones(LARGE, 1, device=p.device)
+        total = sum(
+            (factor.weighted_sum(weights)[0].to(p.dtype) for factor in factors.get(name, [])),
+            torch.zeros_like(p),
+        )
+        expected = torch.zeros_like(p) if g is None else g
+        tolerance = {torch.float64: 1e-8, torch.float32: 1e-3}.get(p.dtype, 1e-1)
+        scale = expected.double().norm() + 1e-30
+        if not bool((total.double() - expected.double()).norm() <= tolerance * scale + 1e-12):
+            wrong[name] = "the rows by rule did not add up to its gradient"
+    return wrong
