@@ -1,3 +1,120 @@
-"""equipoise: differentially private training without clipping bias, on PyTorch."""
+"""equipoise: differentially private training without clipping bias, on PyTorch.
+
+    import equipoise as eq
+
+The table of contents: names are imported when they are first used, so that `import equipoise` is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from equipoise.gradients import PerSampleGradients, dense_gradients, fix, per_sample_gradients
+    from equipoise.methods import (
+        DPSGD,
+        METHODS,
+        NSGD,
+        PSAC,
+        Abadi,
+        AutoS,
+        ClipRule,
+        ExponentialDecay,
+        LinearDecay,
+        Method,
+        ReleasedQuantile,
+        Schedule,
+    )
+    from equipoise.privacy import (
+        Budget,
+        FullBatch,
+        Poisson,
+        PrivacyPlan,
+        Statement,
+        Unamplified,
+        WithoutReplacement,
+        calibrate_noise_multiplier,
+    )
+    from equipoise.training import CSVWriter, PrivateTraining, TensorBoardWriter, load_model
 
 __version__ = "0.1.0"
+
+_CONTENTS = {
+    # training
+    "PrivateTraining": "training",
+    "load_model": "training",
+    "CSVWriter": "training",
+    "TensorBoardWriter": "training",
+    # methods, clip rules, thresholds
+    "DPSGD": "methods",
+    "Method": "methods",
+    "METHODS": "methods",
+    "ClipRule": "methods",
+    "Abadi": "methods",
+    "AutoS": "methods",
+    "NSGD": "methods",
+    "PSAC": "methods",
+    "ExponentialDecay": "methods",
+    "LinearDecay": "methods",
+    "Schedule": "methods",
+    "ReleasedQuantile": "methods",
+    # privacy
+    "Budget": "privacy",
+    "Poisson": "privacy",
+    "WithoutReplacement": "privacy",
+    "FullBatch": "privacy",
+    "Unamplified": "privacy",
+    "PrivacyPlan": "privacy",
+    "Statement": "privacy",
+    "calibrate_noise_multiplier": "privacy",
+    # gradients
+    "per_sample_gradients": "gradients",
+    "dense_gradients": "gradients",
+    "PerSampleGradients": "gradients",
+    "fix": "gradients",
+}
+
+__all__ = [
+    "DPSGD",
+    "METHODS",
+    "NSGD",
+    "PSAC",
+    "Abadi",
+    "AutoS",
+    "Budget",
+    "CSVWriter",
+    "ClipRule",
+    "ExponentialDecay",
+    "FullBatch",
+    "LinearDecay",
+    "Method",
+    "PerSampleGradients",
+    "Poisson",
+    "PrivacyPlan",
+    "PrivateTraining",
+    "ReleasedQuantile",
+    "Schedule",
+    "Statement",
+    "TensorBoardWriter",
+    "Unamplified",
+    "WithoutReplacement",
+    "__version__",
+    "calibrate_noise_multiplier",
+    "dense_gradients",
+    "fix",
+    "load_model",
+    "per_sample_gradients",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _CONTENTS:
+        raise AttributeError(f"module 'equipoise' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    value = getattr(import_module(f"equipoise.{_CONTENTS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

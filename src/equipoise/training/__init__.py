@@ -1,1 +1,22 @@
-"""To be written."""
+"""Training: the loop, its draws, metrics, checkpoints and processes."""
+
+from equipoise.training.batches import DataError
+from equipoise.training.checkpoint import CheckpointError
+from equipoise.training.describe import Description
+from equipoise.training.loop import PrivateTraining
+from equipoise.training.metrics import CSVWriter, TensorBoardWriter
+from equipoise.training.model_file import load_model, save_model
+from equipoise.training.results import Result, Step
+
+__all__ = [
+    "CSVWriter",
+    "CheckpointError",
+    "DataError",
+    "Description",
+    "PrivateTraining",
+    "Result",
+    "Step",
+    "TensorBoardWriter",
+    "load_model",
+    "save_model",
+]

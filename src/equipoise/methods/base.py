@@ -1,0 +1,202 @@
+"""What a method is, and what it may use.
+
+A method turns the records of a step into an estimate of the gradient. It sees public things (parameters,
+the step, public randomness) and, of the private data, only *draws*: it asks a draw for bounded sums and
+hands these to the ledger, which adds noise and books the cost in one call. It sees no noise generators,
+devices, micro-batches, processes or loops.
+
+DP-SGD, as a method writes it:
+
+    draw = context.draw("batch")
+    sums = draw.query(lambda rows, ids: {"gradient": clip(rows, rule, clip_norm)})
+    released = context.ledger.release(draw, sums)["gradient"]
+    estimate = {name: value / expected_batch_size for name, value in released.items()}
+
+Methods that need more find it here: rows at several parameter points (`query(fn, at=(x, w))` calls
+``fn(rows_x, rows_w, ids)`` with the same records and the same dropout masks), several draws a step with
+their own sampling (`context.draw("anchor")`), statistics of rows (`draw.rows`), gradients of public records
+(`context.public_gradients`), public randomness that replays (`context.public_rng`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from equipoise.gradients import PerSampleGradients
+    from equipoise.privacy import Bounded, Budget, PrivacyPlan, Sampling
+
+__all__ = ["Context", "DrawHandle", "Ledger", "Method", "Parameters", "Query", "State", "plain", "rebuild"]
+
+Parameters = Mapping[str, Tensor]
+"""Named tensors: model parameters or an estimate of the gradient."""
+
+State = dict[str, Any]
+"""What a method carries from step to step: tensors, plain numbers and strings, lists and dicts of them."""
+
+Query = Callable[..., "Mapping[str, Bounded]"]
+"""fn(rows, ids) or fn(rows_x, rows_w, ..., ids): the bounded sums of one micro-batch."""
+
+
+@runtime_checkable
+class DrawHandle(Protocol):
+    """One random sample of records, taken for one release. Which records is private; so is their number."""
+
+    @property
+    def name(self) -> str:
+        """The draw's name in the privacy plan."""
+        ...
+
+    def query(self, fn: Query, at: Sequence[Parameters] | None = None) -> dict[str, Bounded]:
+        """Run `fn` once a micro-batch and unite the bounded sums.
+
+        Args:
+            fn: called with one matrix of gradient rows a parameter point, then the records' numbers
+                (LongTensor [b]).
+            at: the parameter points; the current parameters alone when None. All points see the same
+                dropout masks.
+
+        Returns:
+            name -> Bounded, over the whole draw; an empty draw gives sums of zero.
+        """
+        ...
+
+    def rows(self, fn: Callable[..., Tensor], at: Sequence[Parameters] | None = None) -> Tensor:
+        """A private number a record, in the draw's order: `fn` answers [b] a micro-batch, [B] comes back."""
+        ...
+
+
+class Ledger(Protocol):
+    """The part of the ledger that methods use."""
+
+    def release(self, draw: Any, sums: Mapping[str, Bounded], **options: Any) -> dict[str, dict[str, Tensor]]:
+        """Noise the sums of one draw, book the event, answer sum name -> tensor name -> released tensor."""
+        ...
+
+
+class Context(Protocol):
+    """What a step may use."""
+
+    @property
+    def params(self) -> Parameters:
+        """The trainable parameters, read-only and detached."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """The number of the step, from 0."""
+        ...
+
+    @property
+    def sampling(self) -> Sampling:
+        """The training's sampling: `steps`, `population`, `expected_size` (the public divisor)."""
+        ...
+
+    @property
+    def ledger(self) -> Ledger:
+        """The only way out of the private side."""
+        ...
+
+    def draw(self, name: str = "batch") -> DrawHandle:
+        """Take the next sample of records for the planned draw of this name."""
+        ...
+
+    def public_gradients(self, batch: Any, at: Parameters | None = None) -> PerSampleGradients:
+        """The gradient rows of public records (a batch, not record numbers), not guarded by `Private`."""
+        ...
+
+    def public_rng(self, step: int) -> torch.Generator:
+        """Public randomness of a step: the same at every replay, independent of the records."""
+        ...
+
+
+class Method(ABC):
+    """A differentially private estimator of the gradient; one file, one class, one line in `METHODS`."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def plan(
+        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
+    ) -> PrivacyPlan:
+        """What will be released, with noise calibrated to the budget; from public constants alone.
+
+        Called once, before the training. Random schedules that do not depend on data are drawn here.
+        """
+
+    @abstractmethod
+    def init(self, context: Context) -> State:
+        """The state before the first step."""
+
+    @abstractmethod
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """One step: an estimate of the gradient for every trainable parameter, and the next state."""
+
+    def rebase(self, state: State, params: Parameters) -> State:
+        """The state after someone else moved the parameters (a warm start, a server)."""
+        return state
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments as plain values (see `plain`), with the `name` of the method."""
+        return {"name": self.name}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Method:
+        """The method that `config` described.
+
+        Raises:
+            ValueError: it holds an opaque value, such as a function, that no file can bring back.
+        """
+        if config.get("name") != cls.name or len(config) > 1:
+            raise ValueError(f"config={dict(config)!r} does not describe the method {cls.name!r}")
+        return cls()
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: a settings object becomes its kind and fields, a function only its name.
+
+    Example:
+        >>> from equipoise.methods.thresholds import Fixed
+        >>> plain(Fixed(0.5))
+        {'kind': 'Fixed', 'clip_norm': 0.5}
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__} | {
+            f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)
+        }
+    return {"opaque": getattr(value, "__qualname__", type(value).__name__)}
+
+
+def rebuild(described: Any, table: Mapping[str, type]) -> Any:
+    """The settings object that `plain` described, its class found in the table; plain values stay.
+
+    Raises:
+        ValueError: an opaque value or an unknown kind.
+    """
+    if not isinstance(described, Mapping):
+        return described
+    fields = {name: value for name, value in described.items() if name != "kind"}
+    opaque = [
+        value["opaque"]
+        for value in [described, *fields.values()]
+        if isinstance(value, Mapping) and "opaque" in value
+    ]
+    if opaque or described.get("kind") not in table:
+        raise ValueError(
+            f"the settings {dict(described)!r} cannot be rebuilt from a file"
+            + (f": {opaque[0]} is a function of yours" if opaque else "")
+            + "; give the object again, for instance method=... to PrivateTraining.resume"
+        )
+    return table[described["kind"]](**fields)

@@ -1,0 +1,181 @@
+"""Clip rules: from the norm of a record's gradient to the weight that it gets in the sum.
+
+A rule is a small frozen object with one function, `weights(norms, threshold)`, and one promise:
+``weight * norm <= threshold`` for every norm, so that adding or removing a record moves the weighted
+sum by at most the threshold C. With n = ||g_i||:
+
+==========  ==========================  ===============================================================
+rule        weight                      source
+==========  ==========================  ===============================================================
+`Abadi`     min(1, C / n)               Abadi et al. 2016, "Deep Learning with Differential Privacy"
+`AutoS`     C / (n + gamma)             Bu et al. 2022, "Automatic Clipping" (AUTO-S)
+`NSGD`      C / (n + r)                 Yang et al. 2022, "Normalized/Clipped SGD with Perturbation"
+`PSAC`      C / (n + r / (n + r))       Xia et al. 2023, "DP Learning with Per-Sample Adaptive Clipping"
+==========  ==========================  ===============================================================
+
+The last three weigh small gradients up: their weights may exceed 1, the weighted norm stays below C. A norm
+of zero gets a finite weight, a norm that is not finite (a record with NaN or infinity) gets weight zero.
+
+The norm that a rule divides by is raised by four units in the last place, so that rounding in ``weight *
+norm`` never carries a record above the threshold.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["CLIP_RULES", "NSGD", "PSAC", "Abadi", "AutoS", "ClipRule", "layers", "resolve_rule"]
+
+
+class ClipRule(ABC):
+    """A function from row norms to row weights with ``weight * norm <= threshold``."""
+
+    name: ClassVar[str]
+
+    def weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
+        """The weights of the rows.
+
+        Args:
+            norms: row norms, [B] or [B, m] (one column a group of parameters), floating point, >= 0.
+            threshold: C > 0; a number, or a tensor that broadcasts against `norms` ([m] for groups).
+
+        Returns:
+            A tensor of the shape of `norms`. Rows whose norm is not finite get exactly zero.
+
+        Example:
+            >>> Abadi().weights(torch.tensor([0.0, 0.5, 4.0, torch.nan]), 1.0)
+            tensor([1.0000, 1.0000, 0.2500, 0.0000])
+        """
+        finite = torch.isfinite(norms)
+        raised = torch.where(finite, norms, torch.zeros_like(norms)) * (1 + 4 * torch.finfo(norms.dtype).eps)
+        return torch.where(finite, self._weights(raised, threshold), torch.zeros_like(norms))
+
+    @abstractmethod
+    def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
+        """The weights for finite norms."""
+
+
+@dataclass(frozen=True)
+class Abadi(ClipRule):
+    """Plain clipping, min(1, C / n): rows inside the ball of radius C are left alone."""
+
+    name: ClassVar[str] = "abadi"
+
+    def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
+        # C / max(n, C) is min(1, C / n) without a division by zero.
+        limit = torch.as_tensor(threshold, dtype=norms.dtype, device=norms.device)
+        return limit / torch.maximum(norms, limit)
+
+
+@dataclass(frozen=True)
+class AutoS(ClipRule):
+    """Automatic clipping with stability constant gamma: C / (n + gamma).
+
+    Args:
+        gamma: > 0; 0.01 in the paper.
+    """
+
+    gamma: float = 0.01
+    name: ClassVar[str] = "auto_s"
+
+    def __post_init__(self) -> None:
+        _require_positive("AutoS", "gamma", self.gamma)
+
+    def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
+        return threshold / (norms + self.gamma)
+
+
+@dataclass(frozen=True)
+class NSGD(ClipRule):
+    """Normalised gradients with a regulariser r: C / (n + r).
+
+    The formula is AUTO-S's; the paper reads r as a trade of bias for noise and lets it grow to the size of
+    the gradients, where AUTO-S keeps gamma tiny.
+
+    Args:
+        regulariser: r > 0.
+    """
+
+    regulariser: float = 0.01
+    name: ClassVar[str] = "nsgd"
+
+    def __post_init__(self) -> None:
+        _require_positive("NSGD", "regulariser", self.regulariser)
+
+    def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
+        return threshold / (norms + self.regulariser)
+
+
+@dataclass(frozen=True)
+class PSAC(ClipRule):
+    """Per-sample adaptive clipping: C / (n + r / (n + r)); small gradients are not blown up to the threshold.
+
+    The weight is at most C / (2 sqrt(r) - r) for r < 1; at n = 0 it is C.
+
+    Args:
+        regulariser: r > 0.
+    """
+
+    regulariser: float = 0.01
+    name: ClassVar[str] = "psac"
+
+    def __post_init__(self) -> None:
+        _require_positive("PSAC", "regulariser", self.regulariser)
+
+    def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
+        return threshold / (norms + self.regulariser / (norms + self.regulariser))
+
+
+CLIP_RULES: dict[str, type[ClipRule]] = {rule.name: rule for rule in (Abadi, AutoS, NSGD, PSAC)}
+
+
+def resolve_rule(rule: str | ClipRule) -> ClipRule:
+    """The rule of this name, or the rule itself.
+
+    Raises:
+        ValueError: no rule has this name.
+        TypeError: neither a name nor a rule.
+
+    Example:
+        >>> resolve_rule("psac")
+        PSAC(regulariser=0.01)
+    """
+    if isinstance(rule, ClipRule):
+        return rule
+    if not isinstance(rule, str):
+        raise TypeError(
+            f"clip_rule={rule!r} is a {type(rule).__name__}; give one of the names {sorted(CLIP_RULES)} "
+            "or a ClipRule object such as PSAC(regulariser=0.1)"
+        )
+    if rule not in CLIP_RULES:
+        raise ValueError(
+            f"clip_rule={rule!r} is unknown; give one of {sorted(CLIP_RULES)} or a ClipRule object"
+        )
+    return CLIP_RULES[rule]()
+
+
+def layers(names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Group parameter names by the module that owns them: the groups of per-layer clipping.
+
+    Example:
+        >>> layers(["0.weight", "0.bias", "scale", "2.weight"])
+        (('0.weight', '0.bias'), ('scale',), ('2.weight',))
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        owner, _, leaf = name.rpartition(".")
+        # A parameter of the root module is a layer of its own: the root is the whole model, not a layer.
+        groups.setdefault(owner or f".{leaf}", []).append(name)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def _require_positive(owner: str, argument: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{owner}({argument}={value!r}): {argument} must be a finite number above zero")

@@ -1,0 +1,186 @@
+"""DP-SGD: the noised sum of clipped per-sample gradients, over the public expected batch size.
+
+    estimate_t = (sum_i w_i g_i + N(0, (z C_t)^2 I)) / B,     w_i = rule.weights(||g_i||, C_t)
+
+Source: Abadi et al. 2016, "Deep Learning with Differential Privacy". B is the *expected* batch size of the
+sampling, never the realised one; a draw of no records still releases noise. With per-layer clipping every
+layer l has a threshold C_l with sum_l C_l^2 = C^2 (McMahan et al. 2018), so that the whole row keeps the
+bound C. With a `ReleasedQuantile` threshold the centred count of rows below C_t is one more coordinate of
+the same noised vector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.methods.base import Context, Method, Parameters, State, plain, rebuild
+from equipoise.methods.clip_rules import CLIP_RULES, ClipRule, layers, resolve_rule
+from equipoise.methods.thresholds import (
+    THRESHOLDS,
+    ReleasedQuantile,
+    Threshold,
+    require_positive,
+    resolve_threshold,
+)
+from equipoise.privacy.bounded import Bounded, centred_indicator, clip
+from equipoise.privacy.private import Private, PrivateRows
+from equipoise.privacy.releases import PrivacyPlan, Release
+from equipoise.privacy.sampling import Sampling
+
+if TYPE_CHECKING:
+    from equipoise.privacy import Budget
+
+__all__ = ["DPSGD"]
+
+
+class DPSGD(Method):
+    """Differentially private SGD; the estimate suits any optimiser.
+
+    Args:
+        clip_norm: C > 0; or a function of the step; or a threshold such as `ReleasedQuantile`.
+        clip_rule: "abadi", "auto_s", "nsgd", "psac", or a `ClipRule`.
+        per_layer: clip every layer (module) on its own, at C / sqrt(number of layers); or a mapping from
+            module paths to shares of C^2 that are scaled to sum to one.
+        noise_multiplier: z, the noise's standard deviation over the threshold; calibrated to the budget
+            when None.
+
+    Example:
+        >>> DPSGD(clip_norm=0.1, clip_rule="psac").config()["clip_rule"]
+        {'kind': 'PSAC', 'regulariser': 0.01}
+    """
+
+    name: ClassVar[str] = "dp-sgd"
+
+    def __init__(
+        self,
+        clip_norm: float | Callable[[int], float] | Threshold = 1.0,
+        clip_rule: str | ClipRule = "abadi",
+        *,
+        per_layer: bool | Mapping[str, float] = False,
+        noise_multiplier: float | None = None,
+    ) -> None:
+        self.threshold = resolve_threshold(clip_norm)
+        self.clip_rule = resolve_rule(clip_rule)
+        self.per_layer = per_layer
+        if noise_multiplier is not None and not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
+            raise ValueError(
+                f"noise_multiplier={noise_multiplier!r}: it must be a finite number above zero, or None to "
+                "have it "
+                "calibrated to the budget"
+            )
+        self.noise_multiplier = noise_multiplier
+        if per_layer is not False and isinstance(self.threshold, ReleasedQuantile):
+            raise ValueError(
+                "per_layer with a ReleasedQuantile threshold is not offered: one count cannot steer several "
+                "thresholds. "
+                "Use a number or a schedule as clip_norm, or per_layer=False."
+            )
+        if isinstance(per_layer, Mapping):
+            for layer, share in per_layer.items():
+                require_positive(f"per_layer[{layer!r}]", share)
+
+    def plan(
+        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
+    ) -> PrivacyPlan:
+        """One release of the gradient a step, with the count beside it where the threshold is learned."""
+
+        def with_noise(noise_multiplier: float) -> PrivacyPlan:
+            return self._plan(sampling, relation, noise_multiplier)
+
+        if self.noise_multiplier is not None:
+            return with_noise(self.noise_multiplier)
+        if budget is None:
+            raise ValueError(
+                "budget is missing: give budget=Budget(epsilon, delta), or a noise_multiplier to the method"
+            )
+        from equipoise.privacy import calibrate
+
+        return calibrate(with_noise, budget)
+
+    def _plan(self, sampling: Sampling, relation: str, noise_multiplier: float) -> PrivacyPlan:
+        releases = [Release("gradient", noise_multiplier, max_bound=self.threshold.upper(sampling.steps))]
+        if isinstance(self.threshold, ReleasedQuantile):
+            count_noise = self.threshold.count_noise_multiplier(sampling.expected_size)
+            releases.append(Release("below_threshold", count_noise, max_bound=0.5))
+        return PrivacyPlan(releases, sampling, relation)
+
+    def init(self, context: Context) -> State:
+        """The threshold of the first step."""
+        return {"threshold": self.threshold.start()}
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """One draw, one release."""
+        clip_norm = self.threshold.at(context.step, state["threshold"])
+        groups, limits = self._groups(context.params, clip_norm)
+
+        def sums(rows: PrivateRows, ids: Tensor) -> dict[str, Bounded]:
+            out = {"gradient": clip(rows, self.clip_rule, limits, groups)}
+            if isinstance(self.threshold, ReleasedQuantile):
+                # A NaN norm compares as false: such a record counts as above, and moves the count by 1/2
+                # like any other.
+                out["below_threshold"] = centred_indicator(_at_most(rows.row_norms(), clip_norm))
+            return out
+
+        draw = context.draw("batch")
+        released = context.ledger.release(draw, draw.query(sums))
+        if isinstance(self.threshold, ReleasedQuantile):
+            (count,) = released["below_threshold"].values()
+            learned = self.threshold.update(state["threshold"], float(count), context.sampling.expected_size)
+            state = {"threshold": learned}
+        return {
+            name: value / context.sampling.expected_size for name, value in released["gradient"].items()
+        }, state
+
+    def _groups(
+        self, params: Parameters, clip_norm: float
+    ) -> tuple[tuple[tuple[str, ...], ...] | None, float | list[float]]:
+        """The groups of parameters that are clipped apart, and their thresholds, with sum of squares C^2."""
+        if self.per_layer is False:
+            return None, clip_norm
+        groups = layers(tuple(params))
+        if self.per_layer is True:
+            return groups, [clip_norm / math.sqrt(len(groups))] * len(groups)
+        shares = [self._share(group) for group in groups]
+        return groups, [clip_norm * math.sqrt(share / sum(shares)) for share in shares]
+
+    def _share(self, group: tuple[str, ...]) -> float:
+        assert isinstance(self.per_layer, Mapping)
+        owner = group[0].rpartition(".")[0] or group[0]
+        if owner not in self.per_layer:
+            raise ValueError(
+                f"per_layer has no share for {owner!r}; it has {sorted(self.per_layer)}. Give every layer "
+                "that holds "
+                "trainable parameters its share of C^2, or per_layer=True for equal shares."
+            )
+        return float(self.per_layer[owner])
+
+    def config(self) -> dict[str, Any]:
+        """The settings, as plain values."""
+        return {
+            "name": self.name,
+            "clip_norm": plain(self.threshold),
+            "clip_rule": plain(self.clip_rule),
+            "per_layer": plain(self.per_layer),
+            "noise_multiplier": self.noise_multiplier,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> DPSGD:
+        """The method that `config` described."""
+        return cls(
+            clip_norm=rebuild(config["clip_norm"], THRESHOLDS),
+            clip_rule=rebuild(config["clip_rule"], {rule.__name__: rule for rule in CLIP_RULES.values()}),
+            per_layer=config["per_layer"],
+            noise_multiplier=config["noise_multiplier"],
+        )
+
+
+def _at_most(norms: Private, clip_norm: float) -> Private:
+    mask = norms <= clip_norm
+    assert isinstance(mask, Private)
+    return mask

@@ -1,0 +1,283 @@
+"""Clip thresholds that change over the training, from public knowledge alone.
+
+=====================  ====================================================================================
+`Fixed`                C_t = C
+`ExponentialDecay`     C_t = max(floor, C rate^t)
+`LinearDecay`          C_t goes straight from C to a final value
+`Schedule`             C_t = f(t) for any public function f
+`ReleasedQuantile`     C_t follows a quantile of the gradient norms through a noised count (Andrew et al.
+2021,
+                       "Differentially Private Learning with Adaptive Clipping")
+=====================  ====================================================================================
+
+The quantile threshold releases, jointly with the gradient, ``b = sum_i (1[n_i <= C_t] - 1/2) + N(0,
+sigma_b^2)``: one record moves that sum by 1/2, so the count is one more coordinate of the same Gaussian
+query with multiplier ``2 sigma_b``, and the pair costs what one Gaussian with multiplier ``(z^-2 + (2
+sigma_b)^-2)^(-1/2)`` costs. Then, from the *released* value and the public expected batch size B,
+
+    C_{t+1} = C_t exp(-eta (b / B + 1/2 - gamma)),      gamma the wanted share of unclipped records.
+
+Clipping and noise of a step use the same C_t. Nothing here reads a private number.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = [
+    "THRESHOLDS",
+    "ExponentialDecay",
+    "Fixed",
+    "LinearDecay",
+    "ReleasedQuantile",
+    "Schedule",
+    "Threshold",
+    "resolve_threshold",
+]
+
+
+class Threshold(ABC):
+    """A sequence of clip norms C_0, C_1, ...; what it learns is one float, kept in the method's state."""
+
+    @abstractmethod
+    def start(self) -> float:
+        """C_0."""
+
+    @abstractmethod
+    def at(self, step: int, learned: float) -> float:
+        """C_t at step t, given the learned value (C_0 at first, what `update` answered afterwards)."""
+
+    @abstractmethod
+    def upper(self, steps: int) -> float:
+        """The largest C_t that may occur in `steps` steps: the bound of the planned release."""
+
+
+@dataclass(frozen=True)
+class Fixed(Threshold):
+    """The same clip norm at every step.
+
+    Example:
+        >>> Fixed(0.1).at(7, 0.1)
+        0.1
+    """
+
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        require_positive("clip_norm", self.clip_norm)
+
+    def start(self) -> float:
+        """C_0."""
+        return float(self.clip_norm)
+
+    def at(self, step: int, learned: float) -> float:
+        """C, whatever the step."""
+        return float(self.clip_norm)
+
+    def upper(self, steps: int) -> float:
+        """C."""
+        return float(self.clip_norm)
+
+
+@dataclass(frozen=True)
+class ExponentialDecay(Threshold):
+    """The schedule max(floor, C rate^t).
+
+    Args:
+        clip_norm: C > 0.
+        rate: rho in (0, 1]; 1 means no decay.
+        floor: smallest clip norm, >= 0.
+
+    Example:
+        >>> ExponentialDecay(1.0, rate=0.5).at(3, 1.0)
+        0.125
+    """
+
+    clip_norm: float
+    rate: float
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_positive("clip_norm", self.clip_norm)
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate={self.rate!r}: a decay rate lies in (0, 1]; 1 means no decay")
+        if not 0 <= self.floor <= self.clip_norm:
+            raise ValueError(f"floor={self.floor!r}: it must lie between 0 and clip_norm={self.clip_norm!r}")
+
+    def start(self) -> float:
+        """C."""
+        return float(self.clip_norm)
+
+    def at(self, step: int, learned: float) -> float:
+        """max(floor, C rate^step)."""
+        # An underflow must not end in a clip norm of zero.
+        return max(self.floor, self.clip_norm * self.rate**step, 1e-30)
+
+    def upper(self, steps: int) -> float:
+        """C."""
+        return float(self.clip_norm)
+
+
+@dataclass(frozen=True)
+class LinearDecay(Threshold):
+    """The schedule that goes straight from C at step 0 to `final` at the last of `steps` steps, then stays.
+
+    Example:
+        >>> [LinearDecay(1.0, final=0.5, steps=3).at(t, 1.0) for t in range(4)]
+        [1.0, 0.75, 0.5, 0.5]
+    """
+
+    clip_norm: float
+    final: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        require_positive("clip_norm", self.clip_norm)
+        require_positive("final", self.final)
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps!r}: a schedule needs at least one step")
+
+    def start(self) -> float:
+        """C."""
+        return float(self.clip_norm)
+
+    def at(self, step: int, learned: float) -> float:
+        """C + (final - C) min(1, step / (steps - 1))."""
+        return self.clip_norm + (self.final - self.clip_norm) * min(1.0, step / max(1, self.steps - 1))
+
+    def upper(self, steps: int) -> float:
+        """The larger end."""
+        return float(max(self.clip_norm, self.final))
+
+
+@dataclass(frozen=True)
+class Schedule(Threshold):
+    """Any public schedule: a function from the step (0, 1, ...) to the clip norm, fixed before the training.
+
+    The function must depend on the step alone; it is asked again after a resume and must answer the same.
+
+    Example:
+        >>> Schedule(lambda step: 1.0 / (1 + step)).at(3, 1.0)
+        0.25
+    """
+
+    function: Callable[[int], float]
+
+    def start(self) -> float:
+        """C_0."""
+        return self.at(0, 0.0)
+
+    def at(self, step: int, learned: float) -> float:
+        """f(step), checked to be a finite number above zero."""
+        value = float(self.function(step))
+        require_positive(f"clip_norm schedule at step {step}", value)
+        return value
+
+    def upper(self, steps: int) -> float:
+        """The largest value of the schedule over the steps."""
+        return max((self.at(step, 0.0) for step in range(steps)), default=self.start())
+
+
+@dataclass(frozen=True)
+class ReleasedQuantile(Threshold):
+    """The clip norm follows the `quantile` of the gradient norms, learned from noised counts.
+
+    Args:
+        initial: C_0 > 0.
+        quantile: gamma in (0, 1), the wanted share of records below the threshold.
+        learning_rate: eta > 0 of the geometric update; 0.2 in the paper.
+        count_noise: sigma_b as a share of the expected batch size B; 1/20 in the paper. Small values make the
+            threshold steadier and leave less of the budget for the gradient.
+        minimum, maximum: public limits of the threshold; by default C_0 / 10^4 and 10^4 C_0.
+    """
+
+    initial: float = 0.1
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    count_noise: float = 0.05
+    minimum: float | None = None
+    maximum: float | None = None
+
+    def __post_init__(self) -> None:
+        require_positive("initial", self.initial)
+        require_positive("learning_rate", self.learning_rate)
+        require_positive("count_noise", self.count_noise)
+        if not 0 < self.quantile < 1:
+            raise ValueError(f"quantile={self.quantile!r}: the share of unclipped records lies in (0, 1)")
+        low, high = self.limits
+        if not 0 < low <= self.initial <= high:
+            raise ValueError(
+                f"initial={self.initial!r} must lie between minimum={low!r} and maximum={high!r}, both "
+                "above zero"
+            )
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The public limits (minimum, maximum) of the threshold."""
+        low = self.initial / 1e4 if self.minimum is None else self.minimum
+        high = self.initial * 1e4 if self.maximum is None else self.maximum
+        return float(low), float(high)
+
+    def start(self) -> float:
+        """C_0."""
+        return float(self.initial)
+
+    def at(self, step: int, learned: float) -> float:
+        """The learned value."""
+        return learned
+
+    def upper(self, steps: int) -> float:
+        """The public maximum."""
+        return self.limits[1]
+
+    def count_noise_multiplier(self, expected_batch_size: float) -> float:
+        """2 sigma_b: the multiplier of the count, whose sensitivity is 1/2."""
+        return 2 * self.count_noise * expected_batch_size
+
+    def update(self, learned: float, released_count: float, expected_batch_size: float) -> float:
+        """C_{t+1} from the released, centred count b of step t.
+
+        Example:
+            >>> rule = ReleasedQuantile(initial=1.0, quantile=0.5)
+            >>> rule.update(1.0, released_count=50.0, expected_batch_size=100) < 1.0  # all below: go down
+            True
+        """
+        share = released_count / expected_batch_size + 0.5
+        # Noise can carry the released share far outside [0, 1]; that is post-processing and may be limited.
+        share = min(max(share, 0.0), 1.0)
+        low, high = self.limits
+        return min(max(learned * math.exp(-self.learning_rate * (share - self.quantile)), low), high)
+
+
+THRESHOLDS: dict[str, type[Threshold]] = {
+    kind.__name__: kind for kind in (Fixed, ExponentialDecay, LinearDecay, Schedule, ReleasedQuantile)
+}
+
+
+def resolve_threshold(clip_norm: float | Callable[[int], float] | Threshold) -> Threshold:
+    """A threshold from what a user may write: a number, a function of the step, or a threshold object.
+
+    Example:
+        >>> resolve_threshold(0.1)
+        Fixed(clip_norm=0.1)
+    """
+    if isinstance(clip_norm, Threshold):
+        return clip_norm
+    if isinstance(clip_norm, bool) or not (isinstance(clip_norm, (int, float)) or callable(clip_norm)):
+        raise TypeError(
+            f"clip_norm={clip_norm!r} is a {type(clip_norm).__name__}; give a number above zero, a function "
+            "from the "
+            "step to a number, or a threshold such as ReleasedQuantile(initial=0.1)"
+        )
+    if isinstance(clip_norm, (int, float)):
+        return Fixed(float(clip_norm))
+    return Schedule(clip_norm)
+
+
+def require_positive(argument: str, value: float) -> None:
+    """Raise a ValueError that names the argument unless the value is a finite number above zero."""
+    if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+        raise ValueError(f"{argument}={value!r}: a clip norm or rate must be a finite number above zero")

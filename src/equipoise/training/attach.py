@@ -1,0 +1,170 @@
+"""What is checked before anything is spent: model, optimiser, scheduler, loss, data.
+
+Every check is by what things do, on a few records, and every error names the argument, what is wrong, why,
+and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils import _pytree as pytree
+
+from equipoise.training.batches import DataError, Source, batch_size, map_batch
+
+__all__ = ["Loss", "check_loss", "check_optimizer", "check_scheduler", "trainable"]
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""loss(model, batch) -> [B]: one number a record."""
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The model's trainable parameters by name; a shared one appears once.
+
+    Raises:
+        TypeError: not a module.
+        ValueError: nothing to train, or parameters that are not floating point or still without shape.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; give a torch.nn.Module")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(
+                f"model parameter {name} has no shape yet (a lazy module): run the model once on a batch "
+                "before training"
+            )
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise ValueError(
+            "model has no trainable parameter: every parameter has requires_grad=False, or there is none"
+        )
+    complex_ones = [name for name, p in found.items() if not p.is_floating_point()]
+    if complex_ones:
+        raise ValueError(
+            f"model parameters {complex_ones} are not real floating-point numbers; freeze or convert them"
+        )
+    return found
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> None:
+    """The optimiser moves exactly the trainable parameters of the model, one gradient a step.
+
+    Raises:
+        TypeError: not a torch optimiser, or one that needs to evaluate the loss itself (LBFGS).
+        ValueError: it misses trainable parameters or holds foreign ones.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        hint = ": call it with the parameters" if callable(optimizer) else ""
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer{hint}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            "optimizer is LBFGS, which evaluates the loss several times a step; every evaluation would be a "
+            "release of its "
+            "own. Use an optimiser that takes one gradient a step, such as SGD or Adam."
+        )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in parameters.items() if id(p) not in held]
+    if missing:
+        raise ValueError(
+            f"optimizer does not hold the trainable parameters {missing}: they would be noised and never "
+            "moved. "
+            "Build it from the model that you give (moving a model to another device can replace its "
+            "parameters), or "
+            "freeze them with requires_grad_(False)."
+        )
+    foreign = held - {id(p) for p in parameters.values()}
+    known_frozen = [
+        p for group in optimizer.param_groups for p in group["params"] if id(p) in foreign and p.requires_grad
+    ]
+    if known_frozen:
+        raise ValueError(
+            f"optimizer holds {len(known_frozen)} parameters that are not parameters of model: no private "
+            "gradient can be "
+            "computed for them. Build the optimiser from model.parameters()."
+        )
+
+
+def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """The scheduler follows the step alone and steers this optimiser.
+
+    Raises:
+        TypeError: a scheduler that wants a metric, or an object without `step`.
+        ValueError: it steers another optimiser.
+    """
+    if scheduler is None:
+        return
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise TypeError(
+            "scheduler is ReduceLROnPlateau, which follows a metric; a metric of private data would leak "
+            "through the "
+            "learning rate. Use a schedule of the step, or lower the rate yourself from a public metric in "
+            "the loop."
+        )
+    if not callable(getattr(scheduler, "step", None)):
+        raise TypeError(
+            f"scheduler is a {type(scheduler).__name__} without step(); give a torch.optim.lr_scheduler"
+        )
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ValueError(
+            "scheduler steers another optimiser than the one given: build it from the same optimiser"
+        )
+
+
+def check_loss(model: nn.Module, loss: Loss, source: Source, device: torch.device, probes: int = 4) -> Any:
+    """Run the loss forward on a few records, among them those with the extreme labels and tokens.
+
+    Returns:
+        The batch of the first records that was used, on `device`: the example for attaching the gradient
+        engine.
+
+    Raises:
+        TypeError: the loss is no function, or does not answer a tensor.
+        DataError: the forward fails, or the answer is not one finite number a record.
+    """
+    if not callable(loss):
+        raise TypeError(
+            f"loss is a {type(loss).__name__}; give a function loss(model, batch) that answers one number a "
+            "record, [B]"
+        )
+    batch = map_batch(lambda leaf: leaf.to(device), source.take(source.probes(probes)))
+    count = batch_size(batch)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            values = loss(model, batch)
+    except Exception as error:
+        shapes = _shapes(batch)
+        raise DataError(
+            f"loss(model, batch) fails on {count} records of the data, among them those with the smallest "
+            "and largest "
+            f"labels (batch: {shapes}): {type(error).__name__}: {error}. Check the labels' range against "
+            "the model's outputs, "
+            "the shapes and the types. Nothing was spent."
+        ) from error
+    if not isinstance(values, Tensor):
+        raise TypeError(f"loss(model, batch) answers a {type(values).__name__}; it must answer a tensor [B]")
+    if values.shape != (count,):
+        hint = (
+            ' A mean over the batch has no per-record gradients: use reduction="none".'
+            if values.ndim == 0
+            else " Average or sum what belongs to one record, for instance loss.mean(1) over tokens."
+        )
+        raise DataError(
+            f"loss(model, batch) answers shape {tuple(values.shape)} for {count} records; it must be "
+            f"({count},).{hint}"
+        )
+    if not bool(torch.isfinite(values).all()):
+        raise DataError(
+            f"loss(model, batch) is NaN or infinite for {int((~torch.isfinite(values)).sum())} of {count} "
+            "records before any "
+            "training: check the inputs' scale and the initialisation. Nothing was spent."
+        )
+    return batch
+
+
+def _shapes(batch: Any) -> str:
+    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    return ", ".join(f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" for leaf in leaves)

@@ -1,0 +1,174 @@
+"""Records by number, whatever holds them, and batches cut, joined and moved as nests of tensors.
+
+A batch is a tensor or a nest of dicts, tuples and lists of tensors whose first axis counts records.
+`Source` puts one face on what
+users have: `equipoise.data.Records`, a dict or tuple of tensors, a `TensorDataset`, or any map-style
+`Dataset` (whose items are collated). It hands out records by number, since draws are lists of numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
+
+from equipoise.privacy import digest
+
+__all__ = ["DataError", "Source", "batch_size", "map_batch", "repeat_views", "take"]
+
+
+class DataError(ValueError):
+    """The data cannot be trained on; raised before anything private was computed from them."""
+
+
+class Source:
+    """Records that can be taken by number.
+
+    Args:
+        data: Records, a tensor, a dict / tuple / list of tensors, or a map-style dataset.
+        collate: joins a list of a dataset's items to a batch; `torch.utils.data.default_collate` by default.
+
+    Raises:
+        DataError: no records, unequal lengths, an `IterableDataset`, NaN or infinity in the tensors.
+
+    Example:
+        >>> source = Source({"input": torch.eye(3), "label": torch.tensor([0, 1, 2])})
+        >>> len(source), source.take(torch.tensor([2, 0]))["label"]
+        (3, tensor([2, 0]))
+    """
+
+    def __init__(self, data: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
+        self._collate = collate or default_collate
+        self._data = data
+        self._nest: Any = None
+        if isinstance(data, (IterableDataset, Iterator)):
+            raise DataError(
+                f"data is a {type(data).__name__}, which has no record numbers: a private draw needs every "
+                "record to be "
+                "drawn by its number. Give a map-style dataset, a dict of tensors, or equipoise.data.Records."
+            )
+        if isinstance(data, torch.utils.data.DataLoader):
+            raise DataError(
+                "data is a DataLoader, which has a sampling of its own: that sampling would not be the one "
+                "the privacy "
+                "guarantee is computed for. Give its dataset (loader.dataset)."
+            )
+        if isinstance(data, TensorDataset):
+            self._nest = tuple(data.tensors)
+        elif isinstance(data, (Tensor, dict, tuple)) or (
+            isinstance(data, list) and data and all(isinstance(part, Tensor) for part in data)
+        ):
+            self._nest = data
+        if self._nest is not None:
+            self._check_nest()
+        if not hasattr(data, "__len__") or (self._nest is None and not hasattr(data, "__getitem__")):
+            raise DataError(
+                f"data is a {type(data).__name__} without length or item access; give a map-style dataset, "
+                "a dict of "
+                "tensors, or equipoise.data.Records"
+            )
+        if len(self) == 0:
+            raise DataError(
+                "data holds no records: there is nothing to train on. Check the path or the split."
+            )
+
+    def __len__(self) -> int:
+        return batch_size(self._nest) if self._nest is not None else len(self._data)
+
+    def take(self, ids: Tensor) -> Any:
+        """The batch of the records with these numbers, LongTensor [b], b >= 1."""
+        if self._nest is not None:
+            return take(self._nest, ids)
+        if hasattr(self._data, "fingerprint"):  # equipoise.data.Records takes index tensors
+            return self._data[ids]
+        return self._collate([self._data[int(i)] for i in ids])
+
+    def fingerprint(self) -> str:
+        """A digest of the records, which is private; empty for datasets that make their items on demand."""
+        if hasattr(self._data, "fingerprint"):
+            return str(self._data.fingerprint())
+        return "" if self._nest is None else digest({"data": self.leaves()})
+
+    def leaves(self) -> list[Tensor]:
+        """The tensors that hold all records, or an empty list for datasets that make items on demand."""
+        if self._nest is not None:
+            return [leaf for leaf in pytree.tree_leaves(self._nest) if isinstance(leaf, Tensor)]
+        fields = getattr(self._data, "fields", None)
+        return list(fields.values()) if isinstance(fields, Mapping) else []
+
+    def probes(self, count: int) -> Tensor:
+        """Numbers of a few records that show what the data can hold.
+
+        The first ones, and for every integer tensor the records with its smallest and its largest value:
+            labels and
+        tokens out of range show there.
+        """
+        ids = list(range(min(count, len(self))))
+        for leaf in self.leaves():
+            if leaf.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8) and leaf.numel():
+                flat = leaf.reshape(len(leaf), -1)
+                ids += [int(flat.amin(1).argmin()), int(flat.amax(1).argmax())]
+        return torch.tensor(sorted(set(ids)))
+
+    def _check_nest(self) -> None:
+        leaves = pytree.tree_leaves(self._nest)
+        wrong = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
+        if wrong or not leaves:
+            raise DataError(
+                f"data holds {wrong or 'nothing'} where tensors with the record axis first are expected"
+            )
+        lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}
+        if len(lengths) != 1 or None in lengths:
+            shapes = [tuple(leaf.shape) for leaf in leaves]
+            raise DataError(
+                f"the tensors of data have shapes {shapes}: their first axes must be the same record axis"
+            )
+        for leaf in leaves:
+            if leaf.is_floating_point() and not bool(torch.isfinite(leaf.sum())):
+                bad = ~torch.isfinite(leaf.reshape(len(leaf), -1)).all(1)
+                if bool(bad.any()):
+                    raise DataError(
+                        f"{int(bad.sum())} records hold NaN or infinity (the first is number "
+                        f"{int(bad.nonzero()[0])}). "
+                        "Repair or drop them before the training starts: the statement names validated data "
+                        "as an assumption."
+                    )
+
+
+def batch_size(batch: Any) -> int:
+    """The number of records of a batch."""
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, Tensor):
+            return len(leaf)
+    raise DataError("a batch without tensors has no records to count")
+
+
+def map_batch(fn: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """The batch with `fn` applied to each of its tensors."""
+    return pytree.tree_map(lambda leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def take(batch: Any, ids: Tensor) -> Any:
+    """The records of a batch with these numbers."""
+    return map_batch(lambda leaf: leaf[ids.to(leaf.device)], batch)
+
+
+def repeat_views(
+    batch: Any, views: int, augmentation: Callable[[Any, torch.Generator], Any], rng: torch.Generator
+) -> Any:
+    """K augmented views of every record: tensors [b, ...] become [b, K, ...].
+
+    Args:
+        batch: b records.
+        views: K >= 1.
+        augmentation: (batch, generator) -> batch, record by record.
+        rng: where the augmentation takes its randomness from.
+    """
+    augmented = [augmentation(batch, rng) for _ in range(views)]
+    return pytree.tree_map(
+        lambda *leaves: torch.stack(leaves, 1) if isinstance(leaves[0], Tensor) else leaves[0], *augmented
+    )

@@ -1,0 +1,183 @@
+"""Checkpoints: the whole state of a training, written so that a crash at any moment loses nothing.
+
+A checkpoint is one file, `checkpoint/step-00000042.pt`: a `torch.save` of tensors, numbers, strings, lists
+and dicts, followed in a small JSON file beside it by its SHA-256. It is written under a temporary name,
+flushed to the disk and renamed; the last two are kept. `load` takes the newest file whose checksum fits and
+falls back to the one before it; it never unpickles code (`weights_only=True`).
+
+The state is private: momentum buffers and the like are functions of releases, but the sampler's position
+and the ledger's are not for publication. The folder has mode 0700.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["CheckpointError", "Checkpoints", "write_atomically"]
+
+_NAME = re.compile(r"step-(\d{8})\.pt")
+FORMAT = 1
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; the message tells what to do."""
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        folder: where they lie; made when the first one is written.
+        keep: how many to keep (>= 2, so that a corrupt newest one has a predecessor).
+
+    Example:
+        >>> import tempfile
+        >>> store = Checkpoints(tempfile.mkdtemp())
+        >>> store.save(3, {"weight": torch.ones(2)})
+        >>> step, state = store.load()
+        >>> step, state["weight"]
+        (3, tensor([1., 1.]))
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
+        if keep < 2:
+            raise ValueError(
+                f"keep={keep!r}: keep at least 2 checkpoints, so that a corrupt one has a predecessor"
+            )
+        self.folder = Path(folder)
+        self.keep = keep
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint file, in rising order."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(m.group(1)) for p in self.folder.iterdir() if (m := _NAME.fullmatch(p.name)))
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Write the state after `step` steps, then drop the oldest ones.
+
+        Raises:
+            CheckpointError: the disk is full or the folder cannot be written; the checkpoints before are
+                untouched.
+        """
+        buffer = io.BytesIO()
+        torch.save({"format": FORMAT, "step": step, "state": dict(state)}, buffer)
+        content = buffer.getvalue()
+        path = self._path(step)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # The checksum first: a file without one is never taken for whole.
+            seal = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+            write_atomically(path.with_suffix(".json"), json.dumps(seal).encode())
+            write_atomically(path, content)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            previous = [s for s in self.steps() if s != step]
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written to {self.folder}: "
+                f"{error.strerror or error}. "
+                + (f"It needs {len(content) / 1e6:.1f} MB: free some space, then resume. " if full else "")
+                + (
+                    f"The checkpoint of step {previous[-1]} is intact; resuming from it repeats the steps "
+                    "since then "
+                    "with the noise they had and costs no privacy twice."
+                    if previous
+                    else "There is no earlier checkpoint."
+                )
+            ) from error
+        for old in self.steps()[: -self.keep]:
+            for stale in (self._path(old), self._path(old).with_suffix(".json")):
+                with contextlib.suppress(OSError):
+                    stale.unlink()
+
+    def load(self) -> tuple[int, dict[str, Any]]:
+        """The newest whole checkpoint: (step, state).
+
+        A corrupt newest checkpoint is skipped with a warning that names the file and the reason.
+
+        Raises:
+            CheckpointError: there is none, or none of them is whole.
+        """
+        problems = []
+        for step in reversed(self.steps()):
+            try:
+                state = self._read(step)
+            except CheckpointError as error:
+                problems.append(str(error))
+                continue
+            if problems:
+                warnings.warn(
+                    f"{problems[0]} Going on from the checkpoint of step {step}; the steps since then are "
+                    "repeated with "
+                    "the noise they had and cost no privacy twice.",
+                    stacklevel=2,
+                )
+            return step, state
+        if problems:
+            raise CheckpointError(
+                "no checkpoint is whole: "
+                + " ".join(problems)
+                + " Start a new run; what this one spent stays spent."
+            )
+        raise CheckpointError(
+            f"{self.folder} holds no checkpoint. Name the run folder that contains `checkpoint/`, or start "
+            "a new run."
+        )
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.pt"
+
+    def _read(self, step: int) -> dict[str, Any]:
+        path = self._path(step)
+        try:
+            content = path.read_bytes()
+            seal = json.loads(path.with_suffix(".json").read_bytes())
+            if seal["sha256"] != hashlib.sha256(content).hexdigest():
+                raise ValueError(f"its checksum is wrong ({len(content)} of {seal['bytes']} bytes)")
+            loaded = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+            if loaded["format"] != FORMAT:
+                raise ValueError(f"it has format {loaded['format']}, this version reads format {FORMAT}")
+        except Exception as error:
+            raise CheckpointError(f"the checkpoint {path} is corrupt: {error}.") from error
+        return dict(loaded["state"])
+
+
+def write_atomically(path: str | os.PathLike[str], content: bytes, mode: int = 0o600) -> None:
+    """Write a file so that at every moment either the old or the new content is there, whole.
+
+    Raises:
+        OSError: as the system says (a full disk among others); the old file is untouched, the temporary one
+            removed.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    # The rename itself must survive a power cut.
+    with contextlib.suppress(OSError):
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

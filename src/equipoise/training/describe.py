@@ -1,0 +1,105 @@
+"""The dry run: what a training will do, take and cost, with nothing spent.
+
+Steps, passes, records a step and noise are public constants; memory and time are measured on a few records
+through the gradient engine, whose results are thrown away.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Description", "time_once"]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `PrivateTraining.describe` found.
+
+    Attributes:
+        method: the method's name.
+        parameters: number of trainable parameters P.
+        steps: optimiser steps.
+        epochs: expected passes over the population.
+        sampling: the scheme's name.
+        sampling_rate: probability of a record to be in a draw.
+        expected_batch_size: the public divisor.
+        micro_batch_size: records at once.
+        noise_multipliers: release name -> noise multiplier.
+        epsilon: at the end of all steps; infinite without noise.
+        delta: of the guarantee.
+        relation: neighbouring relation.
+        memory_bytes: estimated peak above the model: factors of a micro-batch and copies of the parameters.
+        seconds_per_step: measured on one micro-batch and scaled to the expected batch.
+        seconds: the whole training.
+        processes: how many processes share the work.
+        dense: parameters that are computed record by record for want of a rule, with the reason.
+    """
+
+    method: str
+    parameters: int
+    steps: int
+    epochs: float
+    sampling: str
+    sampling_rate: float
+    expected_batch_size: float
+    micro_batch_size: int
+    noise_multipliers: dict[str, float]
+    epsilon: float
+    delta: float
+    relation: str
+    memory_bytes: int
+    seconds_per_step: float
+    seconds: float
+    processes: int
+    dense: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        noise = ", ".join(f"{name} {value:.4g}" for name, value in self.noise_multipliers.items())
+        lines = [
+            f"{self.method}: {self.steps} steps, {self.epochs:.1f} passes over the population, nothing "
+            "spent so far",
+            f"  sampling    {self.sampling}, rate {self.sampling_rate:.4g}, {self.expected_batch_size:g} "
+            "records expected a "
+            f"step, {self.micro_batch_size} at once"
+            + (f", {self.processes} processes" if self.processes > 1 else ""),
+            f"  noise       multiplier {noise}",
+            f"  privacy     epsilon {self.epsilon:.4g} at delta {self.delta:g} "
+            f"({self.relation.replace('_', '-')})",
+            f"  parameters  {self.parameters:,}"
+            + (
+                f", {len(self.dense)} tensors by the dense path: {', '.join(self.dense)}"
+                if self.dense
+                else ""
+            ),
+            f"  memory      about {self.memory_bytes / 1e6:,.0f} MB beside the model",
+            f"  time        about {self.seconds_per_step * 1e3:,.0f} ms a step, {_duration(self.seconds)} "
+            "in all",
+        ]
+        return "\n".join(lines)
+
+
+def time_once(run: Callable[[], Any], repeats: int = 3) -> float:
+    """Median seconds of a call after one warm-up call."""
+    run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

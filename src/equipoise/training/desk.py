@@ -1,0 +1,149 @@
+"""The ledger as the steps of all processes see it: rank 0 keeps it, the others get its answers.
+
+Rank 0 alone has the key, the journal and the ledger. Opening a draw and sampling its records happen there
+and are broadcast; a release noises the (already added) sums there, and what was released is broadcast,
+since it is public from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from equipoise.privacy import (
+    Bounded,
+    Budget,
+    CorrelatedNoise,
+    Draw,
+    EpsilonResult,
+    Journal,
+    Ledger,
+    PrivacyPlan,
+    Private,
+    Secrets,
+    Statement,
+)
+from equipoise.training.draws import TrainingDraw
+from equipoise.training.folder import RunFolder
+from equipoise.training.processes import Processes
+from equipoise.training.settings import Settings
+
+__all__ = ["Desk"]
+
+
+class Desk:
+    """Takes releases for methods and answers for the privacy spent.
+
+    Args:
+        plan: what may be released.
+        budget: the limit, or None.
+        folder: of the run, or None to keep key and journal in memory.
+        settings: for `reproducible`, `seed` and `ledger_file`.
+        processes: who shares the work.
+        position: the ledger's position in the checkpoint that is resumed.
+        data_fingerprint, kernels: what the released numbers depend on besides the parameters.
+    """
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        budget: Budget | None,
+        folder: RunFolder | None,
+        settings: Settings,
+        processes: Processes,
+        *,
+        position: int = 0,
+        data_fingerprint: str = "",
+        kernels: str = "",
+    ) -> None:
+        self._plan, self._processes = plan, processes
+        self._noise = (0.0, 0.0)
+        self._ledger: Ledger | None = None
+
+        def open_ledger() -> None:
+            secrets = Secrets(
+                None if folder is None else folder.path,
+                reproducible_seed=settings.seed if settings.reproducible else None,
+            )
+            path = settings.ledger_file or (None if folder is None else folder.journal)
+            self._ledger = Ledger(
+                plan,
+                budget,
+                Journal(path),
+                secrets,
+                position=position,
+                data_fingerprint=data_fingerprint,
+                kernels=kernels,
+            )
+
+        processes.first(open_ledger)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Rank 0's ledger."""
+        if self._ledger is None:
+            raise RuntimeError("only the first process keeps the ledger; ask through the desk")
+        return self._ledger
+
+    @property
+    def last_noise(self) -> tuple[float, float]:
+        """Noise (standard deviation) and bound of the first sum of the last release; both public."""
+        return self._noise
+
+    def open(self, name: str, parameters: Callable[[], str], num_records: int) -> tuple[Draw, Tensor]:
+        """Open a draw and sample its records, the same on every process."""
+
+        def compute() -> tuple[Draw, Tensor]:
+            draw = self.ledger.open(name, parameters)
+            return draw, self.ledger.sample(draw, num_records)
+
+        return self._processes.first(compute)
+
+    def release(
+        self, draw: TrainingDraw, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None = None
+    ) -> dict[str, dict[str, Tensor]]:
+        """As `Ledger.release`, on every process."""
+        name, first = next(iter(sums.items()))
+        self._noise = (self._plan[name].noise_multiplier * first.add_remove, first.add_remove)
+        # A private value of another process must not reach this one unnoised: only the result is broadcast.
+        like: dict[str, dict[str, Tensor]] = {n: dict(bounded.value) for n, bounded in sums.items()}
+        return self._processes.first_tensors(lambda: self.ledger.release(draw.token, sums, noise), like)
+
+    def disclose(self, value: Any, hole: str) -> Any:
+        """As `Ledger.disclose`, on every process."""
+        return self._processes.first(lambda: self.ledger.disclose(value, hole))
+
+    def release_unproven(
+        self, draw: TrainingDraw, name: str, value: Mapping[str, Private], std: float, **options: Any
+    ) -> dict[str, Tensor]:
+        """As `Ledger.release_unproven`, on every process."""
+        return self._processes.first(
+            lambda: self.ledger.release_unproven(draw.token, name, value, std, **options)
+        )
+
+    def position(self) -> int:
+        """For checkpoints: how many draws were opened."""
+        return self._processes.first(lambda: self.ledger.position)
+
+    def spent(self, delta: float) -> EpsilonResult:
+        """Epsilon of all releases so far, by the exact accountant."""
+        return self._processes.first(lambda: self.ledger.spent(delta))
+
+    def progress(self, delta: float) -> float:
+        """Epsilon so far to about 2%, cheap."""
+        return self._processes.first(lambda: self.ledger.progress(delta))
+
+    def statement(self, **facts: Any) -> Statement:
+        """What may be claimed so far."""
+        return self._processes.first(lambda: self.ledger.statement(**facts))
+
+    def close(self) -> None:
+        """Book the end of the run, and delete the key: nothing more can be released."""
+
+        def end() -> None:
+            self.ledger.close()
+            self.ledger.secrets.delete()
+
+        self._processes.first(end)

@@ -1,0 +1,214 @@
+"""The step's side of the private data: draws cut into micro-batches, and the context that methods see.
+
+A draw holds record numbers. A query runs over it micro-batch by micro-batch: take the records, make their
+gradient rows at every asked parameter point with the same dropout masks, guard them (`PrivateRows`), call
+the method's function, unite the bounded sums. With several processes each runs its slice and the sums are
+added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.methods.base import Parameters, Query
+from equipoise.privacy import Bounded, Draw, Private, PrivateRows, sums_of
+from equipoise.training.batches import Source, map_batch, repeat_views
+from equipoise.training.processes import Processes
+from equipoise.training.randomness import generator, replayed
+
+__all__ = ["RowMaker", "StepContext", "Tally", "TrainingDraw"]
+
+
+class RowMaker:
+    """Makes gradient rows of records: the engine, the data, the device, the augmentation.
+
+    Args:
+        engine: engine(batch, params=None) -> per-sample gradients.
+        source: the records.
+        device: where batches are moved to.
+        micro_batch_size: records at once.
+        example: a batch of a few records, from which the rows of an empty draw are cut.
+        seed: public seed of dropout and augmentation.
+        augmentation: (batch, generator) -> batch; with `views` > 1, that many views a record are averaged.
+        views: K.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        source: Source,
+        device: torch.device,
+        micro_batch_size: int,
+        example: Any,
+        seed: int,
+        augmentation: Callable[[Any, torch.Generator], Any] | None = None,
+        views: int = 1,
+    ) -> None:
+        self.engine, self.source, self.device = engine, source, device
+        self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
+        self.augmentation, self.views = augmentation, views
+
+    def prepare(self, batch: Any, *purpose: object) -> Any:
+        """The batch on the device, augmented."""
+        batch = map_batch(lambda leaf: leaf.to(self.device, non_blocking=True), batch)
+        if self.augmentation is None:
+            return batch
+        rng = generator(self.seed, "augmentation", *purpose)
+        if self.views == 1:
+            return self.augmentation(batch, rng)
+        return repeat_views(batch, self.views, self.augmentation, rng)
+
+    def rows(self, batch: Any, at: Sequence[Parameters | None], *purpose: object) -> list[Any]:
+        """Gradient rows of a prepared batch at every parameter point, under the same masks."""
+        made = []
+        for params in at:
+            with replayed(self.device, self.seed, "dropout", *purpose):
+                made.append(self.engine(batch, params=params))
+        return made
+
+    def no_rows(self, at: Sequence[Parameters | None]) -> list[Any]:
+        """Rows of no records: models need not accept an empty batch."""
+        nobody = torch.zeros(0, dtype=torch.long, device=self.device)
+        prepared = self.prepare(self.example, "example")
+        return [rows.rows(nobody) for rows in self.rows(prepared, at, "example")]
+
+
+class TrainingDraw:
+    """One draw of records, as methods see it.
+
+    Args:
+        token: the ledger's draw; the bounded sums carry it.
+        ids: record numbers of this process' slice, LongTensor [b].
+        maker: makes rows.
+        step: for the dropout masks.
+        processes: whose slices are added.
+        tally: takes the draw's private numbers (records, losses, records left out) for the diagnostics.
+    """
+
+    def __init__(
+        self, token: Draw, ids: Tensor, maker: RowMaker, step: int, processes: Processes, tally: Tally
+    ) -> None:
+        self.token, self._ids, self._maker = token, ids, maker
+        self._step, self._processes, self._tally = step, processes, tally
+        tally.note_draw(token.name, len(ids))
+
+    @property
+    def name(self) -> str:
+        """The draw's name in the plan."""
+        return self.token.name
+
+    def query(self, fn: Query, at: Sequence[Parameters] | None = None) -> dict[str, Bounded]:
+        """`fn(rows, ..., ids)` once a micro-batch, united over the draw and over processes."""
+        sums = sums_of(fn(*rows, ids) for rows, ids in self._micro_batches(at))
+        if self._processes.count > 1:
+            # One order on every process: a collective pairs by position.
+            sums = {name: sums[name].all_reduce() for name in sorted(sums)}
+        for name, bounded in sums.items():
+            self._tally.note_bad(f"{self.name}.{name}", bounded.bad_records)
+        return sums
+
+    def rows(self, fn: Callable[..., Tensor], at: Sequence[Parameters] | None = None) -> Tensor:
+        """`fn` answers one private number a record, [b] a micro-batch; the whole draw's come back, [B]."""
+        if self._processes.count > 1:
+            raise NotImplementedError(
+                "statistics of the rows of a whole draw are not exchanged between processes yet: run this "
+                "method in one process"
+            )
+        return torch.cat([fn(*rows, ids) for rows, ids in self._micro_batches(at)])
+
+    def _micro_batches(self, at: Sequence[Parameters] | None) -> Iterator[tuple[list[PrivateRows], Tensor]]:
+        points: Sequence[Parameters | None] = [None] if at is None else list(at)
+        maker = self._maker
+        if len(self._ids) == 0:
+            yield (
+                [PrivateRows(rows, self.token) for rows in maker.no_rows(points)],
+                Private(self._ids, self.token),
+            )
+            return
+        for number, ids in enumerate(torch.split(self._ids, maker.micro_batch_size)):
+            purpose = (self._step, self.name, self._processes.rank, number)
+            batch = maker.prepare(maker.source.take(ids), *purpose)
+            rows = maker.rows(batch, points, *purpose)
+            self._tally.note_losses(rows[0].losses)
+            yield [PrivateRows(r, self.token) for r in rows], Private(ids, self.token)
+
+
+class Tally:
+    """The private numbers of one step: they go into the diagnostics and nowhere else."""
+
+    def __init__(self) -> None:
+        self.row: dict[str, Any] = {}
+        self._losses: list[Tensor] = []
+        self._bad: dict[str, Tensor] = {}
+
+    def note_draw(self, name: str, records: int) -> None:
+        """A draw of `records` records (this process' slice)."""
+        self.row[f"{name}.records"] = self.row.get(f"{name}.records", 0) + records
+
+    def note_losses(self, losses: Tensor | None) -> None:
+        """Per-record losses of a micro-batch."""
+        if losses is not None:
+            self._losses.append(losses.detach())
+
+    def note_bad(self, name: str, count: Tensor | None) -> None:
+        """How many records got weight zero because their gradient was not finite."""
+        if count is not None:
+            self._bad[name] = count
+
+    def finish(self) -> dict[str, Any]:
+        """The row of the diagnostics; `covered` says that no guarantee covers it."""
+        row: dict[str, Any] = {"covered": False, **self.row}
+        if self._losses:
+            losses = torch.cat(self._losses).double()
+            row["training_loss"] = losses[torch.isfinite(losses)].mean()
+        row.update({f"{name}.records_not_finite": count for name, count in self._bad.items()})
+        return row
+
+
+class StepContext:
+    """What a method may use in one step (see `equipoise.methods.base.Context`).
+
+    Args:
+        params: the model's live trainable parameters.
+        step: number of the step.
+        sampling: the training's sampling.
+        ledger: takes releases.
+        take_draw: draw name -> (token, record numbers of this process).
+        maker: makes rows.
+        processes: the process group.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, nn.Parameter],
+        step: int,
+        sampling: Any,
+        ledger: Any,
+        take_draw: Callable[[str], tuple[Draw, Tensor]],
+        maker: RowMaker,
+        processes: Processes,
+    ) -> None:
+        self.params: Parameters = MappingProxyType({name: p.detach() for name, p in params.items()})
+        self.step, self.sampling, self.ledger = step, sampling, ledger
+        self._take_draw, self._maker, self._processes = take_draw, maker, processes
+        self.tally = Tally()
+
+    def draw(self, name: str = "batch") -> TrainingDraw:
+        """Take the next sample of records for the planned draw of this name."""
+        token, ids = self._take_draw(name)
+        return TrainingDraw(token, ids, self._maker, self.step, self._processes, self.tally)
+
+    def public_gradients(self, batch: Any, at: Parameters | None = None) -> Any:
+        """The gradient rows of public records, unguarded."""
+        maker = self._maker
+        moved = map_batch(lambda leaf: leaf.to(maker.device), batch)
+        return maker.rows(moved, [at], self.step, "public")[0]
+
+    def public_rng(self, step: int) -> torch.Generator:
+        """Public randomness of a step."""
+        return generator(self._maker.seed, "method", step)

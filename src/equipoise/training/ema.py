@@ -1,0 +1,69 @@
+"""An exponential moving average of the parameters: post-processing of releases, so it costs no privacy.
+
+    average_t = d_t average_{t-1} + (1 - d_t) x_t,      d_t = min(decay, (1 + t) / (10 + t))
+
+The warm-up of d_t keeps the random initial parameters from weighing on short trainings. Source of the use
+in private training: De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification
+through Scale".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+__all__ = ["MovingAverage"]
+
+
+class MovingAverage:
+    """The moving average of named parameters.
+
+    Args:
+        params: the parameters, live; they are read at every update.
+        decay: in (0, 1).
+
+    Example:
+        >>> x = torch.zeros(1)
+        >>> average = MovingAverage({"x": x}, decay=0.5)
+        >>> x += 1
+        >>> average.update(step=100); average.values["x"]
+        tensor([0.5000])
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], decay: float) -> None:
+        if not 0 < decay < 1:
+            raise ValueError(
+                f"ema_decay={decay!r}: a decay lies in (0, 1), for instance 0.99; None switches it off"
+            )
+        self.decay = decay
+        self._params = dict(params)
+        self.values = {name: p.detach().clone() for name, p in params.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the parameters after step `step` (0, 1, ...)."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for name, value in self.values.items():
+            value.mul_(decay).add_(self._params[name].detach(), alpha=1 - decay)
+
+    @contextmanager
+    @torch.no_grad()
+    def swapped_in(self) -> Iterator[None]:
+        """Inside, the parameters have the averaged values."""
+        kept = {name: p.detach().clone() for name, p in self._params.items()}
+        for name, p in self._params.items():
+            p.detach().copy_(self.values[name])
+        try:
+            yield
+        finally:
+            for name, p in self._params.items():
+                p.detach().copy_(kept[name])
+
+    @torch.no_grad()
+    def move_in(self) -> None:
+        """Give the parameters the averaged values, for good."""
+        for name, p in self._params.items():
+            p.detach().copy_(self.values[name])

@@ -1,0 +1,74 @@
+"""The folder of a run: what lies where, and who may see it.
+
+statement.json metrics.jsonl model.safetensors report.html config.json     may be published
+checkpoint/ private/                                                       may not
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from equipoise.training.checkpoint import Checkpoints, write_atomically
+
+__all__ = ["RunFolder"]
+
+
+class RunFolder:
+    """The paths of one run, and its settings file.
+
+    Args:
+        path: the folder; made, with its private part closed to others, by `create`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.private = self.path / "private"
+        self.checkpoints = Checkpoints(self.path / "checkpoint")
+        self.statement = self.path / "statement.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.model = self.path / "model.safetensors"
+        self.config = self.path / "config.json"
+        self.journal = self.private / "journal.jsonl"
+        self.diagnostics = self.private / "diagnostics.jsonl"
+
+    def create(self) -> None:
+        """Make the folder.
+
+        Raises:
+            FileExistsError: it holds a run already.
+            NotADirectoryError: the path is a file.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise NotADirectoryError(f"run_dir={str(self.path)!r} is a file; name a new folder")
+        if self.config.exists() or self.journal.exists():
+            raise FileExistsError(
+                f"run_dir={str(self.path)!r} holds a run already. Go on with it by "
+                "PrivateTraining.resume(run_dir, ...), or "
+                "name a new folder; what the old run spent stays spent."
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.private.mkdir(exist_ok=True, mode=0o700)
+        self.private.chmod(0o700)
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write the public settings."""
+        write_atomically(self.config, (json.dumps(config, indent=2) + "\n").encode(), mode=0o644)
+
+    def read_config(self) -> dict[str, Any]:
+        """The settings of the run.
+
+        Raises:
+            FileNotFoundError: no run lies here.
+        """
+        if not self.config.exists():
+            raise FileNotFoundError(
+                f"run_dir={str(self.path)!r} holds no config.json: no run of equipoise lies here. Name the "
+                "folder that the "
+                "run was started with."
+            )
+        config: dict[str, Any] = json.loads(self.config.read_text())
+        return config

@@ -1,0 +1,152 @@
+"""The settings of a training as plain values, their checks, and what is rebuilt from them on resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.methods.base import Method
+from equipoise.privacy import Budget, FullBatch, Poisson, Sampling, Unamplified, WithoutReplacement
+from equipoise.training.attach import Loss
+from equipoise.training.batches import map_batch
+
+__all__ = ["Settings", "averaged_over_views", "check_pieces", "move", "rebuild_sampling"]
+
+SAMPLINGS: dict[str, type[Sampling]] = {
+    kind.__name__: kind for kind in (Poisson, WithoutReplacement, FullBatch, Unamplified)
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The plain settings of a training; see `PrivateTraining` for their meaning."""
+
+    seed: int = 0
+    reproducible: bool = False
+    micro_batch_size: int | None = None
+    ema_decay: float | None = None
+    views: int = 1
+    relation: str = "add_or_remove_one"
+    epsilon_every: int | None = None
+    ledger_file: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "views"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name}={value!r} is a {type(value).__name__}; give a whole number")
+        if self.views < 1:
+            raise ValueError(f"views={self.views}: a record needs at least one view")
+        for name in ("micro_batch_size", "epsilon_every"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(
+                    f"{name}={value!r}: give a whole number of at least 1, or None for the default"
+                )
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(
+                f"ema_decay={self.ema_decay!r}: a decay lies in (0, 1), for instance 0.99; None switches it "
+                "off"
+            )
+        if self.relation not in ("add_or_remove_one", "replace_one"):
+            raise ValueError(f"relation={self.relation!r}: give 'add_or_remove_one' or 'replace_one'")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `Settings(**values)` brings them back."""
+        return dataclasses.asdict(self)
+
+
+def check_pieces(sampling: Any, method: Any, budget: Any, augmentation: Any, settings: Settings) -> None:
+    """The objects have the kinds that the training needs.
+
+    Raises:
+        TypeError: naming the argument and what to give.
+        ValueError: views without an augmentation.
+    """
+    if not isinstance(sampling, Sampling):
+        hint = ". State the population yourself; it is never read from the data"
+        raise TypeError(
+            f"sampling={sampling!r} is a {type(sampling).__name__}; give for instance "
+            f"Poisson(expected_batch_size=256, population=60_000, steps=2_000){hint}"
+        )
+    if not isinstance(method, Method):
+        called = (
+            ": call it, for instance DPSGD(clip_norm=1.0)"
+            if inspect.isclass(method)
+            else ", for instance DPSGD()"
+        )
+        raise TypeError(f"method={method!r} is no Method; give a method object{called}")
+    if budget is not None and not isinstance(budget, Budget):
+        raise TypeError(
+            f"budget={budget!r} is a {type(budget).__name__}; give Budget(epsilon=3.0, delta=1e-5)"
+        )
+    if augmentation is not None and not callable(augmentation):
+        raise TypeError(
+            f"augmentation={augmentation!r} is no function; give augmentation(batch, generator) -> batch"
+        )
+    if settings.views > 1 and augmentation is None:
+        raise ValueError(
+            f"views={settings.views} without an augmentation would repeat the same record; give "
+            "augmentation=..."
+        )
+
+
+def rebuild_sampling(described: Mapping[str, Any]) -> Sampling:
+    """The sampling whose `describe()` this is."""
+    arguments = {name: value for name, value in described.items() if name != "scheme"}
+    return SAMPLINGS[described["scheme"]](**arguments)
+
+
+def move(
+    model: nn.Module, optimizer: torch.optim.Optimizer, device: str | torch.device | None
+) -> torch.device:
+    """Move the model, and what the optimiser remembers, to the device; the place of the parameters when None.
+
+    Raises:
+        ValueError: the parameters lie on several devices, or the device does not exist.
+    """
+    places = {p.device for p in model.parameters()}
+    if device is None:
+        if len(places) > 1:
+            raise ValueError(
+                f"the model's parameters lie on several devices, {sorted(map(str, places))}; give device=..."
+            )
+        return next(iter(places))
+    target = torch.device(device)
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={device!r}: this machine has no CUDA device; give device='cpu' or leave it out"
+        )
+    model.to(target)
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.ndim:
+                state[name] = value.to(target)
+    return next(model.parameters()).device
+
+
+def averaged_over_views(loss: Loss, views: int) -> Loss:
+    """The loss of a batch [b, K, ...] of K views a record: the mean over a record's views, [b]."""
+
+    def averaged(model: nn.Module, batch: Any) -> Tensor:
+        flat = map_batch(lambda leaf: leaf.flatten(0, 1), batch)
+        return loss(model, flat).reshape(-1, views).mean(1)
+
+    return averaged
+
+
+def watch_modes(model: nn.Module) -> Callable[[], None]:
+    """A function that puts every module back into the training or evaluation mode that it has now."""
+    modes = [(module, module.training) for module in model.modules()]
+
+    def restore() -> None:
+        for module, training in modes:
+            module.training = training
+
+    return restore

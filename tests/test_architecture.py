@@ -1,0 +1,111 @@
+"""The rooms and the arrows between them, read from the imports of every module."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import equipoise
+
+PACKAGE = Path(equipoise.__file__).parent
+ROOMS = {"gradients", "privacy", "methods", "training", "data", "experiments", "report", "cli"}
+# What a room may import besides itself. Arrows run down only; data and report are leaves that the rooms above
+# methods may use.
+ALLOWED: dict[str, set[str]] = {
+    "gradients": set(),
+    "privacy": set(),
+    "methods": {"gradients", "privacy"},
+    "training": {"methods", "gradients", "privacy", "data", "report"},
+    "data": set(),
+    "report": set(),
+    "experiments": {"training", "methods", "gradients", "privacy", "data", "report"},
+    "cli": ROOMS - {"cli"},
+}
+# These two know nothing of each other, nor of anything above them, at run time and for type checkers alike.
+FOUNDATIONS = {"gradients", "privacy"}
+
+
+def imports_of(path: Path, package: Path, at_run_time: bool) -> set[str]:
+    """The rooms of equipoise that a module imports, absolute and relative, wherever the import stands."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    if at_run_time:
+        tree.body = [node for node in tree.body if not _is_type_checking(node)]
+    module = ["equipoise", *path.relative_to(package).with_suffix("").parts]
+    if module[-1] == "__init__":
+        module.pop()
+        parent = module
+    else:
+        parent = module[:-1]
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = parent[: len(parent) - node.level + 1] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            names = [stem, *(f"{stem}.{alias.name}" for alias in node.names)]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "equipoise" and len(parts) > 1 and parts[1] in ROOMS:
+                found.add(parts[1])
+    return found
+
+
+def _is_type_checking(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def modules(package: Path) -> list[tuple[str, Path]]:
+    out = []
+    for path in sorted(package.rglob("*.py")):
+        room = path.relative_to(package).parts[0].removesuffix(".py")
+        if room in ROOMS:
+            out.append((room, path))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("room", "path"), modules(PACKAGE), ids=lambda v: v if isinstance(v, str) else v.stem
+)
+def test_arrows_run_down_only(room: str, path: Path) -> None:
+    for at_run_time in (True, False):
+        wrong = imports_of(path, PACKAGE, at_run_time) - ALLOWED[room] - {room}
+        assert not wrong, (
+            f"{path.relative_to(PACKAGE)} imports {sorted(wrong)}; {room} may import {sorted(ALLOWED[room])}"
+        )
+
+
+def test_every_room_exists_and_is_known() -> None:
+    packages = {p.name for p in PACKAGE.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
+    assert packages <= ROOMS, (
+        f"new rooms need a line in this test and in docs/design.md: {sorted(packages - ROOMS)}"
+    )
+    assert packages >= FOUNDATIONS
+
+
+def test_a_wrong_arrow_is_seen(tmp_path: Path) -> None:
+    """The reader of imports finds absolute, relative, nested and whole-module imports."""
+    room = tmp_path / "privacy"
+    room.mkdir()
+    for text in (
+        "import equipoise.gradients.engine",
+        "from equipoise.gradients import x",
+        "from equipoise import gradients",
+        "from ..gradients.engine import x",
+        "from .. import gradients",
+        "def f():\n    from equipoise.gradients import x",
+    ):
+        (room / "wrong.py").write_text(text)
+        assert imports_of(room / "wrong.py", tmp_path, at_run_time=True) == {"gradients"}, text
+    (room / "hidden.py").write_text("if TYPE_CHECKING:\n    from equipoise.gradients import x")
+    assert imports_of(room / "hidden.py", tmp_path, at_run_time=True) == set()
+    assert imports_of(room / "hidden.py", tmp_path, at_run_time=False) == {"gradients"}
+
+
+def test_models_and_noise_keep_apart() -> None:
+    """The privacy room has no word of torch.nn, the gradients room none of noise."""
+    for path in (PACKAGE / "privacy").rglob("*.py"):
+        assert "torch.nn" not in path.read_text(encoding="utf-8"), path
