@@ -188,12 +188,12 @@ def _show_calibration(
 ) -> None:
     from rich.table import Table
 
-    from equipoise.report.words import plain, significant
+    from equipoise.report.words import plain, rounded_up, significant
 
     console = _console(False)
     console.print(
         f"noise multiplier [bold]{significant(found['noise_multiplier'], 4)}[/]  gives  "
-        f"epsilon [bold]{significant(found['epsilon'], 4)}[/] at delta {plain(found['delta'])}  "
+        f"epsilon [bold]{rounded_up(found['epsilon'])}[/] at delta {plain(found['delta'])}  "
         f"[dim](by {found['accountant'].upper()}, {found['steps']:,} steps, "
         f"{found['relation'].replace('_', ' ')})[/]"
     )
@@ -321,7 +321,7 @@ def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:
         _emit(found)
     else:
         console.print()
-        console.print(summary(read_run(found["run_dir"]), found["run_dir"]))
+        console.print(summary(read_run(found["run_dir"]), found["run_dir"], found["seconds"]))
     if not found["finished"]:
         print(f"equipoise: stopped; go on with: equipoise resume {found['run_dir']}", file=sys.stderr)
         raise typer.Exit(130)

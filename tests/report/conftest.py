@@ -15,7 +15,8 @@ def run_folder(tmp_path):
         "guarantee": "proven",
         "epsilon": 2.9931,
         "delta": 1e-5,
-        "accountant": "PLD",
+        "accountant": "pld",
+        "private": True,
         "relation": "add_or_remove_one",
         "unit": "record",
         "recipe": "library",
@@ -26,12 +27,19 @@ def run_folder(tmp_path):
                 "max_bound": 0.5,
                 "count": 80,
                 "draw": "batch",
-                "sampling": {"kind": "poisson", "sampling_rate": 0.5, "population": 1437, "steps": 80},
+                "used": 80,
+                "sampling": {
+                    "scheme": "Poisson",
+                    "expected_batch_size": 718.5,
+                    "population": 1437,
+                    "steps": 80,
+                },
             }
         ],
         "assumptions": ["the population, 1437", "the records were validated before training"],
         "holes": [],
-        "paragraph": "Training released 80 noised sums.",
+        "warnings": [],
+        "other_runs": 0,
     }
     rows = []
     for step in range(1, 81):
@@ -46,8 +54,7 @@ def run_folder(tmp_path):
         if step % 5 == 0:
             row["evaluation.accuracy"] = 0.945 - 0.8 * math.exp(-step / 10)
         rows.append(row)
-    config = {
-        "command": "equipoise train --data digits --epsilon 3 --delta 1e-05",
+    experiment = {
         "data": "digits",
         "model": "mlp-tanh",
         "method": "dp-sgd",
@@ -56,6 +63,11 @@ def run_folder(tmp_path):
         "steps": 80,
         "test_records": 360,
         "reproducible": False,
+    }
+    config = {
+        "format": 1,
+        "command": "equipoise train --data digits --epsilon 3 --delta 1e-05",
+        "experiment": experiment,
     }
     (folder / "statement.json").write_text(json.dumps(statement))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

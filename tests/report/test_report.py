@@ -19,7 +19,7 @@ def test_page_is_self_contained_and_complete(run_folder):
     assert page.count("<svg") == 3
     for text in (
         "94.5%",
-        "2.99",
+        "2.994",
         "1e-5",
         "proven",
         "mlp-tanh on digits",
@@ -37,7 +37,7 @@ def test_page_shows_nothing_private(run_folder):
 
 def test_text_from_files_is_escaped(run_folder):
     config = json.loads((run_folder / "config.json").read_text())
-    config["data"] = "<img onerror=x>"
+    config["experiment"]["data"] = "<img onerror=x>"
     config["command"] = "equipoise train --data '<b>'"
     (run_folder / "config.json").write_text(json.dumps(config))
     page = render_page(read_run(run_folder))
@@ -52,7 +52,7 @@ def test_missing_proof_and_reproducible_noise_are_shouted(run_folder):
     assert "no value" in page
     assert "raw threshold" in page
     assert "right with probability" not in page
-    page = render_page(Run(run.name, {**run.statement, "reproducible": True}, run.metrics, run.config))
+    page = render_page(Run(run.name, {**run.statement, "private": False}, run.metrics, run.config))
     assert "NOT PRIVATE" in page
     assert "right with probability" not in page
     assert ">proven<" not in page.split("The privacy statement")[0]
@@ -62,7 +62,7 @@ def test_run_that_has_no_metrics_yet_still_has_a_page(run_folder):
     (run_folder / "metrics.jsonl").unlink()
     (run_folder / "config.json").unlink()
     page = render_page(read_run(run_folder))
-    assert "2.99" in page
+    assert "2.994" in page
     assert "<svg" not in page
 
 
@@ -90,7 +90,7 @@ def test_summary_in_a_narrow_terminal(run_folder):
     console.print(summary(read_run(run_folder), "runs/digits-sample"))
     text = console.export_text()
     assert "94.5%" in text
-    assert "ε = 2.99 at δ = 1e-5" in text
+    assert "ε = 2.994 at δ = 1e-5" in text
     assert "runs/digits-sample/report.html" in text
     assert max(len(line) for line in text.splitlines()) <= 60
 

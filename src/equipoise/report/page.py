@@ -6,6 +6,7 @@ files of the run folder alone (see `equipoise.report.run_folder`).
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,16 @@ from typing import Any
 from equipoise import __version__
 from equipoise.report.charts import Series, line_chart
 from equipoise.report.run_folder import PUBLISHABLE_FILES, WITHHELD_FILES, Run, read_run
-from equipoise.report.words import RELATIONS, epsilon_in_words, plain, readable, significant
+from equipoise.report.words import (
+    ACCOUNTANTS,
+    RELATIONS,
+    epsilon_in_words,
+    plain,
+    promise_in_words,
+    readable,
+    rounded_up,
+    sampling_in_words,
+)
 
 __all__ = ["render_page", "write_report"]
 
@@ -66,7 +76,7 @@ def render_page(run: Run) -> str:
         charts=charts,
         statement=_statement_rows(run),
         releases=_release_rows(run.statement),
-        configuration=_configuration_rows(run.config),
+        configuration=_configuration_rows(run.details),
         command=run.config.get("command", ""),
         repeat_note=_repeat_note(run),
         publishable=PUBLISHABLE_FILES,
@@ -76,13 +86,13 @@ def render_page(run: Run) -> str:
 
 
 def _title(run: Run) -> str:
-    data, model = run.config.get("data"), run.config.get("model")
+    data, model = run.details.get("data"), run.details.get("model")
     return f"{model} on {data}" if data and model else run.name
 
 
 def _subtitle(run: Run) -> str:
     parts = [run.name]
-    method = run.config.get("method") or run.statement.get("method")
+    method = run.details.get("method")
     if method:
         parts.append(str(method))
     steps = run.last("step")
@@ -94,7 +104,7 @@ def _subtitle(run: Run) -> str:
 def _figures(run: Run) -> list[dict[str, str]]:
     figures = []
     if run.accuracy is not None:
-        count = run.config.get("test_records")
+        count = run.details.get("test_records")
         figures.append(
             {
                 "name": "Test accuracy",
@@ -107,13 +117,20 @@ def _figures(run: Run) -> list[dict[str, str]]:
             }
         )
     word, tone, why = GUARANTEES.get(run.guarantee, GUARANTEES["none"])
-    if _not_private(run):
+    if not run.is_private:
         word, tone, why = "not private", "bad", "The noise follows a public seed, so anybody can subtract it."
-    epsilon = "no value" if run.epsilon is None else significant(run.epsilon)
+    epsilon = "no value" if run.epsilon is None else rounded_up(run.epsilon)
     delta = "" if run.delta is None else f"at δ = {plain(run.delta)}"
     accountant = run.statement.get("accountant")
     relation = RELATIONS.get(str(run.statement.get("relation", "")), "")
-    notes = [n for n in (relation, f"computed by {accountant}" if accountant else "") if n]
+    notes = [
+        n
+        for n in (
+            relation,
+            f"computed by {ACCOUNTANTS.get(str(accountant), accountant)}" if accountant else "",
+        )
+        if n
+    ]
     figures.append(
         {
             "name": "Privacy loss ε",
@@ -127,13 +144,9 @@ def _figures(run: Run) -> list[dict[str, str]]:
     return figures
 
 
-def _not_private(run: Run) -> bool:
-    return bool(run.statement.get("reproducible") or run.config.get("reproducible"))
-
-
 def _banners(run: Run) -> list[dict[str, Any]]:
     banners: list[dict[str, Any]] = []
-    if _not_private(run):
+    if not run.is_private:
         banners.append(
             {
                 "tone": "bad",
@@ -156,14 +169,11 @@ def _banners(run: Run) -> list[dict[str, Any]]:
 
 def _promise(run: Run) -> list[str]:
     statement = run.statement
-    paragraphs = [str(statement["paragraph"])] if statement.get("paragraph") else []
-    if (
-        run.epsilon is not None
-        and run.delta is not None
-        and run.guarantee != "none"
-        and not _not_private(run)
-    ):
-        paragraphs.append(epsilon_in_words(run.epsilon, run.delta, str(statement.get("relation", ""))))
+    paragraphs = []
+    if run.epsilon is not None and run.delta is not None and run.guarantee != "none" and run.is_private:
+        relation = str(statement.get("relation", ""))
+        paragraphs.append(promise_in_words(run.epsilon, run.delta, relation))
+        paragraphs.append(epsilon_in_words(run.epsilon, run.delta, relation))
     if run.accuracy is not None:
         paragraphs.append(
             "The accuracy was measured on the test records. The statement covers the training records alone: "
@@ -176,9 +186,8 @@ def _charts(run: Run) -> list[dict[str, Any]]:
     charts: list[dict[str, Any]] = []
 
     def add(
-        title: str, caption: str, y_label: str, curves: Mapping[str, str], wide: bool = False, **options: Any
+        title: str, caption: str, y_label: str, series: list[Series], wide: bool = False, **options: Any
     ) -> None:
-        series = [Series(label, run.curve(metric)) for label, metric in curves.items()]
         series = [s for s in series if s.finite()]
         svg = line_chart(series, title=title, x_label="step", y_label=y_label, wide=wide, **options)
         if svg:
@@ -189,29 +198,40 @@ def _charts(run: Run) -> list[dict[str, Any]]:
         "Accuracy",
         "Share of test records classified rightly.",
         "accuracy",
-        {"accuracy": "evaluation.accuracy"},
+        [Series("accuracy", run.curve("evaluation.accuracy"))],
         percent=True,
     )
-    budget = run.config.get("epsilon")
+    budget = run.details.get("epsilon")
     target = (float(budget), f"budget {budget:g}") if isinstance(budget, int | float) else None
     add(
         "Privacy loss so far",
         "Epsilon of everything released up to a step.",
         "epsilon",
-        {"epsilon": "epsilon"},
+        [Series("epsilon", [(0.0, 0.0), *points] if (points := run.curve("epsilon")) else [])],
         from_zero=True,
         target=target,
     )
     add(
         "Noise against signal",
-        "Length of the released gradient beside the expected length of the noise in it. Where the two curves "
-        "meet, a step is mostly noise.",
+        "Length of the noise in a step's gradient, and of what is left of the released gradient without it "
+        "(a mean over "
+        "neighbouring steps, computed from released numbers alone).",
         "length",
-        {"released gradient": "released_norm", "noise": "noise_norm"},
+        [Series("signal", _signal(run)), Series("noise", run.curve("noise_norm"))],
         wide=True,
         from_zero=True,
     )
     return charts
+
+
+def _signal(run: Run) -> list[tuple[float, float]]:
+    """Length of the estimate without its noise: the root of mean(released^2 - noise^2) over windows."""
+    noise = dict(run.curve("noise_norm"))
+    rows = [(step, r * r - noise[step] ** 2) for step, r in run.curve("released_norm") if step in noise]
+    width = max(1, len(rows) // 20)
+    windows = [rows[i : i + width] for i in range(0, len(rows), width)]
+    means = [[sum(column) / len(window) for column in zip(*window, strict=True)] for window in windows]
+    return [(step, math.sqrt(max(0.0, square))) for step, square in means]
 
 
 _STATEMENT_NAMES = {
@@ -220,32 +240,39 @@ _STATEMENT_NAMES = {
     "delta": "Delta",
     "epsilon_claimed": "Epsilon that the method's paper claims",
     "accountant": "Accountant",
-    "cross_check": "Cross-check",
+    "cross_check": "Cross-check: epsilon by Renyi accounting",
     "relation": "Neighbouring data sets",
     "unit": "Unit of privacy",
-    "method": "Method",
     "recipe": "Recipe",
-    "assumptions": "Assumed to be public or true",
-    "public": "Assumed to be public",
+    "private": "Noise and sampling",
+    "assumptions": "Taken as public or true",
+    "other_runs": "Other runs included in the figure",
     "holes": "Steps without a proof",
     "warnings": "Warnings",
+    "facts": "Further facts",
+    "interval": "Discretisation of the accountant",
+    "plan": "Fingerprint of the privacy plan",
 }
 
 
 def _statement_rows(run: Run) -> list[dict[str, Any]]:
     rows = []
-    shown = {"paragraph", "releases"}
     statement = dict(run.statement)
-    if statement.get("relation"):
-        statement["relation"] = RELATIONS.get(
-            str(statement["relation"]), readable(str(statement["relation"]))
-        )
+    for key, meanings in (("relation", RELATIONS), ("accountant", ACCOUNTANTS)):
+        if statement.get(key):
+            statement[key] = meanings.get(str(statement[key]), readable(str(statement[key])))
+    statement["guarantee"] = run.guarantee.replace("_", " ")
+    statement["private"] = (
+        "from a secret key of the operating system" if run.is_private else "from a public seed: NOT PRIVATE"
+    )
+    if not statement.get("other_runs"):
+        statement.pop("other_runs", None)
     for key in [
         *(k for k in _STATEMENT_NAMES if k in statement),
         *(k for k in statement if k not in _STATEMENT_NAMES),
     ]:
         lines = _lines(statement[key])
-        if key in shown or not lines:
+        if key == "releases" or not lines:
             continue
         rows.append({"name": _STATEMENT_NAMES.get(key, readable(key)), "lines": lines})
     return rows
@@ -257,13 +284,20 @@ def _release_rows(statement: Mapping[str, Any]) -> list[dict[str, str]]:
         rows.append(
             {
                 "name": readable(str(release.get("name", ""))),
-                "count": _text(release.get("count", "")),
+                "count": _times(release),
                 "bound": _text(release.get("max_bound", "")),
                 "noise_multiplier": _text(release.get("noise_multiplier", "")),
-                "sampling": "; ".join(_lines(release.get("sampling", ""))),
+                "sampling": sampling_in_words(release.get("sampling") or {}),
             }
         )
     return rows
+
+
+def _times(release: Mapping[str, Any]) -> str:
+    count, used = release.get("count"), release.get("used")
+    if used is None or used == count:
+        return _text(count if count is not None else "")
+    return f"{_text(used)} of {_text(count)}"
 
 
 def _configuration_rows(config: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -275,7 +309,7 @@ def _configuration_rows(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _repeat_note(run: Run) -> str:
-    if _not_private(run):
+    if not run.is_private:
         return "The same command gives the same model, to the last digit on the same machine."
     return (
         "The same command repeats the run with fresh noise and fresh sampling from the operating system, so "

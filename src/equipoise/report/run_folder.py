@@ -58,6 +58,26 @@ class Run:
         return points[-1][1] if points else None
 
     @property
+    def details(self) -> Mapping[str, Any]:
+        """How the run was set up: the command line's settings, or what the training itself noted."""
+        experiment = self.config.get("experiment")
+        if isinstance(experiment, Mapping):
+            return experiment
+        flat: dict[str, Any] = {}
+        for key, value in self.config.items():
+            # one level is enough: settings, sampling and method hold plain values or small objects
+            if isinstance(value, Mapping) and key in ("settings", "sampling", "budget", "method"):
+                flat.update({("method" if k == "name" else k): v for k, v in value.items()})
+            elif key not in ("format", "plan", "command"):
+                flat[key] = value
+        return flat
+
+    @property
+    def is_private(self) -> bool:
+        """False if noise and sampling follow a public seed."""
+        return self.statement.get("private") is not False
+
+    @property
     def epsilon(self) -> float | None:
         """Epsilon spent, or None where nothing is promised."""
         return _number_or_none(self.statement.get("epsilon"))

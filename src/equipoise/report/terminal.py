@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from equipoise.report.run_folder import Run
-from equipoise.report.words import RELATIONS, plain, significant
+from equipoise.report.words import RELATIONS, plain, rounded_up
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,12 +33,13 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     return "".join(BLOCKS[round((v - low) / span * (len(BLOCKS) - 1))] for v in picked)
 
 
-def summary(run: Run, folder: str) -> RenderableType:
+def summary(run: Run, folder: str, seconds: float | None = None) -> RenderableType:
     """Accuracy, epsilon, guarantee and where the files are, as a rich renderable.
 
     Args:
         run: what the publishable files say.
         folder: the run folder as the user would type it.
+        seconds: how long the training took.
     """
     from rich.panel import Panel
     from rich.table import Table
@@ -53,11 +54,11 @@ def summary(run: Run, folder: str) -> RenderableType:
         if len(accuracies) > 2:
             line.append("  " + sparkline(accuracies), style="blue")
         grid.add_row("test accuracy", line)
-    not_private = bool(run.statement.get("reproducible"))
+    not_private = not run.is_private
     if run.epsilon is None:
         spent = Text("no value: at least one step has no proof", style="bold red")
     else:
-        spent = Text(f"ε = {significant(run.epsilon)}", style="bold")
+        spent = Text(f"ε = {rounded_up(run.epsilon)}", style="bold")
         if run.delta is not None:
             spent.append(f" at δ = {plain(run.delta)}", style="not bold")
     grid.add_row("privacy spent", spent)
@@ -71,12 +72,11 @@ def summary(run: Run, folder: str) -> RenderableType:
             text.append(f"; {relation}", style="default")
         grid.add_row("guarantee", text)
     steps = run.last("step")
-    seconds = run.last("seconds")
     if steps:
         grid.add_row("steps", f"{steps:,.0f}" + (f" in {seconds:,.1f} s" if seconds else ""))
     grid.add_row("report", Text(f"{folder}/report.html", overflow="fold"))
-    name = str(run.config.get("model", "")), str(run.config.get("data", ""))
-    title = f"{name[0]} on {name[1]}" if all(name) else run.name
+    model, data = run.details.get("model"), run.details.get("data")
+    title = f"{model} on {data}" if model and data else run.name
     return Panel(
         grid, title=title, title_align="left", border_style="red" if not_private else "dim", expand=False
     )

@@ -16,8 +16,21 @@ ICML 2015, theorem 2.1: the region of false alarms and misses; the bound is its 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["RELATIONS", "epsilon_in_words", "guessing_bound", "plain", "readable", "significant"]
+__all__ = [
+    "ACCOUNTANTS",
+    "RELATIONS",
+    "epsilon_in_words",
+    "guessing_bound",
+    "plain",
+    "promise_in_words",
+    "readable",
+    "rounded_up",
+    "sampling_in_words",
+    "significant",
+]
 
 
 def guessing_bound(epsilon: float, delta: float) -> float:
@@ -61,6 +74,51 @@ RELATIONS = {
 }
 
 
+ACCOUNTANTS = {
+    "pld": "privacy loss distributions",
+    "gdp": "the closed form for Gaussians",
+    "gdp, amplification ignored": "the closed form for Gaussians, without the gain from sampling",
+    "rdp": "Renyi differential privacy",
+}
+
+
+def promise_in_words(epsilon: float, delta: float, relation: str) -> str:
+    """The definition, with the run's figures.
+
+    >>> promise_in_words(1.0, 1e-5, "replace_one")[:67]
+    'Everything this run published is (1.000, 1e-5)-differentially priva'
+    """
+    change = "replacing" if relation.startswith("replace") else "adding or removing"
+    factor = rounded_up(math.exp(epsilon)) if epsilon < 15 else f"{math.exp(min(epsilon, 700)):.1e}"
+    return (
+        f"Everything this run published is ({rounded_up(epsilon)}, {plain(delta)})-differentially private: "
+        f"{change} any one training record changes the probability of any outcome at most by the factor "
+        f"e^{rounded_up(epsilon)} = {factor}, apart from an exception of probability at most {plain(delta)}."
+    )
+
+
+def sampling_in_words(sampling: Mapping[str, Any]) -> str:
+    """How the records of a step are drawn.
+
+    >>> sampling_in_words({"scheme": "Poisson", "expected_batch_size": 256, "population": 60000, "steps": 9})
+    'each record by itself with probability 0.00427: about 256 of 60,000'
+    """
+    scheme, population = sampling.get("scheme"), sampling.get("population", 0)
+    if scheme == "Poisson":
+        expected = sampling["expected_batch_size"]
+        return (
+            f"each record by itself with probability {plain(expected / population, 3)}: "
+            f"about {expected:,g} of {population:,}"
+        )
+    if scheme == "WithoutReplacement":
+        return f"{sampling['batch_size']:,} of {population:,} at random"
+    if scheme == "FullBatch":
+        return f"all {population:,}, every time"
+    if scheme == "Unamplified":
+        return f"about {sampling['batch_size']:,} of {population:,} in turn, each once an epoch"
+    return "; ".join(f"{readable(str(key))}: {value}" for key, value in sampling.items())
+
+
 def readable(name: str) -> str:
     """A key of a file as words.
 
@@ -83,6 +141,18 @@ def significant(value: float, digits: int = 3) -> str:
     if -4 <= exponent < 7:
         return f"{value:,.{max(digits - 1 - exponent, 0)}f}"
     return plain(value, digits)
+
+
+def rounded_up(value: float, digits: int = 4) -> str:
+    """An upper bound with a few significant digits, never rounded down.
+
+    >>> rounded_up(2.9931), rounded_up(1.5706)
+    ('2.994', '1.571')
+    """
+    if not (math.isfinite(value) and value > 0):
+        return plain(value)
+    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
+    return significant(math.ceil(value / unit - 1e-9) * unit, digits)
 
 
 def plain(value: float, digits: int = 6) -> str:
