@@ -97,7 +97,7 @@ def _console(as_json: bool) -> Console:
 
 
 def _quiet() -> None:
-    """Keep the accountants' remarks on orders that they leave out off the screen: the result is valid without."""
+    """Keep off the screen what the accountants say about orders that they leave out."""
     from absl import logging
 
     logging.set_verbosity(logging.ERROR)
