@@ -1,0 +1,73 @@
+"""A small problem that the tests of the training room share: twelve features, three classes, synthetic records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import equipoise as eq
+
+RECORDS, FEATURES, CLASSES = 60, 12, 3
+
+
+def records(count: int = RECORDS, dtype: torch.dtype = torch.float32, seed: int = 0) -> dict[str, Tensor]:
+    """Gaussian clouds around three centres."""
+    rng = torch.Generator().manual_seed(seed)
+    label = torch.randint(CLASSES, (count,), generator=rng)
+    centres = 2 * torch.randn(CLASSES, FEATURES, generator=rng, dtype=torch.float64)
+    noise = torch.randn(count, FEATURES, generator=rng, dtype=torch.float64)
+    return {"input": (centres[label] + noise).to(dtype), "label": label}
+
+
+def network(dropout: float = 0.0, dtype: torch.dtype = torch.float32, seed: int = 1) -> nn.Sequential:
+    """A small tanh network with the same weights for the same seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = [nn.Linear(FEATURES, 8), nn.Tanh()]
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+        layers.append(nn.Linear(8, CLASSES))
+        return nn.Sequential(*layers).to(dtype)
+
+
+def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
+
+
+def training(
+    model: nn.Module | None = None,
+    *,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    steps: int = 50,
+    batch: float = 12,
+    method: Any = None,
+    data: Any = None,
+    learning_rate: float = 0.3,
+    population: int = RECORDS,
+    **options: Any,
+) -> eq.PrivateTraining:
+    """A reproducible training without a budget, so that nothing needs to be calibrated."""
+    model = model if model is not None else network()
+    options = {"reproducible": True, "epsilon_every": 10_000, "loss": loss} | options
+    return eq.PrivateTraining(
+        model,
+        optimizer(model.parameters(), lr=learning_rate),
+        data=records() if data is None else data,
+        sampling=options.pop("sampling", None) or eq.Poisson(batch, population, steps),
+        method=method or eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+        **options,
+    )
+
+
+def parameters(model: nn.Module) -> Tensor:
+    """All parameters in one vector."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def relative_difference(a: nn.Module, b: nn.Module) -> float:
+    x, y = parameters(a).double(), parameters(b).double()
+    return float((x - y).norm() / y.norm())

@@ -1,0 +1,235 @@
+"""The loop: what may not change the result, what must, and what a step is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from small_problems import RECORDS, loss, network, parameters, records, relative_difference, training
+from torch import nn
+
+import equipoise as eq
+
+
+def finished(**options):
+    run = training(**options)
+    for _ in run:
+        pass
+    return run
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_micro_batches_do_not_show(dtype, tolerance):
+    models = {}
+    for size in (1, 3, 7, RECORDS):
+        models[size] = network(dtype=dtype)
+        finished(model=models[size], data=records(dtype=dtype), micro_batch_size=size)
+    assert relative_difference(models[RECORDS], network(dtype=dtype)) > 0.1  # it did train
+    for size in (1, 3, 7):
+        assert relative_difference(models[size], models[RECORDS]) < tolerance
+
+
+def test_without_clipping_and_noise_it_is_plain_sgd():
+    private, plain = network(dtype=torch.float64), network(dtype=torch.float64)
+    data = records(dtype=torch.float64)
+    sampling = eq.FullBatch(population=RECORDS, steps=20)
+    method = eq.DPSGD(clip_norm=1e8, noise_multiplier=1e-22)
+    finished(model=private, data=data, sampling=sampling, method=method)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.3)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss(plain, data).mean().backward()
+        optimizer.step()
+    assert relative_difference(private, plain) < 1e-10
+
+
+def test_the_divisor_is_the_expected_batch_size_whatever_is_drawn():
+    """Twice the records with the same public numbers: the same clipped mean gradient counts twice."""
+    single, double = network(dtype=torch.float64), network(dtype=torch.float64)
+    start = parameters(single)
+    data = records(dtype=torch.float64)
+    twice = {name: torch.cat([value, value]) for name, value in data.items()}
+    for model, these in ((single, data), (double, twice)):
+        method = eq.DPSGD(clip_norm=1.0, noise_multiplier=1e-15)
+        finished(model=model, data=these, sampling=eq.FullBatch(RECORDS, steps=1), method=method)
+    torch.testing.assert_close(parameters(double) - start, 2 * (parameters(single) - start))
+
+
+def test_an_empty_draw_takes_a_step_of_noise():
+    model = network()
+    before = parameters(model).clone()
+    run = training(model, steps=3, batch=1e-6)
+    steps = list(run)
+    assert [s.step for s in steps] == [1, 2, 3]
+    assert all(s.released_norm > 0 for s in steps)
+    assert not torch.equal(parameters(model), before)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not():
+    models = [network() for _ in range(3)]
+    for model, seed in zip(models, (0, 0, 1), strict=True):
+        finished(model=model, seed=seed, steps=5)
+    assert torch.equal(parameters(models[0]), parameters(models[1]))
+    assert not torch.equal(parameters(models[0]), parameters(models[2]))
+
+
+def test_without_reproducible_two_runs_differ():
+    models = [network() for _ in range(2)]
+    for model in models:
+        finished(model=model, reproducible=False, steps=2)
+    assert not torch.equal(parameters(models[0]), parameters(models[1]))
+
+
+def test_every_optimiser_and_a_scheduler():
+    for optimizer in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad):
+        model = network()
+        before = parameters(model).clone()
+        finished(model=model, optimizer=optimizer, steps=2, learning_rate=0.01)
+        assert not torch.equal(parameters(model), before)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    run = eq.PrivateTraining(
+        model, optimizer, loss=loss, data=records(), sampling=eq.Poisson(12, RECORDS, 3), scheduler=scheduler,
+        method=eq.DPSGD(noise_multiplier=1.0), reproducible=True,
+    )  # fmt: skip
+    assert [step.learning_rate for step in run] == [1.0, 0.5, 0.25]
+
+
+def test_the_model_is_left_as_it_was():
+    model = network(dropout=0.5)
+    attributes = set(vars(model)), [set(vars(m)) for m in model.modules()]
+    model[1].eval()
+    finished(model=model, steps=2)
+    assert (set(vars(model)), [set(vars(m)) for m in model.modules()]) == attributes
+    assert not model[1].training
+    assert model[2].training
+    assert not any(m._forward_hooks or m._backward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_frozen_parameters_stay():
+    model = network()
+    model[0].weight.requires_grad_(False)
+    frozen = model[0].weight.detach().clone()
+    run = eq.PrivateTraining(
+        model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1), loss=loss, data=records(),
+        sampling=eq.Poisson(12, RECORDS, 2), method=eq.DPSGD(noise_multiplier=1.0), reproducible=True,
+    )  # fmt: skip
+    list(run)
+    assert torch.equal(model[0].weight, frozen)
+
+
+def test_the_moving_average_is_what_the_formula_says(tmp_path):
+    model = network(dtype=torch.float64)
+    expect = parameters(model).clone()
+    run = training(model, data=records(dtype=torch.float64), steps=4, ema_decay=0.2, run_dir=tmp_path / "run")
+    for step in run:
+        decay = min(0.2, step.step / (9 + step.step))
+        expect = decay * expect + (1 - decay) * parameters(model)
+    seen = []
+    run.evaluate(lambda m: seen.append(parameters(m).clone()) or 0.0)
+    torch.testing.assert_close(seen[0], expect)
+    assert not torch.allclose(parameters(model), expect)
+    run.finish()
+    torch.testing.assert_close(parameters(model), expect)
+    loaded = eq.load_model(network(dtype=torch.float64), tmp_path / "run" / "model.safetensors")
+    torch.testing.assert_close(parameters(loaded), expect)
+
+
+def test_views_are_averaged_before_the_clip():
+    """Two views that are the record itself change nothing; views of opposite sign cancel in a linear model."""
+    plain, doubled = network(dtype=torch.float64), network(dtype=torch.float64)
+    data = records(dtype=torch.float64)
+    finished(model=plain, data=data, steps=5)
+    finished(model=doubled, data=data, steps=5, augmentation=lambda batch, rng: batch, views=2)
+    assert relative_difference(doubled, plain) < 1e-10
+
+    calls = []
+
+    def flip(batch, rng):
+        calls.append(1)
+        return batch | {"input": batch["input"] * (-1.0) ** len(calls)}
+
+    model = nn.Linear(12, 3, bias=False).double()
+    before = model.weight.detach().clone()
+    run = eq.PrivateTraining(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), data=data, sampling=eq.FullBatch(RECORDS, 1),
+        loss=lambda m, batch: m(batch["input"]).sum(1), method=eq.DPSGD(noise_multiplier=1e-15), reproducible=True,
+        augmentation=flip, views=2,
+    )  # fmt: skip
+    list(run)
+    torch.testing.assert_close(model.weight.detach(), before)
+
+
+def test_dropout_masks_follow_the_public_seed():
+    models = [network(dropout=0.5) for _ in range(2)]
+    for model in models:
+        torch.manual_seed(hash(id(model)) % 1000)  # the global generator plays no part
+        finished(model=model, steps=5)
+    assert torch.equal(parameters(models[0]), parameters(models[1]))
+
+
+def test_describe_spends_nothing():
+    model = network()
+    run = training(model, steps=7)
+    before = parameters(model).clone()
+    found = run.describe()
+    assert torch.equal(parameters(model), before)
+    assert (found.steps, found.parameters) == (7, sum(p.numel() for p in model.parameters()))
+    assert found.noise_multipliers == {"gradient": 1.0}
+    assert found.seconds_per_step > 0
+    assert found.memory_bytes > 0
+    assert "nothing spent" in str(found)
+    json.dumps(found.to_json())
+    assert run.desk.ledger.releases_left == {"batch": 7}
+    assert run.desk.ledger.journal.entries()[-1]["type"] == "run"
+
+
+def test_a_finished_training_stops():
+    run = finished(steps=2)
+    with pytest.raises(RuntimeError, match="all 2 planned steps are done"):
+        run.take_step()
+
+
+def test_a_run_folder_keeps_public_and_private_apart(tmp_path):
+    folder = tmp_path / "run"
+    run = training(steps=4, run_dir=folder, budget=eq.Budget(50.0, 1e-3), reproducible=False)
+    assert (folder / "private" / "key").stat().st_mode & 0o777 == 0o600
+    result = run.run(evaluate=lambda model: {"accuracy": 0.5}, progress=False)
+    assert result.finished
+    assert result.run_dir == folder
+    assert result.evaluation == {"accuracy": 0.5}
+    public = {"statement.json", "metrics.jsonl", "model.safetensors", "config.json"}
+    assert {p.name for p in folder.iterdir()} == public | {"checkpoint", "private"}
+    assert not (folder / "private" / "key").exists()
+    for name in ("journal.jsonl", "diagnostics.jsonl"):
+        assert (folder / "private" / name).stat().st_mode & 0o777 == 0o600
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    text = "".join(p.read_text() for p in folder.glob("*.json*"))
+    for private in ("training_loss", "records_not_finite", "batch.records", "seconds"):
+        assert private not in text
+    assert [row["step"] for row in rows if "released_norm" in row] == [1, 2, 3, 4]
+    assert any(row.get("evaluation.accuracy") == 0.5 for row in rows)
+    diagnostics = [json.loads(line) for line in (folder / "private" / "diagnostics.jsonl").read_text().splitlines()]
+    assert all(row["covered"] is False and row["training_loss"] > 0 for row in diagnostics)
+    assert json.loads((folder / "statement.json").read_text())["guarantee"] == "proven"
+
+
+def test_writers_get_publishable_rows(tmp_path):
+    run = training(steps=2, writers=[eq.CSVWriter(tmp_path / "metrics.csv")])
+    list(run)
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("step,learning_rate")
+
+
+def test_runs_that_share_a_ledger_share_a_budget(tmp_path):
+    shared = {"ledger_file": tmp_path / "ledger.jsonl", "budget": eq.Budget(5.0, 1e-3), "reproducible": False}
+    first = training(steps=3, run_dir=tmp_path / "a", **shared)
+    alone = first.run(progress=False).epsilon
+    second = training(steps=3, run_dir=tmp_path / "b", **shared)
+    assert second.run(progress=False).epsilon > 1.1 * alone
+    with pytest.raises(Exception, match="budget of 5"):
+        training(steps=400, run_dir=tmp_path / "c", **shared)
