@@ -87,7 +87,7 @@ class IndexFactor(Factor):
                 same = self.index[part].unsqueeze(2) == self.index[part].unsqueeze(1)
                 out[part] = torch.where(same, products, 0.0).sum((1, 2))
             return out.abs_()
-        return self._segment_sums(b).view(b.shape[0], -1).square().sum(1)
+        return squared_rows(self._segment_sums(b).view(b.shape[0], self.positions * b.shape[2]))
 
     def _segment_sums(self, b: Tensor) -> Tensor:
         """Look-ups of equal index added up within their record: [B * S, d], empty segments zero."""

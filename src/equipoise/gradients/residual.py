@@ -80,7 +80,9 @@ class ResidualGradients(PerSampleGradients):
             return self.materialise().weighted_sums(weights)
         sums = self.gradients.weighted_sums(weights)
         with full_precision(self.device):
-            y = weights.detach().to(self.coordinates).reshape(self.num_records, -1).t() @ self.coordinates
+            columns = weights.detach().to(self.coordinates)
+            columns = columns.unsqueeze(1) if weights.ndim == 1 else columns
+            y = columns.t() @ self.coordinates
         lifted = [self.subspace.lift(column) for column in y]
         if weights.ndim == 1:
             return {name: total - lifted[0][name] for name, total in sums.items()}

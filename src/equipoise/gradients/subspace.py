@@ -103,8 +103,8 @@ class SeededSubspace(Subspace):
     """Random columns drawn anew from a seed, parameter by parameter, whenever they are needed.
 
     A matrix parameter with more than ``dense_limit`` numbers gets columns vec(u_j w_j^T) with standard normal
-    u and w, every other parameter normal columns, all scaled by 1/sqrt(P): the expected squared norm of a column
-    is one.
+    u and w, every other parameter normal columns, all scaled by 1/sqrt(P): the expected squared norm of a
+    column is one.
     A parameter of more than two dimensions counts as the matrix (shape[0], the rest).
 
     Args:

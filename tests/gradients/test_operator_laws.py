@@ -1,0 +1,242 @@
+"""Laws that hold for every operator: each operation equals the same one on the materialised matrix."""
+
+import pytest
+import torch
+
+from equipoise.gradients.conv import ConvFactor, ConvGeometry
+from equipoise.gradients.factored import DenseGradients, FactoredGradients
+from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
+from equipoise.gradients.operator import PerSampleGradients
+from equipoise.gradients.subspace import HeldSubspace
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+NAMES = ("linear", "tied", "conv", "bias", "unused", "reused")
+SHAPES = {
+    "linear": (3, 4),
+    "tied": (6, 4),
+    "conv": (4, 2, 3, 3),
+    "bias": (5,),
+    "unused": (2, 2),
+    "reused": (3, 2),
+}
+
+
+def factored(records=6, seed=0, dtype=torch.float64):
+    """Every kind of factor; a tied embedding and head; a parameter with uses that cancel; one unused."""
+    g = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(records, *shape, generator=g, dtype=dtype)
+
+    index = torch.randint(6, (records, 5), generator=g)
+    a, b = randn(3, 2), randn(3, 3)
+    factors = {
+        "linear": (OuterFactor(randn(2, 4), randn(2, 3)),),
+        "tied": (IndexFactor(index, randn(5, 4), 6), OuterFactor(randn(5, 4), randn(5, 6))),
+        "conv": (ConvFactor(randn(2, 6, 6), randn(4, 3, 3), ConvGeometry.of((3, 3), 2, 1)),),
+        "bias": (DenseFactor(randn(5)),),
+        "unused": (),
+        "reused": (OuterFactor(a, b), OuterFactor(a + randn(3, 2), -b), DenseFactor(randn(3, 2))),
+    }
+    return FactoredGradients(factors, losses=torch.arange(records, dtype=dtype), shapes=SHAPES)
+
+
+def dense(records=6, seed=0, dtype=torch.float64):
+    return factored(records, seed, dtype).materialise()
+
+
+def difference(records=6, seed=0, dtype=torch.float64):
+    return factored(records, seed, dtype) - factored(records, seed + 100, dtype)
+
+
+def residual(records=6, seed=0, dtype=torch.float64):
+    columns = {name: tensor / 20 for name, tensor in dense(3, 77, dtype).tensors.items()}
+    return factored(records, seed, dtype).residual(HeldSubspace(columns))
+
+
+KINDS = pytest.mark.parametrize("make", [factored, dense, difference, residual])
+
+
+def close(actual, expected, tolerance):
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=scale * tolerance)
+
+
+def flat(sums, columns=None):
+    return torch.cat(
+        [sums[name].reshape(*(() if columns is None else (columns,)), -1) for name in NAMES], dim=-1
+    )
+
+
+@DTYPES
+@KINDS
+def test_norms_sums_and_products_equal_the_matrix(make, dtype):
+    G, tolerance = make(dtype=dtype), TOLERANCE[dtype]
+    M = G.materialise().matrix()
+    assert M.shape == G.shape == (6, G.num_parameters)
+    norms = M.norm(dim=1)
+    close(G.row_norms(), norms, tolerance)
+    C = torch.linspace(-1, 1, 12, dtype=dtype).view(6, 2)
+    close(flat(G.weighted_sums(C[:, 0])), C[:, 0] @ M, tolerance)
+    close(flat(G.weighted_sums(C), 2), C.t() @ M, tolerance)
+    per_tensor = {name: C[:, 0] * (k + 1) for k, name in enumerate(NAMES)}
+    rows = G.materialise().tensors
+    for name, total in G.weighted_sums(per_tensor).items():
+        close(total, torch.tensordot(per_tensor[name], rows[name], 1), tolerance)
+    groups = [["linear", "tied"], ["bias"], ["unused"], []]
+    by_group = G.row_norms(groups)
+    assert by_group.shape == (6, 4)
+    for k, names in enumerate(groups):
+        parts = [rows[name].flatten(1) for name in names]
+        close(
+            by_group[:, k],
+            torch.cat(parts, 1).norm(dim=1) if parts else torch.zeros(6, dtype=dtype),
+            tolerance,
+        )
+
+
+@DTYPES
+@KINDS
+@pytest.mark.parametrize("other", [factored, dense, difference, residual])
+def test_products_with_every_other_operator(make, other, dtype):
+    G, H, tolerance = make(dtype=dtype), other(4, seed=5, dtype=dtype), 10 * TOLERANCE[dtype]
+    M, N = G.materialise().matrix(), H.materialise().matrix()
+    close(G.cross_gram(H), M @ N.t(), tolerance)
+    named = G.cross_gram(H, per_tensor=True)
+    assert tuple(named) == NAMES
+    close(sum(named.values()), M @ N.t(), tolerance)
+    close(G.rows(slice(0, 4)).inner(H), (M[:4] * N).sum(1), tolerance)
+    close((G.rows(slice(0, 4)) - H).materialise().matrix(), M[:4] - N, tolerance)
+    close((G.rows(slice(0, 4)) - H).row_norms(), (M[:4] - N).norm(dim=1), tolerance)
+
+
+@DTYPES
+@KINDS
+def test_norms_are_the_diagonal_and_bound_the_products(make, dtype):
+    G, tolerance = make(dtype=dtype), 10 * TOLERANCE[dtype]
+    squares, gram = G.row_norms().square(), G.cross_gram(G)
+    close(gram.diagonal(), squares, tolerance)
+    close(G.inner(G), squares, tolerance)
+    close(gram, gram.t(), tolerance)
+    bound = G.row_norms().unsqueeze(1) * G.row_norms()
+    assert (gram.abs() <= bound * (1 + tolerance)).all()
+    assert torch.linalg.eigvalsh(gram.double())[0] >= -tolerance * gram.trace()
+
+
+@KINDS
+def test_records_may_be_permuted_split_and_joined(make):
+    G = make()
+    norms, C = G.row_norms(), torch.linspace(0, 1, 6, dtype=torch.float64)
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    close(G.rows(order).row_norms(), norms[order], 1e-10)
+    close(flat(G.rows(order).weighted_sums(C[order])), flat(G.weighted_sums(C)), 1e-10)
+    close(G.rows(order).cross_gram(G), G.cross_gram(G)[order], 1e-10)
+    parts = [
+        G.rows(slice(0, 2)),
+        G.rows(slice(2, 2)),
+        G.rows(torch.tensor([False, False, True, True, True, True])),
+    ]
+    joined = PerSampleGradients.concat(parts)
+    assert joined.shape == G.shape
+    close(joined.row_norms(), norms, 1e-10)
+    close(joined.materialise().matrix(), G.materialise().matrix(), 1e-10)
+    split = [flat(part.weighted_sums(c)) for part, c in zip(parts, (C[:2], C[:0], C[2:]), strict=True)]
+    close(sum(split), flat(joined.weighted_sums(C)), 1e-10)
+
+
+@KINDS
+def test_empty_batch(make):
+    G = make(0)
+    assert G.shape == (0, make(1).num_parameters)
+    assert G.row_norms().shape == (0,)
+    assert G.row_norms([["bias"], ["conv"]]).shape == (0, 2)
+    assert G.materialise().matrix().shape == G.shape
+    assert G.cross_gram(make(3)).shape == (0, 3)
+    assert G.inner(make(0, seed=2)).shape == (0,)
+    for weights in (torch.zeros(0), torch.zeros(0, 2)):
+        for name, total in G.weighted_sums(weights).items():
+            assert total.shape == (*weights.shape[1:], *SHAPES[name])
+            assert not total.any()
+
+
+@KINDS
+def test_select(make):
+    G = make()
+    chosen = G.select(["conv", "tied"])
+    rows = G.materialise().tensors
+    expected = torch.cat([rows["conv"].flatten(1), rows["tied"].flatten(1)], dim=1)
+    assert chosen.names == ("conv", "tied")
+    close(chosen.materialise().matrix(), expected, 1e-10)
+    close(chosen.row_norms(), expected.norm(dim=1), 1e-10)
+
+
+def test_results_are_detached_and_losses_follow():
+    leaf = torch.randn(3, 4, requires_grad=True)
+    G = FactoredGradients({"w": (OuterFactor(leaf, leaf * 2),)}, losses=leaf.sum(1))
+    for result in (G.row_norms(), G.weighted_sums(torch.ones(3))["w"], G.losses, G.cross_gram(G), G.inner(G)):
+        assert not result.requires_grad
+    close(G.rows(torch.tensor([2, 0])).losses, leaf.detach().sum(1)[[2, 0]], 0)
+    close(PerSampleGradients.concat([G, G]).losses, leaf.detach().sum(1).repeat(2), 0)
+
+
+def test_uses_that_cancel_keep_their_norm():
+    """w used as f(x) - f(x'): the two uses' Gram matrices leave no digit in float32."""
+    a, b = torch.randn(4, 1, 9), torch.randn(4, 1, 7)
+    near = a + 2**-14 * torch.randn(4, 1, 9)
+    G = FactoredGradients({"w": (OuterFactor(a, b), OuterFactor(near, -b))})
+    exact = torch.bmm(b.double().transpose(1, 2), (a.double() - near.double())).flatten(1).norm(dim=1)
+    close(G.row_norms().double(), exact, 2e-2)
+
+
+def test_a_bad_record_is_left_out_by_rows():
+    G = factored()
+    tensors = {name: rows.clone() for name, rows in G.materialise().tensors.items()}
+    tensors["bias"][1] = float("nan")
+    tensors["conv"][4] = float("inf")
+    for spoilt in (DenseGradients(tensors), G - DenseGradients(tensors)):
+        norms = spoilt.row_norms()
+        good = torch.isfinite(norms)
+        assert good.tolist() == [True, False, True, True, False, True]
+        kept = spoilt.rows(good)
+        assert all(torch.isfinite(total).all() for total in kept.weighted_sums(torch.ones(4)).values())
+        torch.testing.assert_close(kept.row_norms(), norms[good])
+
+
+def test_autocast_does_not_reach_the_norms():
+    G = factored(dtype=torch.float32)
+    plain = G.row_norms()
+    with torch.autocast("cpu", torch.bfloat16):
+        again = factored(dtype=torch.float32)
+        close(again.row_norms(), plain, 0)
+        close(flat(again.weighted_sums(torch.ones(6))), flat(G.weighted_sums(torch.ones(6))), 0)
+        close(again.cross_gram(again), G.cross_gram(G), 0)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda G: G.weighted_sums(torch.ones(5)), ValueError, r"needs \[6\]"),
+        (lambda G: G.weighted_sums({"bias": torch.ones(6)}), ValueError, "no entry for 'linear'"),
+        (lambda G: G.inner(factored(5)), ValueError, "pairs records"),
+        (lambda G: G - factored(5), ValueError, "pairs records"),
+        (lambda G: G.cross_gram(G.select(["bias"])), ValueError, "different parameters"),
+        (lambda G: G.select(["nothing"]), ValueError, "unknown parameters"),
+        (lambda G: G.select("bias"), TypeError, "sequence"),
+        (lambda G: G.row_norms([["bias", "bias"]]), ValueError, "repeated"),
+        (lambda G: G.rows(torch.ones(5, dtype=torch.bool)), ValueError, "mask"),
+        (lambda G: PerSampleGradients.concat([]), ValueError, "at least one"),
+        (lambda G: PerSampleGradients.concat([G, G - G]), ValueError, "guards"),
+        (lambda G: FactoredGradients({"w": ()}), ValueError, "shapes="),
+        (lambda G: FactoredGradients({}), ValueError, "num_records="),
+        (
+            lambda G: FactoredGradients(G.factors, torch.ones(5), shapes=SHAPES),
+            ValueError,
+            "numbers of records",
+        ),
+    ],
+)
+def test_errors_teach(call, error, message):
+    with pytest.raises(error, match=message):
+        call(factored())

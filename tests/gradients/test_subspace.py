@@ -1,0 +1,171 @@
+"""Subspaces against their columns formed one by one."""
+
+import pytest
+import torch
+
+from equipoise.gradients.conv import ConvFactor, ConvGeometry
+from equipoise.gradients.factored import DenseGradients, FactoredGradients
+from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
+from equipoise.gradients.subspace import HeldSubspace, SeededSubspace, SpanSubspace
+
+SHAPES = {"linear": (6, 5), "tied": (7, 4), "conv": (4, 2, 3, 3), "bias": (5,), "unused": (3, 3)}
+K = 4
+
+
+def gradients(records=6, seed=0, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(records, *shape, generator=g, dtype=dtype)
+
+    factors = {
+        "linear": (OuterFactor(randn(3, 5), randn(3, 6)),),
+        "tied": (
+            IndexFactor(torch.randint(7, (records, 5), generator=g), randn(5, 4), 7),
+            OuterFactor(randn(5, 4), randn(5, 7)),
+        ),
+        "conv": (ConvFactor(randn(2, 6, 6), randn(4, 4, 4), ConvGeometry.of((3, 3))),),
+        "bias": (DenseFactor(randn(5)),),
+        "unused": (),
+    }
+    return FactoredGradients(factors, shapes=SHAPES)
+
+
+def held():
+    g = torch.Generator().manual_seed(9)
+    return HeldSubspace({n: torch.randn(K, *s, generator=g, dtype=torch.float64) for n, s in SHAPES.items()})
+
+
+def seeded(dense_limit=0):
+    return SeededSubspace(3, SHAPES, K, dtype=torch.float64, dense_limit=dense_limit)
+
+
+def span():
+    g = torch.Generator().manual_seed(4)
+    return SpanSubspace(gradients(8, seed=1), torch.randn(8, K, generator=g, dtype=torch.float64))
+
+
+def span_by_tensor():
+    g = torch.Generator().manual_seed(4)
+    sizes = dict(zip(SHAPES, (1, 3, 2, 4, 1), strict=True))
+    weights = {n: torch.randn(8, k, generator=g, dtype=torch.float64) for n, k in sizes.items()}
+    return SpanSubspace(gradients(8, seed=1), weights)
+
+
+KINDS = pytest.mark.parametrize(
+    "make",
+    [held, seeded, lambda: seeded(40), span, span_by_tensor],
+    ids=["held", "seeded", "mixed", "span", "by-tensor"],
+)
+
+
+def columns(subspace):
+    """V [P, K], one lift a column."""
+    eye = torch.eye(subspace.dimension, dtype=torch.float64)
+    return torch.stack([torch.cat([t.flatten() for t in subspace.lift(e).values()]) for e in eye], dim=1)
+
+
+def close(actual, expected, tolerance=1e-10):
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=scale * tolerance)
+
+
+@KINDS
+def test_coordinates_lift_and_gram_agree(make):
+    subspace, G = make(), gradients()
+    V = columns(subspace)
+    assert V.shape == (G.num_parameters, subspace.dimension)
+    close(subspace.coordinates(G), G.materialise().matrix() @ V)
+    close(subspace.coordinates(G.materialise()), G.materialise().matrix() @ V)
+    close(subspace.gram(), V.t() @ V)
+    y = torch.linspace(-1, 2, subspace.dimension, dtype=torch.float64)
+    lifted = subspace.lift(y)
+    assert {name: tuple(t.shape) for name, t in lifted.items()} == SHAPES
+    close(torch.cat([t.flatten() for t in lifted.values()]), V @ y)
+    assert subspace.coordinates(gradients(0)).shape == (0, subspace.dimension)
+
+
+@KINDS
+def test_residual_is_the_matrix_minus_its_part(make):
+    subspace, G = make(), gradients()
+    V, M = columns(subspace), G.materialise().matrix()
+    R = M - M @ V @ V.t()
+    rest = G.residual(subspace)
+    close(rest.materialise().matrix(), R)
+    close(rest.row_norms(), R.norm(dim=1))
+    C = torch.linspace(-1, 1, 12, dtype=torch.float64).view(6, 2)
+    sums = rest.weighted_sums(C)
+    close(torch.cat([sums[n].reshape(2, -1) for n in SHAPES], 1), C.t() @ R)
+    close(G.materialise().matrix(), M)
+
+
+def test_a_row_inside_the_subspace_has_a_small_residual_that_is_never_too_small():
+    basis = torch.linalg.qr(
+        torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    )[0]
+    y = torch.randn(50, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    outside = torch.randn(50, 40, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    outside -= outside @ basis @ basis.t()
+    for share in (0.0, 1e-5, 1e-4, 1e-3, 1e-2):
+        rows = (y @ basis.t() + share * outside).float()
+        G = DenseGradients({"w": rows})
+        subspace = HeldSubspace({"w": basis.t().float()})
+        V = basis.float().double()
+        exact = (rows.double() - rows.double() @ V @ V.t()).norm(dim=1)
+        norms = G.residual(subspace).row_norms().double()
+        assert (norms >= exact * (1 - 1e-4)).all()
+        assert (norms <= exact * (1 + 1e-4) + 2e-3 * G.row_norms()).all()
+
+
+def test_seeded_columns_depend_on_the_seed_alone():
+    first, again, other = seeded(), seeded(), SeededSubspace(4, SHAPES, K, dtype=torch.float64, dense_limit=0)
+    assert torch.equal(columns(first), columns(again))
+    assert not torch.allclose(columns(first), columns(other))
+    state = torch.get_rng_state()
+    columns(first)
+    assert torch.equal(torch.get_rng_state(), state)
+    single = SeededSubspace(3, SHAPES, K, dense_limit=0)
+    close(
+        columns(first),
+        torch.stack(
+            [torch.cat([t.flatten() for t in single.lift(e).values()]) for e in torch.eye(K)], 1
+        ).double(),
+        1e-6,
+    )
+
+
+def test_seeded_columns_have_unit_squared_norm_in_the_mean():
+    wide = SeededSubspace(0, {"a": (30, 20), "b": (50,)}, 400, dense_limit=0)
+    assert wide.gram().diagonal().mean().item() == pytest.approx(1, abs=0.05)
+
+
+def test_span_of_public_rows_at_another_point_is_exact():
+    """Coordinates of private rows, norms and updates from the cross-Gram alone, orthonormal by W."""
+    public, private = gradients(8, seed=1), gradients(6, seed=2)
+    weights = {}
+    for name, gram in public.cross_gram(public, per_tensor=True).items():
+        values, vectors = torch.linalg.eigh(gram)
+        keep = values > 1e-9 * values[-1].clamp(min=1e-30)
+        weights[name] = vectors[:, keep] / values[keep].sqrt()
+    subspace = SpanSubspace(public, weights)
+    close(subspace.gram(), torch.eye(subspace.dimension, dtype=torch.float64), 1e-9)
+    y = subspace.coordinates(private)
+    rest = private.residual(subspace)
+    close(rest.row_norms().square() + y.square().sum(1), private.row_norms().square(), 1e-9)
+    assert rest.cross_gram(public).abs().max() < 1e-8 * float(private.cross_gram(public).abs().max())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: HeldSubspace({"a": torch.ones(2, 3), "b": torch.ones(3, 3)}), "same K"),
+        (lambda: SeededSubspace(0, {"a": (2, 2)}, 0), "dimension=0"),
+        (lambda: seeded().lift(torch.ones(K + 1)), "coordinates"),
+        (lambda: seeded().coordinates(gradients().select(["bias"])), "must agree"),
+        (lambda: SpanSubspace(gradients(), torch.ones(5, 2)), r"\[6, K\]"),
+        (lambda: SpanSubspace(gradients(), {"bias": torch.ones(6, 2)}), "each needs one"),
+    ],
+)
+def test_errors_teach(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
