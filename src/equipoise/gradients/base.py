@@ -19,8 +19,8 @@ __all__ = ["DenseFactor", "Factor"]
 #: How many numbers a temporary of a chunked computation may hold (8 MiB of float32).
 CHUNK_ELEMENTS = 1 << 21
 
-#: Rows are kept instead of their inputs only if they are at most this many times larger.
-ROWS_GROWTH = 8
+#: Rows are kept instead of their inputs only if they are at most this many times larger (memory of a step).
+ROWS_GROWTH = 2
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

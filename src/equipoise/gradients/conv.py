@@ -26,7 +26,6 @@ from typing_extensions import override
 
 from equipoise.gradients.base import (
     CHUNK_ELEMENTS,
-    ROWS_GROWTH,
     DenseFactor,
     Factor,
     chunks,
@@ -37,6 +36,9 @@ from equipoise.gradients.base import (
 from equipoise.gradients.outer import gram_norms
 
 __all__ = ["ConvFactor", "ConvGeometry"]
+
+#: As for other factors, but rows save a convolution its second weight gradient, and its kernels are small.
+ROWS_GROWTH = 8
 
 _WEIGHT_GRADIENT: dict[int, Callable[..., Tensor]] = {
     1: conv1d_weight,

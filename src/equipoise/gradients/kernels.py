@@ -28,7 +28,7 @@ def candidates(factor: Factor) -> tuple[str, ...]:
     """Names of the ways to compute a factor, the predicted one first.
 
     >>> from equipoise.gradients.factors import OuterFactor
-    >>> candidates(OuterFactor(torch.ones(2, 8, 64), torch.ones(2, 8, 64)))
+    >>> candidates(OuterFactor(torch.ones(2, 8, 16), torch.ones(2, 8, 16)))
     ('gram', 'product', 'rows')
     """
     return factor.kernels()
