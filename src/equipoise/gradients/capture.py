@@ -26,7 +26,7 @@ from equipoise.gradients.expressions import Expression, derive, pull_back
 from equipoise.gradients.layouts import Layout
 from equipoise.gradients.rules import Finish, Operation, Rule
 
-__all__ = ["Capture", "Plan", "PlanMismatch", "Step", "Watch", "tensor_arguments"]
+__all__ = ["Capture", "Plan", "PlanMismatch", "Step", "Watch", "anchor", "tensor_arguments"]
 
 #: Python functions that are seen through: what they call is what has rules.
 OPENED = frozenset({F.multi_head_attention_forward})
@@ -192,12 +192,12 @@ class Capture(Watch):
         if step.kind == "derive":
             self.track(func, args, kwargs, out, tensor_arguments(args, kwargs))
         elif step.kind == "use":
-            self.use(index, step, func, args, kwargs, out)
+            return self.use(index, step, func, args, kwargs, out)
         return out
 
     def use(
         self, index: int, step: Step, func: Callable, args: tuple, kwargs: dict[str, Any], out: Tensor
-    ) -> None:
+    ) -> Tensor:
         """Ask the rule what it needs and hang the rest on the output's gradient."""
         layout, tracked = step.out_layout, self.tracked
         tensors = tensor_arguments(args, kwargs)
@@ -215,11 +215,13 @@ class Capture(Watch):
             if not self.lenient:
                 raise PlanMismatch(f"{name_of(func)} is no longer in the form that was seen at attach")
             self.failures.setdefault(index, f"no rule serves {name_of(func)} in this form")
-            return
+            return out
+        out, target = anchor(out, tensors)
+        shape = out.shape
         # The backward has to reach this output; those further back are reached on the way to the first ones.
         first = not any(t.requires_grad for t in tensors if id(t) not in tracked)
         if first or self.plan.dense:
-            self.edges.append(torch.autograd.graph.get_gradient_edge(out))
+            self.edges.append(torch.autograd.graph.get_gradient_edge(target))
         versions = [
             (t, t._version)
             for t, known in zip(tensors, step.layouts, strict=True)
@@ -237,7 +239,7 @@ class Capture(Watch):
                     )
             for rule, finish in finishes:
                 try:
-                    terms, served = finish(b), rule
+                    terms, served = finish(b.reshape(shape)), rule
                     break
                 except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
                     if not self.lenient:
@@ -255,7 +257,8 @@ class Capture(Watch):
                         factor = factor.with_kernel(kernel)
                 self.found.append((index, place, tracked[id(tensor)], factor))
 
-        out.register_hook(hook)  # type: ignore[no-untyped-call]
+        target.register_hook(hook)  # type: ignore[no-untyped-call]
+        return out
 
     def _ask(self, index: int, rule: Rule, op: Operation) -> Finish | None:
         try:
@@ -273,12 +276,28 @@ class Capture(Watch):
                 f"the model touched parameters {self.cursor} times and {len(self.plan.steps)} times at attach"
             )
         if self.edges and losses.requires_grad:
-            torch.autograd.grad(losses.sum(), self.edges, allow_unused=True)
+            torch.autograd.grad(losses, self.edges, torch.ones_like(losses), allow_unused=True)
         factors: dict[str, list[Factor]] = {}
         for _, _, expression, factor in sorted(self.found, key=lambda item: item[:2]):
             for name, part in pull_back(expression, factor):
                 factors.setdefault(name, []).append(part)
         return factors
+
+
+def anchor(out: Tensor, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The output to hand on, and the tensor whose gradient is watched in its place.
+
+    An output may be a view of a tensor that the operation made inside (a linear layer on more than two
+    dimensions). A later in-place operation would then lead the gradient past the view, but not past that
+    tensor.
+    """
+    base = out._base
+    if base is None or any(base is t or base is t._base for t in tensors):
+        return out, out
+    if base.is_contiguous() and out.is_contiguous() and base.numel() == out.numel():
+        return out, base
+    out = out.clone()
+    return out, out
 
 
 def _fits(out: Tensor, layout: Layout, records: int) -> bool:

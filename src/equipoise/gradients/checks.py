@@ -26,7 +26,7 @@ LOW_PRECISION = 1e-1
 def rows_differ(rows: Tensor, expected: Tensor) -> str | None:
     """Why rows [B, *shape] are not the expected ones, or None if they are."""
     tolerance = TOLERANCE.get(expected.dtype, LOW_PRECISION)
-    difference = (rows.double() - expected.double()).flatten(1).norm(dim=1)
+    difference = (rows.double() - expected.double()).reshape(rows.shape[0], -1).norm(dim=1)
     scale = expected.double().norm() + 1e-30
     worst = float((difference / scale).max()) if difference.numel() else 0.0
     if worst <= tolerance or float(difference.max()) < 1e-12:

@@ -20,6 +20,7 @@ from equipoise.gradients.capture import Capture, Plan, PlanMismatch
 from equipoise.gradients.checks import find_mixing_module, rows_differ
 from equipoise.gradients.errors import CoverageError, CrossRecordError, Refused
 from equipoise.gradients.factored import FactoredGradients
+from equipoise.gradients.kernels import choose
 from equipoise.gradients.oracle import Loss, check_params, dense_rows, evaluate_loss, trainable_parameters
 from equipoise.gradients.planning import LARGE, learn_plan, undisturbed
 
@@ -174,6 +175,16 @@ class GradientEngine:
         }
         return own | {name: value for name, value in replaced.items() if name in own}, replaced
 
+    def _run(
+        self, plan: Plan, batch: Any, leaves: Mapping[str, Tensor], substitute: Mapping[str, Tensor] | None
+    ) -> tuple[Capture, Tensor]:
+        """The forward: per-record losses, and the capture that will collect the factors."""
+        served = {name: leaves[name] for name in plan.ruled}
+        capture = Capture(served, plan, num_records(batch), choices=self._choices)
+        with torch.enable_grad(), capture:
+            losses = evaluate_loss(self.model, self.loss, batch, substitute)
+        return capture, losses
+
     def _capture(
         self,
         plan: Plan,
@@ -182,17 +193,11 @@ class GradientEngine:
         substitute: Mapping[str, Tensor] | None,
         params: Mapping[str, Tensor] | None,
     ) -> tuple[dict[str, list[Factor]], Tensor]:
-        records = num_records(batch)
         factors: dict[str, list[Factor]] = {}
         losses: Tensor | None = None
         if plan.ruled:
-            capture = Capture(
-                {name: leaves[name] for name in plan.ruled}, plan, records, choices=self._choices
-            )
-            with torch.enable_grad():
-                with capture:
-                    losses = evaluate_loss(self.model, self.loss, batch, substitute)
-                factors = capture.collect(losses)
+            capture, losses = self._run(plan, batch, leaves, substitute)
+            factors = capture.collect(losses)
         if plan.dense:
             rows, dense_losses = dense_rows(self.model, self.loss, batch, params, names=tuple(plan.dense))
             factors |= {name: [DenseFactor(g)] for name, g in rows.items()}
@@ -229,6 +234,7 @@ class GradientEngine:
         plan = self._learn(batch)
         return self._compare(plan, batch) if self._check else plan
 
+    @torch.enable_grad()
     def _compare(self, plan: Plan, batch: Any) -> Plan:
         """The self-check: rows of three records against ordinary autograd, a record at a time."""
         three = repeat_to(batch, LARGE)
@@ -271,6 +277,13 @@ class GradientEngine:
 
     def _measure(self, plan: Plan, batch: Any) -> None:
         """Choose a kernel for every kind of factor by a short measurement on the example batch."""
+        if not plan.ruled:
+            return
+        leaves, _ = self._leaves(None)
+        with undisturbed(self.model, dropout=True):
+            capture, losses = self._run(plan, batch, leaves, None)
+            capture.collect(losses)
+        self._choices = choose(factor for _, _, _, factor in capture.found)
 
 
 def per_sample_gradients(

@@ -29,6 +29,7 @@ from equipoise.gradients.capture import (
     Plan,
     Step,
     Watch,
+    anchor,
     name_of,
     opened,
     output_tensors,
@@ -82,7 +83,12 @@ _DROPOUTS = frozenset(
 @contextmanager
 def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False) -> Iterator[None]:
     """Run something on the model and leave no trace: buffers and random states come back as they were."""
-    buffers = {id(b): (b, b.detach().clone()) for b in model.buffers()}
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     try:
         with torch.random.fork_rng([d.index for d in devices if d.index is not None]):
@@ -94,8 +100,9 @@ def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False) -> Itera
                     yield
     finally:
         with torch.no_grad():
-            for buffer, value in buffers.values():
-                if buffer._version and not torch.equal(buffer, value):
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer  # it may have been assigned anew
+                if not torch.equal(buffer, value):
                     buffer.copy_(value)
 
 
@@ -183,9 +190,11 @@ class _Survey(Watch):
             if not any(t.requires_grad for t in output_tensors(out)):
                 step.kind = "skip"
             return out
-        return self._cut(step, func, args, kwargs)
+        return self._cut(step, func, args, kwargs, tensors)
 
-    def _cut(self, step: Step, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _cut(
+        self, step: Step, func: Callable, args: tuple, kwargs: dict[str, Any], tensors: list[Tensor]
+    ) -> Any:
         """Run the operation on copies of its parameters that have no history."""
         copies: dict[int, Tensor] = {}
 
@@ -201,16 +210,18 @@ class _Survey(Watch):
         if not isinstance(out, Tensor) or not out.requires_grad:
             step.kind = "skip"
             return out
-        reached = torch.autograd.grad(
-            out, list(copies.values()), torch.zeros_like(out), retain_graph=True, allow_unused=True
-        )
-        if all(g is None for g in reached):  # type_as and its like look at a tensor's type only
-            step.kind = "skip"
-            return out
+        if len(step.rules) == 1:  # no special rule: type_as and its like look at a tensor's type only
+            reached = torch.autograd.grad(
+                out, list(copies.values()), torch.zeros_like(out), retain_graph=True, allow_unused=True
+            )
+            if all(g is None for g in reached):
+                step.kind = "skip"
+                return out
         step.kind = "use"
+        out, target = anchor(out, tensors)
         unknown = step.out_layout is not None and step.out_layout.fold == "unknown"
         value = out.detach().clone() if unknown else None
-        self.sites.append(_Site(step, torch.autograd.graph.get_gradient_edge(out), out.shape, value))
+        self.sites.append(_Site(step, torch.autograd.graph.get_gradient_edge(target), out.shape, value))
         return out
 
 
@@ -259,6 +270,7 @@ class Learned:
     factors: dict[str, list[Factor]] | None = None
 
 
+@torch.enable_grad()
 def learn_plan(
     model: nn.Module,
     loss: Loss,
@@ -301,6 +313,8 @@ def learn_plan(
     ]
     while True:
         ruled = {name: p for name, p in params.items() if name not in dense_found}
+        if not ruled:
+            return Learned(Plan([], (), dense_found), moved)
         survey = _Survey(ruled, layouts)
         losses = run(three, survey)
         mixes = moved or not _learn_folds(
@@ -347,9 +361,9 @@ def _learn_folds(
     edges = [site.edge for site in survey.sites]
     for record in range(LARGE):
         found = torch.autograd.grad(losses[record], edges, retain_graph=True, allow_unused=True)
-        for kept, g in zip(evidence, found, strict=True):
+        for kept, g, site in zip(evidence, found, survey.sites, strict=True):
             if g is not None:
-                kept.append((record, g != 0))
+                kept.append((record, (g != 0).reshape(site.shape)))
     if any(site.value is not None for site in survey.sites):
         other = _Survey(params, survey.layouts)
         again(other)

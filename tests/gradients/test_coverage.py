@@ -1,0 +1,246 @@
+"""Every trainable parameter is served, computed densely, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle_cases import compare
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from equipoise.gradients import CoverageError, CrossRecordError, GradientEngine, fix, per_sample_gradients
+
+
+def squared(model, batch):
+    return torch.sin(model(batch).flatten(1) + 0.3).sum(1)
+
+
+def floats(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+
+
+def how(engine):
+    return {c.name: c.how for c in engine.coverage()}
+
+
+class HiddenProduct(torch.autograd.Function):
+    """``x @ w`` where no mode can see it."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w.t(), x.t() @ g
+
+
+class Hidden(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.weight = nn.Linear(5, 5), nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x):
+        return HiddenProduct.apply(self.first(x), self.weight)
+
+
+def test_a_custom_function_is_found_and_computed_densely():
+    engine = compare(Hidden().double(), squared, floats(6, 5))
+    assert how(engine) == {"weight": "dense", "first.weight": "rule", "first.bias": "rule"}
+    assert "hidden" in {c.name: c.reason for c in engine.coverage()}["weight"]
+
+
+class UsedTwice(nn.Module):
+    """One use has a rule, the other is hidden: the parameter goes dense as a whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 5))
+
+    def forward(self, x):
+        return HiddenProduct.apply(F.linear(x, self.weight), self.weight)
+
+
+def test_a_parameter_with_one_hidden_use_is_dense_as_a_whole():
+    compare(UsedTwice().double(), squared, floats(6, 5), how="dense")
+    with torch.no_grad():
+        rows = per_sample_gradients(UsedTwice().double(), squared, floats(6, 5))
+    assert rows.row_norms().min() > 0
+
+
+class WrongGradient(torch.autograd.Function):
+    """Its gradient for one record depends on how many records there are."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w.t() * x.shape[0], x.t() @ g
+
+
+def test_a_layer_whose_gradient_cannot_be_per_record_is_refused_by_name():
+    class Wrong(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.weight = nn.Linear(5, 5), nn.Parameter(torch.randn(5, 3))
+
+        def forward(self, x):
+            return WrongGradient.apply(self.first(x), self.weight)
+
+    # Densely, record by record, its gradient is well defined: the self-check moves the parameter there.
+    engine = GradientEngine(Wrong().double(), squared, floats(6, 5))
+    assert how(engine)["first.weight"] == "dense"
+
+
+def test_what_cannot_be_differentiated_record_by_record_is_refused_by_name():
+    class NeedsTwo(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(5, 3)
+
+        def forward(self, x):
+            if x.shape[0] < 2:
+                raise RuntimeError("at least two records, please")
+            return self.body(x)
+
+    with pytest.raises(CoverageError, match=r"body\.weight in body.*at least two records") as caught:
+        GradientEngine(NeedsTwo().double(), squared, floats(6, 5))
+    assert [r.name for r in caught.value.refused] == ["body.weight", "body.bias"]
+    assert all(r.remedy for r in caught.value.refused)
+
+
+def test_frozen_parameters_are_ignored_and_unused_ones_have_zero_rows():
+    model = nn.ModuleDict({"a": nn.Linear(5, 3), "b": nn.Linear(5, 3), "c": nn.Linear(5, 3)}).double()
+    model["b"].requires_grad_(False)
+
+    def loss(model, x):
+        return torch.sin(model["a"](x) + model["b"](x)).sum(1)
+
+    engine = compare(model, loss, floats(4, 5))
+    assert how(engine) == {"a.weight": "rule", "a.bias": "rule", "c.weight": "unused", "c.bias": "unused"}
+    assert engine(floats(4, 5)).select(["c.weight"]).row_norms().tolist() == [0.0] * 4
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        GradientEngine(model, loss, floats(4, 5))
+
+
+def test_only_the_bias_is_trainable():
+    model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 2)).double()
+    for name, p in model.named_parameters():
+        p.requires_grad_(name.endswith("bias"))
+    compare(model, squared, floats(4, 5), how="rule")
+
+
+def batch_norm_model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(36, 3)
+    ).double()
+
+
+def test_batch_norm_is_refused_by_path_then_fixed(capsys):
+    model, x = batch_norm_model(), floats(5, 2, 5, 5)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(CrossRecordError, match=r"module '1' \(BatchNorm2d\).*equipoise\.fix") as caught:
+        GradientEngine(model, squared, x)
+    assert caught.value.module_path == "1"
+    with pytest.raises(CrossRecordError):
+        per_sample_gradients(model, squared, x)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    fixed = fix(model)
+    assert capsys.readouterr().out == "- 1: BatchNorm2d(4)\n+ 1: GroupNorm(2, 4)\n"
+    assert isinstance(model[1], nn.BatchNorm2d)
+    assert isinstance(fixed[1], nn.GroupNorm)
+    assert isinstance(fixed[2], nn.ReLU)
+    assert fixed[2].inplace
+    assert torch.equal(fixed[1].weight, model[1].weight)
+    assert fixed[1].weight is not model[1].weight
+    compare(fixed, squared, x, how="rule")
+    compare(model.eval(), squared, x, how="rule")  # constant statistics do not mix records
+
+
+class Centred(nn.Module):
+    """A layer that mixes records: it subtracts their mean."""
+
+    def forward(self, x):
+        return x - 0.5 * x.mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_custom_layer_that_mixes_records_is_refused_by_path(place):
+    layers = [nn.Linear(5, 5), nn.Linear(5, 3)]
+    layers.insert(place, nn.Sequential(nn.Tanh(), Centred()))
+    with pytest.raises(CrossRecordError, match=rf"'{place}\.1' \(Centred\)"):
+        GradientEngine(nn.Sequential(*layers).double(), squared, floats(6, 5))
+
+
+def test_a_loss_that_mixes_records_is_refused():
+    def loss(model, x):
+        values = squared(model, x)
+        return values / values.detach().sum()
+
+    with pytest.raises(CrossRecordError, match="loss function"):
+        GradientEngine(nn.Linear(5, 3).double(), loss, floats(6, 5))
+
+
+class Branches(nn.Module):
+    """Python control flow that looks at values, record by record."""
+
+    def __init__(self):
+        super().__init__()
+        self.even, self.odd = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return torch.stack([self.even(row) if row[0] > 0 else self.odd(row) for row in x])
+
+
+class Depth(nn.Module):
+    """Control flow that depends on the length only."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        h = torch.zeros_like(x[:, 0])
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.cell(h + x[:, t]))
+        return self.out(h)
+
+
+def test_python_control_flow():
+    compare(Branches().double(), squared, floats(6, 5), how="dense")
+    model = Depth().double()
+    engine = compare(model, squared, floats(6, 4, 5), how="rule")
+    from equipoise.gradients import dense_gradients
+
+    for length in (2, 7, 4):
+        x = floats(6, length, 5)
+        torch.testing.assert_close(engine(x).row_norms(), dense_gradients(model, squared, x).row_norms())
+
+
+def test_spectral_norm_in_training_mode_is_served_and_its_buffers_survive_attach():
+    torch.manual_seed(0)
+    model = parametrizations.spectral_norm(nn.Linear(5, 3)).double()
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    engine = GradientEngine(model, squared, floats(4, 5))
+    assert all(torch.equal(b, before[name]) for name, b in model.named_buffers())
+    assert engine(floats(4, 5)).row_norms().min() > 0
+
+
+def test_embedding_with_max_norm_is_not_served_by_a_rule():
+    model = nn.Embedding(7, 3, max_norm=1.0).double()
+    index = torch.randint(0, 7, (4, 3), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model(torch.arange(7))
+    engine = GradientEngine(model, squared, index)
+    assert how(engine) == {"weight": "dense"}

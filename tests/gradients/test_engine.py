@@ -1,0 +1,241 @@
+"""What the engine promises beside numbers: nothing left behind, batch forms, other parameters, errors."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle_cases import close, compare, moved
+from torch import nn
+
+from equipoise.gradients import GradientEngine, dense_gradients, per_sample_gradients
+
+
+def floats(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(36, 3),
+    ).double()
+
+
+def cross_entropy(model, batch):
+    return F.cross_entropy(model(batch["image"]), batch["label"], reduction="none")
+
+
+def images(count=6):
+    return {"image": floats(count, 2, 5, 5), "label": torch.arange(count) % 3}
+
+
+def attributes(model):
+    """Everything that hangs on the modules and parameters."""
+    found = {}
+    for path, module in model.named_modules():
+        found[path] = (type(module), sorted(vars(module)), module.training)
+        for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+            found[path, hooks] = len(getattr(module, hooks))
+    for name, p in model.named_parameters():
+        found[name] = (id(p), type(p), p.grad, sorted(vars(p)), p._backward_hooks, p.requires_grad)
+    return found
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_nothing_is_left_on_the_model(train):
+    model = network().train(train)
+    model.append(nn.BatchNorm1d(3).eval().double())
+    before, state = attributes(model), copy.deepcopy(model.state_dict())
+    rng = torch.get_rng_state()
+    engine = GradientEngine(model, cross_entropy, images())
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert attributes(model) == before
+    engine(images())
+    engine(images(), params=moved(model))
+    dense_gradients(model, cross_entropy, images())
+    assert attributes(model) == before
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+def test_the_graph_and_the_inputs_are_freed():
+    model, engine = network(), None
+    engine = GradientEngine(model, cross_entropy, images())
+    gc.collect()
+    engine(images())
+    del engine
+    count = sum(1 for o in gc.get_objects() if type(o).__name__ == "Capture")
+    gc.collect()
+    assert sum(1 for o in gc.get_objects() if type(o).__name__ == "Capture") == 0, count
+
+
+def test_dropout_is_drawn_as_in_training():
+    model = network().train()
+    engine = GradientEngine(model, cross_entropy, images())
+    torch.manual_seed(3)
+    G = engine(images())
+    torch.manual_seed(3)
+    losses = cross_entropy(model, images())
+    losses.sum().backward()
+    torch.testing.assert_close(G.losses, losses.detach())
+    sums = G.weighted_sums(torch.ones(6).double())
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(sums[name], p.grad)
+
+
+Pair = collections.namedtuple("Pair", "image label")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda b: b,
+        lambda b: (b["image"], b["label"]),
+        lambda b: [b["image"], {"label": b["label"], "name": "digits", "scale": torch.tensor(2.0)}],
+        lambda b: Pair(**b),
+        lambda b: collections.OrderedDict(b),
+        lambda b: collections.UserDict(b),
+    ],
+    ids=["dict", "tuple", "nest", "namedtuple", "ordered", "mapping"],
+)
+def test_batch_forms(form):
+    def loss(model, batch):
+        image, label = (
+            (batch["image"], batch["label"])
+            if hasattr(batch, "keys")
+            else (batch[0], batch[1] if torch.is_tensor(batch[1]) else batch[1]["label"])
+        )
+        return F.cross_entropy(model(image), label, reduction="none")
+
+    batch = form(images())
+    compare(network().eval(), loss, batch, how="rule")
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 9])
+def test_batches_of_any_size(count):
+    model = network().eval()
+    engine = GradientEngine(model, cross_entropy, images(6))
+    close(
+        engine(images(count)).row_norms(),
+        dense_gradients(model, cross_entropy, images(count)).row_norms(),
+        1e-12,
+    )
+    small = GradientEngine(model, cross_entropy, images(1))
+    close(small(images(6)).row_norms(), engine(images(6)).row_norms(), 1e-12)
+
+
+def test_an_empty_batch_gives_zero_rows_without_running_the_model():
+    model = network().eval()
+    engine = GradientEngine(model, cross_entropy, images())
+
+    def fail(*_):
+        raise AssertionError("the model ran")
+
+    engine.loss = fail
+    for G in (engine(images(0)), per_sample_gradients(model, fail, images(0))):
+        assert G.shape == (0, sum(p.numel() for p in model.parameters()))
+        assert G.row_norms().shape == (0,)
+        assert G.losses.shape == (0,)
+        sums = G.weighted_sums(torch.zeros(0))
+        assert all(
+            not sums[name].any() and sums[name].shape == p.shape for name, p in model.named_parameters()
+        )
+
+
+def test_other_parameters_and_differences_between_points():
+    model = network().eval()
+    before = copy.deepcopy(model.state_dict())
+    other = moved(model, 1e-6)
+    G, H = (per_sample_gradients(model, cross_entropy, images(), params=p) for p in (None, other))
+    model.load_state_dict(other)
+    expected = dense_gradients(model, cross_entropy, images())
+    model.load_state_dict(before)
+    close(H.materialise().matrix(), expected.matrix(), 1e-12)
+    difference = dense_gradients(model, cross_entropy, images()).matrix() - expected.matrix()
+    close((G - H).row_norms(), difference.norm(dim=1), 1e-7)
+    some = {name: value for name, value in other.items() if name.startswith("5")}
+    partly = dense_gradients(model, cross_entropy, images(), params=some)
+    close(
+        per_sample_gradients(model, cross_entropy, images(), params=some).matrix()
+        if hasattr(G, "matrix")
+        else per_sample_gradients(model, cross_entropy, images(), params=some).materialise().matrix(),
+        partly.matrix(),
+        1e-12,
+    )
+
+
+def test_tied_parameters_stay_tied_at_other_values():
+    torch.manual_seed(0)
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, x):
+            return self.head(self.embedding(x))
+
+    index = torch.randint(0, 7, (5, 3))
+    compare(Tied().double(), lambda m, x: torch.sin(m(x)).sum((1, 2)), index, how="rule")
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda m, b: F.cross_entropy(m(b["image"]), b["label"]), r"shape \(\).*reduction='none'"),
+        (lambda m, b: m(b["image"]), r"shape \(2, 3\).*shape \(2,\)"),
+        (lambda m, b: [1.0], "type list"),
+    ],
+)
+def test_a_loss_of_the_wrong_shape_is_explained(loss, message):
+    with pytest.raises(ValueError, match=message):
+        GradientEngine(network(), loss, images())
+
+
+def test_bad_arguments_are_explained():
+    model = network().eval()
+    with pytest.raises(ValueError, match="first sizes"):
+        GradientEngine(model, cross_entropy, {"image": floats(4, 2, 5, 5), "label": torch.zeros(3).long()})
+    with pytest.raises(ValueError, match="no tensor"):
+        GradientEngine(model, cross_entropy, {"image": "none"})
+    with pytest.raises(ValueError, match="0 records"):
+        GradientEngine(model, cross_entropy, images(0))
+    with pytest.raises(ValueError, match=r"'5\.wait'"):
+        per_sample_gradients(model, cross_entropy, images(), params={"5.wait": floats(3, 36)})
+    with pytest.raises(ValueError, match=r"'5.weight'.*shape \(3,\)"):
+        per_sample_gradients(model, cross_entropy, images(), params={"5.weight": floats(3)})
+    with pytest.raises(TypeError):
+        GradientEngine(model, cross_entropy, images(), chek=True)
+
+
+def test_kernel_choices_travel():
+    model = network().eval()
+    engine = GradientEngine(model, cross_entropy, images())
+    state = engine.state_dict()
+    again = GradientEngine(model, cross_entropy, images(), check=False)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert torch.equal(engine(images()).row_norms(), again(images()).row_norms())
+    with pytest.raises(ValueError, match="state_dict"):
+        engine.load_state_dict({"kernel": {}})
+
+
+def test_it_works_under_no_grad_and_leaves_grad_mode_alone():
+    model = network().eval()
+    with torch.no_grad():
+        G = per_sample_gradients(model, cross_entropy, images())
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
+    assert G.row_norms().min() > 0
+    assert not G.losses.requires_grad

@@ -1,0 +1,147 @@
+"""Hugging Face models as they come, small and with random weights, against the oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle_cases import compare
+
+transformers = pytest.importorskip("transformers")
+
+B, T, V = 4, 5, 23
+ATTENTION = ["eager", "sdpa"]
+
+
+def language_loss(model, batch):
+    logits = model(**batch).logits
+    labels = batch["input_ids"]
+    losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="none")
+    return losses.view(labels.shape[0], -1).mean(1)
+
+
+def masked_loss(model, batch):
+    logits = model(**batch).logits
+    return F.cross_entropy(logits.transpose(1, 2), batch["input_ids"], reduction="none").mean(1)
+
+
+def tokens(length=T, mask=True):
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(1, V, (B, length), generator=generator)
+    batch = {"input_ids": ids}
+    if mask:
+        batch["attention_mask"] = torch.ones_like(ids)
+    return batch
+
+
+def gpt2(attention="eager"):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=V,
+        n_positions=12,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        attn_implementation=attention,
+    )
+    return transformers.GPT2LMHeadModel(config).double()
+
+
+def bert(attention="eager"):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=V,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=12,
+        attn_implementation=attention,
+    )
+    return transformers.BertForMaskedLM(config).double()
+
+
+def llama(attention="eager"):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=V,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=24,
+        attn_implementation=attention,
+    )
+    return transformers.LlamaForCausalLM(config).double()
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_gpt2_as_shipped(attention):
+    model = gpt2(attention).eval()
+    engine = compare(model, language_loss, tokens(), how="rule")
+    head = {c.name: c for c in engine.coverage()}["transformer.wte.weight"]
+    assert set(head.operations) == {"embedding", "linear"}  # tied: one parameter, two uses
+
+
+def test_gpt2_in_training_mode_attaches_and_other_lengths_work():
+    model = gpt2("sdpa").train()
+    engine = compare(model.eval(), language_loss, tokens())
+    longer = tokens(9)
+    from equipoise.gradients import GradientEngine, dense_gradients
+
+    G, D = engine(longer), dense_gradients(model, language_loss, longer)
+    torch.testing.assert_close(G.row_norms(), D.row_norms())
+    training = GradientEngine(model.train(), language_loss, tokens())
+    assert training(longer).row_norms().shape == (B,)
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_bert(attention):
+    model = bert(attention).eval()
+    engine = compare(model, masked_loss, tokens())
+    assert not [c for c in engine.coverage() if c.how == "dense"]
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_llama(attention):
+    compare(llama(attention).eval(), language_loss, tokens(), how="rule")
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_vit(attention):
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        image_size=8,
+        patch_size=4,
+        num_labels=3,
+        attn_implementation=attention,
+    )
+    model = transformers.ViTForImageClassification(config).double().eval()
+    with torch.no_grad():  # they start at zero
+        model.vit.embeddings.cls_token.normal_()
+        model.vit.embeddings.position_embeddings.normal_()
+
+    def loss(model, batch):
+        return F.cross_entropy(model(batch["pixels"]).logits, batch["label"], reduction="none")
+
+    batch = {"pixels": torch.randn(B, 3, 8, 8).double(), "label": torch.tensor([0, 1, 2, 1])}
+    compare(model, loss, batch, how="rule")
+
+
+def test_lora_adapted_gpt2():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        r=2, lora_alpha=4, target_modules=["c_attn", "c_fc"], lora_dropout=0.1, fan_in_fan_out=True
+    )
+    model = peft.get_peft_model(gpt2(), config).double().eval()
+    engine = compare(model, language_loss, tokens(), how="rule")
+    assert all("lora_" in c.name for c in engine.coverage())
+
+
+def test_tokenizer_batch_encoding_is_a_batch():
+    encoding = transformers.BatchEncoding(tokens())
+    compare(gpt2().eval(), language_loss, encoding, how="rule")
