@@ -1,0 +1,164 @@
+"""Bounded sums never move by more than their bound, whatever the rule and the records."""
+
+import math
+
+import pytest
+import torch
+from privacy_rows import DenseRows, Flat, Greedy, rows
+
+from equipoise.privacy import (
+    Bounded,
+    Draw,
+    Private,
+    PrivateError,
+    PrivateRows,
+    capped,
+    centred_indicator,
+    clip,
+    clip_coordinates,
+    indicator,
+    merge,
+    sums_of,
+    top_k,
+)
+from equipoise.privacy.private import unwrap
+
+DRAW = Draw("batch", 0)
+
+
+def private(*records, draw=DRAW, dtype=torch.float32) -> PrivateRows:
+    return PrivateRows(rows(*records, dtype=dtype), draw)
+
+
+def vector(bounded: Bounded) -> torch.Tensor:
+    return torch.cat([unwrap(t).double().flatten() for t in bounded.value.values()])
+
+
+def two_layers(records: torch.Tensor) -> PrivateRows:
+    return PrivateRows(DenseRows({"a": records[:, :2], "b": records[:, 2:]}), DRAW)
+
+
+QUERIES = {
+    "flat": lambda g: clip(two_layers(g), Flat(), 0.7),
+    "a rule that asks for too much": lambda g: clip(two_layers(g), Greedy(), 0.7),
+    "per layer": lambda g: clip(two_layers(g), Flat(), [0.3, 2.0], groups=[["a"], ["b"]]),
+    "per layer, greedy": lambda g: clip(two_layers(g), Greedy(), 1.0, groups=[["b"], ["a"]]),
+    "indicator": lambda g: indicator(Private(g.norm(dim=1) > 1, DRAW)),
+    "centred": lambda g: centred_indicator(Private(g.norm(dim=1) > 1, DRAW)),
+    "capped": lambda g: capped(Private(g.norm(dim=1) ** 2, DRAW), 3.0),
+    "coordinates": lambda g: clip_coordinates(Private(g[:, :3], DRAW), Greedy(), 0.5),
+    "top k": lambda g: top_k(two_layers(g), two_layers(g).row_norms(), 0.4, 2.0, 0.5, Flat()),
+    "difference": lambda g: clip(two_layers(g), Flat(), 1.0) - clip(two_layers(g), Flat(), 0.25),
+    "scaled": lambda g: -2.5 * clip(two_layers(g), Flat(), 1.0),
+    "merged": lambda g: merge(
+        {
+            "x": clip(PrivateRows(DenseRows({"a": g[:, :2]}), DRAW), Flat(), 1.0),
+            "y": clip(PrivateRows(DenseRows({"b": g[:, 2:]}), DRAW), Greedy(), 2.0),
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_adversarial_neighbours(name):
+    """Random and extreme records added, removed and replaced, from empty batches up."""
+    query, generator = QUERIES[name], torch.Generator().manual_seed(7)
+    worst_add = worst_replace = 0.0
+    for trial in range(60):
+        size = trial % 5
+        scale = 10.0 ** torch.randint(-3, 4, (size + 1, 1), generator=generator)
+        g = torch.randn(size + 1, 5, generator=generator) * scale
+        if trial % 3 == 0:
+            g = g[:1].sign().expand(size + 1, 5) * scale  # all in one direction
+        other = torch.randn(5, generator=generator) * 10.0 ** (trial % 7 - 3)
+        replaced = torch.cat([g[:-1], -g[-1:] if trial % 2 else other[None]])
+        whole = query(g)
+        add = (vector(whole) - vector(query(g[:-1]))).norm()
+        replace = (vector(whole) - vector(query(replaced))).norm()
+        worst_add = max(worst_add, float(add) / whole.add_remove)
+        worst_replace = max(worst_replace, float(replace) / whole.replace)
+    assert worst_add <= 1 + 1e-5
+    assert worst_replace <= 1 + 1e-5
+    assert worst_add > 0.5  # the search does reach for the bound
+    assert whole.replace <= 2 * whole.add_remove + 1e-12
+
+
+def test_known_bounds():
+    g = private([3.0, 4.0])
+    assert (clip(g, Flat(), 2.0).add_remove, clip(g, Flat(), 2.0).replace) == (2.0, 4.0)
+    both = clip(g, Flat(), 2.0) + clip(g, Flat(), 1.0)
+    assert (both.add_remove, both.replace) == (3.0, 6.0)
+    chosen = top_k(g, g.row_norms(), 0.5, 3.0, 1.0, Flat())
+    assert (chosen.add_remove, chosen.replace) == (5.0, 6.0)
+    assert capped(Private(torch.ones(2), DRAW), 3.0).replace == 3.0
+    groups = clip(two_layers(torch.ones(1, 4)), Flat(), [3.0, 4.0], groups=[["a"], ["b"]])
+    assert groups.add_remove == pytest.approx(5.0)
+    equal = clip(two_layers(torch.ones(1, 4)), Flat(), 2.0, groups=[["a"], ["b"]])
+    assert equal.add_remove == pytest.approx(2.0)
+
+
+def test_value_of_the_clipped_sum():
+    out = clip(private([3.0, 4.0], [0.3, 0.4], [0.0, 0.0]), Flat(), 1.0)
+    assert torch.allclose(unwrap(out.value["w"]), torch.tensor([0.9, 1.2]))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_bad_records_get_weight_zero(bad):
+    good = clip(private([3.0, 4.0], [0.1, 0.0]), Flat(), 1.0)
+    out = clip(private([3.0, 4.0], [bad, 1.0], [0.1, 0.0]), Flat(), 1.0)
+    assert torch.equal(unwrap(out.value["w"]), unwrap(good.value["w"]))
+    assert unwrap(out.bad_records).item() == 1
+    united = Bounded.union([out, good])
+    assert unwrap(united.bad_records).item() == 1
+    values = capped(Private(torch.tensor([bad, 1.0]), DRAW), 2.0)
+    assert unwrap(values.value["sum"]).item() == 1.0
+    only = clip(private([bad, bad]), Flat(), 1.0)
+    assert torch.equal(unwrap(only.value["w"]), torch.zeros(2))
+    grouped = PrivateRows(DenseRows({"a": torch.tensor([[bad], [1.0]]), "b": torch.ones(2, 1)}), DRAW)
+    parts = clip(grouped, Flat(), 5.0, groups=[["a"], ["b"]])
+    assert unwrap(parts.value["b"]).item() == 1.0
+
+
+def test_union_of_micro_batches_equals_the_whole():
+    g = torch.randn(7, 3, dtype=torch.float64)
+    whole = clip(private(*g.tolist(), dtype=torch.float64), Flat(), 0.5)
+    pieces = [g[:1], g[1:4], g[4:4], g[4:]]
+    parts = [{"s": clip(PrivateRows(DenseRows({"w": p}), DRAW), Flat(), 0.5)} for p in pieces]
+    united = sums_of(parts)["s"]
+    assert torch.allclose(unwrap(united.value["w"]), unwrap(whole.value["w"]), rtol=1e-12)
+    assert united.add_remove == whole.add_remove == 0.5
+
+
+REFUSALS = {
+    "made directly": (lambda g: Bounded({}, 1.0, 2.0, DRAW), PrivateError, "directly"),
+    "raw rows": (lambda g: clip(rows([1.0]), Flat(), 1.0), TypeError, "PrivateRows"),
+    "private threshold": (lambda g: clip(g, Flat(), g.row_norms().max()), PrivateError, "public"),
+    "private thresholds": (lambda g: clip(g, Flat(), g.row_norms(), groups=[["w"]]), PrivateError, "public"),
+    "private upper": (lambda g: capped(g.row_norms(), g.row_norms()[0]), PrivateError, "upper"),
+    "zero threshold": (lambda g: clip(g, Flat(), 0.0), ValueError, "positive"),
+    "nan threshold": (lambda g: clip(g, Flat(), math.nan), ValueError, "positive"),
+    "missing group": (lambda g: clip(g, Flat(), 1.0, groups=[]), ValueError, "missing"),
+    "unknown group": (lambda g: clip(g, Flat(), 1.0, groups=[["w"], ["v"]]), ValueError, "unknown"),
+    "public mask": (lambda g: indicator(torch.ones(2, dtype=torch.bool)), TypeError, "Private"),
+    "float mask": (lambda g: indicator(g.row_norms()), TypeError, "bool"),
+    "scaled by private": (lambda g: clip(g, Flat(), 1.0) * g.row_norms().max(), TypeError, "public"),
+    "other draw": (
+        lambda g: clip(g, Flat(), 1.0) + clip(private([1.0], draw=Draw("batch", 1)), Flat(), 1.0),
+        ValueError,
+        "different draws",
+    ),
+    "union of other bounds": (
+        lambda g: Bounded.union([clip(g, Flat(), 1.0), clip(g, Flat(), 2.0)]),
+        ValueError,
+        "bounds",
+    ),
+    "empty union": (lambda g: Bounded.union([]), ValueError, "empty"),
+    "plus a number": (lambda g: clip(g, Flat(), 1.0) + 1.0, TypeError, "bounded"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals(name):
+    action, kind, text = REFUSALS[name]
+    with pytest.raises(kind, match=text):
+        action(private([3.0, 4.0], [1.0, 0.0]))

@@ -1,0 +1,73 @@
+"""Calibration meets its target from below, within 1%."""
+
+import pytest
+
+from equipoise.privacy import (
+    Budget,
+    BudgetError,
+    FullBatch,
+    Poisson,
+    PrivacyPlan,
+    Release,
+    Unamplified,
+    WithoutReplacement,
+    calibrate,
+    calibrate_noise_multiplier,
+)
+
+CASES = [
+    pytest.param(Poisson(128, 1437, 80), 3.0, 1e-5, "add_or_remove_one", marks=pytest.mark.slow),
+    (Poisson(80, 1600, 400), 0.3, 1e-5, "add_or_remove_one"),
+    (Poisson(80, 1600, 400), 2.0, 1e-6, "replace_one"),
+    (FullBatch(1000, 50), 1.0, 1e-5, "add_or_remove_one"),
+    (FullBatch(1000, 50), 1.0, 1e-5, "replace_one"),
+    (Unamplified(100, 1000, 30), 8.0, 1e-5, "add_or_remove_one"),
+    pytest.param(WithoutReplacement(50, 1000, 20), 2.0, 1e-5, "replace_one", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("sampling", "target", "delta", "relation"), CASES)
+def test_from_below_within_one_percent(sampling, target, delta, relation):
+    z = calibrate_noise_multiplier(sampling, Budget(target, delta), relation)
+    value = PrivacyPlan([Release("gradient", z, 1.0)], sampling, relation).epsilon(delta).value
+    assert 0.99 * target <= value <= target
+
+
+def test_one_scale_for_several_releases():
+    sampling = FullBatch(1000, 200)
+
+    def plan(scale):
+        return PrivacyPlan(
+            [Release("gradient", 3 * scale, 1.0), Release("norm", 12 * scale, 1.0, count=20)], sampling
+        )
+
+    found = calibrate(plan, Budget(1.0, 1e-5))
+    assert found.releases[1].noise_multiplier == pytest.approx(4 * found.releases[0].noise_multiplier)
+    assert 0.99 <= found.epsilon(1e-5).value <= 1.0
+
+
+@pytest.mark.parametrize("start", [1e-2, 1e3])
+def test_start_does_not_matter(start):
+    def plan(scale):
+        return PrivacyPlan([Release("gradient", scale, 1.0)], FullBatch(10, 7))
+
+    found = calibrate(plan, Budget(1.0, 1e-5), start=start)
+    assert 0.99 <= found.epsilon(1e-5).value <= 1.0
+
+
+def test_out_of_reach_teaches():
+    fixed = Release("fixed", 1.0, 1.0, draw="x")
+
+    def plan(scale):
+        return PrivacyPlan([Release("gradient", scale, 1.0), fixed], FullBatch(10, 7))
+
+    with pytest.raises(BudgetError, match=r"out of reach.*raise epsilon"):
+        calibrate(plan, Budget(1.0, 1e-5))
+    with pytest.raises(BudgetError, match="protects nothing"):
+        calibrate_noise_multiplier(FullBatch(10, 1), Budget(1e9, 1e-5))
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (1, 0), (1, 1), (float("inf"), 1e-5)])
+def test_bad_budgets(epsilon, delta):
+    with pytest.raises(ValueError):
+        Budget(epsilon, delta)

@@ -1,0 +1,94 @@
+"""Correlated releases: whitened length, covariance, and the ledger's checks."""
+
+import math
+
+import pytest
+import torch
+from privacy_rows import Flat, rows
+
+from equipoise.privacy import (
+    CorrelatedNoise,
+    FullBatch,
+    Ledger,
+    LedgerError,
+    PrivacyPlan,
+    PrivateRows,
+    Release,
+    Secrets,
+    clip,
+    clip_jointly,
+    radial_sensitivity,
+)
+from equipoise.privacy.private import unwrap
+
+
+def dice(c1: float, ce: float, kappa: float = 1.0) -> CorrelatedNoise:
+    """The joint form of DiceSGD for kappa = 1: residual (radius ce) and body (radius c1)."""
+    beta, b = c1 / ce, c1 * math.sqrt((ce - c1) / (ce + c1))
+
+    def weights(n):
+        return torch.stack([n.clamp(max=ce), n.clamp(max=c1)], dim=1)
+
+    return CorrelatedNoise(
+        ("residual", "body"), [[kappa * ce, 0.0], [beta * kappa * ce, b]], weights, (c1, ce)
+    )
+
+
+@pytest.mark.parametrize(("c1", "ce"), [(1.0, 3.0), (1.0, 10.0), (0.3, 0.4), (2.0, 50.0)])
+def test_dice_sensitivity_is_exactly_one(c1, ce):
+    noise = dice(c1, ce)
+    assert noise.sensitivity == pytest.approx(1.0, abs=1e-9)
+    assert noise.bounds == pytest.approx((ce, c1))
+
+
+def test_too_little_noise_is_refused():
+    with pytest.raises(ValueError, match="above 1"):
+        CorrelatedNoise(("a",), [[0.9]], lambda n: n.clamp(max=1.0)[:, None], (1.0,))
+    with pytest.raises(ValueError, match="lower triangular"):
+        CorrelatedNoise(("a", "b"), [[1.0, 1.0], [0.0, 1.0]], lambda n: n[:, None].expand(-1, 2), (1.0,))
+    assert radial_sensitivity(lambda n: -n.clamp(max=1)[:, None], [[1.0]], (1.0,)) == math.inf
+
+
+def make(noise, seed=3, size=60_000):
+    plan = PrivacyPlan(
+        [Release("residual", 2.0, 10.0), Release("body", 2.0, 10.0, correlated_with="residual")],
+        FullBatch(10, 5),
+    )
+    ledger = Ledger(plan, secrets=Secrets(reproducible_seed=seed))
+    draw = ledger.open()
+    return ledger, draw, PrivateRows(rows([0.0] * size), draw)
+
+
+def test_covariance_and_event():
+    noise = dice(1.0, 10.0)
+    ledger, draw, g = make(noise)
+    out = ledger.release(draw, clip_jointly(g, noise), noise)
+    e, b = out["residual"]["w"], out["body"]["w"]
+    assert float((e * b).mean()) == pytest.approx(4 * 10, rel=0.05)  # sigma^2 C1 Ce
+    assert float(b.var()) == pytest.approx(4 * 1.81818, rel=0.03)
+    assert float(e.var()) == pytest.approx(4 * 100, rel=0.03)
+    alone = PrivacyPlan([Release("gradient", 2.0, 1.0)], FullBatch(10, 5))
+    assert ledger.plan.epsilon(1e-5).value == alone.epsilon(1e-5).value
+
+
+def test_joint_sums():
+    noise = dice(1.0, 3.0)
+    g = PrivateRows(rows([3.0, 4.0], [0.0, 0.5], [0.0, 0.0]), None)
+    sums = clip_jointly(g, noise)
+    assert torch.allclose(unwrap(sums["body"].value["w"]), torch.tensor([0.6, 1.3]))
+    assert torch.allclose(unwrap(sums["residual"].value["w"]), torch.tensor([1.8, 2.9]))
+
+
+def test_ledger_keeps_correlated_and_plain_apart():
+    noise = dice(1.0, 10.0)
+    ledger, draw, g = make(noise, size=3)
+    joint = clip_jointly(g, noise)
+    with pytest.raises(LedgerError, match="correlated"):
+        ledger.release(draw, joint)
+    with pytest.raises(LedgerError, match="correlated"):
+        ledger.release(draw, {"residual": clip(g, Flat(), 1.0), "body": clip(g, Flat(), 1.0)}, noise)
+    with pytest.raises(LedgerError, match="together"):
+        ledger.release(draw, {"body": joint["body"]}, noise)
+    with pytest.raises(LedgerError, match="made for"):
+        ledger.release(draw, joint, dice(1.0, 5.0))
+    assert ledger.releases_left == {"batch": 5}

@@ -1,0 +1,426 @@
+"""The ledger: what it refuses, what it charges, and what a resumed run gets."""
+
+import json
+import math
+import os
+import signal
+
+import pytest
+import torch
+from privacy_rows import DenseRows, Flat, rows
+
+from equipoise.privacy import (
+    Budget,
+    BudgetError,
+    FullBatch,
+    Journal,
+    JournalError,
+    Ledger,
+    LedgerError,
+    Poisson,
+    PrivacyPlan,
+    Private,
+    PrivateRows,
+    Release,
+    ReplayLedger,
+    Secrets,
+    capped,
+    clip,
+    digest,
+    gaussian_epsilon,
+    indicator,
+)
+from equipoise.privacy.replay import RecordingLedger
+
+PLAN = PrivacyPlan(
+    [
+        Release("gradient", 4.0, max_bound=1.0),
+        Release("norms", 8.0, max_bound=2.0, count=2, replace_ratio=1.0),
+    ],
+    FullBatch(100, 6),
+)
+
+
+def gradient(draw, *records, bound=1.0):
+    return clip(PrivateRows(rows(*(records or ([3.0, 4.0],))), draw), Flat(), bound)
+
+
+def step(ledger, parameters="p0", bound=1.0):
+    draw = ledger.open("batch", parameters)
+    return ledger.release(draw, {"gradient": gradient(draw, bound=bound)})["gradient"]["w"], draw
+
+
+def corrupted(draw):
+    class Broken(DenseRows):
+        def weighted_sums(self, weights):
+            return {"w": torch.tensor([math.nan, 0.0])}
+
+    return clip(PrivateRows(Broken({"w": torch.ones(1, 2)}), draw), Flat(), 1.0)
+
+
+REFUSALS = {
+    "not in the plan": (lambda d: {"other": gradient(d)}, LedgerError, "no release 'other'"),
+    "bound too large": (lambda d: {"gradient": gradient(d, bound=1.01)}, LedgerError, "bound 1.01"),
+    "zero bound": (lambda d: {"gradient": 0.0 * gradient(d)}, LedgerError, "positive bound"),
+    "raw tensor": (lambda d: {"gradient": {"w": torch.zeros(2)}}, TypeError, "must be Bounded"),
+    "private tensor": (lambda d: {"gradient": Private(torch.zeros(2), d)}, TypeError, "must be Bounded"),
+    "no draw": (lambda d: {"gradient": gradient(None)}, LedgerError, "comes from None"),
+    "not finite": (lambda d: {"gradient": corrupted(d)}, LedgerError, "not finite"),
+    "nothing": (lambda d: {}, LedgerError, "empty"),
+    "replace bound": (
+        lambda d: {"gradient": gradient(d), "norms": gradient(d)},
+        LedgerError,
+        "replace_ratio",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals_release_and_charge_nothing(name):
+    sums, kind, text = REFUSALS[name]
+    ledger = Ledger(PLAN, Budget(100.0, 1e-5))
+    draw = ledger.open("batch")
+    before = ledger.journal.entries()
+    with pytest.raises(kind, match=text):
+        ledger.release(draw, sums(draw))
+    assert ledger.journal.entries() == before
+    assert ledger.spent().value == 0
+    assert ledger.release(draw, {"gradient": gradient(draw)})  # the draw is still good
+
+
+def test_draws_are_checked():
+    ledger = Ledger(PLAN)
+    draw = ledger.open("batch")
+    sums = {"gradient": gradient(draw)}
+    ledger.release(draw, sums)
+    with pytest.raises(LedgerError, match="released already"):
+        ledger.release(draw, sums)
+    other = Ledger(PLAN).open("batch")
+    with pytest.raises(LedgerError, match="not opened"):
+        ledger.release(other, {"gradient": gradient(other)})
+    second = ledger.open("batch")
+    with pytest.raises(LedgerError, match="not from the draw"):
+        ledger.release(second, {"gradient": gradient(draw)})
+    with pytest.raises(TypeError, match="Draw"):
+        ledger.release(0, sums)
+
+
+def test_counts_run_out():
+    ledger = Ledger(PLAN)
+    for i in range(6):
+        draw = ledger.open("batch", f"p{i}")
+        sums = {"gradient": gradient(draw)}
+        if i < 2:
+            sums["norms"] = capped(Private(torch.ones(3), draw), 2.0)
+        ledger.release(draw, sums)
+    assert ledger.releases_left == {"batch": 0}
+    assert ledger.spent(1e-5).value == pytest.approx(PLAN.epsilon(1e-5).value)
+    draw = ledger.open("batch", "p6")
+    with pytest.raises(LedgerError, match="used up"):
+        ledger.release(draw, {"gradient": gradient(draw)})
+
+
+def test_rare_release_runs_out_alone():
+    ledger = Ledger(PLAN)
+    for i in range(3):
+        draw = ledger.open("batch", f"p{i}")
+        sums = {"gradient": gradient(draw), "norms": capped(Private(torch.ones(3), draw), 2.0)}
+        if i < 2:
+            ledger.release(draw, sums)
+        else:
+            with pytest.raises(LedgerError, match="used up"):
+                ledger.release(draw, sums)
+
+
+def test_spent_follows_what_was_released():
+    ledger = Ledger(PLAN)
+    for i in range(3):
+        step(ledger, f"p{i}")
+        assert ledger.spent(1e-5).value == pytest.approx(gaussian_epsilon(math.sqrt((i + 1) / 16), 1e-5))
+    assert ledger.progress(1e-5) == pytest.approx(ledger.spent(1e-5).value, rel=0.1)
+
+
+def test_noise_scales_with_the_bound():
+    plan = PrivacyPlan([Release("gradient", 3.0, max_bound=1.0)], FullBatch(10, 1))
+    stds = []
+    for bound in (1.0, 0.25):
+        ledger = Ledger(plan, secrets=Secrets(reproducible_seed=1))
+        draw = ledger.open()
+        zero = clip(PrivateRows(rows([0.0] * 20_000), draw), Flat(), bound)
+        stds.append(float(ledger.release(draw, {"gradient": zero})["gradient"]["w"].std()))
+    assert stds == pytest.approx([3.0, 0.75], rel=0.02)
+
+
+def test_empty_draw_still_gets_noise():
+    ledger = Ledger(PLAN)
+    draw = ledger.open()
+    out = ledger.release(
+        draw, {"gradient": clip(PrivateRows(DenseRows({"w": torch.empty(0, 2)}), draw), Flat(), 1.0)}
+    )
+    assert float(out["gradient"]["w"].abs().min()) > 0
+    assert ledger.spent(1e-5).value > 0
+
+
+# ---- resume
+
+
+def test_same_hash_same_noise_no_charge(tmp_path):
+    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
+    first = Ledger(PLAN, journal=Journal(path), secrets=secrets)
+    outs = [step(first, f"p{i}") for i in range(3)]
+    spent = first.spent(1e-5).value
+    again = Ledger(PLAN, journal=Journal(path), secrets=Secrets(tmp_path), position=1)
+    for i in (1, 2):
+        out, draw = step(again, f"p{i}")
+        assert draw.replayed
+        assert draw == outs[i][1] or draw.index == outs[i][1].index
+        assert torch.equal(out, outs[i][0])
+    assert again.spent(1e-5).value == spent
+    out, draw = step(again, "p3")
+    assert not draw.replayed
+    assert again.spent(1e-5).value > spent
+
+
+@pytest.mark.parametrize("change", ["parameters", "data", "kernels"])
+def test_other_hash_takes_the_next_index_and_is_charged(tmp_path, change):
+    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
+    first = Ledger(PLAN, journal=Journal(path), secrets=secrets)
+    outs = [step(first, f"p{i}") for i in range(3)]
+    spent = first.spent(1e-5).value
+    options = (
+        {"data_fingerprint": "new"} if change == "data" else {"kernels": "new"} if change == "kernels" else {}
+    )
+    again = Ledger(PLAN, journal=Journal(path), secrets=Secrets(tmp_path), position=1, **options)
+    out, draw = step(again, "other" if change == "parameters" else "p1")
+    assert (draw.index, draw.replayed) == (3, False)
+    for old, _ in outs:
+        assert not torch.equal(out, old)
+    assert again.spent(1e-5).value > spent
+
+
+def test_same_hash_with_another_bound_is_refused(tmp_path):
+    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
+    step(Ledger(PLAN, journal=Journal(path), secrets=secrets), "p0")
+    again = Ledger(PLAN, journal=Journal(path), secrets=secrets)
+    with pytest.raises(LedgerError, match="two questions"):
+        step(again, "p0", bound=0.5)
+
+
+def test_without_parameters_nothing_is_replayed(tmp_path):
+    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
+    a, _ = step(Ledger(PLAN, journal=Journal(path), secrets=secrets), None)
+    b, draw = step(Ledger(PLAN, journal=Journal(path), secrets=secrets), None)
+    assert draw.index == 1
+    assert not torch.equal(a, b)
+
+
+def test_a_run_keeps_its_plan(tmp_path):
+    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
+    Ledger(PLAN, journal=Journal(path), secrets=secrets)
+    other = PrivacyPlan([Release("gradient", 5.0, 1.0)], FullBatch(100, 6))
+    with pytest.raises(LedgerError, match="another plan"):
+        Ledger(other, journal=Journal(path), secrets=secrets)
+
+
+def test_records_repeat_with_the_draw(tmp_path):
+    plan = PrivacyPlan([Release("gradient", 4.0, 1.0)], Poisson(30, 100, 5))
+    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
+    ledger = Ledger(plan, journal=Journal(path), secrets=secrets)
+    _, draw = step(ledger, "p0")
+    again = Ledger(plan, journal=Journal(path), secrets=secrets)
+    same, fresh = again.open("batch", "p0"), again.open("batch", "p1")
+    assert torch.equal(again.sample(same, 100), ledger.sample(draw, 100))
+    assert again.sample(fresh, 100).tolist() != again.sample(same, 100).tolist()
+
+
+# ---- journal
+
+
+def test_line_is_written_before_anything_leaves(monkeypatch):
+    ledger = Ledger(PLAN)
+    draw = ledger.open("batch", "p0")
+
+    def fail(*args, **kwargs):
+        raise JournalError("disk full")
+
+    monkeypatch.setattr(ledger.journal, "append", fail)
+    with pytest.raises(JournalError):
+        ledger.release(draw, {"gradient": gradient(draw)})
+    monkeypatch.undo()
+    assert ledger.spent(1e-5).value == 0
+    monkeypatch.setattr(ledger, "_noised", fail)  # a crash after the line: charged, and given again on resume
+    with pytest.raises(JournalError):
+        ledger.release(draw, {"gradient": gradient(draw)})
+    assert ledger.spent(1e-5).value > 0
+    again = Ledger(PLAN, journal=ledger.journal, secrets=ledger.secrets)
+    assert again.open("batch", "p0").replayed
+
+
+def test_torn_last_line_is_cut_and_not_charged(tmp_path):
+    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
+    ledger = Ledger(PLAN, journal=Journal(path), secrets=secrets)
+    step(ledger, "p0")
+    spent = ledger.spent(1e-5).value
+    step(ledger, "p1")
+    whole = path.read_bytes()
+    for cut in range(1, len(whole.splitlines()[-1]) + 1, 23):
+        path.write_bytes(whole[:-cut])
+        again = Ledger(PLAN, journal=Journal(path), secrets=secrets, position=1)
+        assert again.spent(1e-5).value == spent
+        _, draw = step(again, "p1")
+        assert (draw.index, draw.replayed) == (1, False)
+        assert all(json.loads(line) for line in path.read_bytes().splitlines())
+
+
+def test_damage_elsewhere_is_an_error(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    step(Ledger(PLAN, journal=Journal(path)), "p0")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0][:10] + b"\n" + lines[1])
+    with pytest.raises(JournalError, match="line 1"):
+        Ledger(PLAN, journal=Journal(path))
+
+
+def test_journal_that_cannot_be_opened(tmp_path):
+    with pytest.raises(JournalError, match="writable"):
+        Journal(tmp_path)
+
+
+def test_killed_process_loses_nothing(tmp_path):
+    child = os.fork()
+    if child == 0:
+        Journal(tmp_path / "j.jsonl").append({"type": "note", "n": 1})
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
+    assert Journal(tmp_path / "j.jsonl").entries() == [{"type": "note", "n": 1}]
+
+
+def test_shared_journal_composes(tmp_path):
+    path, budget = tmp_path / "shared.jsonl", Budget(PLAN.epsilon(1e-5).value * 1.2, 1e-5)
+    first = Ledger(PLAN, budget, Journal(path), Secrets(tmp_path / "a"))
+    step(first)
+    alone = first.spent().value
+    with pytest.raises(BudgetError, match="other runs"):  # the first has reserved its whole plan
+        Ledger(PLAN, budget, Journal(path), Secrets(tmp_path / "b"))
+    first.close()
+    second = Ledger(PLAN, budget, Journal(path), Secrets(tmp_path / "c"))
+    assert second.spent().value == pytest.approx(alone)
+    step(second)
+    assert second.spent().value == pytest.approx(gaussian_epsilon(math.sqrt(2 / 16), 1e-5))
+    assert second.statement().other_runs == 1
+    replace = PrivacyPlan(PLAN.releases, PLAN.sampling, "replace_one")
+    with pytest.raises(JournalError, match="relation"):
+        Ledger(replace, None, Journal(path), Secrets(tmp_path / "d"))
+
+
+def test_plan_over_budget_is_refused_before_anything(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    with pytest.raises(BudgetError, match="Nothing was spent"):
+        Ledger(PLAN, Budget(0.1, 1e-5), Journal(path))
+    assert path.read_bytes() == b""
+
+
+# ---- unproven, replay, statement
+
+
+def test_unproven_steps_cost_the_guarantee():
+    ledger = Ledger(PLAN, Budget(50.0, 1e-5))
+    step(ledger)
+    assert ledger.guarantee == "proven"
+    draw = ledger.open("batch", "p1")
+    value = {"w": Private(torch.zeros(10_000), draw)}
+    out = ledger.release_unproven(draw, "g", value, 2.0, hole="scale not proved", worst_case_multiplier=0.5)
+    assert float(out["w"].std()) == pytest.approx(2.0, rel=0.05)
+    assert ledger.guarantee == "worst_case"
+    assert ledger.spent().value == pytest.approx(gaussian_epsilon(math.sqrt(1 / 16 + 4), 1e-5))
+    projected = ledger.release_unproven(
+        draw,
+        "h",
+        value,
+        1.0,
+        hole="x",
+        through=lambda n: {"w": n["k"].repeat(10)},
+        like={"k": torch.zeros(1000)},
+        worst_case_multiplier=9.0,
+    )["w"]
+    assert torch.equal(projected[:1000], projected[1000:2000])
+    raw = ledger.disclose(Private(torch.tensor(3.0)), "raw threshold")
+    assert float(raw) == 3.0
+    statement = ledger.statement(recipe="as_published", epsilon_claimed=2.0)
+    assert (statement.guarantee, statement.epsilon) == ("none", None)
+    assert "raw threshold" in statement.paragraph()
+    assert "no privacy guarantee" in statement.paragraph()
+    assert "claims epsilon = 2" in statement.paragraph()
+
+
+def test_forbidden_unproven():
+    ledger = Ledger(PLAN, forbid_unproven=True)
+    draw = ledger.open()
+    with pytest.raises(LedgerError, match="forbidden"):
+        ledger.disclose(Private(torch.tensor(3.0)), "raw")
+    with pytest.raises(LedgerError, match="forbidden"):
+        ledger.release_unproven(draw, "g", {}, 1.0, hole="x")
+    with pytest.raises(LedgerError, match="hole"):
+        Ledger(PLAN).disclose(Private(torch.tensor(3.0)), "")
+
+
+def test_holes_survive_a_resume(tmp_path):
+    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
+    Ledger(PLAN, journal=Journal(path), secrets=secrets).disclose(Private(torch.tensor(1.0)), "raw")
+    assert Ledger(PLAN, journal=Journal(path), secrets=secrets).guarantee == "none"
+
+
+def test_replay_ledger_forces_the_transcript():
+    first = RecordingLedger(PLAN)
+    outs = [step(first, f"p{i}")[0] for i in range(2)]
+    replay = ReplayLedger(first.transcript, PLAN)
+    for expected in outs:
+        draw = replay.open("batch")
+        out = replay.release(draw, {"gradient": gradient(draw, [0.0, 0.0])})
+        assert torch.equal(out["gradient"]["w"], expected)
+    assert float((replay.sums[0]["gradient"]["w"] - first.sums[0]["gradient"]["w"]).norm()) <= 1 + 1e-6
+    draw = replay.open("batch")
+    with pytest.raises(IndexError, match="2 releases"):
+        replay.release(draw, {"gradient": gradient(draw)})
+
+
+def test_statement():
+    plan = PrivacyPlan([Release("gradient", 6.0, 1.0)], Poisson(25, 1000, 100))
+    ledger = Ledger(plan, Budget(50.0, 0.01), secrets=Secrets(reproducible_seed=1))
+    step(ledger)
+    statement = ledger.statement(assumptions=["100 public records, disjoint from the data"])
+    text = statement.paragraph()
+    assert text.startswith("NOT PRIVATE")
+    assert "population 1000" in text
+    assert "1 of 100 times" in text
+    assert "delta=0.01 is not below 1/population" in text
+    assert statement.accountant == "pld"
+    assert type(statement).from_json(statement.to_json()) == statement
+    private = Ledger(plan, Budget(50.0, 1e-5))
+    assert "NOT PRIVATE" not in private.statement().paragraph()
+    assert private.statement().warnings == []
+    with pytest.raises(TypeError):
+        private.statement(recipee="library")
+
+
+def test_digest():
+    a = {"w": torch.zeros(3), "b": {"x": 1.0, "y": [True, None, "s"]}}
+    assert digest(a) == digest(dict(reversed(a.items())))
+    for other in (
+        {**a, "w": torch.zeros(3).double()},
+        {**a, "w": torch.zeros(3, 1)},
+        {**a, "w": torch.tensor([0.0, 0.0, -0.0])},
+        {**a, "b": {"x": 1, "y": [True, None, "s"]}},
+        {"w": a["w"]},
+    ):
+        assert digest(other) != digest(a)
+    with pytest.raises(TypeError, match="set"):
+        digest({"w": {1, 2}})
+
+
+def test_indicator_goes_through(tmp_path):
+    plan = PrivacyPlan([Release("n", 1.0, 1.0, replace_ratio=1.0)], FullBatch(10, 1))
+    ledger = Ledger(plan)
+    draw = ledger.open()
+    out = ledger.release(draw, {"n": indicator(Private(torch.tensor([True, False]), draw))})
+    assert out["n"]["count"].ndim == 0

@@ -1,0 +1,118 @@
+"""The key, the generators and the noise that follow from it."""
+
+import os
+import pickle
+
+import pytest
+import torch
+from privacy_rows import Flat, rows
+from scipy import stats
+
+from equipoise.privacy import FullBatch, Ledger, PrivacyPlan, PrivateRows, Release, Secrets, clip
+from equipoise.privacy.noise import normal_like
+
+SIZE = 40_000
+
+
+def released_noise(multiplier: float, bound: float, dtype=torch.float32) -> torch.Tensor:
+    """Noise of one release of a zero sum whose bound is below the plan's largest."""
+    ledger = Ledger(
+        PrivacyPlan([Release("gradient", multiplier, max_bound=10 * bound)], FullBatch(10, 1)),
+        secrets=Secrets(reproducible_seed=5),
+    )
+    draw = ledger.open()
+    zero = PrivateRows(rows([0.0] * SIZE, dtype=dtype), draw)
+    return ledger.release(draw, {"gradient": clip(zero, Flat(), bound)})["gradient"]["w"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_noise_passes_kolmogorov_smirnov_at_its_scale_only(dtype):
+    noise = released_noise(1.5, 2.0, dtype)
+    assert noise.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    sample = noise.double().numpy()
+    assert stats.kstest(sample, "norm", args=(0, 3.0)).pvalue > 1e-3
+    assert stats.kstest(sample, "norm", args=(0, 0.9 * 3.0)).pvalue < 1e-6
+    assert stats.kstest(sample, "norm", args=(0, 1.1 * 3.0)).pvalue < 1e-6
+    assert abs(stats.pearsonr(sample[1:], sample[:-1]).statistic) < 5 / SIZE**0.5
+
+
+def test_streams_differ_by_key_purpose_and_index():
+    secrets, other = Secrets(reproducible_seed=1), Secrets(reproducible_seed=2)
+    streams = [
+        torch.rand(1000, generator=g)
+        for g in (
+            secrets.noise_generator(0),
+            secrets.noise_generator(1),
+            secrets.sampling_generator(0),
+            secrets.generator("noise0", 0),
+            other.noise_generator(0),
+            Secrets().noise_generator(0),
+        )
+    ]
+    for i, a in enumerate(streams):
+        for b in streams[:i]:
+            assert not bool((a == b).any()) or float((a == b).float().mean()) < 0.01
+            assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.16
+    again = torch.rand(1000, generator=secrets.noise_generator(0))
+    assert torch.equal(again, streams[0])
+
+
+def test_the_whole_twister_state_is_keyed():
+    """Two states differ in all words; the first number follows the published recurrence and tempering."""
+    a = Secrets(reproducible_seed=1).noise_generator(0).get_state()
+    b = Secrets(reproducible_seed=1).noise_generator(1).get_state()
+    words_a, words_b = (s[24 : 24 + 624 * 8].view(torch.int64) for s in (a, b))
+    assert int((words_a == words_b).sum()) == 0
+    assert int(words_a.min()) >= 0
+    assert int(words_a.max()) < 2**32
+    # an independent twister run on the same words gives the generator's numbers
+    w = words_a.tolist()
+    y = (w[0] & 0x80000000) | (w[1] & 0x7FFFFFFF)
+    v = w[397] ^ (y >> 1) ^ (0x9908B0DF if y & 1 else 0)
+    v ^= v >> 11
+    v ^= (v << 7) & 0x9D2C5680
+    v ^= (v << 15) & 0xEFC60000
+    v ^= v >> 18
+    first = torch.randint(2**16, (1,), generator=Secrets(reproducible_seed=1).noise_generator(0)).item()
+    assert first == v % 2**16
+
+
+def test_key_file(tmp_path):
+    secrets = Secrets(tmp_path)
+    path = tmp_path / "private" / "key"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(path.read_bytes()) == 32
+    assert Secrets(tmp_path).key == secrets.key
+    assert secrets.is_private
+    assert secrets.key.hex() not in repr(secrets)
+    with pytest.raises(TypeError, match="pickled"):
+        pickle.dumps(secrets)
+    secrets.delete()
+    assert not path.exists()
+    with pytest.raises(RuntimeError, match="deleted"):
+        secrets.noise_generator(0)
+    assert Secrets(tmp_path).key != Secrets(tmp_path / "other").key
+
+
+def test_damaged_key_teaches(tmp_path):
+    Secrets(tmp_path)
+    os.truncate(tmp_path / "private" / "key", 7)
+    with pytest.raises(RuntimeError, match="damaged"):
+        Secrets(tmp_path)
+
+
+def test_reproducible_is_not_private():
+    assert not Secrets(reproducible_seed=3).is_private
+    assert Secrets(reproducible_seed=3).key == Secrets(reproducible_seed=3).key
+    assert Secrets().key != Secrets().key
+    with pytest.raises(TypeError, match="reproducible_seed"):
+        Secrets(reproducible_seed="3")
+
+
+def test_bad_index():
+    with pytest.raises(ValueError, match="index"):
+        Secrets().noise_generator(-1)
+
+
+def test_zero_noise_only_where_asked():
+    assert torch.equal(normal_like(torch.ones(3), 0.0, torch.Generator()), torch.zeros(3))

@@ -1,0 +1,123 @@
+"""Samplers follow the law that their events assume."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from equipoise.privacy import Draw, FullBatch, Poisson, Secrets, Unamplified, WithoutReplacement
+from equipoise.privacy.sampling import sampling_from
+
+N, DRAWS, Q = 40, 6000, 0.2
+SECRETS = Secrets(reproducible_seed=11)
+
+
+def memberships(sample) -> np.ndarray:
+    """[DRAWS, N] of zeros and ones."""
+    out = np.zeros((DRAWS, N))
+    for index in range(DRAWS):
+        out[index, sample(index).numpy()] = 1
+    return out
+
+
+def frequency_p_value(m: np.ndarray) -> float:
+    """Chi-square test that every record enters a draw with probability Q."""
+    counts = m.sum(axis=0)
+    statistic = ((counts - DRAWS * Q) ** 2).sum() / (DRAWS * Q * (1 - Q))
+    return float(stats.chi2.sf(statistic, N))
+
+
+def pair_p_value(m: np.ndarray) -> float:
+    """Test of the number of pairs drawn together; under independence it is that of binomial sizes."""
+    sizes = m.sum(axis=1)
+    pairs = sizes * (sizes - 1) / 2
+    expected = N * (N - 1) / 2 * Q * Q
+    support = np.arange(N + 1)
+    law = stats.binom.pmf(support, N, Q)
+    deviation = np.sqrt((law * (support * (support - 1) / 2 - expected) ** 2).sum() / DRAWS)
+    return float(2 * stats.norm.sf(abs(pairs.mean() - expected) / deviation))
+
+
+def test_poisson_frequencies_and_pairs():
+    sampling = Poisson(expected_batch_size=Q * N, population=N, steps=DRAWS)
+    m = memberships(lambda i: sampling.sample(SECRETS, i, N))
+    assert frequency_p_value(m) > 1e-3
+    assert pair_p_value(m) > 1e-3
+    sizes = m.sum(axis=1)
+    expected = stats.binom.pmf(np.arange(3, 14), N, Q) * DRAWS
+    observed = np.array([(sizes == k).sum() for k in range(3, 14)])
+    assert ((observed - expected) ** 2 / expected).sum() < stats.chi2.ppf(0.999, 11)
+    # consecutive draws are independent
+    both = (m[1:] * m[:-1]).mean()
+    assert abs(both - Q * Q) < 5 * Q / np.sqrt(DRAWS * N)
+
+
+def test_pair_count_rejects_a_sampler_of_fixed_size():
+    sampling = WithoutReplacement(batch_size=int(Q * N), population=N, steps=DRAWS)
+    m = memberships(lambda i: sampling.sample(SECRETS, i, N))
+    assert frequency_p_value(m) > 1e-3  # its frequencies are right
+    assert pair_p_value(m) < 1e-6  # its pairs are not
+
+
+def test_frequency_rejects_a_wrong_rate():
+    sampling = Poisson(expected_batch_size=1.05 * Q * N, population=N, steps=DRAWS)
+    assert frequency_p_value(memberships(lambda i: sampling.sample(SECRETS, i, N))) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Poisson(8, N, 10), WithoutReplacement(8, N, 10), FullBatch(N, 10), Unamplified(8, N, 10)],
+    ids=lambda s: type(s).__name__,
+)
+def test_samples_are_sorted_repeatable_and_fresh(sampling):
+    a, b, c = (sampling.sample(SECRETS, i, N) for i in (3, 3, 4))
+    assert a.dtype == torch.int64
+    assert torch.equal(a, a.sort().values)
+    assert torch.equal(a, b)
+    assert isinstance(sampling, FullBatch) or a.tolist() != c.tolist()
+    assert sampling_from(sampling.describe()) == sampling
+    assert Poisson(0.001, N, 1).sample(SECRETS, 0, N).shape == (0,)
+
+
+def test_rate_comes_from_the_public_population_alone():
+    sampling = Poisson(256, 60_000, 10)
+    assert sampling.sampling_rate == 256 / 60_000
+    assert 100 < len(sampling.sample(SECRETS, 0, 30_000)) < 160  # half the records are there: half the batch
+
+
+def test_unamplified_uses_every_record_once_an_epoch():
+    sampling = Unamplified(batch_size=8, population=N, steps=10)
+    for epoch in range(2):
+        draws = [Draw("batch", 100 + i, 5 * epoch + i) for i in range(5)]
+        used = torch.cat([sampling.sample(SECRETS, draw, N) for draw in draws])
+        assert sorted(used.tolist()) == list(range(N))
+    assert sampling.event(2.0, 10).count == 2
+    assert sampling.event(2.0, 11).count == 3
+    # a further record does not move the others (so adding one record touches one draw an epoch)
+    assert sampling.sample(SECRETS, 3, N).tolist() == [
+        i for i in sampling.sample(SECRETS, 3, N + 1).tolist() if i < N
+    ]
+
+
+ERRORS = [
+    (lambda: Poisson(0, 10, 1), ValueError, "expected_batch_size"),
+    (lambda: Poisson(11, 10, 1), ValueError, "population=10"),
+    (lambda: Poisson(1, 0, 1), ValueError, "population"),
+    (lambda: Poisson(1, 10.0, 1), TypeError, "population"),
+    (lambda: Poisson(1, 10, 0), ValueError, "steps"),
+    (lambda: Poisson(float("nan"), 10, 1), ValueError, "expected_batch_size"),
+    (lambda: Poisson(True, 10, 1), TypeError, "expected_batch_size"),
+    (lambda: Poisson(1, 10, 1, shuffle=True), TypeError, "shuffle"),
+    (lambda: WithoutReplacement(11, 10, 1), ValueError, "batch_size=11"),
+    (lambda: WithoutReplacement(2.5, 10, 1), TypeError, "batch_size"),
+    (lambda: WithoutReplacement(2, 10, 1).sample(SECRETS, 0, 11), ValueError, "num_records=11"),
+    (lambda: FullBatch(0, 1), ValueError, "population"),
+    (lambda: Unamplified(20, 10, 1), ValueError, "batch_size=20"),
+    (lambda: Poisson(1, 10, 1).sample(SECRETS, 0, -1), ValueError, "num_records"),
+]
+
+
+@pytest.mark.parametrize(("action", "kind", "text"), ERRORS)
+def test_errors_name_the_argument(action, kind, text):
+    with pytest.raises(kind, match=text):
+        action()
