@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
 from equipoise import __version__
@@ -43,6 +42,10 @@ DataDir = Annotated[
 Device = Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
 
 
+class UsageError(ValueError):
+    """Options that do not fit together."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
@@ -54,32 +57,36 @@ def main(arguments: list[str] | None = None) -> int:
     as_json = "--json" in words
     try:
         code = app(words, standalone_mode=False, prog_name="equipoise")
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         return stop.exit_code
-    except click.exceptions.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", as_json, 130)
-    except KeyboardInterrupt:
-        return _fail("interrupted", as_json, 130)
-    except click.ClickException as error:
-        return _fail(error.format_message(), as_json, 2)
-    except (ValueError, OSError, RuntimeError, TypeError) as error:
+    except Exception as error:
         if not _is_taught(error):
             raise
-        return _fail(str(error), as_json, 2)
+        return _fail(_words(error), as_json, 2)
     return int(code or 0)
 
 
 def _is_taught(error: Exception) -> bool:
-    """Whether an error was raised on purpose by this library, or by the system (a full disk, no permission).
+    """Whether an error was raised on purpose: by the parser, by this library, or by the system (a full disk).
 
     A TypeError out of torch, say, is a fault: it keeps its traceback.
     """
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) or hasattr(error, "format_message"):
         return True
+    if not isinstance(error, ValueError | RuntimeError | TypeError):
+        return False
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("equipoise")
+
+
+def _words(error: Exception) -> str:
+    # typer's parser errors have a message of their own; their classes moved between its versions
+    message = getattr(error, "format_message", None)
+    return str(message() if callable(message) else error)
 
 
 def _fail(message: str, as_json: bool, code: int) -> int:
@@ -110,12 +117,10 @@ def _emit(value: dict[str, Any]) -> None:
 
 def _folder(run: str | None, run_dir: str | None) -> str:
     if run is not None and run_dir is not None and Path(run) != Path(run_dir):
-        raise click.UsageError(
-            f"the run folder was given twice: {run!r} and --run-dir {run_dir!r}. Give it once."
-        )
+        raise UsageError(f"the run folder was given twice: {run!r} and --run-dir {run_dir!r}. Give it once.")
     folder = run if run is not None else run_dir
     if folder is None:
-        raise click.UsageError("the run folder is missing. Name it after the command, such as runs/digits-1.")
+        raise UsageError("the run folder is missing. Name it after the command, such as runs/digits-1.")
     return folder
 
 
@@ -151,7 +156,7 @@ def calibrate(
 
     _quiet()
     if (steps is None) == (epochs is None):
-        raise click.UsageError("give exactly one of --steps and --epochs.")
+        raise UsageError("give exactly one of --steps and --epochs.")
     if steps is None:
         assert epochs is not None
         steps = _steps(epochs, population, batch_size)
@@ -179,7 +184,7 @@ def _steps(epochs: float, population: int, batch_size: float) -> int:
     import math
 
     if not (epochs > 0 and batch_size > 0 and population > 0):
-        raise click.UsageError("--epochs, --batch-size and --population must be above 0.")
+        raise UsageError("--epochs, --batch-size and --population must be above 0.")
     return max(1, math.ceil(epochs * population / batch_size - 1e-9))
 
 

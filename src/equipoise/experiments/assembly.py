@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from equipoise import data
@@ -25,9 +26,10 @@ from equipoise.experiments.augmentation import shift_and_flip
 from equipoise.experiments.models import build_model, default_model, prepare_data
 from equipoise.experiments.settings import Settings, SettingsError
 from equipoise.methods import METHODS, Method, ReleasedQuantile
-from equipoise.privacy import Budget, Poisson, PrivacyPlan
+from equipoise.privacy import Budget, Journal, Poisson, PrivacyPlan, epsilon
+from equipoise.privacy.accounts import compose, other_runs
 
-__all__ = ["Experiment", "accuracy", "assemble", "cross_entropy", "load_data", "predictions"]
+__all__ = ["Experiment", "accuracy", "assemble", "cross_entropy", "load_data", "make_method", "predictions"]
 
 Progress = Callable[[int, int], None]
 
@@ -44,8 +46,6 @@ class Experiment:
         scheduler: of the optimiser, or None for a constant learning rate.
         augmentation: of a batch, where several views were asked for.
         sampling: Poisson, from the public population.
-        method: the estimator of the gradient.
-        budget: epsilon and delta.
     """
 
     settings: Settings
@@ -55,8 +55,6 @@ class Experiment:
     scheduler: Any
     augmentation: Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]] | None
     sampling: Poisson
-    method: Method
-    budget: Budget
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Accuracy on the test records."""
@@ -82,7 +80,6 @@ def assemble(settings: Settings, progress: Progress | None = None) -> Experiment
     model = build_model(settings.model, dataset, seed=settings.seed)
     sampling = make_sampling(settings, dataset.population)
     optimizer = make_optimizer(settings, model)
-    method, budget = make_method(settings, sampling)
     return Experiment(
         settings=settings,
         dataset=dataset,
@@ -91,8 +88,6 @@ def assemble(settings: Settings, progress: Progress | None = None) -> Experiment
         scheduler=make_scheduler(settings, optimizer, sampling.steps),
         augmentation=make_augmentation(settings, dataset),
         sampling=sampling,
-        method=method,
-        budget=budget,
     )
 
 
@@ -176,6 +171,9 @@ def make_scheduler(settings: Settings, optimizer: torch.optim.Optimizer, steps: 
 def make_method(settings: Settings, sampling: Poisson) -> tuple[Method, Budget]:
     """The method with the options it has, and the budget; a given noise multiplier decides the budget.
 
+    With a shared journal the budget is that of all its runs together: the noise is calibrated to what they
+    leave.
+
     Raises:
         SettingsError: an unknown method, or an option that it does not have.
     """
@@ -194,16 +192,62 @@ def make_method(settings: Settings, sampling: Poisson) -> tuple[Method, Budget]:
         if getattr(settings, name) and name not in known:
             raise SettingsError(f"--{name.replace('_', '-')} is not an option of --method {settings.method}.")
     method = kind(**{name: value for name, value in options.items() if name in known})
+    others = _other_runs(settings)
     if settings.epsilon is not None:
-        return method, Budget(settings.epsilon, settings.delta)
-    plan: PrivacyPlan = method.plan(sampling, None, "add_or_remove_one", torch.Generator().manual_seed(0))
-    found = plan.epsilon(settings.delta).value
+        budget = Budget(settings.epsilon, settings.delta)
+        if others and "noise_multiplier" in known:
+            left = _noise_for_the_rest(method, sampling, others, budget)
+            method = kind(**{n: v for n, v in {**options, "noise_multiplier": left}.items() if n in known})
+        return method, budget
+    found = _total(_plan_of(method, sampling), others, settings.delta)
     if not math.isfinite(found):
         raise SettingsError(
             f"--noise-multiplier is {settings.noise_multiplier:g}, which is too little noise for any "
             "epsilon. Give more."
         )
     return method, Budget(found, settings.delta)
+
+
+def _plan_of(method: Method, sampling: Poisson, budget: Budget | None = None) -> PrivacyPlan:
+    return method.plan(sampling, budget, "add_or_remove_one", torch.Generator().manual_seed(0))
+
+
+def _other_runs(settings: Settings) -> list[DpEvent]:
+    """The events of the runs that the shared journal holds."""
+    if settings.ledger is None or not Path(settings.ledger).is_file():
+        return []
+    return list(other_runs(Journal(settings.ledger).entries(), "add_or_remove_one").values())
+
+
+def _total(plan: PrivacyPlan, others: Sequence[DpEvent], delta: float) -> float:
+    return epsilon(compose([plan.event(), *others]), delta, plan.relation).value
+
+
+def _noise_for_the_rest(
+    method: Method, sampling: Poisson, others: Sequence[DpEvent], budget: Budget
+) -> float:
+    """The noise multiplier with which this run and the others together just meet the budget."""
+    before = epsilon(compose(others), budget.delta).value
+    if before >= budget.epsilon:
+        raise SettingsError(
+            f"--epsilon is {budget.epsilon:g}, but it is the budget of all runs in the shared ledger, and the "
+            f"earlier ones have taken {before:.4g} of it. Give more, or stop training on these data."
+        )
+    plan = _plan_of(method, sampling, budget)
+    alone = plan.releases[0].noise_multiplier
+
+    def total(factor: float) -> float:
+        scaled = [replace(r, noise_multiplier=r.noise_multiplier * factor) for r in plan.releases]
+        return _total(PrivacyPlan(scaled, plan.sampling, plan.relation), others, budget.delta)
+
+    low, high = 1.0, 2.0
+    while total(high) > budget.epsilon:
+        low, high = high, high * 2
+    # one part in 500 of noise is worth less than the accountants' own precision
+    while high / low > 1.002:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if total(middle) > budget.epsilon else (low, middle)
+    return alone * high
 
 
 def _clip_norm(text: str) -> float | ReleasedQuantile:

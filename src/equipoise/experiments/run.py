@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.experiments.assembly import Experiment, Progress, assemble, cross_entropy
+from equipoise.experiments.assembly import Experiment, Progress, assemble, cross_entropy, make_method
 from equipoise.experiments.settings import Settings
-from equipoise.report import RunFolderError, write_report
+from equipoise.privacy import Budget
+from equipoise.report import RunFolderError, read_run, write_report
 from equipoise.training import PrivateTraining
 
 if TYPE_CHECKING:
@@ -41,34 +42,36 @@ def train_run(settings: Settings, console: Console) -> dict[str, Any]:
     settings = replace(settings, run_dir=settings.run_dir or _new_folder(settings.data))
     assert settings.run_dir is not None
     experiment = _assemble(settings, console)
+    method, budget = make_method(experiment.settings, experiment.sampling)
     training = PrivateTraining(
         experiment.model,
         experiment.optimizer,
         loss=cross_entropy,
         data=experiment.dataset.train,
         sampling=experiment.sampling,
-        method=experiment.method,
-        budget=experiment.budget,
+        method=method,
+        budget=budget,
         scheduler=experiment.scheduler,
         augmentation=experiment.augmentation,
         **_plain_arguments(experiment.settings),
     )
     _write_settings(Path(settings.run_dir), experiment)
-    _introduce(experiment, console)
+    _introduce(experiment, budget, console)
     return _run(training, experiment, settings.run_dir, console)
 
 
 def describe_run(settings: Settings, console: Console) -> dict[str, Any]:
     """What a training would do and cost: nothing is spent, and no folder is left behind."""
     experiment = _assemble(settings, console)
+    method, budget = make_method(experiment.settings, experiment.sampling)
     training = PrivateTraining(
         experiment.model,
         experiment.optimizer,
         loss=cross_entropy,
         data=experiment.dataset.train,
         sampling=experiment.sampling,
-        method=experiment.method,
-        budget=experiment.budget,
+        method=method,
+        budget=budget,
         scheduler=experiment.scheduler,
         augmentation=experiment.augmentation,
         **{**_plain_arguments(experiment.settings), "run_dir": None, "ledger_file": None},
@@ -90,6 +93,8 @@ def resume_run(
         device: where to go on, if elsewhere.
     """
     settings = read_settings(folder)
+    if _is_finished(folder):
+        return _answer(folder, settings, finished=True, seconds=0.0)
     settings = replace(
         settings, run_dir=folder, data_dir=data_dir or settings.data_dir, device=device or settings.device
     )
@@ -126,22 +131,31 @@ def read_settings(folder: str) -> Settings:
 def _run(training: PrivateTraining, experiment: Experiment, folder: str, console: Console) -> dict[str, Any]:
     began = time.perf_counter()
     result = training.run(evaluate=experiment.evaluate, progress=console.is_terminal)
-    seconds = time.perf_counter() - began
+    return _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
+
+
+def _is_finished(folder: str) -> bool:
+    """Whether the training ended: its secret key is deleted as the last thing."""
+    return (Path(folder) / "model.safetensors").is_file() and not (Path(folder) / "private" / "key").exists()
+
+
+def _answer(folder: str, settings: Settings, finished: bool, seconds: float) -> dict[str, Any]:
+    """What a command answers about a run, with a fresh report."""
     report = write_report(folder)
-    statement = json.loads((Path(folder) / "statement.json").read_text(encoding="utf-8"))
+    run = read_run(folder)
     return {
         "run_dir": folder,
-        "finished": result.finished,
-        "steps": result.steps,
-        "accuracy": result.evaluation.get("accuracy"),
-        "epsilon": statement.get("epsilon"),
-        "delta": result.delta,
-        "guarantee": statement.get("guarantee"),
-        "private": statement.get("private"),
+        "finished": finished,
+        "steps": int(run.last("step") or 0),
+        "accuracy": run.accuracy,
+        "epsilon": run.epsilon,
+        "delta": run.delta,
+        "guarantee": run.guarantee,
+        "private": run.is_private,
         "seconds": seconds,
         "report": str(report),
-        "statement": statement,
-        "settings": experiment.settings.publishable(),
+        "statement": dict(run.statement),
+        "settings": settings.publishable(),
     }
 
 
@@ -213,8 +227,8 @@ def _feature_progress(console: Console) -> Iterator[Progress]:
         bar.stop()
 
 
-def _introduce(experiment: Experiment, console: Console) -> None:
-    settings, sampling, budget = experiment.settings, experiment.sampling, experiment.budget
+def _introduce(experiment: Experiment, budget: Budget, console: Console) -> None:
+    settings, sampling = experiment.settings, experiment.sampling
     parameters = sum(p.numel() for p in experiment.model.parameters() if p.requires_grad)
     console.print(
         f"[bold]{settings.model}[/] ({parameters:,} parameters) on [bold]{settings.data}[/], "

@@ -1,0 +1,70 @@
+import json
+
+import pytest
+
+SETTING = "--population 60000 --batch-size 256 --steps 4700 --delta 1e-5"
+
+
+def test_epsilon_for_a_noise_multiplier(equipoise):
+    found = equipoise("calibrate", *SETTING, "--noise-multiplier", 1, "--json")
+    assert found.code == 0
+    assert found.value["epsilon"] == pytest.approx(1.571, rel=0.005)
+    assert found.value["cross_check_rdp"] == pytest.approx(1.761, rel=0.005)
+    assert found.value["noise_multiplier"] == 1
+
+
+def test_noise_multiplier_for_an_epsilon(equipoise, tmp_path):
+    found = equipoise("calibrate", *SETTING, "--epsilon", 1.571, "--json", "--run-dir", tmp_path / "new")
+    assert found.code == 0
+    assert found.value["noise_multiplier"] == pytest.approx(1.0, rel=0.01)
+    assert 1.571 * 0.99 <= found.value["epsilon"] <= 1.571
+    assert json.loads((tmp_path / "new" / "calibration.json").read_text()) == found.value
+
+
+def test_epochs_instead_of_steps(equipoise):
+    found = equipoise("calibrate --population 1000 --batch-size 100 --epochs 2.5 --noise-multiplier 4 --json")
+    assert found.value["steps"] == 25
+
+
+def test_table_for_people(equipoise):
+    found = equipoise("calibrate --population 1000 --batch-size 1000 --steps 10 --noise-multiplier 20")
+    assert found.code == 0
+    # a batch of four times the population does not exist, so the table has two columns
+    assert "250" in found.out
+    assert "4,000" not in found.out
+    assert "noise multiplier 20.00  gives  epsilon" in found.out
+
+
+def test_delta_as_large_as_one_record_is_remarked_on(equipoise):
+    found = equipoise(
+        "calibrate --population 1000 --batch-size 1000 --steps 1 --noise-multiplier 20 --delta 0.01"
+    )
+    assert "one whole record" in found.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--steps 10", "exactly one of --noise-multiplier"),
+        ("--steps 10 --noise-multiplier 1 --epsilon 1", "exactly one of --noise-multiplier"),
+        ("--noise-multiplier 1", "exactly one of --steps and --epochs"),
+        ("--steps 10 --epochs 1 --noise-multiplier 1", "exactly one of --steps and --epochs"),
+        ("--epochs -1 --noise-multiplier 1", "above 0"),
+        ("--steps 0 --noise-multiplier 1", "steps"),
+        ("--steps 10 --noise-multiplier -1", "noise_multiplier"),
+        ("--steps 10 --noise-multiplier 1 --delta 2", "delta"),
+        ("--steps 10 --epsilon 0", "epsilon"),
+        ("--steps 10 --noise-multiplier 1 --sampling bernoulli", "bernoulli"),
+        ("--steps 10 --noise-multiplier 1 --relation swap", "relation"),
+        ("--steps 10 --noise-multiplier 1 --batch-size 2000", "2000"),
+        ("--steps 10 --noise-multiplier 1 --sampling without-replacement", "replace_one"),
+        ("--steps ten --noise-multiplier 1", "ten"),
+        ("--steps 10 --noise 1", "--noise"),
+    ],
+)
+def test_bad_input(equipoise, words, message):
+    found = equipoise("calibrate", "--population", 1000, "--batch-size", 100, *words.split(), "--json")
+    assert found.code == 2
+    assert message in found.value["error"]
+    assert message in found.err
+    assert "Traceback" not in found.err

@@ -1,0 +1,114 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+def test_report_is_written_again(trained, equipoise):
+    folder, found = trained
+    (folder / "report.html").write_text("old")
+    again = equipoise("report", folder, "--json")
+    assert again.code == 0
+    assert again.value["accuracy"] == found["accuracy"]
+    assert again.value["epsilon"] == found["epsilon"]
+    assert "proven" in (folder / "report.html").read_text()
+    shown = equipoise("report", "--run-dir", folder)
+    assert "test accuracy" in shown.out
+    assert "guarantee" in shown.out
+
+
+def test_predict(trained, equipoise, tmp_path):
+    folder, found = trained
+    output = tmp_path / "classes.txt"
+    again = equipoise("predict", folder, "--output", output, "--json")
+    assert again.code == 0
+    assert again.value["accuracy"] == found["accuracy"]
+    classes = output.read_text().split()
+    assert len(classes) == again.value["records"] == 360
+    assert set(classes) <= set("0123456789")
+    shown = equipoise("predict", folder, "--data", "digits")
+    assert f"{found['accuracy']:.2%}" in shown.out
+
+
+@pytest.mark.parametrize("command", ["report", "resume", "predict"])
+def test_folders_that_are_not_runs(equipoise, tmp_path, command):
+    assert "missing" in equipoise(command, "--json").value["error"]
+    found = equipoise(command, tmp_path / "nothing", "--json")
+    assert found.code == 2
+    assert "nothing" in found.value["error"]
+    found = equipoise(command, tmp_path, "--run-dir", tmp_path / "other", "--json")
+    assert found.code == 2
+    assert "twice" in found.value["error"]
+
+
+def test_model_that_does_not_fit(trained, equipoise, tmp_path):
+    folder, _ = trained
+    found = equipoise("predict", folder, "--output", tmp_path / "no" / "file", "--json")
+    assert found.code == 2
+    assert "no folder" in found.value["error"]
+
+
+def test_interrupted_run_goes_on(equipoise, tmp_path):
+    """SIGINT after a few steps: exit code 130, a whole folder; resume ends where an undisturbed run ends."""
+    words = "train --data digits --epochs 60 --noise-multiplier 8 --seed 1 --reproducible --json"
+    folder = tmp_path / "cut"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "equipoise", *words.split(), "--run-dir", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    metrics = folder / "metrics.jsonl"
+    deadline = time.monotonic() + 90
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "no step was taken in 90 seconds"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 130, err
+    found = json.loads(out)
+    assert found["finished"] is False
+    assert 0 < found["steps"] < 120
+    assert f"equipoise resume {folder}" in err
+    assert "Traceback" not in err
+    assert (folder / "report.html").exists()
+
+    resumed = equipoise("resume", folder, "--json")
+    assert resumed.code == 0, resumed.err
+    assert resumed.value["finished"] is True
+    assert resumed.value["steps"] == 120
+    whole = equipoise(words, "--run-dir", tmp_path / "whole")
+    assert resumed.value["epsilon"] == pytest.approx(whole.value["epsilon"], rel=1e-9)
+    assert resumed.value["epsilon"] > found["epsilon"]
+    models = [(tmp_path / run / "model.safetensors").read_bytes() for run in ("cut", "whole")]
+    assert models[0] == models[1]
+
+
+def test_finished_run_resumes_to_itself(trained, equipoise):
+    folder, found = trained
+    again = equipoise("resume", folder, "--json")
+    assert again.code == 0, again.err
+    assert again.value["epsilon"] == found["epsilon"]
+    assert again.value["steps"] == found["steps"]
+
+
+def test_settings_of_another_version(trained, equipoise, tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "settings.json").write_text('{"data": "digits", "warp": 9}')
+    found = equipoise("resume", tmp_path, "--json")
+    assert found.code == 2
+    assert "warp" in found.value["error"]
+
+
+def test_help_and_version_are_quick():
+    """Neither may import torch."""
+    code = "import sys, equipoise.cli as cli; cli.main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    for word, text in (("--help", "calibrate"), ("--version", "equipoise")):
+        done = subprocess.run([sys.executable, "-c", code, word], capture_output=True, text=True, check=True)
+        assert text in done.stdout

@@ -1,0 +1,231 @@
+import json
+import stat
+
+import pytest
+
+PUBLISHABLE = {"statement.json", "metrics.jsonl", "model.safetensors", "report.html", "config.json"}
+
+
+def test_run_folder(trained):
+    folder, found = trained
+    assert {path.name for path in folder.iterdir()} == PUBLISHABLE | {"checkpoint", "private"}
+    assert found["run_dir"] == str(folder)
+    assert found["finished"] is True
+    assert found["steps"] == 12
+    assert found["guarantee"] == "proven"
+    assert 0.2 < found["accuracy"] <= 1
+    statement = json.loads((folder / "statement.json").read_text())
+    assert statement["epsilon"] == found["epsilon"]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["step"] == 12
+    assert "<svg" in (folder / "report.html").read_text()
+
+
+def test_epsilon_is_that_of_the_noise(trained, equipoise):
+    _, found = trained
+    again = equipoise("calibrate --population 1437 --batch-size 718.5 --steps 12 --noise-multiplier 2 --json")
+    assert found["epsilon"] == pytest.approx(again.value["epsilon"], rel=1e-3)
+
+
+def test_nothing_that_may_be_published_names_the_machine(trained):
+    folder, _ = trained
+    for name in PUBLISHABLE - {"model.safetensors"}:
+        assert str(folder.parent) not in (folder / name).read_text(), name
+
+
+def test_private_side_is_closed_to_others(trained):
+    folder, _ = trained
+    for path in [folder / "private", *(folder / "private").iterdir(), *(folder / "checkpoint").iterdir()]:
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+def test_the_command_in_the_config_repeats_the_run(trained):
+    folder, _ = trained
+    config = json.loads((folder / "config.json").read_text())
+    assert config["command"].startswith("equipoise train --data digits --method dp-sgd --model mlp-tanh ")
+    for words in ("--noise-multiplier 2", "--epochs 6", "--seed 3", "--clip-norm 0.1"):
+        assert words in config["command"]
+    assert "--epsilon" not in config["command"]
+
+
+def test_dry_run_spends_nothing(equipoise, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ledger = tmp_path / "ledger.jsonl"
+    found = equipoise(f"train --data digits --noise-multiplier 2 --dry-run --json --ledger {ledger}")
+    assert found.code == 0
+    assert found.value["dry_run"] is True
+    assert found.value["steps"] == 80
+    assert found.value["parameters"] == 4810
+    assert list(tmp_path.iterdir()) == []
+    assert "nothing spent" in found.err
+
+
+def test_shared_ledger_adds_up(equipoise, tmp_path):
+    words = "train --data digits --epochs 1 --noise-multiplier 4 --json"
+    ledger = ["--ledger", tmp_path / "ledger.jsonl"]
+    one = equipoise(words, *ledger, "--run-dir", tmp_path / "one")
+    two = equipoise(words, *ledger, "--run-dir", tmp_path / "two")
+    assert one.code == two.code == 0, two.err
+    assert two.value["statement"]["other_runs"] == 1
+    assert two.value["epsilon"] > 1.2 * one.value["epsilon"]
+    three = equipoise(
+        "train --data digits --epochs 1 --epsilon 0.5 --json",
+        *ledger,
+        "--run-dir",
+        tmp_path / "three",
+    )
+    assert three.code == 2
+    assert "budget of all runs in the shared ledger" in three.value["error"]
+
+
+@pytest.mark.slow
+def test_budget_of_a_shared_ledger_is_met_together(equipoise, tmp_path):
+    ledger = ["--ledger", tmp_path / "ledger.jsonl", "--json"]
+    words = "train --data digits --epochs 1"
+    equipoise(words, "--noise-multiplier", 4, *ledger, "--run-dir", tmp_path / "one")
+    two = equipoise(words, "--epsilon", 2, *ledger, "--run-dir", tmp_path / "two")
+    assert two.code == 0, two.err
+    assert 1.97 <= two.value["epsilon"] <= 2
+
+
+def test_reproducible_runs_agree_and_say_that_they_are_not_private(equipoise, tmp_path):
+    words = "train --data digits --epochs 1 --noise-multiplier 2 --seed 5 --reproducible"
+    first = equipoise(words, "--json", "--run-dir", tmp_path / "a")
+    second = equipoise(words, "--run-dir", tmp_path / "b")
+    assert first.code == second.code == 0
+    assert first.value["private"] is False
+    assert "NOT PRIVATE" in second.out
+    models = [(tmp_path / run / "model.safetensors").read_bytes() for run in "ab"]
+    assert models[0] == models[1]
+    assert "NOT PRIVATE" in (tmp_path / "a" / "report.html").read_text()
+
+
+def test_seed_does_not_fix_the_noise(equipoise, tmp_path):
+    words = "train --data digits --epochs 1 --noise-multiplier 2 --seed 5 --json"
+    for run in "ab":
+        assert equipoise(words, "--run-dir", tmp_path / run).code == 0
+    models = [(tmp_path / run / "model.safetensors").read_bytes() for run in "ab"]
+    assert models[0] != models[1]
+
+
+def test_options_reach_the_training(equipoise, tmp_path):
+    found = equipoise(
+        "train --data digits --model linear --epochs 1 --batch-size 400 --noise-multiplier 3 --clip-norm 0.7",
+        "--clip-rule auto_s --optimizer adam --learning-rate 0.01 --schedule cosine --ema 0.9",
+        f"--micro-batch-size 100 --views 2 --json --run-dir {tmp_path / 'run'}",
+    )
+    assert found.code == 0, found.err
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["optimizer"] == "Adam"
+    assert config["sampling"]["expected_batch_size"] == 400
+    assert config["settings"]["micro_batch_size"] == 100
+    assert config["settings"]["ema_decay"] == 0.9
+    assert config["settings"]["views"] == 2
+    assert config["method"]["clip_rule"]["kind"] == "AutoS"
+    assert config["model"]["parameters"] == 650
+    release = found.value["statement"]["releases"][0]
+    assert release["max_bound"] == 0.7
+    assert release["noise_multiplier"] == 3
+    rates = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rates = [row["learning_rate"] for row in rates if "learning_rate" in row]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > rates[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--data mnits", "mnits"),
+        ("--data mnist", "folder"),
+        ("--data mnist --data-dir nowhere", "nowhere"),
+        ("--data digits --population 1500", "published with 1437"),
+        ("--data some.module:records", "--population is missing"),
+        ("--data no_such_module:records --population 10", "no_such_module"),
+        ("--model no-such-net", "no-such-net"),
+        ("--model no_such_module:net", "no_such_module"),
+        ("--method sgd", "dp-sgd"),
+        ("--epsilon 0", "--epsilon is 0"),
+        ("--epsilon -1", "--epsilon is -1"),
+        ("--epsilon nan", "--epsilon is nan"),
+        ("--epsilon 1 --noise-multiplier 1", "were both given"),
+        ("--delta 0", "--delta is 0"),
+        ("--delta 1", "--delta is 1"),
+        ("--epochs 0", "--epochs is 0"),
+        ("--batch-size 0", "--batch-size is 0"),
+        ("--batch-size 5000", "the population is 1437"),
+        ("--learning-rate -1", "--learning-rate is -1"),
+        ("--noise-multiplier 0", "--noise-multiplier is 0"),
+        ("--clip-norm 0", "clip_norm"),
+        ("--clip-norm big", "--clip-norm is 'big'"),
+        ("--clip-norm quantile:2", "between 0 and 1"),
+        ("--clip-rule abbadi", "abbadi"),
+        ("--optimizer lion", "sgd, adam, adamw"),
+        ("--momentum 1", "--momentum is 1"),
+        ("--schedule step", "constant, linear, cosine"),
+        ("--ema 1.5", "--ema is 1.5"),
+        ("--views 0", "--views is 0"),
+        ("--micro-batch-size 0", "--micro-batch-size is 0"),
+        ("--weight-decay -1", "--weight-decay is -1"),
+        ("--device nowhere", "nowhere"),
+        ("--epsilon three", "three"),
+        ("--epsilonn 3", "--epsilonn"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_spent(equipoise, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    quick = [] if "noise-multiplier" in words or "epsilon" in words else ["--noise-multiplier", "2"]
+    found = equipoise("train", *words.split(), *quick, "--json")
+    assert found.code == 2, found.err
+    assert message in found.value["error"]
+    assert "Traceback" not in found.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_run_folder_in_use_is_refused(trained, equipoise):
+    folder, _ = trained
+    before = (folder / "statement.json").read_bytes()
+    found = equipoise(f"train --data digits --noise-multiplier 2 --json --run-dir {folder}")
+    assert found.code == 2
+    assert "holds a run already" in found.value["error"]
+    assert (folder / "statement.json").read_bytes() == before
+
+
+OWN = """
+import torch
+from torch import nn
+from equipoise.data import DataSet, Records
+
+def records():
+    x = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    rows = Records({"input": x, "label": (x[:, 0] > 0).long()}, num_classes=2)
+    return DataSet("own", train=rows, test=rows, population=1, num_classes=2)
+
+def net(dataset):
+    return nn.Linear(5, dataset.num_classes)
+
+def not_a_model(dataset):
+    return 3
+
+def not_data():
+    return [1, 2]
+"""
+
+
+def test_own_data_and_model(equipoise, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_own_records.py").write_text(OWN)
+    words = "train --noise-multiplier 1 --epochs 5 --batch-size 50 --json"
+    data = "--data my_own_records:records --population 200"
+    found = equipoise(words, *data, "--model", "my_own_records:net")
+    assert found.code == 0, found.err
+    assert found.value["statement"]["releases"][0]["sampling"]["population"] == 200
+    assert found.value["run_dir"].startswith("runs/my_own_records-records-")
+    again = equipoise("predict", found.value["run_dir"], "--json")
+    assert again.value["accuracy"] == found.value["accuracy"]
+
+    found = equipoise(words, *data, "--model", "my_own_records:not_a_model")
+    assert found.code == 2
+    assert "torch.nn.Module" in found.value["error"]
+    found = equipoise(words, "--data", "my_own_records:not_data", "--population", "200")
+    assert found.code == 2
+    assert "DataSet" in found.value["error"]
