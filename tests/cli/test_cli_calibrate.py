@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-SETTING = "--population 60000 --batch-size 256 --steps 4700 --delta 1e-5"
+SETTING = "calibrate --population 60000 --batch-size 256 --steps 4700 --delta 1e-5"
 
 
 def test_epsilon_for_a_noise_multiplier(equipoise):
-    found = equipoise("calibrate", *SETTING, "--noise-multiplier", 1, "--json")
+    found = equipoise(SETTING, "--noise-multiplier", 1, "--json")
     assert found.code == 0
     assert found.value["epsilon"] == pytest.approx(1.571, rel=0.005)
     assert found.value["cross_check_rdp"] == pytest.approx(1.761, rel=0.005)
@@ -14,7 +14,7 @@ def test_epsilon_for_a_noise_multiplier(equipoise):
 
 
 def test_noise_multiplier_for_an_epsilon(equipoise, tmp_path):
-    found = equipoise("calibrate", *SETTING, "--epsilon", 1.571, "--json", "--run-dir", tmp_path / "new")
+    found = equipoise(SETTING, "--epsilon", 1.571, "--json", "--run-dir", tmp_path / "new")
     assert found.code == 0
     assert found.value["noise_multiplier"] == pytest.approx(1.0, rel=0.01)
     assert 1.571 * 0.99 <= found.value["epsilon"] <= 1.571

@@ -230,8 +230,8 @@ def _noise_for_the_rest(
     before = epsilon(compose(others), budget.delta).value
     if before >= budget.epsilon:
         raise SettingsError(
-            f"--epsilon is {budget.epsilon:g}, but it is the budget of all runs in the shared ledger, and the "
-            f"earlier ones have taken {before:.4g} of it. Give more, or stop training on these data."
+            f"--epsilon is {budget.epsilon:g}, but it is the budget of all runs in the shared ledger, and "
+            f"the earlier ones have taken {before:.4g} of it. Raise it, or stop training on these data."
         )
     plan = _plan_of(method, sampling, budget)
     alone = plan.releases[0].noise_multiplier

@@ -42,19 +42,20 @@ def train_run(settings: Settings, console: Console) -> dict[str, Any]:
     settings = replace(settings, run_dir=settings.run_dir or _new_folder(settings.data))
     assert settings.run_dir is not None
     experiment = _assemble(settings, console)
-    method, budget = make_method(experiment.settings, experiment.sampling)
-    training = PrivateTraining(
-        experiment.model,
-        experiment.optimizer,
-        loss=cross_entropy,
-        data=experiment.dataset.train,
-        sampling=experiment.sampling,
-        method=method,
-        budget=budget,
-        scheduler=experiment.scheduler,
-        augmentation=experiment.augmentation,
-        **_plain_arguments(experiment.settings),
-    )
+    with console.status("calibrating the noise and checking the gradients"):
+        method, budget = make_method(experiment.settings, experiment.sampling)
+        training = PrivateTraining(
+            experiment.model,
+            experiment.optimizer,
+            loss=cross_entropy,
+            data=experiment.dataset.train,
+            sampling=experiment.sampling,
+            method=method,
+            budget=budget,
+            scheduler=experiment.scheduler,
+            augmentation=experiment.augmentation,
+            **_plain_arguments(experiment.settings),
+        )
     _write_settings(Path(settings.run_dir), experiment)
     _introduce(experiment, budget, console)
     return _run(training, experiment, settings.run_dir, console)
