@@ -271,7 +271,7 @@ def pld_epsilon(parts: tuple[tuple[Part, int], ...], delta: float, relation: str
 
 @functools.lru_cache(maxsize=64)  # building one takes a second; composing it a quarter of one
 def _distribution(multiplier: float, rate: float, relation: str, interval: float) -> Any:
-    """Loss distribution of one sampled Gaussian, its multiplier relative to the sensitivity under the relation."""
+    """Loss distribution of one sampled Gaussian; the multiplier as in the convention above."""
     # dp-accounting doubles the sensitivity by itself under replace-one: undo the relative convention.
     scale = 2.0 if relation == "replace_one" else 1.0
     return privacy_loss_distribution.from_gaussian_mechanism(
