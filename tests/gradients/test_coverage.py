@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from oracle_cases import compare
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.utils import checkpoint
 
 from equipoise.gradients import CoverageError, CrossRecordError, GradientEngine, fix, per_sample_gradients
 
@@ -244,3 +245,91 @@ def test_embedding_with_max_norm_is_not_served_by_a_rule():
         model(torch.arange(7))
     engine = GradientEngine(model, squared, index)
     assert how(engine) == {"weight": "dense"}
+
+
+class Routed(nn.Module):
+    """Each record goes to one of two experts, chosen by its values."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts, self.gate = nn.ModuleList(nn.Linear(5, 5) for _ in range(2)), nn.Linear(5, 2)
+
+    def forward(self, x):
+        share = self.gate(x).softmax(-1)
+        best, out = share.argmax(-1), torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            chosen = (best == i).nonzero()[:, 0]
+            out = out.index_add(0, chosen, expert(x[chosen]) * share[chosen, i : i + 1])
+        return out
+
+
+def test_routing_by_value_is_computed_densely():
+    torch.manual_seed(0)
+    engine = compare(Routed().double(), squared, floats(6, 5))
+    assert all(value == "dense" for name, value in how(engine).items() if name.startswith("experts"))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.second, self.reentrant = nn.Linear(5, 5), nn.Linear(5, 3), reentrant
+
+    def forward(self, x):
+        def inner(h):
+            return torch.tanh(self.first(h))
+
+        h = checkpoint.checkpoint(inner, self.first(x), use_reentrant=self.reentrant)
+        return self.second(h)
+
+
+def test_activation_checkpoints_work_or_are_refused():
+    compare(Checkpointed(False).double(), squared, floats(6, 5), how="rule")
+    with pytest.raises(CoverageError, match="use_reentrant=False"):
+        GradientEngine(Checkpointed(True).double(), squared, floats(6, 5))
+
+
+class InPlaceViews(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(5, 8)
+        self.left, self.right = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        y = self.body(x)
+        a, b = y[:, :4], y[:, 4:]
+        a += self.left
+        b -= self.right
+        return torch.tanh(y)
+
+
+class Written(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.token = nn.Linear(5, 5), nn.Parameter(torch.randn(5))
+
+    def forward(self, x):
+        y = self.body(x).unsqueeze(1).repeat(1, 2, 1)
+        y[:, 0] = self.token
+        return torch.tanh(self.body(y))
+
+
+@pytest.mark.parametrize("make", [InPlaceViews, Written])
+def test_writing_into_views(make):
+    torch.manual_seed(0)
+    compare(make().double(), squared, floats(6, 5))
+
+
+def test_autocast_is_served_by_rules():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+
+    def loss(model, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return squared(model, x).float()
+
+    x = floats(6, 5).float()
+    engine = GradientEngine(body, loss, x)
+    assert set(how(engine).values()) == {"rule"}
+    torch.testing.assert_close(
+        engine(x).row_norms(), per_sample_gradients(body, squared, x).row_norms(), rtol=0.05, atol=0
+    )

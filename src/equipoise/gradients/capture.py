@@ -36,7 +36,11 @@ Kind = Literal["skip", "derive", "use", "opaque"]
 
 
 class PlanMismatch(RuntimeError):
-    """The model did not run the operations that were seen at attach."""
+    """The model did not run the operations that were seen at attach; ``names``: the parameters concerned."""
+
+    def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.names = names
 
 
 @dataclass
@@ -60,6 +64,7 @@ class Plan:
     ruled: tuple[str, ...]  # parameters whose rows come from rules (unused ones too: their rows are zero)
     dense: dict[str, str]  # parameters computed densely, with the reason
     unused: frozenset[str] = frozenset()
+    low_precision: bool = False  # some gradients came in half precision (autocast), so that checks are coarse
 
 
 def tensor_arguments(args: tuple, kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -202,7 +207,9 @@ class Capture(Watch):
         layout, tracked = step.out_layout, self.tracked
         tensors = tensor_arguments(args, kwargs)
         if layout is None or len(tensors) != len(step.layouts) or not _fits(out, layout, self.records):
-            raise PlanMismatch(f"{name_of(func)} gave shape {tuple(out.shape)} for {self.records} records")
+            raise PlanMismatch(
+                f"{name_of(func)} gave shape {tuple(out.shape)} for {self.records} records", step.names
+            )
         op = Operation(func, args, kwargs, out, tracked, tensors, step.layouts, layout, self.records)
         finishes: list[tuple[Rule, Finish]] = []
         for rule in step.rules:
@@ -249,6 +256,7 @@ class Capture(Watch):
                 self.failures[index] = reason
                 return
             if self.lenient:
+                self.plan.low_precision |= b.dtype in (torch.bfloat16, torch.float16)
                 step.rules = (served,)
             for place, (tensor, factor) in enumerate(terms):
                 if self.choices and factor.kind != "dense":
@@ -271,12 +279,14 @@ class Capture(Watch):
 
     def collect(self, losses: Tensor) -> dict[str, list[Factor]]:
         """Run the backward and return the factors by parameter name, in the order of use."""
+        # Hooks hold this object and the edges hold the hooks: let go, or none of them is ever freed.
+        edges, self.edges = self.edges, []
         if self.cursor != len(self.plan.steps):
             raise PlanMismatch(
                 f"the model touched parameters {self.cursor} times and {len(self.plan.steps)} times at attach"
             )
-        if self.edges and losses.requires_grad:
-            torch.autograd.grad(losses, self.edges, torch.ones_like(losses), allow_unused=True)
+        if edges and losses.requires_grad:
+            torch.autograd.grad(losses, edges, torch.ones_like(losses), allow_unused=True)
         factors: dict[str, list[Factor]] = {}
         for _, _, expression, factor in sorted(self.found, key=lambda item: item[:2]):
             for name, part in pull_back(expression, factor):

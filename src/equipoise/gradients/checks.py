@@ -23,9 +23,9 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 LOW_PRECISION = 1e-1
 
 
-def rows_differ(rows: Tensor, expected: Tensor) -> str | None:
+def rows_differ(rows: Tensor, expected: Tensor, low_precision: bool = False) -> str | None:
     """Why rows [B, *shape] are not the expected ones, or None if they are."""
-    tolerance = TOLERANCE.get(expected.dtype, LOW_PRECISION)
+    tolerance = LOW_PRECISION if low_precision else TOLERANCE.get(expected.dtype, LOW_PRECISION)
     difference = (rows.double() - expected.double()).reshape(rows.shape[0], -1).norm(dim=1)
     scale = expected.double().norm() + 1e-30
     worst = float((difference / scale).max()) if difference.numel() else 0.0

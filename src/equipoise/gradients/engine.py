@@ -26,8 +26,8 @@ from equipoise.gradients.planning import LARGE, learn_plan, undisturbed
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 
-#: A signature whose plan failed this often has control flow that depends on values: it is computed densely.
-MISMATCHES = 4
+#: Attempts at a batch whose operations differ from the plan; the last one is dense altogether.
+MISMATCHES = 5
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,6 @@ class GradientEngine:
         self._check = check
         self._plans: dict[tuple, Plan] = {}
         self._latest: Plan | None = None
-        self._mismatches: dict[tuple, int] = {}
         self._choices: dict[str, str] = {}
         if num_records(example_batch) == 0:
             raise ValueError(
@@ -82,7 +81,9 @@ class GradientEngine:
             )
         plan = self._attach(example_batch)
         if check:
-            self._measure(plan, example_batch)
+            with undisturbed(model, dropout=True):
+                self(example_batch)  # a plan that does not hold for the whole batch is changed here
+            self._measure(self._plans.get(signature(example_batch), plan), example_batch)
 
     def __call__(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> FactoredGradients:
         """G of a batch, at the model's parameters or at others.
@@ -106,18 +107,18 @@ class GradientEngine:
             )
         plan, known = self._plan_of(batch)
         state = torch.get_rng_state()
-        try:
-            factors, losses = self._capture(plan, batch, leaves, substitute, params)
-        except PlanMismatch as mismatch:
-            torch.set_rng_state(state)
-            key = signature(batch)
-            self._mismatches[key] = self._mismatches.get(key, 0) + 1
-            if known and self._mismatches[key] > MISMATCHES:
-                plan = Plan([], (), dict.fromkeys(leaves, f"its use depends on values: {mismatch}"))
-            else:
-                plan = self._learn(batch, params)
-            self._plans[key] = plan
-            factors, losses = self._capture(plan, batch, leaves, substitute, params)
+        for attempt in range(MISMATCHES):
+            try:
+                factors, losses = self._capture(plan, batch, leaves, substitute, params)
+                break
+            except PlanMismatch as mismatch:
+                torch.set_rng_state(state)
+                dense = dict(plan.dense)
+                if known or attempt:  # the operations depend on values: what they touch is computed densely
+                    reason = f"its use depends on values ({mismatch})"
+                    names = mismatch.names if attempt < MISMATCHES - 2 else ()
+                    dense |= dict.fromkeys(names or leaves, reason)
+                plan = self._learn(batch, params, dense)
         ordered = {name: factors.get(name, ()) for name in leaves}
         return FactoredGradients(
             ordered,
@@ -181,8 +182,12 @@ class GradientEngine:
         """The forward: per-record losses, and the capture that will collect the factors."""
         served = {name: leaves[name] for name in plan.ruled}
         capture = Capture(served, plan, num_records(batch), choices=self._choices)
-        with torch.enable_grad(), capture:
-            losses = evaluate_loss(self.model, self.loss, batch, substitute)
+        try:
+            with torch.enable_grad(), capture:
+                losses = evaluate_loss(self.model, self.loss, batch, substitute)
+        except BaseException:
+            capture.edges.clear()
+            raise
         return capture, losses
 
     def _capture(
@@ -219,7 +224,15 @@ class GradientEngine:
         self, batch: Any, params: Mapping[str, Tensor] | None = None, dense: Mapping[str, str] | None = None
     ) -> Plan:
         leaves, substitute = self._leaves(params)
-        learned = learn_plan(self.model, self.loss, batch, leaves, substitute, dense)
+        try:
+            learned = learn_plan(self.model, self.loss, batch, leaves, substitute, dense)
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):
+                raise
+            remedy = "Call torch.utils.checkpoint.checkpoint with use_reentrant=False"
+            reason = "reentrant activation checkpointing hides the gradients of what is inside"
+            refused = [Refused(name, name.rpartition(".")[0], reason, remedy) for name in leaves]
+            raise CoverageError(refused) from error
         if learned.mixes:
 
             def run(records: Any) -> Tensor:
@@ -264,7 +277,7 @@ class GradientEngine:
             wrong = {}
             for name in leaves:
                 rows = sum((f.materialise() for f in factors.get(name, [])), torch.zeros_like(expected[name]))
-                why = rows_differ(rows, expected[name])
+                why = rows_differ(rows, expected[name], plan.low_precision)
                 if why is not None:
                     wrong[name] = why
             if not wrong:

@@ -151,7 +151,9 @@ def dense_rows(
             )
             grads, losses = rows(chosen, *leaves)
         except (RuntimeError, NotImplementedError, TypeError, AttributeError, IndexError):
-            grads, losses = _loop(one_loss, chosen, leaves)
+            # The other trainable parameters keep their graph here: in-place operations on views need it.
+            live = {name: values[name] for name in trainable_parameters(model) if name in values}
+            grads, losses = _loop(one_loss, chosen, live, leaves)
     return {name: g.detach() for name, g in grads.items()}, losses.detach()
 
 
@@ -170,18 +172,22 @@ def dense_gradients(
 
 
 def _loop(
-    one_loss: Callable[..., tuple[Tensor, Tensor]], chosen: dict[str, Tensor], leaves: list[Tensor]
+    one_loss: Callable[..., tuple[Tensor, Tensor]],
+    chosen: dict[str, Tensor],
+    others: dict[str, Tensor],
+    leaves: list[Tensor],
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The same rows, a record at a time, with ordinary autograd."""
     rows: dict[str, list[Tensor]] = {name: [] for name in chosen}
     losses = []
     for i in range(leaves[0].shape[0]):
-        live = {name: p.detach().requires_grad_() for name, p in chosen.items()}
+        live = {name: p.detach().requires_grad_() for name, p in (chosen | others).items()}
         value, _ = one_loss(live, *(leaf[i] for leaf in leaves))
         losses.append(value.detach())
-        found: tuple[Tensor | None, ...] = (None,) * len(live)
+        wanted = [live[name] for name in chosen]
+        found: tuple[Tensor | None, ...] = (None,) * len(wanted)
         if value.requires_grad:
-            found = torch.autograd.grad(value, list(live.values()), allow_unused=True)
-        for (name, p), g in zip(live.items(), found, strict=True):
+            found = torch.autograd.grad(value, wanted, allow_unused=True)
+        for name, p, g in zip(chosen, wanted, found, strict=True):
             rows[name].append(torch.zeros_like(p) if g is None else g)
     return {name: torch.stack(found) for name, found in rows.items()}, torch.stack(losses)

@@ -35,6 +35,7 @@ from equipoise.gradients.capture import (
     output_tensors,
     tensor_arguments,
 )
+from equipoise.gradients.checks import LOW_PRECISION, TOLERANCE
 from equipoise.gradients.expressions import CASTS
 from equipoise.gradients.layouts import INCONSISTENT, Fold, Layout, learn_layout, record_first
 from equipoise.gradients.oracle import Loss, evaluate_loss
@@ -293,7 +294,15 @@ def learn_plan(
 
     def run(records: Any, mode: TorchFunctionMode) -> Tensor:
         with undisturbed(model), torch.enable_grad(), mode:
-            return evaluate_loss(model, loss, records, substitute)
+            try:
+                return evaluate_loss(model, loss, records, substitute)
+            except Exception as error:
+                error.add_note(
+                    f"(equipoise ran loss(model, batch) on {SMALL} and {LARGE} records to learn where the "
+                    "records "
+                    "are; it has to work for any number of records)"
+                )
+                raise
 
     small, large = _Trace(), _Trace()
     run(repeat_to(batch, SMALL), small)
@@ -331,7 +340,7 @@ def learn_plan(
             for index, reason in capture.failures.items():
                 new |= dict.fromkeys(plan.steps[index].names, reason)
             if not new:
-                new = _wrong_sums(factors, run(three, _Trace()), ruled)
+                new = _wrong_sums(factors, run(three, _Trace()), ruled, plan.low_precision)
             if not new:
                 return Learned(plan, mixes, factors)
         dense_found |= {name: reason for name, reason in new.items() if name not in dense_found}
@@ -405,7 +414,7 @@ def _unused(survey: _Survey, ruled: Mapping[str, Tensor]) -> frozenset[str]:
 
 
 def _wrong_sums(
-    factors: dict[str, list[Factor]], losses: Tensor, params: Mapping[str, Tensor]
+    factors: dict[str, list[Factor]], losses: Tensor, params: Mapping[str, Tensor], low_precision: bool
 ) -> dict[str, str]:
     """Parameters whose rows do not add up to the gradient of the summed loss."""
     if not losses.requires_grad:
@@ -419,7 +428,7 @@ def _wrong_sums(
             torch.zeros_like(p),
         )
         expected = torch.zeros_like(p) if g is None else g
-        tolerance = {torch.float64: 1e-8, torch.float32: 1e-3}.get(p.dtype, 1e-1)
+        tolerance = LOW_PRECISION if low_precision else TOLERANCE.get(p.dtype, LOW_PRECISION)
         scale = expected.double().norm() + 1e-30
         if not bool((total.double() - expected.double()).norm() <= tolerance * scale + 1e-12):
             wrong[name] = "the rows by rule did not add up to its gradient"
