@@ -110,8 +110,8 @@ def test_seed_does_not_fix_the_noise(equipoise, tmp_path):
 
 def test_options_reach_the_training(equipoise, tmp_path):
     found = equipoise(
-        "train --data digits --model linear --epochs 1 --batch-size 400 --noise-multiplier 3 --clip-norm 0.7",
-        "--clip-rule auto_s --optimizer adam --learning-rate 0.01 --schedule cosine --ema 0.9",
+        "train --data digits --model linear --epochs 1 --batch-size 400 --noise-multiplier 3 --clip-norm 0.7 "
+        "--clip-rule auto_s --optimizer adam --learning-rate 0.01 --schedule cosine --ema 0.9 "
         f"--micro-batch-size 100 --views 2 --json --run-dir {tmp_path / 'run'}",
     )
     assert found.code == 0, found.err
@@ -216,14 +216,14 @@ def test_own_data_and_model(equipoise, tmp_path, monkeypatch):
     (tmp_path / "my_own_records.py").write_text(OWN)
     words = "train --noise-multiplier 1 --epochs 5 --batch-size 50 --json"
     data = "--data my_own_records:records --population 200"
-    found = equipoise(words, *data, "--model", "my_own_records:net")
+    found = equipoise(f"{words} {data}", "--model", "my_own_records:net")
     assert found.code == 0, found.err
     assert found.value["statement"]["releases"][0]["sampling"]["population"] == 200
     assert found.value["run_dir"].startswith("runs/my_own_records-records-")
     again = equipoise("predict", found.value["run_dir"], "--json")
     assert again.value["accuracy"] == found.value["accuracy"]
 
-    found = equipoise(words, *data, "--model", "my_own_records:not_a_model")
+    found = equipoise(f"{words} {data}", "--model", "my_own_records:not_a_model")
     assert found.code == 2
     assert "torch.nn.Module" in found.value["error"]
     found = equipoise(words, "--data", "my_own_records:not_data", "--population", "200")

@@ -136,8 +136,14 @@ def _run(training: PrivateTraining, experiment: Experiment, folder: str, console
 
 
 def _is_finished(folder: str) -> bool:
-    """Whether the training ended: its secret key is deleted as the last thing."""
-    return (Path(folder) / "model.safetensors").is_file() and not (Path(folder) / "private" / "key").exists()
+    """Whether the training ended: statement, then model are written, then the secret key is deleted."""
+    model, statement = Path(folder) / "model.safetensors", Path(folder) / "statement.json"
+    if (Path(folder) / "private" / "key").exists() or not (model.is_file() and statement.is_file()):
+        return False
+    # a reproducible run has no key, so the statement must say that all planned releases were made
+    releases = read_run(folder).statement.get("releases", [])
+    complete = all(release.get("used") == release.get("count") for release in releases)
+    return complete and model.stat().st_mtime_ns >= statement.stat().st_mtime_ns
 
 
 def _answer(folder: str, settings: Settings, finished: bool, seconds: float) -> dict[str, Any]:
