@@ -68,7 +68,7 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("fashion-mnist", "scatter-linear"): Recipe(
         batch_size=8192, epochs=40, epsilon=2.7, clip_norm=0.1, learning_rate=4.0
     ),
-    ("cifar10", "cnn-tanh"): Recipe(batch_size=4096, epochs=40, clip_norm=0.1, learning_rate=2.0),
+    ("cifar10", "cnn-cifar"): Recipe(batch_size=4096, epochs=40, clip_norm=0.1, learning_rate=2.0),
 }
 """(data, model) -> recipe."""
 
@@ -76,7 +76,7 @@ DEFAULT_MODEL: dict[str, str] = {
     "digits": "mlp-tanh",
     "mnist": "cnn-tanh",
     "fashion-mnist": "cnn-tanh",
-    "cifar10": "cnn-tanh",
+    "cifar10": "cnn-cifar",
 }
 """The model that a data set gets when none is named."""
 
