@@ -1,4 +1,4 @@
-"""A small problem that the tests of the training room share: twelve features, three classes, synthetic records."""
+"""A small problem that the tests of this room share: twelve features, three classes, made-up records."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_micro_batches_do_not_show(dtype, tolerance):
     models = {}
     for size in (1, 3, 7, RECORDS):
         models[size] = network(dtype=dtype)
-        finished(model=models[size], data=records(dtype=dtype), micro_batch_size=size)
+        finished(model=models[size], data=records(dtype=dtype), micro_batch_size=size, batch=8)
     assert relative_difference(models[RECORDS], network(dtype=dtype)) > 0.1  # it did train
     for size in (1, 3, 7):
         assert relative_difference(models[size], models[RECORDS]) < tolerance
@@ -91,9 +91,15 @@ def test_every_optimiser_and_a_scheduler():
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     run = eq.PrivateTraining(
-        model, optimizer, loss=loss, data=records(), sampling=eq.Poisson(12, RECORDS, 3), scheduler=scheduler,
-        method=eq.DPSGD(noise_multiplier=1.0), reproducible=True,
-    )  # fmt: skip
+        model,
+        optimizer,
+        loss=loss,
+        data=records(),
+        sampling=eq.Poisson(12, RECORDS, 3),
+        scheduler=scheduler,
+        method=eq.DPSGD(noise_multiplier=1.0),
+        reproducible=True,
+    )
     assert [step.learning_rate for step in run] == [1.0, 0.5, 0.25]
 
 
@@ -114,9 +120,14 @@ def test_frozen_parameters_stay():
     model[0].weight.requires_grad_(False)
     frozen = model[0].weight.detach().clone()
     run = eq.PrivateTraining(
-        model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1), loss=loss, data=records(),
-        sampling=eq.Poisson(12, RECORDS, 2), method=eq.DPSGD(noise_multiplier=1.0), reproducible=True,
-    )  # fmt: skip
+        model,
+        torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1),
+        loss=loss,
+        data=records(),
+        sampling=eq.Poisson(12, RECORDS, 2),
+        method=eq.DPSGD(noise_multiplier=1.0),
+        reproducible=True,
+    )
     list(run)
     assert torch.equal(model[0].weight, frozen)
 
@@ -139,7 +150,7 @@ def test_the_moving_average_is_what_the_formula_says(tmp_path):
 
 
 def test_views_are_averaged_before_the_clip():
-    """Two views that are the record itself change nothing; views of opposite sign cancel in a linear model."""
+    """Views that are the record itself change nothing; views of opposite sign cancel in a linear model."""
     plain, doubled = network(dtype=torch.float64), network(dtype=torch.float64)
     data = records(dtype=torch.float64)
     finished(model=plain, data=data, steps=5)
@@ -155,10 +166,16 @@ def test_views_are_averaged_before_the_clip():
     model = nn.Linear(12, 3, bias=False).double()
     before = model.weight.detach().clone()
     run = eq.PrivateTraining(
-        model, torch.optim.SGD(model.parameters(), lr=1.0), data=data, sampling=eq.FullBatch(RECORDS, 1),
-        loss=lambda m, batch: m(batch["input"]).sum(1), method=eq.DPSGD(noise_multiplier=1e-15), reproducible=True,
-        augmentation=flip, views=2,
-    )  # fmt: skip
+        model,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        data=data,
+        sampling=eq.FullBatch(RECORDS, 1),
+        loss=lambda m, batch: m(batch["input"]).sum(1),
+        method=eq.DPSGD(noise_multiplier=1e-15),
+        reproducible=True,
+        augmentation=flip,
+        views=2,
+    )
     list(run)
     torch.testing.assert_close(model.weight.detach(), before)
 
@@ -212,7 +229,9 @@ def test_a_run_folder_keeps_public_and_private_apart(tmp_path):
         assert private not in text
     assert [row["step"] for row in rows if "released_norm" in row] == [1, 2, 3, 4]
     assert any(row.get("evaluation.accuracy") == 0.5 for row in rows)
-    diagnostics = [json.loads(line) for line in (folder / "private" / "diagnostics.jsonl").read_text().splitlines()]
+    diagnostics = [
+        json.loads(line) for line in (folder / "private" / "diagnostics.jsonl").read_text().splitlines()
+    ]
     assert all(row["covered"] is False and row["training_loss"] > 0 for row in diagnostics)
     assert json.loads((folder / "statement.json").read_text())["guarantee"] == "proven"
 
@@ -226,10 +245,11 @@ def test_writers_get_publishable_rows(tmp_path):
 
 
 def test_runs_that_share_a_ledger_share_a_budget(tmp_path):
-    shared = {"ledger_file": tmp_path / "ledger.jsonl", "budget": eq.Budget(5.0, 1e-3), "reproducible": False}
-    first = training(steps=3, run_dir=tmp_path / "a", **shared)
+    sampling = eq.Unamplified(12, RECORDS, 10)  # two epochs; epsilon has a closed form
+    shared = {"ledger_file": tmp_path / "ledger.jsonl", "budget": eq.Budget(8.0, 1e-3), "reproducible": False}
+    first = training(sampling=sampling, run_dir=tmp_path / "a", **shared)
     alone = first.run(progress=False).epsilon
-    second = training(steps=3, run_dir=tmp_path / "b", **shared)
+    second = training(sampling=sampling, run_dir=tmp_path / "b", **shared)
     assert second.run(progress=False).epsilon > 1.1 * alone
-    with pytest.raises(Exception, match="budget of 5"):
-        training(steps=400, run_dir=tmp_path / "c", **shared)
+    with pytest.raises(Exception, match="budget of 8"):
+        training(sampling=sampling, run_dir=tmp_path / "c", **shared)

@@ -53,13 +53,13 @@ class ClipRule(ABC):
             >>> Abadi().weights(torch.tensor([0.0, 0.5, 4.0, torch.nan]), 1.0)
             tensor([1.0000, 1.0000, 0.2500, 0.0000])
         """
-        finite = torch.isfinite(norms)
-        raised = torch.where(finite, norms, torch.zeros_like(norms)) * (1 + 4 * torch.finfo(norms.dtype).eps)
-        return torch.where(finite, self._weights(raised, threshold), torch.zeros_like(norms))
+        weights = self._weights(norms * (1 + 4 * torch.finfo(norms.dtype).eps), threshold)
+        # An infinite norm has weight C / inf = 0 by every rule's formula; a NaN is left to set to zero.
+        return torch.nan_to_num(weights, nan=0.0)
 
     @abstractmethod
     def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
-        """The weights for finite norms."""
+        """The weights for norms in [0, inf]; zero at infinity."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ class Abadi(ClipRule):
 
     def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
         # C / max(n, C) is min(1, C / n) without a division by zero.
-        limit = torch.as_tensor(threshold, dtype=norms.dtype, device=norms.device)
-        return limit / torch.maximum(norms, limit)
+        return threshold / torch.clamp(norms, min=threshold)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,16 @@ def replayed(device: torch.device, seed: int, *purpose: object) -> Iterator[None
 
     Two entries with the same arguments see the same dropout masks.
     """
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derive(seed, *purpose))
+    # Not torch.manual_seed and fork_rng, which visit every device of the machine at each call.
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [g.get_state() for g in generators]
+    seed = derive(seed, *purpose)
+    try:
+        for g in generators:
+            g.manual_seed(seed)
         yield
+    finally:
+        for g, state in zip(generators, states, strict=True):
+            g.set_state(state)

@@ -1,0 +1,117 @@
+"""DP-SGD as a method: its plan, its thresholds in a training, its settings as plain values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import equipoise as eq
+from equipoise.methods import METHODS
+from equipoise.privacy import Poisson
+
+SAMPLING = Poisson(expected_batch_size=30, population=120, steps=10)
+
+
+def plan(method, budget=None):
+    return method.plan(SAMPLING, budget, "add_or_remove_one", torch.Generator())
+
+
+def test_the_plan_is_calibrated_to_the_budget_from_below():
+    for clip_norm in (0.3, eq.ReleasedQuantile(initial=0.3, count_noise=0.2)):
+        found = plan(eq.DPSGD(clip_norm=clip_norm), eq.Budget(4.0, 1e-4))
+        assert 0.99 * 4 <= found.epsilon(1e-4).value <= 4
+
+
+def test_a_learned_threshold_costs_what_the_joint_gaussian_costs():
+    found = plan(eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.3, count_noise=0.05), noise_multiplier=1.0))
+    (pattern,) = found.patterns()
+    joint = found.combined_multiplier(pattern.names, SAMPLING)
+    sigma = 0.05 * 30
+    assert joint == pytest.approx((1 + (2 * sigma) ** -2) ** -0.5)
+
+
+def test_bounds_of_the_plan_follow_the_threshold():
+    assert plan(eq.DPSGD(clip_norm=0.3, noise_multiplier=1.0))["gradient"].max_bound == 0.3
+    rising = eq.LinearDecay(0.1, final=0.7, steps=10)
+    assert plan(eq.DPSGD(clip_norm=rising, noise_multiplier=1.0))["gradient"].max_bound == 0.7
+
+
+def data():
+    rng = torch.Generator().manual_seed(0)
+    return {"x": torch.randn(120, 6, generator=rng), "y": torch.randint(3, (120,), generator=rng)}
+
+
+def train(method, steps=10):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    run = eq.PrivateTraining(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=lambda m, b: F.cross_entropy(m(b["x"]), b["y"], reduction="none"),
+        data=data(),
+        sampling=eq.Unamplified(batch_size=30, population=120, steps=steps),
+        method=method,
+        reproducible=True,
+    )
+    return run, list(run)
+
+
+def test_a_learned_threshold_moves_towards_the_median_from_both_sides():
+    for start, direction in ((0.01, 1), (100.0, -1)):
+        threshold = eq.ReleasedQuantile(initial=start, learning_rate=0.5)
+        _, steps = train(eq.DPSGD(clip_norm=threshold, noise_multiplier=0.5), steps=20)
+        norms = [step.clip_norm for step in steps]
+        assert norms[0] == start
+        assert math.copysign(1, norms[-1] - norms[0]) == direction
+
+
+def test_noise_and_clipping_of_a_step_use_the_same_threshold():
+    threshold = eq.ReleasedQuantile(initial=0.01, learning_rate=0.5)
+    _, steps = train(eq.DPSGD(clip_norm=threshold, noise_multiplier=0.5))
+    for step in steps:
+        assert step.noise_std == pytest.approx(0.5 * step.clip_norm)
+
+
+def test_a_schedule_is_followed():
+    _, steps = train(eq.DPSGD(clip_norm=eq.ExponentialDecay(1.0, rate=0.5), noise_multiplier=1.0), steps=4)
+    assert [step.clip_norm for step in steps] == [1.0, 0.5, 0.25, 0.125]
+
+
+@pytest.mark.parametrize("per_layer", [True, {"0": 1.0, "2": 3.0}])
+def test_per_layer_clipping_keeps_the_bound_of_the_whole(per_layer):
+    run, steps = train(eq.DPSGD(clip_norm=0.4, noise_multiplier=1.0, per_layer=per_layer), steps=2)
+    assert [step.clip_norm for step in steps] == pytest.approx([0.4, 0.4])
+    groups, limits = run.method._groups(dict(run.parameters), 0.4)
+    assert [group[0] for group in groups] == ["0.weight", "2.weight"]
+    assert math.hypot(*limits) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        eq.DPSGD(),
+        eq.DPSGD(0.1, "psac", per_layer=True, noise_multiplier=2.0),
+        eq.DPSGD(eq.ReleasedQuantile(quantile=0.8), eq.PSAC(regulariser=0.3)),
+        eq.DPSGD(eq.ExponentialDecay(1.0, rate=0.9), per_layer={"0": 1.0}),
+    ],
+)
+def test_settings_come_back_from_a_file(method):
+    again = METHODS["dp-sgd"].from_config(method.config())
+    assert again.config() == method.config()
+    assert again.threshold == method.threshold
+    assert again.clip_rule == method.clip_rule
+
+
+def test_bad_settings_are_named():
+    with pytest.raises(ValueError, match="noise_multiplier=0"):
+        eq.DPSGD(noise_multiplier=0)
+    with pytest.raises(ValueError, match="one count cannot steer"):
+        eq.DPSGD(eq.ReleasedQuantile(), per_layer=True)
+    with pytest.raises(TypeError, match="max_grad_norm"):
+        eq.DPSGD(max_grad_norm=1.0)
+    with pytest.raises(ValueError, match="no share for '2'"):
+        train(eq.DPSGD(noise_multiplier=1.0, per_layer={"0": 1.0}), steps=1)

@@ -1,0 +1,174 @@
+"""An adversary looks for neighbouring batches whose bounded sums differ by more than the bound.
+
+Three searches: random records of wild scales added to random batches, empty and one-record batches, and
+records found by gradient ascent on the difference itself. Every clip rule, flat and per layer, and the count
+of a learned threshold.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from equipoise.gradients import GradientEngine
+from equipoise.methods import CLIP_RULES, NSGD, PSAC, Abadi, AutoS
+from equipoise.methods.clip_rules import ClipRule, layers
+from equipoise.privacy import Draw, PrivateRows, centred_indicator, clip
+from equipoise.privacy.bounded import limited_weights
+from equipoise.privacy.private import unwrap
+
+RULES = [Abadi(), AutoS(), NSGD(regulariser=0.5), PSAC(), PSAC(regulariser=1e-4)]
+assert {type(rule) for rule in RULES} == set(CLIP_RULES.values())
+SLACK = 1 + 1e-5
+FEATURES, CLASSES = 6, 4
+
+
+def network(dtype=torch.float32) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)).to(dtype)
+
+
+def loss(model: nn.Module, batch: dict) -> torch.Tensor:
+    return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none") * batch["scale"]
+
+
+def wild_batch(count: int, rng: torch.Generator) -> dict:
+    """Records whose gradients span twenty orders of magnitude, zero included."""
+    scale = 10 ** (20 * torch.rand(count, generator=rng) - 10)
+    scale[torch.rand(count, generator=rng) < 0.1] = 0.0
+    return {
+        "x": 3 * torch.randn(count, FEATURES, generator=rng),
+        "y": torch.randint(CLASSES, (count,), generator=rng),
+        "scale": scale,
+    }
+
+
+def part(batch: dict, index) -> dict:
+    return {name: value[index] for name, value in batch.items()}
+
+
+@functools.cache
+def attached(dtype: torch.dtype) -> GradientEngine:
+    example = wild_batch(3, torch.Generator().manual_seed(0))
+    example = {name: v.to(dtype) if v.is_floating_point() else v for name, v in example.items()}
+    return GradientEngine(network(dtype), loss, example)
+
+
+def gradients(batch: dict):
+    return attached(batch["x"].dtype)(batch)
+
+
+def bounded(batch, rule, threshold, groups=None):
+    return clip(PrivateRows(gradients(batch), Draw("batch", 0)), rule, threshold, groups)
+
+
+def vector(sums) -> torch.Tensor:
+    return torch.cat([unwrap(value).double().flatten() for value in sums.value.values()])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("threshold", [1e-3, 1.0])
+def test_random_neighbours(rule, per_layer, threshold):
+    rng = torch.Generator().manual_seed(1)
+    groups = layers([name for name, _ in network().named_parameters()]) if per_layer else None
+    limits = [0.8 * threshold, 0.6 * threshold] if per_layer else threshold
+    largest = 0.0
+    for trial in range(60):
+        batch = wild_batch(1 + trial % 6, rng)
+        whole = bounded(batch, rule, limits, groups)
+        without = bounded(part(batch, slice(1, None)), rule, limits, groups)
+        assert whole.add_remove == pytest.approx(threshold)
+        assert whole.replace == pytest.approx(2 * threshold)
+        largest = max(largest, float((vector(whole) - vector(without)).norm()))
+        other = wild_batch(1, rng)
+        replaced = {name: torch.cat([other[name], batch[name][1:]]) for name in batch}
+        change = float((vector(whole) - vector(bounded(replaced, rule, limits, groups))).norm())
+        assert change <= 2 * threshold * SLACK
+    assert largest <= threshold * SLACK
+    assert largest > 0.9 * threshold  # the search comes near the bound: it could find an excess
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_nobody_and_one(rule):
+    rng = torch.Generator().manual_seed(2)
+    nobody = bounded(part(wild_batch(1, rng), slice(0, 0)), rule, 1.0)
+    assert float(vector(nobody).norm()) == 0.0
+    for _ in range(40):
+        one = bounded(wild_batch(1, rng), rule, 1.0)
+        assert float((vector(one) - vector(nobody)).norm()) <= SLACK
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_a_record_found_by_gradient_ascent(rule):
+    """Ascend the norm of the clipped row over the record's input and scale, test the worst record found."""
+    model = network(torch.float64)
+    torch.manual_seed(3)
+    names = [name for name, _ in model.named_parameters()]
+    values = [p.detach() for p in model.parameters()]
+    x = torch.randn(FEATURES, dtype=torch.float64, requires_grad=True)
+    log_scale = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([x, log_scale], lr=0.3)
+
+    def clipped_norm() -> torch.Tensor:
+        live = [value.clone().requires_grad_() for value in values]
+        out = torch.func.functional_call(model, dict(zip(names, live, strict=True)), (x[None],))
+        value = F.cross_entropy(out, torch.tensor([1])) * log_scale.exp()
+        row = torch.cat([g.flatten() for g in torch.autograd.grad(value, live, create_graph=True)])
+        return row.norm() * rule.weights(row.norm()[None], 1.0)[0]
+
+    for _ in range(60):
+        optimizer.zero_grad()
+        (-clipped_norm()).backward()
+        optimizer.step()
+    for dtype in (torch.float32, torch.float64):
+        record = {
+            "x": x.detach()[None].to(dtype),
+            "y": torch.tensor([1]),
+            "scale": log_scale.detach().exp()[None].to(dtype),
+        }
+        change = float(vector(bounded(record, rule, 1.0)).norm())
+        assert 0.9 < change <= SLACK
+
+
+def test_the_search_finds_a_rule_that_forgets_a_parameter():
+    """A norm without the biases lets records pass the bound: the searches above would see it."""
+    rng = torch.Generator().manual_seed(4)
+    worst = 0.0
+    for _ in range(30):
+        rows = gradients(wild_batch(1, rng))
+        norms = rows.row_norms([[name for name in rows.names if "weight" in name]])[:, 0]
+        value = rows.weighted_sums(Abadi().weights(norms, 1.0))
+        worst = max(worst, math.hypot(*(float(v.double().norm()) for v in value.values())))
+    assert worst > 1.01
+
+
+def test_a_rule_that_breaks_its_promise_is_cut():
+    class Greedy(ClipRule):
+        def _weights(self, norms, threshold):
+            return torch.full_like(norms, 100.0)
+
+    norms = torch.tensor([1e-6, 0.5, 2.0, 1e6])
+    weights = limited_weights(Greedy(), norms, 1.0)
+    assert (weights * norms).max() <= SLACK
+
+
+def test_the_count_moves_by_one_half_whatever_the_record():
+    rng = torch.Generator().manual_seed(5)
+    for trial in range(30):
+        batch = wild_batch(1 + trial % 4, rng)
+        if trial % 3 == 0:
+            batch["scale"][0] = float("nan")
+        counts = []
+        for these in (batch, part(batch, slice(1, None))):
+            rows = PrivateRows(gradients(these), Draw("batch", 0))
+            sums = centred_indicator(rows.row_norms() <= 1.0)
+            assert (sums.add_remove, sums.replace) == (0.5, 1.0)
+            counts.append(float(unwrap(sums.value["count"])))
+        assert abs(counts[0] - counts[1]) == 0.5

@@ -1,0 +1,82 @@
+"""A training that kills itself: python killed_run.py RUN_DIR STEP WHERE.
+
+WHERE is one of forward, update, checkpoint. The sampling is one whose epsilon has a closed form: quick.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+from small_problems import RECORDS, loss, network, records
+
+import equipoise as eq
+
+STEPS = 12
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start(
+    run_dir: str, kill_step: int | None = None, where: str = "", resume: bool = False
+) -> torch.nn.Module:
+    """Train with momentum, dropout, a learned threshold, a scheduler; die in step `kill_step` if asked."""
+    model = network(dropout=0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
+    run: list[eq.PrivateTraining] = []
+
+    def dying_loss(model, batch):
+        if where == "forward" and run and run[0].steps_done == kill_step:
+            die()
+        return loss(model, batch)
+
+    pieces = {"loss": dying_loss, "data": records(), "scheduler": scheduler}
+    if resume:
+        run.append(eq.PrivateTraining.resume(run_dir, model, optimizer, **pieces))
+    else:
+        method = eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.5), noise_multiplier=1.0)
+        run.append(
+            eq.PrivateTraining(
+                model,
+                optimizer,
+                sampling=eq.Unamplified(12, RECORDS, STEPS),
+                method=method,
+                reproducible=True,
+                run_dir=run_dir,
+                ema_decay=0.5,
+                micro_batch_size=5,
+                epsilon_every=1000,
+                **pieces,
+            )
+        )
+    training = run[0]
+    if where == "update":
+        step = optimizer.step
+
+        def dying_step(*args, **kwargs):
+            if training.steps_done == kill_step:
+                die()  # the release is booked and out, the parameters have not moved
+            return step(*args, **kwargs)
+
+        optimizer.step = dying_step
+    if where == "checkpoint":
+        save = training.folder.checkpoints.save
+
+        def dying_save(step, state):
+            if step > kill_step:
+                (training.folder.checkpoints.folder / f".step-{step:08d}.pt.1.tmp").write_bytes(b"half")
+                die()
+            save(step, state)
+
+        training.folder.checkpoints.save = dying_save
+    training.run(progress=False, checkpoint_every=4)
+    return model
+
+
+if __name__ == "__main__":
+    start(sys.argv[1], int(sys.argv[2]), sys.argv[3])

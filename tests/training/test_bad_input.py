@@ -1,0 +1,224 @@
+"""Bad input gives an error that teaches, before anything is spent."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from small_problems import RECORDS, loss, network, parameters, records, training
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import equipoise as eq
+from equipoise.data import Records
+from equipoise.training import DataError
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+class Items(torch.utils.data.Dataset):
+    """Records made on demand."""
+
+    def __init__(self) -> None:
+        self.data = records()
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, index: int):
+        return {name: value[index] for name, value in self.data.items()}
+
+
+def with_label(value: int):
+    data = records()
+    data["label"][17] = value
+    return data
+
+
+def with_input(value: float):
+    data = records()
+    data["input"][5, 2] = value
+    return data
+
+
+def shorter():
+    data = records()
+    return data | {"label": data["label"][:-1]}
+
+
+DATA = {
+    "no records": (lambda: {"input": torch.zeros(0, 12), "label": torch.zeros(0).long()}, "holds no records"),
+    "a label above the range": (
+        lambda: with_label(3),
+        r"loss\(model, batch\) fails on \d records.*labels' range",
+    ),
+    "a label below the range": (lambda: with_label(-1), r"loss\(model, batch\) fails.*labels"),
+    "NaN": (lambda: with_input(float("nan")), r"1 records hold NaN or infinity \(the first is number 5\)"),
+    "infinity": (lambda: with_input(float("inf")), "hold NaN or infinity"),
+    "unequal lengths": (shorter, "same record axis"),
+    "a stream": (Stream, "Stream, which has no record numbers"),
+    "a loader": (lambda: DataLoader(TensorDataset(torch.zeros(3, 12))), "DataLoader.*Give its dataset"),
+    "wrong shape": (lambda: records() | {"input": torch.zeros(RECORDS, 7)}, "Check the labels' range"),
+    "wrong type": (lambda: records() | {"input": torch.zeros(RECORDS, 12).long()}, "fails on"),
+    "a number": (lambda: 3, "data is a int without length"),
+    "no tensors": (lambda: {"input": "text"}, "where tensors"),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_bad_data(name, tmp_path):
+    make, words = DATA[name]
+    with pytest.raises(DataError, match=words):
+        training(data=make(), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [records(), Records(records()), Items(), list(records().values()), TensorDataset(*records().values())],
+    ids=type,
+)
+def test_every_kind_of_data_gives_the_same_training(data):
+    def either(model, batch):
+        x, y = batch.values() if isinstance(batch, dict) else batch
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    expect, got = network(), network()
+    list(training(expect, steps=3))
+    list(training(got, data=data, loss=either, steps=3))
+    torch.testing.assert_close(parameters(got), parameters(expect))
+
+
+LOSSES = {
+    "a mean": (lambda m, b: loss(m, b).mean(), DataError, 'use reduction="none"'),
+    "two numbers a record": (
+        lambda m, b: m(b["input"]),
+        DataError,
+        "belongs to one record",
+    ),
+    "not a number": (lambda m, b: loss(m, b) / 0, DataError, "NaN or infinite"),
+    "no tensor": (lambda m, b: 1.0, TypeError, "must answer a tensor"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_bad_losses(name):
+    bad, kind, words = LOSSES[name]
+    with pytest.raises(kind, match=words):
+        training(loss=bad)
+    with pytest.raises(TypeError, match="loss is a str"):
+        training(loss="cross_entropy")
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def build(**changes):
+    model = changes.pop("model", None) or network()
+    optimizer = changes.pop("optimizer", sgd)
+    arguments = {
+        "loss": loss,
+        "data": records(),
+        "sampling": eq.Poisson(12, RECORDS, 3),
+        "method": eq.DPSGD(noise_multiplier=1.0),
+    }
+    return eq.PrivateTraining(model, optimizer(model), **(arguments | changes))
+
+
+def frozen():
+    return network().requires_grad_(False)
+
+
+ARGUMENTS = {
+    "a misspelt keyword": ({"mirco_batch_size": 3}, TypeError, "mirco_batch_size"),
+    "a sampling rate": ({"sampling": 0.01}, TypeError, "State the population yourself"),
+    "a class of methods": ({"method": eq.DPSGD}, TypeError, "call it"),
+    "a budget of two numbers": ({"budget": (3.0, 1e-5)}, TypeError, "give Budget"),
+    "no budget and no noise": ({"method": eq.DPSGD()}, ValueError, "budget is missing"),
+    "no views": ({"views": 0}, ValueError, "at least one view"),
+    "views of nothing": ({"views": 2}, ValueError, "give augmentation"),
+    "an average that never moves": ({"ema_decay": 1.0}, ValueError, "ema_decay=1.0"),
+    "micro-batches of nobody": ({"micro_batch_size": 0}, ValueError, "micro_batch_size=0"),
+    "a seed of letters": ({"seed": "a"}, TypeError, "seed='a'"),
+    "an unknown relation": ({"relation": "swap"}, ValueError, "relation='swap'"),
+    "no such device": ({"device": "cuda"}, ValueError, "no CUDA device"),
+    "nothing to train": ({"model": frozen()}, ValueError, "no trainable parameter"),
+    "several evaluations a step": (
+        {"optimizer": lambda m: torch.optim.LBFGS(m.parameters())},
+        TypeError,
+        "LBFGS, which evaluates the loss several times",
+    ),
+    "an optimiser of another model": ({"optimizer": lambda m: sgd(network())}, ValueError, "does not hold"),
+    "an optimiser class": ({"optimizer": lambda m: torch.optim.SGD}, TypeError, "call it"),
+    "no optimiser": ({"optimizer": lambda m: None}, TypeError, "optimizer is a NoneType"),
+    "a scheduler that reads a metric": (
+        {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(sgd(network()))},
+        TypeError,
+        "follows a metric",
+    ),
+    "a foreign scheduler": (
+        {"scheduler": torch.optim.lr_scheduler.StepLR(sgd(network()), 1)},
+        ValueError,
+        "another optimiser",
+    ),
+    "a lazy model": ({"model": nn.Sequential(nn.LazyLinear(3))}, ValueError, "no shape yet"),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_bad_arguments(name, tmp_path):
+    changes, kind, words = ARGUMENTS[name]
+    if "cuda" in changes.values() and torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(kind, match=words):
+        build(run_dir=tmp_path / "run", **changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_batch_norm_is_refused_by_name(tmp_path):
+    model = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    with pytest.raises(Exception, match="BatchNorm"):
+        build(model=model, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_epsilon_out_of_reach(tmp_path):
+    with pytest.raises(Exception, match="out of reach"):
+        build(method=eq.DPSGD(), budget=eq.Budget(1e-9, 1e-30), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("rule", ["abadi", "auto_s", "nsgd", "psac"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_a_bad_record_met_in_training_gets_weight_zero(rule, value, tmp_path):
+    """A record that is fine in the data and blows up on the way: everything else stays as without it."""
+
+    def cursed(model, batch):
+        # the last record's loss is multiplied by something that is not finite, but only in training
+        scale = torch.where(batch["input"][:, 0] == 123.0, factor[0], 1.0)
+        return loss(model, batch | {"input": batch["input"].clamp(max=5)}) * scale
+
+    data = records()
+    data["input"][-1, 0] = 123.0
+    factor = [1.0]
+    method = eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0, clip_rule=rule)
+    sampling = eq.FullBatch(RECORDS, 2)
+    without = network()
+    clean = {name: rows[:-1] for name, rows in data.items()}
+    list(training(without, data=clean, loss=cursed, method=method, sampling=sampling))
+    model = network()
+    run = training(model, data=data, loss=cursed, method=method, sampling=sampling, run_dir=tmp_path / "run")
+    factor[0] = value
+    list(run)
+    torch.testing.assert_close(parameters(model), parameters(without), rtol=1e-5, atol=1e-6)
+    rows = [
+        json.loads(line) for line in (tmp_path / "run/private/diagnostics.jsonl").read_text().splitlines()
+    ]
+    assert [row["batch.gradient.records_not_finite"] for row in rows] == [1, 1]

@@ -1,0 +1,169 @@
+"""A killed run that is resumed ends where the uninterrupted one ends, and pays once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from killed_run import STEPS, start
+from small_problems import loss, network, parameters, records, training
+
+import equipoise as eq
+from equipoise.training import CheckpointError
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> torch.Tensor:
+    return parameters(start(str(tmp_path_factory.mktemp("whole") / "run")))
+
+
+def kill_and_resume(folder: Path, step: int, where: str) -> torch.Tensor:
+    script = Path(__file__).with_name("killed_run.py")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, script, folder, str(step), where], env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    return parameters(start(str(folder), resume=True))
+
+
+def check(folder: Path, got: torch.Tensor, uninterrupted: torch.Tensor) -> None:
+    assert torch.equal(got, uninterrupted)
+    lines = (folder / "private" / "journal.jsonl").read_text().splitlines()
+    releases = [entry for entry in map(json.loads, lines) if entry["type"] == "release"]
+    assert [entry["index"] for entry in releases] == list(range(STEPS))  # nothing charged twice
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize(("step", "where"), [(6, "update"), (7, "checkpoint")])
+def test_killed_and_resumed(tmp_path, uninterrupted, step, where):
+    folder = tmp_path / "run"
+    check(folder, kill_and_resume(folder, step, where), uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", range(10))
+def test_killed_at_ten_random_places(tmp_path, uninterrupted, trial):
+    rng = random.Random(trial)
+    folder = tmp_path / "run"
+    where = rng.choice(["forward", "update", "checkpoint"])
+    # the last checkpoint comes after the last step: a death later than that is no interruption
+    step = rng.randrange(STEPS - 1)
+    check(folder, kill_and_resume(folder, step, where), uninterrupted)
+
+
+def begin(folder: Path, steps: int, take: int, **options):
+    """A run of `steps` steps whose first `take` are done and saved."""
+    run = training(steps=steps, run_dir=folder, **options)
+    for _ in range(take):
+        run.take_step()
+    run.save_checkpoint()
+    return run
+
+
+def again(folder: Path, model=None, **options):
+    model = model or network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    return eq.PrivateTraining.resume(folder, model, optimizer, **{"loss": loss, "data": records()} | options)
+
+
+def test_a_corrupt_checkpoint_falls_back_to_the_one_before(tmp_path):
+    run = begin(tmp_path / "run", 6, 2)
+    run.take_step()
+    run.save_checkpoint()
+    newest = tmp_path / "run" / "checkpoint" / "step-00000003.pt"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match=r"step-00000003.pt is corrupt: its checksum is wrong"):
+        resumed = again(tmp_path / "run")
+    assert resumed.steps_done == 2
+    list(resumed)
+    list(run)
+    assert torch.equal(parameters(resumed.model), parameters(run.model))
+
+
+def test_no_whole_checkpoint_is_an_error_that_names_the_files(tmp_path):
+    begin(tmp_path / "run", 4, 1)
+    for path in (tmp_path / "run" / "checkpoint").glob("*.pt"):
+        path.write_bytes(b"junk")
+    with pytest.raises(CheckpointError, match=r"no checkpoint is whole.*step-00000001"):
+        again(tmp_path / "run")
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    run = begin(tmp_path / "run", 4, 1)
+    run.take_step()
+    real = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    with pytest.raises(
+        CheckpointError, match=r"step 2 could not be written.*free some space.*step 1 is intact"
+    ):
+        run.save_checkpoint()
+    monkeypatch.setattr(os, "fsync", real)
+    assert not list((tmp_path / "run" / "checkpoint").glob(".*tmp"))
+    assert again(tmp_path / "run").steps_done == 1
+
+
+def test_changed_data_get_fresh_noise_and_are_charged(tmp_path):
+    run = begin(tmp_path / "run", 6, 2)
+    run.take_step()  # booked, but not in a checkpoint
+    changed = records()
+    changed["input"][0] += 1
+    resumed = again(tmp_path / "run", data=changed)
+    resumed.take_step()
+    assert resumed.desk.ledger.releases_left == {"batch": 2}
+    same = again(tmp_path / "run")
+    same.take_step()
+    assert same.desk.ledger.releases_left == {"batch": 2}
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    folder = tmp_path / "run"
+    begin(folder, 4, 1)
+    with pytest.raises(ValueError, match="do not fit the checkpoint"):
+        again(folder, model=torch.nn.Linear(12, 3))
+    with pytest.raises(ValueError, match="privacy plan differs"):
+        again(folder, method=eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5))
+    with pytest.raises(FileNotFoundError, match=r"config.json: no run"):
+        again(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        training(run_dir=folder)
+
+
+def test_a_schedule_function_must_be_given_again(tmp_path):
+    folder = tmp_path / "run"
+
+    def schedule(step: int) -> float:
+        return 1.0 / (1 + step)
+
+    method = eq.DPSGD(clip_norm=schedule, noise_multiplier=1.0)
+    begin(folder, 4, 1, method=method)
+    with pytest.raises(ValueError, match="is a function of yours"):
+        again(folder)
+    assert again(folder, method=method).steps_done == 1
+
+
+def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):
+    run = training(steps=200, run_dir=tmp_path / "run", sampling=eq.Unamplified(12, 60, 200))
+    update = run.optimizer.step
+
+    def interrupted_update():
+        if run.steps_done == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        update()
+
+    run.optimizer.step = interrupted_update
+    before = signal.getsignal(signal.SIGINT)
+    result = run.run(progress=False, checkpoint_every=1000)
+    assert not result.finished
+    assert result.steps == 4
+    assert signal.getsignal(signal.SIGINT) is before
+    assert (tmp_path / "run" / "statement.json").exists()
+    assert again(tmp_path / "run").steps_done == result.steps
