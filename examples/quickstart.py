@@ -13,7 +13,7 @@ from equipoise import data
 def main() -> None:
     digits = data.load("digits")
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
-    optimizer = optim.SGD(model.parameters(), lr=2.0, momentum=0.9)
+    optimizer = optim.SGD(model.parameters(), lr=3.0, momentum=0.9)
 
     training = eq.PrivateTraining(
         model,

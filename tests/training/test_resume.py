@@ -124,6 +124,18 @@ def test_changed_data_get_fresh_noise_and_are_charged(tmp_path):
     assert same.desk.ledger.releases_left == {"batch": 2}
 
 
+def test_a_plan_that_is_used_up_early_ends_the_run(tmp_path):
+    sampling = eq.Unamplified(12, 60, 6)
+    run = begin(tmp_path / "run", 6, 2, sampling=sampling)
+    run.take_step()  # booked, then repeated with other data: charged twice
+    changed = records()
+    changed["input"][0] += 1
+    result = again(tmp_path / "run", data=changed).run(progress=False)
+    assert result.finished
+    assert result.steps == 5
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
 def test_what_does_not_fit_is_named(tmp_path):
     folder = tmp_path / "run"
     begin(folder, 4, 1)

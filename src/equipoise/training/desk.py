@@ -77,7 +77,10 @@ class Desk:
                 data_fingerprint=data_fingerprint,
                 kernels=kernels,
             )
+            mine = [entry for entry in self._ledger.journal.entries() if entry.get("run") == self._ledger.run]
+            self._booked = max((entry["index"] for entry in mine if entry["type"] == "release"), default=-1)
 
+        self._booked = -1
         processes.first(open_ledger)
 
     @property
@@ -122,6 +125,18 @@ class Desk:
         return self._processes.first(
             lambda: self.ledger.release_unproven(draw.token, name, value, std, **options)
         )
+
+    def can_go_on(self) -> bool:
+        """Whether the plan has releases left, or booked ones that are yet to be repeated.
+
+        A run that was resumed with other numbers (changed data, another machine) is charged again for the
+        steps that it repeats, so its plan can be used up before its last step.
+        """
+
+        def ask() -> bool:
+            return any(self.ledger.releases_left.values()) or self.ledger.position <= self._booked
+
+        return self._processes.first(ask)
 
     def position(self) -> int:
         """For checkpoints: how many draws were opened."""

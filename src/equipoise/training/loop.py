@@ -363,7 +363,7 @@ class PrivateTraining:
 
     def __iter__(self) -> Iterator[Step]:
         """The remaining steps, each done when it is asked for; leaving early leaves a whole state."""
-        while self.steps_done < self.sampling.steps:
+        while self.steps_done < self.sampling.steps and self.desk.can_go_on():
             yield self.take_step()
 
     def take_step(self) -> Step:
@@ -502,7 +502,7 @@ class PrivateTraining:
 
     def finish(self) -> Result:
         """Write statement and model; at the end delete the key and put the average into the model."""
-        finished = self.steps_done >= self.sampling.steps
+        finished = self.steps_done >= self.sampling.steps or not self.desk.can_go_on()
         statement = self.statement()
         if finished and self._average is not None:
             self._average.move_in()
