@@ -9,7 +9,7 @@ from privacy_rows import Flat, rows
 from scipy import stats
 
 from equipoise.privacy import FullBatch, Ledger, PrivacyPlan, PrivateRows, Release, Secrets, clip
-from equipoise.privacy.noise import normal_like
+from equipoise.privacy.normals import NormalStream
 
 SIZE = 40_000
 
@@ -39,28 +39,53 @@ def test_noise_passes_kolmogorov_smirnov_at_its_scale_only(dtype):
 def test_streams_differ_by_key_purpose_and_index():
     secrets, other = Secrets(reproducible_seed=1), Secrets(reproducible_seed=2)
     streams = [
-        torch.rand(1000, generator=g)
-        for g in (
-            secrets.noise_generator(0),
-            secrets.noise_generator(1),
-            secrets.sampling_generator(0),
-            secrets.generator("noise0", 0),
-            other.noise_generator(0),
-            Secrets().noise_generator(0),
-        )
+        secrets.noise(0),
+        secrets.noise(1),
+        secrets.noise(0, purpose="noise0"),
+        other.noise(0),
+        Secrets().noise(0),
     ]
-    for i, a in enumerate(streams):
-        for b in streams[:i]:
-            assert not bool((a == b).any()) or float((a == b).float().mean()) < 0.01
+    drawn = [stream.draw(1000, 1.0) for stream in streams]
+    drawn += [torch.randn(1000, generator=secrets.sampling_generator(i)) for i in (0, 1)]
+    for i, a in enumerate(drawn):
+        for b in drawn[:i]:
+            assert float((a == b).float().mean()) < 0.01
             assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.16
-    again = torch.rand(1000, generator=secrets.noise_generator(0))
-    assert torch.equal(again, streams[0])
+    assert torch.equal(secrets.noise(0).draw(1000, 1.0), drawn[0])
+
+
+def test_noise_does_not_depend_on_threads():
+    """Chunks are filled by several threads; the numbers are the same."""
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = NormalStream(bytes(32)).draw(600_001, 1.0)
+        torch.set_num_threads(2)
+        two = NormalStream(bytes(32)).draw(600_001, 1.0)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_normals_in_the_tail(dtype):
+    """Four million numbers: moments, extremes and tail counts of a normal; no infinity, no zero run."""
+    x = NormalStream(b"t" * 32).draw(4_000_000, 1.0, dtype).double()
+    assert torch.isfinite(x).all()
+    assert abs(float(x.mean())) < 4 / 2000
+    assert abs(float(x.var()) - 1) < 4 * 2**0.5 / 2000
+    assert abs(float((x**4).mean()) - 3) < 4 * 96**0.5 / 2000
+    for at in (1.0, 3.0, 4.5):
+        expected = 2 * stats.norm.sf(at) * len(x)
+        assert abs(float((x.abs() > at).sum()) - expected) < 5 * expected**0.5
+    pairs = x[: len(x) // 2] * x[len(x) // 2 :]
+    assert abs(float(pairs.mean())) < 5 / len(pairs) ** 0.5
 
 
 def test_the_whole_twister_state_is_keyed():
     """Two states differ in all words; the first number follows the published recurrence and tempering."""
-    a = Secrets(reproducible_seed=1).noise_generator(0).get_state()
-    b = Secrets(reproducible_seed=1).noise_generator(1).get_state()
+    a = Secrets(reproducible_seed=1).sampling_generator(0).get_state()
+    b = Secrets(reproducible_seed=1).sampling_generator(1).get_state()
     words_a, words_b = (s[24 : 24 + 624 * 8].view(torch.int64) for s in (a, b))
     assert int((words_a == words_b).sum()) == 0
     assert int(words_a.min()) >= 0
@@ -73,7 +98,7 @@ def test_the_whole_twister_state_is_keyed():
     v ^= (v << 7) & 0x9D2C5680
     v ^= (v << 15) & 0xEFC60000
     v ^= v >> 18
-    first = torch.randint(2**16, (1,), generator=Secrets(reproducible_seed=1).noise_generator(0)).item()
+    first = torch.randint(2**16, (1,), generator=Secrets(reproducible_seed=1).sampling_generator(0)).item()
     assert first == v % 2**16
 
 
@@ -90,7 +115,7 @@ def test_key_file(tmp_path):
     secrets.delete()
     assert not path.exists()
     with pytest.raises(RuntimeError, match="deleted"):
-        secrets.noise_generator(0)
+        secrets.noise(0)
     assert Secrets(tmp_path).key != Secrets(tmp_path / "other").key
 
 
@@ -111,8 +136,9 @@ def test_reproducible_is_not_private():
 
 def test_bad_index():
     with pytest.raises(ValueError, match="index"):
-        Secrets().noise_generator(-1)
+        Secrets().noise(-1)
 
 
 def test_zero_noise_only_where_asked():
-    assert torch.equal(normal_like(torch.ones(3), 0.0, torch.Generator()), torch.zeros(3))
+    assert torch.equal(NormalStream(bytes(32)).draw(3, 0.0), torch.zeros(3))
+    assert bool((NormalStream(bytes(32)).draw(3, 1.0) != 0).all())

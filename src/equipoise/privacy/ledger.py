@@ -29,13 +29,15 @@ from .digests import Digestible, as_digest
 from .draws import Draw
 from .errors import BudgetError, LedgerError
 from .journal import Journal
-from .noise import Secrets, normal_like
+from .noise import Secrets
+from .normals import NormalStream
 from .private import Private, unwrap
 from .releases import Pattern, PrivacyPlan
 from .statement import Hole, Statement, make_statement
 
 _ROUNDING = 1 + 1e-6
 Sums = dict[str, dict[str, torch.Tensor]]
+Streams = dict[torch.device, NormalStream]
 
 
 class Ledger:
@@ -192,13 +194,13 @@ class Ledger:
             self._lines[draw.index] = line
             self._used[pattern] = self._used.get(pattern, 0) + 1
         self._open[draw] = False
-        generators: dict[torch.device, torch.Generator] = {}
+        streams: Streams = {}
         if noise is not None:
-            return self._correlated(draw, sums, noise, generators)
+            return self._correlated(draw, sums, noise, streams)
         out: Sums = {}
         for name in sorted(sums):
             std = self.plan[name].noise_multiplier * sums[name].add_remove
-            out[name] = self._noised(draw, sums[name].value, std, "noise", generators)
+            out[name] = self._noised(draw, sums[name].value, std, "noise", streams)
         return {name: out[name] for name in sums}
 
     def _noised(
@@ -207,37 +209,48 @@ class Ledger:
         value: Mapping[str, torch.Tensor],
         std: float,
         purpose: str,
-        generators: dict[torch.device, torch.Generator],
+        streams: Streams,
     ) -> dict[str, torch.Tensor]:
-        out = {}
-        for name in sorted(value):
-            raw = unwrap(value[name])
-            if raw.device not in generators:
-                generators[raw.device] = self.secrets.generator(purpose, draw.index, raw.device)
-            out[name] = normal_like(raw, std, generators[raw.device]).add_(raw)
+        raws = {name: unwrap(value[name]) for name in sorted(value)}
+        noise = self._normals(draw, raws, std, purpose, streams)
+        out = {
+            name: noise[name].add_(raw) for name, raw in raws.items()
+        }  # the noise's memory becomes the result
         return {name: out[name] for name in value}
 
+    def _normals(
+        self, draw: Draw, like: Mapping[str, torch.Tensor], std: float, purpose: str, streams: Streams
+    ) -> dict[str, torch.Tensor]:
+        """Normal noise in the shapes of `like`, in float32 at least; one piece of the stream a kind."""
+        kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+        for name, raw in like.items():
+            dtype = torch.float64 if raw.dtype == torch.float64 else torch.float32
+            kinds.setdefault((raw.device, dtype), []).append(name)
+        out = {}
+        for (device, dtype), names in kinds.items():
+            if device not in streams:
+                streams[device] = self.secrets.noise(draw.index, device, purpose)
+            flat = streams[device].draw(sum(like[name].numel() for name in names), std, dtype)
+            pieces = torch.split(flat, [like[name].numel() for name in names])
+            out.update(
+                {name: piece.view(like[name].shape) for name, piece in zip(names, pieces, strict=True)}
+            )
+        return out
+
     def _correlated(
-        self,
-        draw: Draw,
-        sums: Mapping[str, Bounded],
-        noise: CorrelatedNoise,
-        generators: dict[torch.device, torch.Generator],
+        self, draw: Draw, sums: Mapping[str, Bounded], noise: CorrelatedNoise, streams: Streams
     ) -> Sums:
         scale = self.plan[noise.names[0]].noise_multiplier
-        out: Sums = {name: {} for name in noise.names}
-        for tensor in sorted(sums[noise.names[0]].value):
-            raw = {name: unwrap(sums[name].value[tensor]) for name in noise.names}
-            first = raw[noise.names[0]]
-            if first.device not in generators:
-                generators[first.device] = self.secrets.generator("noise", draw.index, first.device)
-            normals = [normal_like(first, 1.0, generators[first.device]) for _ in noise.names]
-            for j, name in enumerate(noise.names):
-                total = raw[name].to(normals[0].dtype).clone()
+        first = {name: unwrap(raw) for name, raw in sums[noise.names[0]].value.items()}
+        normals = [self._normals(draw, first, scale, "noise", streams) for _ in noise.names]
+        out: Sums = {name: {} for name in sums}
+        for j, name in enumerate(noise.names):
+            for tensor in first:
+                total = unwrap(sums[name].value[tensor]).to(normals[0][tensor].dtype).clone()
                 for k in range(j + 1):
-                    total.add_(normals[k], alpha=scale * noise.cholesky[j][k])
+                    total.add_(normals[k][tensor], alpha=noise.cholesky[j][k])
                 out[name][tensor] = total
-        return {name: out[name] for name in sums}
+        return out
 
     # ---- what is not proved
 
@@ -293,13 +306,13 @@ class Ledger:
             line.update(name=name, std=std, hole=hole, worst_case_multiplier=worst_case_multiplier)
             self.journal.append(line)
             self._book_unproven(line)
-        generators: dict[torch.device, torch.Generator] = {}
+        streams: Streams = {}
         purpose = f"unproven noise {name}"
         if through is None:
-            return self._noised(draw, value, std, purpose, generators)
+            return self._noised(draw, value, std, purpose, streams)
         shapes = value if like is None else like
         zero = {key: torch.zeros_like(unwrap(tensor)) for key, tensor in shapes.items()}
-        noise = through(self._noised(draw, zero, std, purpose, generators))
+        noise = through(self._noised(draw, zero, std, purpose, streams))
         return {key: unwrap(tensor) + noise[key] for key, tensor in value.items()}
 
     def _unproven(self, what: str, hole: str) -> None:

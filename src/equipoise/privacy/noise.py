@@ -1,16 +1,12 @@
 """Secrets: the key of the operating system, and the generators of noise and sampling that follow from it.
 
-Every release has its own generator, keyed by SHAKE-256(key, purpose, index). A resumed run gets the same
-stream for the same index whatever happened before, and two indices share nothing.
+Every release has its own stream of noise and every draw its own generator, keyed by
+SHAKE-256(key, purpose, index). A resumed run gets the same stream for the same index whatever happened
+before, and two indices share nothing.
 
-On the CPU a generator is a Mersenne twister. `manual_seed` would fill it from 32 bits only, so all 624 words
-of its state are filled from the hash. On other devices the generator (Philox) takes a seed of 64 bits.
-
-What this withstands: an observer of the outputs cannot guess the key, and streams of two releases are
-unrelated. What it does not: the twister is not a cryptographic generator. Its state could be solved from
-19,937 exact output bits; the released numbers are rounded sums of data and transformed outputs, from which
-no such attack is known to us, but none is excluded by proof. Nor is the Gaussian exact: floating-point
-outputs have holes (Mironov 2012).
+Noise is a `NormalStream` (AES-256 in counter mode on the CPU). Sampling takes a torch generator, a Mersenne
+twister: `manual_seed` would fill it from 32 bits only, so all 624 words of its state are filled from the
+hash. Which records were drawn is never released, so that nobody sees the twister's outputs.
 """
 
 from __future__ import annotations
@@ -20,8 +16,11 @@ import hashlib
 import os
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
+
+from .normals import NormalStream
 
 _WORDS = 624
 _SEED_BYTES, _LEFT_BYTES = 8, 4
@@ -38,8 +37,7 @@ class Secrets:
 
     Example:
         >>> secrets = Secrets(reproducible_seed=1)
-        >>> a = torch.rand(3, generator=secrets.noise_generator(0))
-        >>> bool((a == torch.rand(3, generator=secrets.noise_generator(0))).all())
+        >>> bool((secrets.noise(0).draw(3, 1.0) == secrets.noise(0).draw(3, 1.0)).all())
         True
         >>> secrets.is_private
         False
@@ -103,27 +101,23 @@ class Secrets:
             "Secrets(directory)"
         )
 
-    def noise_generator(self, index: int, device: torch.device | str = "cpu") -> torch.Generator:
-        """The generator of the noise of release `index`."""
-        return self.generator("noise", index, device)
+    def noise(self, index: int, device: torch.device | str = "cpu", purpose: str = "noise") -> NormalStream:
+        """The stream of normal numbers of release `index`."""
+        return NormalStream(self._hash(purpose, index).digest(32), device)
 
     def sampling_generator(self, index: int) -> torch.Generator:
         """The generator of the records of draw `index`; always on the CPU."""
         return self.generator("sampling", index)
 
-    def generator(self, purpose: str, index: int, device: torch.device | str = "cpu") -> torch.Generator:
-        """A fresh generator keyed by (key, purpose, index)."""
+    def generator(self, purpose: str, index: int) -> torch.Generator:
+        """A fresh CPU generator keyed by (key, purpose, index)."""
+        return _twister(self._hash(purpose, index).digest(4 * _WORDS))
+
+    def _hash(self, purpose: str, index: int) -> Any:
         if isinstance(index, bool) or not isinstance(index, int) or index < 0:
             raise ValueError(f"index must be a non-negative integer, got {index!r}")
         message = b"equipoise generator" + self.key + len(purpose).to_bytes(8, "big") + purpose.encode()
-        stream = hashlib.shake_256(message + index.to_bytes(16, "big"))
-        device = torch.device(device)
-        if device.type != "cpu":
-            seed = int.from_bytes(stream.digest(8), "little") & (2**63 - 1)
-            generator = torch.Generator(device)
-            generator.manual_seed(seed)
-            return generator
-        return _twister(stream.digest(4 * _WORDS))
+        return hashlib.shake_256(message + index.to_bytes(16, "big"))
 
 
 def _twister(words: bytes) -> torch.Generator:
@@ -161,25 +155,3 @@ def _load_or_create(path: Path) -> bytes:
         file.flush()
         os.fsync(file.fileno())
     return key
-
-
-def add_noise(
-    sums: dict[str, torch.Tensor], std: float, generators: dict[torch.device, torch.Generator]
-) -> dict[str, torch.Tensor]:
-    """`sums` plus independent normal noise of standard deviation `std`, in float32 at least.
-
-    Tensors are visited in the order of their names; `generators` holds one running generator a device.
-    """
-    out = {}
-    for name in sorted(sums):
-        value = sums[name]
-        noise = normal_like(value, std, generators[value.device])
-        out[name] = noise.add_(value)  # the noise buffer becomes the result: no further copy
-    return {name: out[name] for name in sums}
-
-
-def normal_like(value: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:
-    """Normal noise in the shape of `value`, float64 if it is, float32 otherwise."""
-    dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
-    noise = torch.empty(value.shape, dtype=dtype, device=value.device)
-    return noise.normal_(0.0, std, generator=generator) if std > 0 else noise.zero_()
