@@ -1,6 +1,7 @@
 # make train      set up an environment and train on real data with differential privacy
 # make test       set up an environment and run the checks and tests
 # make test-slow  the tests that train to accuracy or repeat many times
+# make mutations  break the sources on purpose, one mistake at a time, and show which test notices
 # make clean      remove what the targets above made, run folders excepted
 #
 # PYTHON=python3.12 selects the interpreter, VENV=folder the environment.
@@ -19,7 +20,7 @@ PIP := $(BIN)/python -m pip
 STAMP := $(VENV)/.installed
 STAMP_EXTRAS := $(STAMP)-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help train install test test-slow lint clean
+.PHONY: help train install test test-slow mutations lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -35,6 +36,9 @@ test: lint
 
 test-slow: $(STAMP_EXTRAS)
 	$(BIN)/python -m pytest tests -m slow $(PYTEST_ARGS)
+
+mutations: $(STAMP_EXTRAS)
+	$(BIN)/python tests/mutations/run.py
 
 lint: $(STAMP_EXTRAS)
 	$(BIN)/ruff check .

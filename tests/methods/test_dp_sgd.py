@@ -69,6 +69,26 @@ def test_a_learned_threshold_moves_towards_the_median_from_both_sides():
         assert math.copysign(1, norms[-1] - norms[0]) == direction
 
 
+def test_a_learned_threshold_moves_by_the_noised_count():
+    """All records in every draw: the first count differs between two keys by its noise alone."""
+    second = []
+    for seed in (0, 1):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        run = eq.PrivateTraining(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            loss=lambda m, b: F.cross_entropy(m(b["x"]), b["y"], reduction="none"),
+            data=data(),
+            sampling=eq.FullBatch(population=120, steps=2),
+            method=eq.DPSGD(eq.ReleasedQuantile(initial=1.0), noise_multiplier=1.0),
+            seed=seed,
+            reproducible=True,
+        )
+        second.append([step.clip_norm for step in run][1])
+    assert second[0] != second[1]
+
+
 def test_noise_and_clipping_of_a_step_use_the_same_threshold():
     threshold = eq.ReleasedQuantile(initial=0.01, learning_rate=0.5)
     _, steps = train(eq.DPSGD(clip_norm=threshold, noise_multiplier=0.5))

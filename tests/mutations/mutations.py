@@ -1,0 +1,304 @@
+"""Mistakes that would break the promise of privacy, each with the tests that must notice it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path("src") / "equipoise"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One mistake.
+
+    Attributes:
+        name: what is wrong in the mutated source.
+        file: path inside the package.
+        edits: (old text, new text) pairs; every old text occurs exactly once in the file.
+        tests: pytest arguments; at least one of these tests must fail.
+    """
+
+    name: str
+    file: str
+    edits: tuple[tuple[str, str], ...]
+    tests: tuple[str, ...]
+
+    def apply(self, text: str) -> str:
+        """The mutated text.
+
+        Raises:
+            ValueError: if an old text is not there exactly once.
+        """
+        for old, new in self.edits:
+            if text.count(old) != 1:
+                raise ValueError(
+                    f"mutation {self.name!r}: its old text occurs {text.count(old)} times in {self.file}, "
+                    f"not once; bring the mutation up to date with the source:\n{old}"
+                )
+            if old == new:
+                raise ValueError(f"mutation {self.name!r} changes nothing")
+            text = text.replace(old, new)
+        return text
+
+
+MUTATIONS = (
+    Mutation(
+        "noise off",
+        "privacy/ledger.py",
+        (("std = self.plan[name].noise_multiplier * sums[name].add_remove", "std = 0.0"),),
+        ("tests/privacy/test_noise.py::test_noise_passes_kolmogorov_smirnov_at_its_scale_only",),
+    ),
+    Mutation(
+        "noise 10% too small",
+        "privacy/ledger.py",
+        (
+            (
+                "std = self.plan[name].noise_multiplier * sums[name].add_remove",
+                "std = 0.9 * self.plan[name].noise_multiplier * sums[name].add_remove",
+            ),
+        ),
+        ("tests/privacy/test_noise.py::test_noise_passes_kolmogorov_smirnov_at_its_scale_only",),
+    ),
+    Mutation(
+        "the same noise at every index",
+        "privacy/noise.py",
+        (
+            (
+                "NormalStream(self._hash(purpose, index).digest(32)",
+                "NormalStream(self._hash(purpose, 0).digest(32)",
+            ),
+        ),
+        ("tests/privacy/test_noise.py::test_streams_differ_by_key_purpose_and_index",),
+    ),
+    Mutation(
+        "divisor is the realised batch size",
+        "methods/dp_sgd.py",
+        (
+            (
+                "name: value / context.sampling.expected_size for name",
+                "name: value / max(1, len(draw._ids)) for name",
+            ),
+        ),
+        ("tests/training/test_loop.py::test_the_divisor_is_the_expected_batch_size_whatever_is_drawn",),
+    ),
+    Mutation(
+        "norms without the bias terms",
+        "gradients/factored.py",
+        (
+            (
+                "norms = self._sum_of_squares(self.names).sqrt_()",
+                'norms = self._sum_of_squares([n for n in self.names if "bias" not in n]).sqrt_()',
+            ),
+        ),
+        ("tests/methods/test_sensitivity.py::test_random_neighbours",),
+    ),
+    Mutation(
+        "a rule that forgets one parameter",
+        "gradients/rules.py",
+        (
+            (
+                "bias = bias if op.tracks(bias) else None\n"
+                "    if bias is not None and bias.shape != op.out.shape[-1:]:",
+                "bias = None\n    if bias is not None and bias.shape != op.out.shape[-1:]:",
+            ),
+        ),
+        ("tests/gradients/test_layers.py::test_layer[linear 2d-float64]",),
+    ),
+    Mutation(
+        "old noise for another query after a resume",
+        "privacy/ledger.py",
+        (('while index in self._lines and self._lines[index]["hash"] != key:', "while False:"),),
+        ("tests/privacy/test_ledger.py::test_other_hash_takes_the_next_index_and_is_charged",),
+    ),
+    Mutation(
+        "changed data are answered with old noise",
+        "privacy/ledger.py",
+        (("name, text, self.data_fingerprint, self.kernels]", "name, text, self.kernels]"),),
+        ("tests/privacy/test_ledger.py::test_other_hash_takes_the_next_index_and_is_charged",),
+    ),
+    Mutation(
+        "old noise for a release with another bound",
+        "privacy/ledger.py",
+        (("if booked != bounds:", "if False:"),),
+        ("tests/privacy/test_ledger.py::test_same_hash_with_another_bound_is_refused",),
+    ),
+    Mutation(
+        "a raw threshold passes as public",
+        "privacy/bounded.py",
+        (
+            (
+                "    if isinstance(value, Private):\n        raise PrivateError(",
+                "    value = unwrap(value)\n    if value is None:\n        raise PrivateError(",
+            ),
+        ),
+        ("tests/privacy/test_bounded.py::test_refusals",),
+    ),
+    Mutation(
+        "float() of a private tensor works",
+        "privacy/private.py",
+        (
+            (
+                '__float__ = _forbidden("float() or item()")',
+                "__float__ = lambda self: float(self._held)",
+            ),
+        ),
+        ("tests/privacy/test_private.py::test_value_does_not_leave",),
+    ),
+    Mutation(
+        "sums doubled after clipping",
+        "privacy/bounded.py",
+        (
+            (
+                "value = kept.weighted_sums(weights)\n        return",
+                "value = kept.weighted_sums(2 * weights)\n        return",
+            ),
+        ),
+        ("tests/privacy/test_bounded.py::test_adversarial_neighbours",),
+    ),
+    Mutation(
+        "a clip rule is taken at its word",
+        "privacy/bounded.py",
+        (("    return torch.maximum(torch.minimum(given, limit), -limit)", "    return given"),),
+        ("tests/methods/test_sensitivity.py::test_a_rule_that_breaks_its_promise_is_cut",),
+    ),
+    Mutation(
+        "a record that is not finite keeps its row",
+        "privacy/bounded.py",
+        (
+            (
+                "finite = torch.isfinite(norms)\n        kept, kept_norms",
+                "finite = norms > -1\n        kept, kept_norms",
+            ),
+        ),
+        ("tests/privacy/test_bounded.py::test_bad_records_get_weight_zero",),
+    ),
+    Mutation(
+        "batches of fixed size accounted as Poisson",
+        "privacy/sampling.py",
+        (
+            (
+                "return (coins < self.sampling_rate).nonzero().flatten()",
+                "return coins.argsort()[: round(self.sampling_rate * num_records)].sort().values",
+            ),
+        ),
+        ("tests/privacy/test_sampling.py::test_poisson_frequencies_and_pairs",),
+    ),
+    Mutation(
+        "sampling rate from the records present",
+        "privacy/sampling.py",
+        (
+            (
+                "return (coins < self.sampling_rate).nonzero().flatten()",
+                "return (coins < self.expected_batch_size / num_records).nonzero().flatten()",
+            ),
+        ),
+        ("tests/privacy/test_sampling.py::test_rate_comes_from_the_public_population_alone",),
+    ),
+    Mutation(
+        "journal written after the noise has left",
+        "privacy/ledger.py",
+        (
+            (
+                "            self.journal.append(line)\n            self._lines[draw.index] = line\n",
+                "            self._lines[draw.index] = line\n",
+            ),
+            (
+                "        return {name: out[name] for name in sums}\n",
+                "        if not draw.replayed:\n            self.journal.append(line)\n"
+                "        return {name: out[name] for name in sums}\n",
+            ),
+        ),
+        ("tests/privacy/test_ledger.py::test_line_is_written_before_anything_leaves",),
+    ),
+    Mutation(
+        "a draw may be released twice",
+        "privacy/ledger.py",
+        (("        if not self._open[draw]:\n", "        if False:\n"),),
+        ("tests/privacy/test_ledger.py::test_draws_are_checked",),
+    ),
+    Mutation(
+        "a plan above the budget may start",
+        "privacy/ledger.py",
+        (("if total > self.budget.epsilon * (1 + 1e-9):", "if False:"),),
+        ("tests/privacy/test_ledger.py::test_plan_over_budget_is_refused_before_anything",),
+    ),
+    Mutation(
+        "replace-one accounted as add-or-remove",
+        "privacy/releases.py",
+        (
+            ("return epsilon(self.event(), delta, self.relation)", "return epsilon(self.event(), delta)"),
+            ('if self.relation == "replace_one":', "if False:"),
+        ),
+        ("tests/privacy/test_accounting.py::test_replace_ratio",),
+    ),
+    Mutation(
+        "epsilon halved",
+        "privacy/accounting.py",
+        (
+            (
+                "return float(total.get_epsilon_for_delta(delta))",
+                "return float(total.get_epsilon_for_delta(delta)) / 2",
+            ),
+        ),
+        ("tests/privacy/test_accounting.py::test_worked_numbers",),
+    ),
+    Mutation(
+        "joint releases accounted as one",
+        "privacy/releases.py",
+        (
+            (
+                "            total += (ratio / release.noise_multiplier) ** 2",
+                "            total = max(total, (ratio / release.noise_multiplier) ** 2)",
+            ),
+        ),
+        ("tests/privacy/test_accounting.py::test_joint_releases_are_one_event",),
+    ),
+    Mutation(
+        "cross terms of tied parameters dropped",
+        "gradients/factored.py",
+        (("squares.add_(factor.inner(opposite), alpha=2)", "pass"),),
+        ("tests/gradients/test_engine.py::test_tied_parameters_stay_tied_at_other_values",),
+    ),
+    Mutation(
+        "difference norm by the expanded form",
+        "gradients/factored.py",
+        (
+            (
+                "return norms if self._operands is None else norms.add_(self.norm_guard(groups))",
+                "x, w = self._operands or (None, None)\n"
+                "            if x is None or groups is not None:\n"
+                "                return norms\n"
+                "            squares = x.row_norms() ** 2 - 2 * x.inner(w) + w.row_norms() ** 2\n"
+                "            return squares.clamp(min=0).sqrt() + self.norm_guard()",
+            ),
+        ),
+        ("tests/gradients/test_differences.py::test_difference_norm_is_as_good_as_materialised",),
+    ),
+    Mutation(
+        "difference norm without its guard",
+        "gradients/factored.py",
+        (
+            (
+                "return norms if self._operands is None else norms.add_(self.norm_guard(groups))",
+                "return norms",
+            ),
+        ),
+        ("tests/gradients/test_differences.py::test_guard_is_the_stated_one_and_is_carried_everywhere",),
+    ),
+    Mutation(
+        "the count of a learned threshold without noise",
+        "methods/dp_sgd.py",
+        (
+            (
+                "released = context.ledger.release(draw, draw.query(sums))",
+                "asked = draw.query(sums)\n        released = context.ledger.release(draw, asked)",
+            ),
+            (
+                '(count,) = released["below_threshold"].values()',
+                '(count,) = (v._held for v in asked["below_threshold"].value.values())',
+            ),
+        ),
+        ("tests/methods/test_dp_sgd.py::test_a_learned_threshold_moves_by_the_noised_count",),
+    ),
+)
