@@ -29,7 +29,16 @@ from equipoise.methods import METHODS, Method, ReleasedQuantile
 from equipoise.privacy import Budget, Journal, Poisson, PrivacyPlan, epsilon
 from equipoise.privacy.accounts import compose, other_runs
 
-__all__ = ["Experiment", "accuracy", "assemble", "cross_entropy", "load_data", "make_method", "predictions"]
+__all__ = [
+    "Experiment",
+    "accuracy",
+    "assemble",
+    "cache_folder",
+    "cross_entropy",
+    "load_data",
+    "make_method",
+    "predictions",
+]
 
 Progress = Callable[[int, int], None]
 

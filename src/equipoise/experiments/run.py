@@ -15,7 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.experiments.assembly import Experiment, Progress, assemble, cross_entropy, make_method
+from equipoise.experiments.assembly import (
+    Experiment,
+    Progress,
+    assemble,
+    cache_folder,
+    cross_entropy,
+    make_method,
+)
 from equipoise.experiments.settings import Settings
 from equipoise.privacy import Budget
 from equipoise.report import RunFolderError, read_run, write_report
@@ -217,14 +224,23 @@ def _assemble(settings: Settings, console: Console) -> Experiment:
 
 @contextmanager
 def _feature_progress(console: Console) -> Iterator[Progress]:
-    """A bar that appears with the first chunk of features, so that nothing flashes where there are none."""
+    """A line and a bar that appear with the first chunk of features; neither where there are none."""
     from rich.progress import Progress as Bar
 
     bar = Bar(console=console, transient=True, disable=not console.is_terminal)
     task = bar.add_task("computing features", total=None, visible=False)
+    began = False
 
     def update(done: int, total: int) -> None:
-        if not bar.live.is_started:
+        nonlocal began
+        if not began:
+            began = True
+            console.print(
+                f"computing features once; they are kept in {cache_folder()} for later runs "
+                "(EQUIPOISE_CACHE names another folder)",
+                markup=False,
+                soft_wrap=True,
+            )
             bar.start()
         bar.update(task, completed=done, total=total, visible=True)
 
