@@ -54,7 +54,7 @@ def test_model_that_does_not_fit(trained, equipoise, tmp_path):
 
 def test_interrupted_run_goes_on(equipoise, tmp_path):
     """SIGINT after a few steps: exit code 130, a whole folder; resume ends where an undisturbed run ends."""
-    words = "train --data digits --epochs 60 --noise-multiplier 8 --seed 1 --reproducible --json"
+    words = "train --data digits --epochs 40 --noise-multiplier 8 --seed 1 --reproducible --json"
     folder = tmp_path / "cut"
     process = subprocess.Popen(
         [sys.executable, "-m", "equipoise", *words.split(), "--run-dir", str(folder)],
@@ -74,7 +74,7 @@ def test_interrupted_run_goes_on(equipoise, tmp_path):
     assert process.returncode == 130, err
     found = json.loads(out)
     assert found["finished"] is False
-    assert 0 < found["steps"] < 120
+    assert 0 < found["steps"] < 80
     assert f"equipoise resume {folder}" in err
     assert "Traceback" not in err
     assert (folder / "report.html").exists()
@@ -82,7 +82,7 @@ def test_interrupted_run_goes_on(equipoise, tmp_path):
     resumed = equipoise("resume", folder, "--json")
     assert resumed.code == 0, resumed.err
     assert resumed.value["finished"] is True
-    assert resumed.value["steps"] == 120
+    assert resumed.value["steps"] == 80
     whole = equipoise(words, "--run-dir", tmp_path / "whole")
     assert resumed.value["epsilon"] == pytest.approx(whole.value["epsilon"], rel=1e-9)
     assert resumed.value["epsilon"] > found["epsilon"]
