@@ -60,28 +60,29 @@ def plain_step(task):
 
 
 def ours_step(task):
-    """The engine and the privacy primitives: capture, clip, noise from the ledger's generators, SGD."""
+    """The engine, a clip rule and the ledger's noise, no sampling and no journal."""
     import torch
 
     from equipoise.gradients import GradientEngine
     from equipoise.methods.clip_rules import Abadi
+    from equipoise.privacy import Secrets
 
     batch = {"input": task.inputs, "label": task.labels}
     optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
-    engine = GradientEngine(
-        task.model, lambda model, b: task.losses(model(b["input"]), b["label"]), batch, check=False
-    )
+    engine = GradientEngine(task.model, lambda model, b: task.losses(model(b["input"]), b["label"]), batch)
     rule = Abadi()
     named = dict(task.model.named_parameters())
+    sizes = [p.numel() for p in named.values()]
     records = len(task.labels)
-    generator = torch.Generator().manual_seed(0)
+    noise = Secrets().noise(0)
 
     def step() -> None:
         gradients = engine(batch)
         sums = gradients.weighted_sums(rule.weights(gradients.row_norms(), CLIP_NORM))
-        for name, total in sums.items():
-            noise = torch.empty_like(total).normal_(0.0, NOISE_MULTIPLIER * CLIP_NORM, generator=generator)
-            named[name].grad = total.add_(noise).div_(records)
+        del gradients
+        pieces = torch.split(noise.draw(sum(sizes), NOISE_MULTIPLIER * CLIP_NORM), sizes)
+        for (name, parameter), piece in zip(named.items(), pieces, strict=True):
+            parameter.grad = piece.view(parameter.shape).add_(sums[name]).div_(records)
         optimizer.step()
 
     return step

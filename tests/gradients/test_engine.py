@@ -240,3 +240,37 @@ def test_it_works_under_no_grad_and_leaves_grad_mode_alone():
     assert torch.is_grad_enabled()
     assert G.row_norms().min() > 0
     assert not G.losses.requires_grad
+
+
+def test_looking_at_parameters_is_no_use_of_them():
+    """Logging that reads shapes or detached values between batches changes nothing in the plan."""
+    look = []
+
+    class Looking(nn.Linear):
+        def forward(self, x):
+            if look:
+                assert self.weight.shape[0] == 2
+                look.append(float(self.weight.detach().norm()))
+            return super().forward(x)
+
+    model = Looking(3, 2)
+    engine = GradientEngine(model, lambda m, x: m(x).square().sum(1), torch.randn(4, 3))
+    before = engine(torch.ones(4, 3)).row_norms()
+    look.append(0.0)
+    after = engine(torch.ones(4, 3)).row_norms()
+    assert len(look) > 1
+    assert torch.equal(before, after)
+    assert {covered.how for covered in engine.coverage()} == {"rule"}
+
+
+def test_normalisation_layers_are_served_by_their_own_rules():
+    """A rule that fails falls back to the slow general one without a word: here it must not."""
+    from equipoise.gradients.rules import local
+
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.LayerNorm(144), nn.Linear(144, 2)
+    )
+    engine = GradientEngine(model, lambda m, x: m(x).square().sum(1), torch.randn(4, 2, 8, 8))
+    used = [step for step in engine._latest.steps if step.kind == "use"]
+    assert len(used) == 4
+    assert all(local not in step.rules for step in used)

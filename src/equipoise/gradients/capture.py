@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from equipoise.gradients.base import Factor
 from equipoise.gradients.expressions import Expression, derive, pull_back
 from equipoise.gradients.layouts import Layout
-from equipoise.gradients.rules import Finish, Operation, Rule
+from equipoise.gradients.rules import MATRIX_RULES, Finish, Operation, Rule
 
 __all__ = ["Capture", "Plan", "PlanMismatch", "Step", "Watch", "anchor", "tensor_arguments"]
 
@@ -54,6 +54,9 @@ class Step:
     out_layout: Layout | None = None
     rules: tuple[Rule, ...] = ()
     reason: str = ""
+    counts: bool = (
+        True  # False: a look at a parameter (its shape, a detached copy), whose result has no gradient
+    )
 
 
 @dataclass
@@ -184,6 +187,9 @@ class Capture(Watch):
 
     def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Do what the plan says for the next operation."""
+        out = func(*args, **kwargs)
+        if not any(t.requires_grad for t in output_tensors(out)):
+            return out  # a look at a parameter, not a use: it is not part of the plan
         index = self.cursor
         self.cursor += 1
         steps = self.plan.steps
@@ -193,7 +199,6 @@ class Capture(Watch):
                 f"operation {index} on a parameter is {name_of(func)}; at attach it was {wanted}"
             )
         step = steps[index]
-        out = func(*args, **kwargs)
         if step.kind == "derive":
             self.track(func, args, kwargs, out, tensor_arguments(args, kwargs))
         elif step.kind == "use":
@@ -235,7 +240,12 @@ class Capture(Watch):
             if known is not None and t is not out
         ]
 
-        def hook(b: Tensor) -> None:
+        matrix = step.rules[0] in MATRIX_RULES
+
+        def hook(b: Tensor) -> Tensor | None:
+            copied = matrix and not b.is_contiguous()
+            if copied:
+                b = b.contiguous()  # handed on as well, so that the backward does not copy it again
             for tensor, version in versions:
                 if tensor._version != version:
                     raise RuntimeError(
@@ -254,7 +264,7 @@ class Capture(Watch):
                     reason = f"{type(error).__name__} in the rule for {name_of(func)}: {error}"
             else:
                 self.failures[index] = reason
-                return
+                return None
             if self.lenient:
                 self.plan.low_precision |= b.dtype in (torch.bfloat16, torch.float16)
                 step.rules = (served,)
@@ -264,6 +274,10 @@ class Capture(Watch):
                     if kernel is not None:
                         factor = factor.with_kernel(kernel)
                 self.found.append((index, place, tracked[id(tensor)], factor))
+            # The graph keeps this hook until it goes as a whole: let the inputs go now.
+            finishes.clear()
+            versions.clear()
+            return b if copied else None
 
         target.register_hook(hook)  # type: ignore[no-untyped-call]
         return out

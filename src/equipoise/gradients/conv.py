@@ -38,7 +38,7 @@ from equipoise.gradients.outer import gram_norms
 __all__ = ["ConvFactor", "ConvGeometry"]
 
 #: As for other factors, but rows save a convolution its second weight gradient, and its kernels are small.
-ROWS_GROWTH = 8
+ROWS_GROWTH = 4
 
 _WEIGHT_GRADIENT: dict[int, Callable[..., Tensor]] = {
     1: conv1d_weight,

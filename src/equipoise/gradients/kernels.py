@@ -9,7 +9,6 @@ resumed or a second process computes the same numbers.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterable
 
@@ -40,9 +39,10 @@ def predict(factor: Factor) -> str:
 
 
 def measure(factor: Factor, repeats: int = 3) -> str:
-    """The fastest way, by the median time of its norms and one weighted sum.
+    """The fastest way, by the least time of its norms and one weighted sum.
 
-    The ways are visited in turn, so that a busy moment of the machine meets all of them.
+    The ways are visited in turn, so that a busy moment of the machine meets all of them, and the least of the
+    times is the one that other work disturbed least.
     """
     names = candidates(factor)
     if len(names) == 1 or factor.num_records == 0:
@@ -52,7 +52,7 @@ def measure(factor: Factor, repeats: int = 3) -> str:
         for _ in range(repeats + 1):
             for name in names:
                 times[name].append(_seconds(factor, name))
-    return min(names, key=lambda name: statistics.median(times[name][1:]))
+    return min(names, key=lambda name: min(times[name][1:]))
 
 
 def choose(factors: Iterable[Factor], measured: bool = True, repeats: int = 3) -> dict[str, str]:

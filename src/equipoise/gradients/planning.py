@@ -167,6 +167,21 @@ class _Survey(Watch):
         )
         step = Step(func, "opaque", names, inputs, outputs[0] if len(outputs) == 1 else None, rule_for(func))
         self.steps.append(step)
+        out = self._decide(step, func, args, kwargs, tensors, outputs)
+        step.counts = any(t.requires_grad for t in output_tensors(out))
+        return out
+
+    def _decide(
+        self,
+        step: Step,
+        func: Callable,
+        args: tuple,
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        outputs: tuple[Layout | None, ...],
+    ) -> Any:
+        """Run the operation and say what kind of step it is."""
+        inputs = step.layouts
         free = not any(inputs) or name_of(func) in CASTS
         if not outputs:
             step.kind = "skip"
@@ -333,7 +348,9 @@ def learn_plan(
             return Learned(Plan([], (), {}), True)
         new = _find_dense(survey, losses, ruled)
         if not new:
-            plan = Plan(survey.steps, tuple(ruled), dense_found, _unused(survey, ruled))
+            plan = Plan(
+                [s for s in survey.steps if s.counts], tuple(ruled), dense_found, _unused(survey, ruled)
+            )
             capture = Capture(ruled, plan, LARGE, lenient=True)
             losses = run(three, capture)
             factors = capture.collect(losses)

@@ -26,7 +26,7 @@ from equipoise.gradients.index import IndexFactor
 from equipoise.gradients.layouts import Layout, record_first, sum_to_shape
 from equipoise.gradients.outer import OuterFactor
 
-__all__ = ["RULES", "Finish", "Operation", "Rule", "local", "rule_for"]
+__all__ = ["MATRIX_RULES", "RULES", "Finish", "Operation", "Rule", "local", "rule_for"]
 
 Finish = Callable[[Tensor], list[tuple[Tensor, Factor]]]
 Rule = Callable[["Operation"], "Finish | None"]
@@ -364,7 +364,30 @@ def _channel_norm(op: Operation, x: Tensor, weight: Any, bias: Any, normalise: C
 def group_norm(op: Operation) -> Finish | None:
     x, groups, weight, bias, eps = op.get("input", "num_groups", "weight", "bias", "eps")
     eps = 1e-5 if eps is None else eps
-    return _channel_norm(op, x, weight, bias, lambda t: F.group_norm(t, groups, eps=eps))
+    layout, records = op.layout(x), op.records
+    plain = layout == Layout(0) and x.is_contiguous() and accumulation_dtype(x.dtype) == x.dtype
+    if not plain or op.tracks(x) or not op.tracks(weight):
+        return _channel_norm(op, x, weight, bias, lambda t: F.group_norm(t, groups, eps=eps))
+    kept, (channels, size) = x.detach(), (x.shape[1], x.shape[2:].numel())
+    node = op.out.grad_fn
+    mean, rstd = (getattr(node, f"_saved_result{i}", None) for i in (1, 2))  # what the forward computed
+    bias = bias if op.tracks(bias) else None
+
+    def finish(b: Tensor) -> list[tuple[Tensor, Factor]]:
+        m, r = mean, rstd
+        if m is None or r is None:
+            _, m, r = torch.native_group_norm(kept, None, None, records, channels, size, groups, eps)
+        # The records become groups of one large record, so that the sum over records is left out.
+        _, by_weight, by_bias = torch.ops.aten.native_group_norm_backward(
+            b.contiguous(), kept, m.view(1, -1), r.view(1, -1), kept.new_ones(records * channels),
+            1, records * channels, size, records * groups, [False, True, True],
+        )  # fmt: skip
+        found: list[tuple[Tensor, Factor]] = [(weight, DenseFactor(by_weight.view(records, channels)))]
+        if bias is not None:
+            found.append((bias, DenseFactor(by_bias.view(records, channels))))
+        return found
+
+    return finish
 
 
 def instance_norm(op: Operation) -> Finish | None:
@@ -554,6 +577,10 @@ RULES: dict[Callable, Rule] = {
     }.items()
     for func in functions
 }
+
+
+#: Rules whose factors, like the backward of their operations, want the output gradient in one piece.
+MATRIX_RULES = frozenset({linear, addmm, matmul})
 
 
 def rule_for(func: Callable) -> tuple[Rule, ...]:
