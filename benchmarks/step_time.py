@@ -93,9 +93,10 @@ def ours_training_step(task):
     import torch
 
     import equipoise as eq
+    from equipoise.data import Records
 
     optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
-    records = eq.data.Records({"input": task.inputs, "label": task.labels})
+    records = Records({"input": task.inputs, "label": task.labels})
     training = eq.PrivateTraining(
         task.model,
         optimizer,

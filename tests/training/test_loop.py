@@ -10,6 +10,7 @@ from small_problems import RECORDS, loss, network, parameters, records, relative
 from torch import nn
 
 import equipoise as eq
+from equipoise.training.folder import RunFolder
 
 
 def finished(**options):
@@ -218,7 +219,7 @@ def test_a_run_folder_keeps_public_and_private_apart(tmp_path):
     assert result.finished
     assert result.run_dir == folder
     assert result.evaluation == {"accuracy": 0.5}
-    public = {"statement.json", "metrics.jsonl", "model.safetensors", "config.json"}
+    public = {"statement.json", "metrics.jsonl", "model.safetensors", "config.json", "report.html"}
     assert {p.name for p in folder.iterdir()} == public | {"checkpoint", "private"}
     assert not (folder / "private" / "key").exists()
     for name in ("journal.jsonl", "diagnostics.jsonl"):
@@ -250,6 +251,10 @@ def test_runs_that_share_a_ledger_share_a_budget(tmp_path):
     first = training(sampling=sampling, run_dir=tmp_path / "a", **shared)
     alone = first.run(progress=False).epsilon
     second = training(sampling=sampling, run_dir=tmp_path / "b", **shared)
+    assert "ledger.jsonl" not in (tmp_path / "b" / "config.json").read_text()
+    assert RunFolder(tmp_path / "b").read_config()["settings"]["ledger_file"] == str(
+        tmp_path / "ledger.jsonl"
+    )
     assert second.run(progress=False).epsilon > 1.1 * alone
     with pytest.raises(Exception, match="budget of 8"):
         training(sampling=sampling, run_dir=tmp_path / "c", **shared)

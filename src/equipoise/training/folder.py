@@ -55,8 +55,13 @@ class RunFolder:
         self.private.chmod(0o700)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write the public settings."""
-        write_atomically(self.config, (json.dumps(config, indent=2) + "\n").encode(), mode=0o644)
+        """Write the public settings; where a shared ledger lies is nobody's business but the keeper's."""
+        settings = dict(config["settings"])
+        ledger_file = settings.pop("ledger_file", None)
+        if ledger_file is not None:
+            write_atomically(self.private / "ledger_file", str(ledger_file).encode(), mode=0o600)
+        public = {**config, "settings": settings}
+        write_atomically(self.config, (json.dumps(public, indent=2) + "\n").encode(), mode=0o644)
 
     def read_config(self) -> dict[str, Any]:
         """The settings of the run.
@@ -71,4 +76,7 @@ class RunFolder:
                 "run was started with."
             )
         config: dict[str, Any] = json.loads(self.config.read_text())
+        ledger_file = self.private / "ledger_file"
+        if ledger_file.exists():
+            config["settings"]["ledger_file"] = ledger_file.read_text()
         return config

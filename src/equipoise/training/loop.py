@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from equipoise.gradients import GradientEngine
 from equipoise.methods import DPSGD, METHODS, Method, State
 from equipoise.privacy import Budget, Diagnostics, Draw, Sampling, Statement, digest
+from equipoise.report import write_report
 from equipoise.training.attach import Loss, check_loss, check_optimizer, check_scheduler, trainable
 from equipoise.training.batches import Source, map_batch
 from equipoise.training.checkpoint import write_atomically
@@ -501,7 +502,7 @@ class PrivateTraining:
         return self._evaluation
 
     def finish(self) -> Result:
-        """Write statement and model; at the end delete the key and put the average into the model."""
+        """Write statement, model and report; at the end delete the key and put the average into the model."""
         finished = self.steps_done >= self.sampling.steps or not self.desk.can_go_on()
         statement = self.statement()
         if finished and self._average is not None:
@@ -510,6 +511,7 @@ class PrivateTraining:
             write_atomically(self.folder.statement, (statement.to_json() + "\n").encode(), mode=0o644)
             with self._average.swapped_in() if self._average is not None else nullcontext():
                 save_model(self.model, self.folder.model, {"step": str(self.steps_done)})
+            write_report(self.folder.path)
         epsilon = self.epsilon_so_far()
         if finished:
             self.desk.close()
