@@ -1,0 +1,74 @@
+"""The published accuracies belong to these numbers: whoever changes a recipe measures again."""
+
+import json
+
+import pytest
+
+from equipoise import cli
+from equipoise.experiments.recipes import DEFAULT_MODEL, FALLBACK, RECIPES, find_recipe
+from equipoise.experiments.settings import Settings
+
+# batch size, epochs, epsilon, clip norm, learning rate, decay of the averaged weights
+MEASURED = {
+    ("digits", "mlp-tanh"): (718.5, 40, 3.0, 0.1, 3.0, None),
+    ("mnist", "cnn-tanh"): (2048, 40, 2.93, 0.1, 2.0, 0.98),
+    ("mnist", "scatter-linear"): (4096, 40, 2.93, 1.0, 0.4, 0.95),
+    ("fashion-mnist", "cnn-tanh"): (2048, 40, 2.7, 0.1, 4.0, 0.98),
+    ("fashion-mnist", "scatter-linear"): (4096, 40, 2.7, 0.1, 8.0, 0.98),
+}
+
+
+@pytest.mark.parametrize("pair", list(MEASURED), ids="-".join)
+def test_recipes_are_those_that_were_measured(pair: tuple[str, str]) -> None:
+    recipe = RECIPES[pair]
+    assert (
+        recipe.batch_size,
+        recipe.epochs,
+        recipe.epsilon,
+        recipe.clip_norm,
+        recipe.learning_rate,
+        recipe.ema,
+    ) == MEASURED[pair]
+    assert (recipe.optimizer, recipe.momentum, recipe.schedule) == ("sgd", 0.9, "constant")
+    assert (recipe.clip_rule, recipe.delta) == ("abadi", 1e-5)
+
+
+@pytest.mark.parametrize("pair", list(RECIPES), ids="-".join)
+def test_the_command_line_fills_every_gap_from_the_recipe(pair: tuple[str, str]) -> None:
+    settings = Settings(data=pair[0], model=pair[1]).resolved()
+    recipe = RECIPES[pair]
+    assert settings.batch_size == recipe.batch_size
+    assert settings.learning_rate == recipe.learning_rate
+    assert settings.clip_norm == f"{recipe.clip_norm:g}"
+    assert (settings.epsilon, settings.delta) == (recipe.epsilon, recipe.delta)
+    assert settings.ema == recipe.ema
+
+
+def test_what_the_user_says_beats_the_recipe() -> None:
+    settings = Settings(
+        data="mnist", model="scatter-linear", clip_norm="0.5", ema=0.0, epsilon=1.0
+    ).resolved()
+    assert (settings.clip_norm, settings.ema, settings.epsilon) == ("0.5", 0.0, 1.0)
+    assert settings.learning_rate == RECIPES["mnist", "scatter-linear"].learning_rate
+
+
+def test_every_default_model_has_a_recipe() -> None:
+    for pair in DEFAULT_MODEL.items():
+        assert pair in RECIPES
+    assert find_recipe("digits", "no-such-model") is FALLBACK
+
+
+def test_features_are_computed_once_and_the_folder_is_named(tmp_path, monkeypatch, capsys) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(cache))
+    command = ["train", "--data", "digits", "--model", "scatter-linear", "--dry-run", "--json"]
+    assert cli.main(command) == 0
+    first = capsys.readouterr()
+    assert json.loads(first.out)["dry_run"] is True
+    assert first.err.count("computing features once") == 1
+    assert str(cache) in first.err
+    files = {path: path.stat().st_mtime_ns for path in cache.glob("features-*.safetensors")}
+    assert len(files) == 2  # training and test records
+    assert cli.main(command) == 0
+    assert "computing features" not in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in cache.glob("features-*.safetensors")} == files
