@@ -274,3 +274,59 @@ def test_normalisation_layers_are_served_by_their_own_rules():
     used = [step for step in engine._latest.steps if step.kind == "use"]
     assert len(used) == 4
     assert all(local not in step.rules for step in used)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_running_statistics_do_not_move(check):
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.Flatten(), nn.Linear(36, 3)
+    ).double()
+    before = copy.deepcopy(model.state_dict())
+    held = model[1].running_mean
+    engine = GradientEngine(model, cross_entropy, images(), check=check)
+    engine(images(4)).row_norms()
+    engine(images(4), {"3.bias": torch.ones(3).double()})
+    assert model[1].running_mean is held
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+class Recorder(nn.Module):
+    """Keeps something of the records in buffers, in several ways."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.on = how, True
+        self.linear = nn.Linear(3, 2)
+        self.register_buffer("seen", None if how == "made" else torch.zeros(3))
+
+    def forward(self, x):
+        if self.on:
+            with torch.no_grad():
+                if self.how == "in place":
+                    self.seen.add_(x.sum(0))
+                elif self.how == "data":
+                    self.seen.data.add_(x.sum(0))
+                elif self.how == "registered":
+                    self.register_buffer("late", x.sum(0))
+                else:
+                    self.seen = x.sum(0)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("how", ["in place", "data", "assigned", "made", "registered"])
+def test_buffers_that_follow_the_records_are_kept(how):
+    model = Recorder(how)
+    engine = GradientEngine(model, lambda m, x: m(x).square().sum(1), torch.ones(3, 3))
+    for params in (None, {"linear.bias": torch.ones(2)}):
+        engine(torch.ones(4, 3), params)
+    assert (model.seen is None) if how == "made" else torch.equal(model.seen, torch.zeros(3))
+    assert not hasattr(model, "late")
+
+
+def test_a_buffer_that_moves_only_later_is_named():
+    model = Recorder("in place")
+    model.on = False
+    engine = GradientEngine(model, lambda m, x: m(x).square().sum(1), torch.ones(3, 3))
+    model.on = True
+    with pytest.raises(RuntimeError, match=r"buffers \['seen'\] in place.*track_running_stats=False"):
+        engine(torch.ones(4, 3))

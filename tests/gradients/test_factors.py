@@ -337,3 +337,10 @@ def test_kernel_choice():
 def test_measurement_finds_a_much_cheaper_way():
     long = OuterFactor(torch.randn(4, 512, 8), torch.randn(4, 512, 8))
     assert kernels.measure(long) != "gram"
+
+
+def test_a_tiny_input_beside_a_huge_gradient_keeps_its_norm():
+    """Squares of 1e-23 vanish in float32; the row 1e-23 * 1e22 does not."""
+    factor = OuterFactor(torch.full((1, 1, 100), 1e-23), torch.full((1, 1, 1), 1e22))
+    expected = factor.materialise().double().norm()
+    assert abs(float(factor.norms_squared().sqrt()) - float(expected)) < 1e-4 * float(expected)

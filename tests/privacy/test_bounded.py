@@ -9,9 +9,13 @@ from privacy_rows import DenseRows, Flat, Greedy, rows
 from equipoise.privacy import (
     Bounded,
     Draw,
+    PlanError,
+    PrivacyPlan,
     Private,
     PrivateError,
     PrivateRows,
+    Release,
+    Unamplified,
     capped,
     centred_indicator,
     clip,
@@ -21,6 +25,7 @@ from equipoise.privacy import (
     sums_of,
     top_k,
 )
+from equipoise.privacy.bounded import limited_weights
 from equipoise.privacy.private import unwrap
 
 DRAW = Draw("batch", 0)
@@ -162,3 +167,38 @@ def test_refusals(name):
     action, kind, text = REFUSALS[name]
     with pytest.raises(kind, match=text):
         action(private([3.0, 4.0], [1.0, 0.0]))
+
+
+class Median:
+    """A raw threshold of the batch in a clip rule's clothes."""
+
+    def weights(self, norms, threshold):
+        return (norms.median() / norms).clamp(max=1.0)
+
+
+def test_a_rule_that_looks_at_other_records_is_refused():
+    with pytest.raises(PrivateError, match="on its own"):
+        clip(PrivateRows(rows([0.01], [0.01], [1.0], [1.0], [1.0])), Median(), 1.0)
+
+
+def test_a_bound_cannot_be_forged():
+    part = clip(PrivateRows(rows([3.0, 4.0])), Flat(), 1.0)
+    with pytest.raises(PrivateError, match="cannot be changed"):
+        part.add_remove = 1e-3
+    with pytest.raises(ValueError, match="twice"):
+        Bounded.union([part, part])
+
+
+@pytest.mark.parametrize("threshold", [1.0, 1e-20, 1e-30, 1e-38])
+@pytest.mark.parametrize("norm", [1e-30, 1e-3, 1.0, 1e15, 1e30])
+def test_weights_hold_at_the_edges_of_float32(norm, threshold):
+    """Among denormals a rounded quotient may lie far above the exact one."""
+    norms = torch.tensor([norm])
+    weight = limited_weights(Flat(), norms, threshold)
+    assert float(weight.double() * norms.double()) <= threshold * (1 + 2e-6)
+
+
+def test_nested_releases_without_amplification_are_refused():
+    releases = [Release("gradient", 1.0, max_bound=1.0), Release("count", 1.0, max_bound=1.0, count=4)]
+    with pytest.raises(PlanError, match="draws of their own"):
+        PrivacyPlan(releases, Unamplified(25, 100, 8))

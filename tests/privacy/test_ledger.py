@@ -12,6 +12,8 @@ from privacy_rows import DenseRows, Flat, rows
 from equipoise.privacy import (
     Budget,
     BudgetError,
+    ChangedQueryError,
+    Draw,
     FullBatch,
     Journal,
     JournalError,
@@ -424,3 +426,34 @@ def test_indicator_goes_through(tmp_path):
     draw = ledger.open()
     out = ledger.release(draw, {"n": indicator(Private(torch.tensor([True, False]), draw))})
     assert out["n"]["count"].ndim == 0
+
+
+def test_the_same_hash_with_other_sums_is_void_and_charged_anew(tmp_path):
+    """A changed loss or changed records behind an equal digest: the old noise must not meet the new sums."""
+    journal, secrets = tmp_path / "journal.jsonl", Secrets(tmp_path)
+    first = Ledger(PLAN, journal=Journal(journal), secrets=secrets)
+    old, draw = step(first)
+    again = Ledger(PLAN, journal=Journal(journal), secrets=secrets)
+    same = again.open("batch", "p0")
+    assert same == Draw(draw.name, draw.index, draw.ordinal, draw.parameters, replayed=True)
+    with pytest.raises(ChangedQueryError, match="not what it was"):
+        again.release(same, {"gradient": gradient(same, [4.0, 3.0])})
+    fresh = again.open("batch", "p0")
+    assert (fresh.index, fresh.replayed) == (draw.index + 1, False)
+    new = again.release(fresh, {"gradient": gradient(fresh, [4.0, 3.0])})["gradient"]["w"]
+    assert float((new - torch.tensor([0.8, 0.6]) - (old - torch.tensor([0.6, 0.8]))).abs().min()) > 1e-4
+    resumed = Ledger(PLAN, journal=Journal(journal), secrets=secrets)  # the void is remembered
+    assert resumed.open("batch", "p0").index == draw.index + 1
+    assert resumed.spent(1e-5).value > first.spent(1e-5).value
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_cut_journal_does_not_lower_epsilon(tmp_path, kept):
+    journal, secrets = tmp_path / "journal.jsonl", Secrets(tmp_path)
+    ledger = Ledger(PLAN, journal=Journal(journal), secrets=secrets)
+    step(ledger, "p0")
+    step(ledger, "p1")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[: 2 * kept]))
+    with pytest.raises(JournalError, match="charges are lost"):
+        Ledger(PLAN, journal=Journal(journal), secrets=secrets, position=ledger.position)

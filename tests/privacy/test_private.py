@@ -195,7 +195,10 @@ def test_rows_wrap_everything():
     ):
         assert isinstance(result, PrivateRows)
         assert not isinstance(result, DenseRows)
-    assert (private.num_records, private.shape, private.names) == (2, (2, 2), ("w",))
+    assert (private.num_parameters, private.names) == (2, ("w",))
+    for look in (lambda: private.num_records, lambda: len(private)):
+        with pytest.raises(PrivateError, match="number of records"):
+            look()
     with pytest.raises(PrivateError, match="mask"):
         private.rows(private.row_norms() > 2)
     with pytest.raises(PrivateError):

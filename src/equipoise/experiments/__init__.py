@@ -1,1 +1,1 @@
-"""To be written."""
+"""Models, recipes and runs that the command line offers."""

@@ -10,6 +10,7 @@ A layer's weight gradient for record i is a product of what went in and what cam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -96,8 +97,9 @@ class OuterFactor(Factor):
     def norms_squared(self) -> Tensor:
         a, b = widen(self.a), widen(self.b)
         if self.positions == 1:
-            norms = torch.linalg.vector_norm(a, dim=(1, 2)).mul_(torch.linalg.vector_norm(b, dim=(1, 2)))
-            return norms.square_()
+            # In float64: a tiny input beside a huge gradient must not lose its norm to underflow.
+            sizes = (torch.linalg.vector_norm(t, dim=(1, 2), dtype=torch.float64) for t in (a, b))
+            return math.prod(sizes).square_().to(a.dtype)
         kernel = self.kernels()[0] if self.kernel == "auto" else self.kernel
         if kernel == "gram":
             return gram_norms(a, b)

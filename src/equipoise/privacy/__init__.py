@@ -35,6 +35,7 @@ from .diagnostics import save_private as save_private
 from .digests import digest as digest
 from .draws import Draw as Draw
 from .errors import BudgetError as BudgetError
+from .errors import ChangedQueryError as ChangedQueryError
 from .errors import JournalError as JournalError
 from .errors import LedgerError as LedgerError
 from .errors import PlanError as PlanError

@@ -50,7 +50,7 @@ class Bounded:
         joint: identity of the correlated noise that it was made for, or None.
     """
 
-    __slots__ = ("add_remove", "bad_records", "draw", "joint", "replace", "value")
+    __slots__ = ("_sealed", "add_remove", "bad_records", "draw", "joint", "replace", "value")
 
     def __init__(
         self,
@@ -75,6 +75,14 @@ class Bounded:
         self.draw = draw
         self.bad_records = bad_records
         self.joint = joint
+        self._sealed = True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if hasattr(self, "_sealed"):
+            raise PrivateError(
+                f"{name} of a bounded sum cannot be changed: its bound was proved when it was made"
+            )
+        object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         shapes = {name: tuple(tensor.shape) for name, tensor in self.value.items()}
@@ -119,6 +127,8 @@ class Bounded:
                 "parts is empty; a draw without records still has one (empty) micro-batch: run the query "
                 "on it"
             )
+        if len({id(part) for part in parts}) < len(parts):
+            raise ValueError("a part is given twice; the parts of a draw hold disjoint records")
         first = parts[0]
         for part in parts[1:]:
             if part.draw != first.draw:
@@ -310,7 +320,12 @@ def clip_weighted(rows: PrivateRows, weights: torch.Tensor, threshold: float) ->
 
 
 def limited_weights(rule: ClipRule, norms: torch.Tensor, threshold: float) -> torch.Tensor:
-    """The rule's weights [B] for raw norms [B], cut to |weight| * norm <= threshold."""
+    """The rule's weights [B] for raw norms [B], cut to |weight| * norm <= threshold.
+
+    Raises:
+        PrivateError: for a rule whose weight of one record depends on others (a median of the norms): cut or
+            not, the sum has no bound then. The rule is asked twice, whole and in halves.
+    """
     given = unwrap(rule.weights(Private(norms), threshold)).to(norms.dtype)
     if given.shape != norms.shape:
         raise ValueError(
@@ -318,9 +333,19 @@ def limited_weights(rule: ClipRule, norms: torch.Tensor, threshold: float) -> to
             f"{tuple(norms.shape)}; "
             "it must return one weight a record"
         )
+    if len(norms) > 1 and not isinstance(rule, _Given):
+        halves = [unwrap(rule.weights(Private(part), threshold)) for part in norms.chunk(2)]
+        if not torch.allclose(torch.cat(halves).to(given.dtype), given, rtol=1e-4, equal_nan=True):
+            raise PrivateError(
+                f"{type(rule).__name__}.weights gives a record another weight when other records are there; "
+                "a clip rule must look at each norm on its own, since the sum has no bound otherwise"
+            )
     limit = threshold / norms  # inf where the norm is zero: such a row contributes nothing
     given = torch.where(torch.isfinite(given), given, torch.zeros_like(given))
-    return torch.maximum(torch.minimum(given, limit), -limit)
+    given = torch.maximum(torch.minimum(given, limit), -limit)
+    # The quotient is rounded, coarsely so among the smallest floats: a step down where it is above.
+    over = given.abs().double() * norms.double() > threshold * (1 + SLACK)
+    return torch.where(over, torch.nextafter(given, torch.zeros_like(given)), given)
 
 
 class _Given:
@@ -415,8 +440,10 @@ def top_k(
         raise ValueError(
             f"lower={lower} exceeds upper={upper}; the selected records have the larger threshold"
         )
-    if raw.shape[0] != rows.num_records:
-        raise ValueError(f"scores has {raw.shape[0]} entries for {rows.num_records} rows; give one a record")
+    if raw.shape[0] != rows._rows.num_records:
+        raise ValueError(
+            f"scores has {raw.shape[0]} entries for {rows._rows.num_records} rows; give one a record"
+        )
     selected = torch.zeros(raw.shape[0], dtype=torch.bool, device=raw.device)
     selected[raw.argsort(descending=True, stable=True)[: int(fraction * raw.shape[0])]] = True
     return clip_selected(rows, Private(selected, rows.draw), upper, lower, rule)

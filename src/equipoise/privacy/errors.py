@@ -17,6 +17,10 @@ class LedgerError(RuntimeError):
     """A release that the ledger refuses. Nothing was released and nothing was charged."""
 
 
+class ChangedQueryError(LedgerError):
+    """A repeated draw whose sums are not what they were. Nothing left; the step can be taken again."""
+
+
 class JournalError(RuntimeError):
     """A journal that cannot be read or written. Nothing was released."""
 

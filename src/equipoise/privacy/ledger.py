@@ -27,7 +27,7 @@ from .calibration import Budget
 from .correlated import CorrelatedNoise
 from .digests import Digestible, as_digest
 from .draws import Draw
-from .errors import BudgetError, LedgerError
+from .errors import BudgetError, ChangedQueryError, JournalError, LedgerError
 from .journal import Journal
 from .noise import Secrets
 from .normals import NormalStream
@@ -176,19 +176,21 @@ class Ledger:
         self._check_draw(draw)
         pattern = self._check_sums(draw, sums, noise)
         bounds = {name: sums[name].add_remove for name in sorted(sums)}
+        answer = self._answer(sums)
         if draw.replayed:
-            booked = self._lines[draw.index].get("bounds")
-            if booked != bounds:
-                raise LedgerError(
-                    f"draw {draw.index} repeats a journaled release with other bounds or names ({booked}, "
-                    f"now {bounds}): the "
-                    "same noise would serve two questions; put the thresholds and the method's state into "
-                    "`parameters`"
+            booked = self._lines[draw.index]
+            if (booked.get("bounds"), booked.get("answer")) != (bounds, answer):
+                self._void(draw)
+                raise ChangedQueryError(
+                    f"draw {draw.index} repeats a journaled release, but what would be released is not what "
+                    "it was: the loss, the data, the method or the machine's rounding changed since. The "
+                    "same noise would serve two questions, so nothing left. The draw is void; take the step "
+                    "again: it gets new records and new noise and is charged"
                 )
         else:
             assert pattern is not None
             line = self._line("release", draw)
-            line.update(bounds=bounds, pattern=sorted(pattern.names))
+            line.update(bounds=bounds, pattern=sorted(pattern.names), answer=answer)
             line["multipliers"] = {name: self.plan[name].noise_multiplier for name in bounds}
             self.journal.append(line)
             self._lines[draw.index] = line
@@ -202,6 +204,22 @@ class Ledger:
             std = self.plan[name].noise_multiplier * sums[name].add_remove
             out[name] = self._noised(draw, sums[name].value, std, "noise", streams)
         return {name: out[name] for name in sums}
+
+    def _answer(self, sums: Mapping[str, Bounded]) -> str:
+        """Keyed digest of the exact raw sums: who holds the key alone can tell whether two are the same."""
+        state = hashlib.blake2b(key=self.secrets.key, person=b"equipoise answer", digest_size=16)
+        for name in sorted(sums):
+            for label, tensor in sorted(sums[name].value.items()):
+                raw = unwrap(tensor).detach().contiguous().cpu().flatten()
+                state.update(f"{name} {label} {raw.dtype} {raw.numel()} ".encode())
+                state.update(raw.view(torch.uint8).numpy().data)
+        return state.hexdigest()
+
+    def _void(self, draw: Draw) -> None:
+        """No later draw repeats this index."""
+        self.journal.append({"type": "void", "run": self.run, "index": draw.index})
+        self._lines[draw.index]["hash"] = "void"
+        self._open[draw] = False
 
     def _noised(
         self,
@@ -229,7 +247,8 @@ class Ledger:
         out = {}
         for (device, dtype), names in kinds.items():
             if device not in streams:
-                streams[device] = self.secrets.noise(draw.index, device, purpose)
+                where = purpose if device.type == "cpu" else f"{purpose} {device}"  # two devices, two streams
+                streams[device] = self.secrets.noise(draw.index, device, where)
             flat = streams[device].draw(sum(like[name].numel() for name in names), std, dtype)
             pieces = torch.split(flat, [like[name].numel() for name in names])
             out.update(
@@ -414,11 +433,19 @@ class Ledger:
                 self._ordinals[entry["draw"]] = max(
                     self._ordinals.get(entry["draw"], 0), entry["ordinal"] + 1
                 )
+            elif entry["type"] == "void":
+                self._lines[entry["index"]]["hash"] = "void"
             elif entry["type"] == "unproven":
                 self._lines.setdefault(entry["index"], entry)
                 self._book_unproven(entry)
             elif entry["type"] == "hole":
                 self._holes.setdefault(entry["hole"], Hole("disclose", entry["hole"], 0)).count += 1
+        if self.position > 0 and self.position - 1 not in self._lines:
+            raise JournalError(
+                f"the checkpoint has seen {self.position} draws of this run, and the journal does not hold "
+                "the last of them: it was cut or replaced, and charges are lost. Restore the journal from a "
+                "copy, or start a new run and count the old one as spent in full"
+            )
 
     def _book_unproven(self, line: dict[str, Any]) -> None:
         self._unproven_done.add(f"{line['name']}@{line['index']}@{line['hash']}")

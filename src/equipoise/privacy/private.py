@@ -243,11 +243,14 @@ class PrivateRows:
 
     names: tuple[str, ...] = property(lambda self: self._rows.names)  # type: ignore[assignment]
     shapes: dict[str, torch.Size] = property(lambda self: self._rows.shapes)  # type: ignore[assignment]
-    num_records: int = property(lambda self: self._rows.num_records)  # type: ignore[assignment]
     num_parameters: int = property(lambda self: self._rows.num_parameters)  # type: ignore[assignment]
-    shape: tuple[int, int] = property(lambda self: self._rows.shape)  # type: ignore[assignment]
     dtype: torch.dtype = property(lambda self: self._rows.dtype)  # type: ignore[assignment]
     device: torch.device = property(lambda self: self._rows.device)  # type: ignore[assignment]
+
+    @property
+    def num_records(self) -> int:
+        """Refused: how many records were drawn is private, and no divisor or scale."""
+        _refuse("the number of records drawn")
 
     @property
     def losses(self) -> Private | None:
@@ -306,10 +309,10 @@ class PrivateRows:
         return PrivateRows(self._rows - _raw(other), self.draw)
 
     def __len__(self) -> int:
-        return int(self._rows.num_records)
+        return self.num_records
 
     def __repr__(self) -> str:
-        return f"PrivateRows(shape={tuple(self.shape)}, dtype={self.dtype})"
+        return f"PrivateRows(parameters={self.num_parameters}, dtype={self.dtype})"
 
     __str__ = __repr__
     __reduce_ex__ = _forbidden("pickling or torch.save")

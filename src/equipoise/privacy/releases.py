@@ -25,7 +25,7 @@ import dp_accounting
 
 from .accounting import EpsilonResult, check_relation, epsilon
 from .errors import PlanError, check_count, check_positive
-from .sampling import Poisson, Sampling, sampling_from
+from .sampling import Poisson, Sampling, Unamplified, sampling_from
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,14 @@ class PrivacyPlan:
             sampling = self.sampling_of(draw)
             members = [release for release in self.releases if release.draw == draw]
             done = 0
-            for count in sorted({self.count(release) for release in members}):
+            counts = sorted({self.count(release) for release in members})
+            if len(counts) > 1 and isinstance(sampling, Unamplified):
+                raise PlanError(
+                    f"releases of draw {draw!r} have the counts {counts}: without amplification a record "
+                    "meets one draw of each epoch, and which releases it meets must not depend on the "
+                    "slot. Give them the same count or draws of their own"
+                )
+            for count in counts:
                 names = frozenset(release.name for release in members if self.count(release) >= count)
                 out.append(Pattern(draw, names, count - done, sampling))
                 done = count
