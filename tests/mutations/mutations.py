@@ -118,10 +118,13 @@ MUTATIONS = (
         ("tests/privacy/test_ledger.py::test_other_hash_takes_the_next_index_and_is_charged",),
     ),
     Mutation(
-        "old noise for a release with another bound",
+        "old noise for a release with another bound or other sums",
         "privacy/ledger.py",
-        (("if booked != bounds:", "if False:"),),
-        ("tests/privacy/test_ledger.py::test_same_hash_with_another_bound_is_refused",),
+        (('if (booked.get("bounds"), booked.get("answer")) != (bounds, answer):', "if False:"),),
+        (
+            "tests/privacy/test_ledger.py::test_same_hash_with_another_bound_is_refused",
+            "tests/privacy/test_ledger.py::test_the_same_hash_with_other_sums_is_void_and_charged_anew",
+        ),
     ),
     Mutation(
         "a raw threshold passes as public",
@@ -159,7 +162,7 @@ MUTATIONS = (
     Mutation(
         "a clip rule is taken at its word",
         "privacy/bounded.py",
-        (("    return torch.maximum(torch.minimum(given, limit), -limit)", "    return given"),),
+        (("    given = torch.maximum(torch.minimum(given, limit), -limit)\n", ""),),
         ("tests/methods/test_sensitivity.py::test_a_rule_that_breaks_its_promise_is_cut",),
     ),
     Mutation(
