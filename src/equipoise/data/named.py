@@ -208,7 +208,121 @@ def load(name: str, folder: PathLike | None = None) -> DataSet:
         return load_digits()
     if folder is None:
         raise MissingDataError(
-            f"folder is needed for {name!r}: a folder that holds {', '.join(entry.files)} (each plain or "
+            f"{name!r} needs a folder (folder=..., --data-dir or EQUIPOISE_DATA) that holds "
+            f"{', '.join(entry.files)} (each plain or .gz), either itself or in a subfolder called {name!r}."
+        )
+    train, test = (read_labelled_text(path, _TOKENIZER, text=1, label=0, delimiter=" ") for path in paths)
+    return train, test
+
+
+_DIGITS = tuple("0123456789")
+_CLOTHES = (
+    "T-shirt/top",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
+_THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR10 = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
+
+NAMED: dict[str, NamedSet] = {
+    "digits": NamedSet(1_437, 10, "8 x 8 grey images of handwritten digits"),
+    "mnist": NamedSet(60_000, 10, "28 x 28 grey images of handwritten digits", _IDX, _idx("mnist"), _DIGITS),
+    "fashion-mnist": NamedSet(
+        60_000, 10, "28 x 28 grey images of clothes", _IDX, _idx("fashion-mnist"), _CLOTHES
+    ),
+    "cifar10": NamedSet(50_000, 10, "32 x 32 colour images of things", _CIFAR10, _cifar(10), _THINGS),
+    "cifar100": NamedSet(
+        50_000, 100, "32 x 32 colour images of things", ("train.bin", "test.bin"), _cifar(100)
+    ),
+    "adult": NamedSet(
+        32_561,
+        2,
+        "answers to a census form, one-hot and scaled",
+        ("adult.data", "adult.test"),
+        _adult,
+        ("<=50K", ">50K"),
+    ),
+    "a9a": NamedSet(
+        32_561, 2, "123 binary features of the same census form", ("a9a", "a9a.t"), _a9a, ("<=50K", ">50K")
+    ),
+    "mushroom": NamedSet(
+        6_499,
+        2,
+        "22 attributes of a mushroom, one-hot",
+        ("agaricus-lepiota.data",),
+        _mushroom,
+        ("edible", "poisonous"),
+    ),
+    "sst2": NamedSet(
+        67_349,
+        2,
+        "phrases of film reviews, hashed tokens",
+        ("train.tsv", "dev.tsv"),
+        _glue,
+        ("negative", "positive"),
+        _TOKENIZER.vocabulary_size,
+    ),
+    "sst2-sentences": NamedSet(
+        6_920,
+        2,
+        "sentences of film reviews, hashed tokens",
+        ("stsa.binary.train", "stsa.binary.test"),
+        _sentences,
+        ("negative", "positive"),
+        _TOKENIZER.vocabulary_size,
+    ),
+    "pneumoniamnist": NamedSet(
+        4_708,
+        2,
+        "28 x 28 chest X-rays",
+        ("pneumoniamnist.npz",),
+        _medmnist("pneumoniamnist", 2),
+        ("normal", "pneumonia"),
+    ),
+    "breastmnist": NamedSet(
+        546,
+        2,
+        "28 x 28 breast ultrasound images",
+        ("breastmnist.npz",),
+        _medmnist("breastmnist", 2),
+        ("malignant", "normal or benign"),
+    ),
+}
+
+
+def load(name: str, folder: PathLike | None = None) -> DataSet:
+    """The data set called ``name``, read from ``folder/name`` or from ``folder`` itself.
+
+    Raises:
+        ValueError: an unknown name; the message lists the known ones.
+        MissingDataError: no folder is given where one is needed, or a file is missing.
+        DataError: a file is corrupt, or holds another number of records than the published set.
+
+    >>> load("digits").population
+    1437
+    >>> load("mnits")
+    Traceback (most recent call last):
+        ...
+    ValueError: name='mnits' is not a known data set. ...
+    """
+    if name not in NAMED:
+        raise ValueError(
+            f"name={name!r} is not a known data set. Known: {', '.join(NAMED)}. "
+            "For data of your own pass package.module:function, a function that returns a DataSet."
+        )
+    entry = NAMED[name]
+    if entry.read is None:
+        return load_digits()
+    if folder is None:
+        raise MissingDataError(
+            f"{name!r} needs a folder (folder=..., --data-dir or EQUIPOISE_DATA) that holds {', '.join(entry.files)} (each plain or "
             ".gz), "
             f"either itself or in a subfolder called {name!r}."
         )

@@ -138,6 +138,7 @@ def read_settings(folder: str) -> Settings:
 
 def _run(training: PrivateTraining, experiment: Experiment, folder: str, console: Console) -> dict[str, Any]:
     began = time.perf_counter()
+    _warn_of_noise(training, console)
     result = training.run(evaluate=experiment.evaluate, progress=console.is_terminal)
     return _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
 
@@ -248,6 +249,23 @@ def _feature_progress(console: Console) -> Iterator[Progress]:
         yield update
     finally:
         bar.stop()
+
+
+DROWNED = 10.0
+"""Noise this many times as long as the longest possible mean gradient hardly lets a model learn."""
+
+
+def _warn_of_noise(training: PrivateTraining, console: Console) -> None:
+    """Say before anything is spent that a budget drowns the gradient; from public numbers alone."""
+    parameters = sum(p.numel() for p in training.model.parameters() if p.requires_grad)
+    multiplier = training.plan.releases[0].noise_multiplier
+    ratio = multiplier * parameters**0.5 / training.sampling.expected_size
+    if ratio > DROWNED:
+        console.print(
+            f"[bold yellow]Warning[/]: the noise of a step will be {ratio:,.0f} times as long as the "
+            "mean of the clipped gradients can be, so hardly anything can be learned. Raise --epsilon or "
+            "--batch-size, or take a smaller model."
+        )
 
 
 def _introduce(experiment: Experiment, budget: Budget, console: Console) -> None:

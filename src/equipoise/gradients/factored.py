@@ -257,6 +257,10 @@ class FactoredGradients(PerSampleGradients):
         return torch.zeros(self.num_records, *columns, dtype=self.dtype, device=self.device)
 
     def _weights_for(self, name: str, weights: Tensor | Mapping[str, Tensor]) -> Tensor:
+        if not isinstance(weights, (Tensor, Mapping)):
+            raise TypeError(
+                f"weights is a {type(weights).__name__}; pass a tensor [{self.num_records}], or one a parameter name"
+            )
         if isinstance(weights, Tensor):
             C = weights
         elif name in weights:

@@ -58,9 +58,15 @@ def check_params(model: nn.Module, params: Mapping[str, Tensor] | None) -> dict[
     """``params`` as a dict, its names and shapes compared with the model's.
 
     Raises:
+        TypeError: not a mapping.
         ValueError: a name the model does not have, or another shape.
     """
     own = dict(model.named_parameters())
+    if params is not None and not isinstance(params, Mapping):
+        raise TypeError(
+            f"params is a {type(params).__name__}; pass a mapping from name to tensor, such as "
+            "dict(model.named_parameters())"
+        )
     for name, value in (params or {}).items():
         if name not in own:
             close = ", ".join(list(own)[:5])
