@@ -11,7 +11,7 @@ from equipoise.experiments.settings import Settings
 # batch size, epochs, epsilon, clip norm, learning rate, decay of the averaged weights
 MEASURED = {
     ("digits", "mlp-tanh"): (718.5, 40, 3.0, 0.1, 3.0, None),
-    ("mnist", "cnn-tanh"): (2048, 40, 2.93, 0.1, 2.0, 0.98),
+    ("mnist", "cnn-tanh"): (2048, 40, 2.93, 0.1, 3.0, 0.98),
     ("mnist", "scatter-linear"): (4096, 40, 2.93, 1.0, 0.4, 0.95),
     ("fashion-mnist", "cnn-tanh"): (2048, 40, 2.7, 0.1, 4.0, 0.98),
     ("fashion-mnist", "scatter-linear"): (4096, 40, 2.7, 0.1, 8.0, 0.98),

@@ -59,7 +59,7 @@ FALLBACK = Recipe()
 RECIPES: dict[tuple[str, str], Recipe] = {
     ("digits", "mlp-tanh"): Recipe(batch_size=718.5, epochs=40, clip_norm=0.1, learning_rate=3.0),
     ("mnist", "cnn-tanh"): Recipe(
-        batch_size=2048, epochs=40, epsilon=2.93, clip_norm=0.1, learning_rate=2.0, ema=0.98
+        batch_size=2048, epochs=40, epsilon=2.93, clip_norm=0.1, learning_rate=3.0, ema=0.98
     ),
     ("mnist", "scatter-linear"): Recipe(
         batch_size=4096, epochs=40, epsilon=2.93, clip_norm=1.0, learning_rate=0.4, ema=0.95
