@@ -266,40 +266,63 @@ class Process:
 
 
 # --- the comparison
-def compare(task: str, methods: list[str], rounds: int, seconds: float, threads: int, keep: bool) -> dict:
-    workers: dict[str, Process] = {}
-    failed: dict[str, str] = {}
-    for method in methods:
-        process = Process(task, method, threads, keep)
+def start(
+    task: str, methods: list[str], threads: int, keep: bool
+) -> tuple[dict[str, Process], dict[str, str]]:
+    """One process a method, all started before any is awaited; and why the others did not start."""
+    workers, failed = {m: Process(task, m, threads, keep) for m in methods}, {}
+    for method, process in list(workers.items()):
         try:
             process.read()
-            workers[method] = process
         except RuntimeError as error:
             failed[method] = str(error)[:200]
-            process.close()
+            workers.pop(method).close()
+    return workers, failed
+
+
+def time_steps(task: str, methods: list[str], rounds: int, seconds: float, threads: int, keep: bool) -> dict:
+    """Median milliseconds, ratio to plain training and its quartiles, by method."""
+    workers, failed = start(task, methods, threads, keep)
     times: dict[str, list[float]] = {m: [] for m in workers}
     for _ in range(rounds):
         for method, process in workers.items():
             times[method].append(process.ask(do="time", seconds=seconds)["seconds"])
     for process in workers.values():
         process.close()
-    memory = {}
-    for method in workers:  # the default allocator: what a user's process really takes
-        process = Process(task, method, threads, keep=False)
-        process.read()
-        memory[method] = process.ask(do="memory")["mb"]
-        process.close()
-    rows = {}
+    rows: dict[str, dict] = {method: {"failed": why} for method, why in failed.items()}
     for method in workers:
         ratios = [t / p for t, p in zip(times[method], times["plain"], strict=True)]
-        quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+        low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         rows[method] = {
             "ms": 1000 * statistics.median(times[method]),
             "ratio": statistics.median(ratios),
-            "quartiles": [quartiles[0], quartiles[2]],
-            "extra_mb": memory[method],
+            "quartiles": [low, high],
         }
-    return {"rows": rows, "failed": failed}
+    return rows
+
+
+def peak_memory(task: str, methods: list[str], threads: int) -> dict:
+    """Extra megabytes of a step, by method, with the default allocator, as a user has it."""
+    rows = {}
+    for method in methods:
+        workers, failed = start(task, [method], threads, keep=False)
+        for process in workers.values():
+            rows[method] = {"extra_mb": process.ask(do="memory")["mb"]}
+            process.close()
+        rows |= {name: {"failed": why} for name, why in failed.items()}
+    return rows
+
+
+def line(method: str, row: dict) -> str:
+    if "failed" in row:
+        return f"{method:18} failed: {row['failed']}"
+    shown = f"{method:18}"
+    if "ms" in row:
+        low, high = row["quartiles"]
+        shown += f" {row['ms']:9.2f} ms  ratio {row['ratio']:6.2f} [{low:6.2f}, {high:6.2f}]"
+    if "extra_mb" in row:
+        shown += f"  extra {row['extra_mb']:6.0f} MB"
+    return shown
 
 
 def main() -> None:
@@ -311,6 +334,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.6, help="time of one visit to one method")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--measure", nargs="+", default=["time", "memory"], choices=["time", "memory"])
     parser.add_argument(
         "--default-allocator", action="store_true", help="do not keep freed memory in the process"
     )
@@ -321,26 +345,22 @@ def main() -> None:
         worker(*arguments.worker, arguments.threads)
         return
     methods = ["plain", *[m for m in arguments.methods if m != "plain"]]
-    results = {}
+    results: dict[str, dict] = {}
     for task in arguments.tasks:
-        results[task] = compare(
-            task,
-            methods,
-            arguments.rounds,
-            arguments.seconds,
-            arguments.threads,
-            not arguments.default_allocator,
-        )
-        print(f"\n{task}\n{'method':20} {'ms':>8} {'ratio':>7} {'quartiles':>15} {'extra MB':>9}")
-        for method, row in results[task]["rows"].items():
-            low, high = row["quartiles"]
-            print(
-                f"{method:20} {row['ms']:8.2f} {row['ratio']:7.2f} "
-                f"[{low:6.2f},{high:6.2f}] {row['extra_mb']:9.0f}"
+        rows: dict[str, dict] = {method: {} for method in methods}
+        found = []
+        if "time" in arguments.measure:
+            keep = not arguments.default_allocator
+            found.append(
+                time_steps(task, methods, arguments.rounds, arguments.seconds, arguments.threads, keep)
             )
-        for method, reason in results[task]["failed"].items():
-            print(f"{method:20} failed: {reason}")
-        sys.stdout.flush()
+        if "memory" in arguments.measure:
+            found.append(peak_memory(task, methods, arguments.threads))
+        for part in found:
+            for method, row in part.items():
+                rows[method] |= row
+        results[task] = rows
+        print(f"\n{task}", *(line(method, row) for method, row in rows.items()), sep="\n", flush=True)
         if arguments.out:
             arguments.out.write_text(json.dumps(results, indent=1))
 
