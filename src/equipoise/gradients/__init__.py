@@ -1,5 +1,6 @@
 """The per-sample gradient matrix G as an implicit operator: captured once, formed never unless asked."""
 
+from equipoise.gradients.buffers import Buffers
 from equipoise.gradients.engine import Covered, GradientEngine, per_sample_gradients
 from equipoise.gradients.errors import CoverageError, CrossRecordError
 from equipoise.gradients.factored import DenseGradients, FactoredGradients, concat
@@ -8,6 +9,7 @@ from equipoise.gradients.operator import PerSampleGradients
 from equipoise.gradients.oracle import dense_gradients
 
 __all__ = [
+    "Buffers",
     "Change",
     "CoverageError",
     "Covered",

@@ -2,7 +2,8 @@
 
 Attaching learns a plan for the model (``planning``), proves that no use of a parameter is missed, and
 compares the result with single records. Calling follows the plan (``capture``); parameters that no rule
-serves are computed densely (``oracle``). The model is never wrapped or changed, and nothing stays on it.
+serves are computed densely (``oracle``). The model is never wrapped or changed, and nothing stays on it:
+buffers that a forward updates, such as running statistics, are copies while it runs (``buffers``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from equipoise.gradients.base import DenseFactor, Factor
 from equipoise.gradients.batches import num_records, repeat_to, signature
+from equipoise.gradients.buffers import Buffers
 from equipoise.gradients.capture import Capture, Plan, PlanMismatch
 from equipoise.gradients.checks import find_mixing_module, rows_differ
 from equipoise.gradients.errors import CoverageError, CrossRecordError, Refused
@@ -79,7 +81,10 @@ class GradientEngine:
             raise ValueError(
                 "example_batch has 0 records; pass at least one (three let the checks compare records)"
             )
-        plan = self._attach(example_batch)
+        self._buffers = Buffers(model)
+        with self._buffers.all_kept():
+            plan = self._attach(example_batch)
+        self._buffers.find_changing(lambda: self._trial(example_batch))
         if check:
             with undisturbed(model, dropout=True):
                 self(example_batch)  # a plan that does not hold for the whole batch is changed here
@@ -91,7 +96,14 @@ class GradientEngine:
         Args:
             batch: as the example batch, any number of records (0 too) and other lengths.
             params: name -> value; parameters left out keep the model's values.
+
+        Raises:
+            RuntimeError: the forward changed a buffer in place that it left alone at attach.
         """
+        with self._buffers.kept():
+            return self._gradients(batch, params)
+
+    def _gradients(self, batch: Any, params: Mapping[str, Tensor] | None) -> FactoredGradients:
         leaves, substitute = self._leaves(params)
         shapes = {name: p.shape for name, p in leaves.items()}
         first = next(iter(leaves.values()))
@@ -161,6 +173,12 @@ class GradientEngine:
         self._choices = dict(state["kernels"])
 
     # -------------------- capture
+
+    def _trial(self, batch: Any) -> None:
+        """One forward as a capture makes it, for what it does to buffers; random states are restored."""
+        devices = {p.device.index for p in self.model.parameters() if p.device.type == "cuda"}
+        with torch.random.fork_rng([index for index in devices if index is not None]), torch.enable_grad():
+            evaluate_loss(self.model, self.loss, repeat_to(batch, LARGE), None)
 
     def _leaves(
         self, params: Mapping[str, Tensor] | None
@@ -293,7 +311,7 @@ class GradientEngine:
         if not plan.ruled:
             return
         leaves, _ = self._leaves(None)
-        with undisturbed(self.model, dropout=True):
+        with self._buffers.kept(), undisturbed(self.model, dropout=True):
             capture, losses = self._run(plan, batch, leaves, None)
             capture.collect(losses)
         self._choices = choose(factor for _, _, _, factor in capture.found)

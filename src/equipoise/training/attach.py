@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
+from equipoise.gradients import Buffers
 from equipoise.training.batches import DataError, Source, batch_size, map_batch
 
 __all__ = ["Loss", "check_loss", "check_optimizer", "check_scheduler", "trainable"]
@@ -133,7 +134,11 @@ def check_loss(model: nn.Module, loss: Loss, source: Source, device: torch.devic
     batch = map_batch(lambda leaf: leaf.to(device), source.take(source.probes(probes)))
     count = batch_size(batch)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+            Buffers(model).all_kept(),
+        ):
             values = loss(model, batch)
     except Exception as error:
         shapes = _shapes(batch)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.gradients import Buffers
 from equipoise.training.attach import Loss
 from equipoise.training.batches import batch_size
 
@@ -55,6 +56,7 @@ def bytes_per_record(model: nn.Module, loss: Loss, batch: Any) -> float:
     with (
         torch.enable_grad(),
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        Buffers(model).all_kept(),
         torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved),
     ):
         held = loss(model, batch)  # keep the graph alive until the count is done
