@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -235,6 +237,52 @@ def test_a_run_folder_keeps_public_and_private_apart(tmp_path):
     ]
     assert all(row["covered"] is False and row["training_loss"] > 0 for row in diagnostics)
     assert json.loads((folder / "statement.json").read_text())["guarantee"] == "proven"
+
+
+def test_the_statement_says_whether_the_data_were_looked_at():
+    tensors = records()
+
+    class OnDemand(torch.utils.data.Dataset):
+        def __len__(self):
+            return RECORDS
+
+        def __getitem__(self, index):
+            return {name: tensor[index] for name, tensor in tensors.items()}
+
+    assert "data validated before the mechanism started" in training(steps=1).statement().assumptions
+    assert any("not validated" in text for text in training(steps=1, data=OnDemand()).statement().assumptions)
+
+
+def test_a_run_folder_belongs_to_one_process(tmp_path):
+    run = training(steps=3, run_dir=tmp_path / "run")
+    run.take_step()
+    code = (
+        "import sys; from equipoise.training.folder import RunFolder\n"
+        "try: RunFolder(sys.argv[1]).lock()\n"
+        "except RuntimeError as error: print(error)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=True
+    )
+    assert "trained by another process" in said.stdout
+
+
+def test_a_step_that_comes_out_differently_after_a_crash_is_charged(tmp_path):
+    """The loss changed between the crash and the resume: no old noise, one more release."""
+    options = {"steps": 3, "run_dir": tmp_path / "run", "reproducible": False, "method": None}
+    first = training(**options)
+    first.take_step()  # journaled, but the checkpoint is that of the start
+    model = network()
+    again = eq.PrivateTraining.resume(
+        tmp_path / "run",
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.3),
+        loss=lambda m, batch: loss(m, batch) ** 2,
+        data=records(),
+    )
+    again.take_step()
+    used = again.statement().releases[0]["used"]
+    assert used == 2
 
 
 def test_writers_get_publishable_rows(tmp_path):

@@ -259,7 +259,8 @@ class FactoredGradients(PerSampleGradients):
     def _weights_for(self, name: str, weights: Tensor | Mapping[str, Tensor]) -> Tensor:
         if not isinstance(weights, (Tensor, Mapping)):
             raise TypeError(
-                f"weights is a {type(weights).__name__}; pass a tensor [{self.num_records}], or one a parameter name"
+                f"weights is a {type(weights).__name__}; pass a tensor [{self.num_records}], or a mapping "
+                "from parameter name to one"
             )
         if isinstance(weights, Tensor):
             C = weights

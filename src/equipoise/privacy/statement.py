@@ -174,7 +174,6 @@ def make_statement(
         )
         if text not in public:
             public.append(text)
-    public.append("data validated before the mechanism started")
     warnings = []
     populations = [row["sampling"]["population"] for row in rows]
     if delta is not None and populations and delta >= 1 / max(populations):

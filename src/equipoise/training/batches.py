@@ -79,6 +79,11 @@ class Source:
     def __len__(self) -> int:
         return batch_size(self._nest) if self._nest is not None else len(self._data)
 
+    @property
+    def is_scanned(self) -> bool:
+        """Whether all records were looked at beforehand; items made on demand were not."""
+        return bool(self.leaves())
+
     def take(self, ids: Tensor) -> Any:
         """The batch of the records with these numbers, LongTensor [b], b >= 1."""
         if self._nest is not None:

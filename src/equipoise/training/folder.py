@@ -6,6 +6,7 @@ checkpoint/ private/                                                       may n
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -53,6 +54,21 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self.private.mkdir(exist_ok=True, mode=0o700)
         self.private.chmod(0o700)
+
+    def lock(self) -> None:
+        """Keep other processes off this run until this one ends: two would give the same noise twice.
+
+        Raises:
+            RuntimeError: another process has it.
+        """
+        self._lock = (self.private / "lock").open("a")
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RuntimeError(
+                f"run_dir={str(self.path)!r} is being trained by another process: two on one run would "
+                "use the same noise for different sums. Wait for it or stop it; nothing was spent."
+            ) from None
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the public settings; where a shared ledger lies is nobody's business but the keeper's."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from equipoise.gradients import GradientEngine
 from equipoise.methods import DPSGD, METHODS, Method, State
-from equipoise.privacy import Budget, Diagnostics, Draw, Sampling, Statement, digest
+from equipoise.privacy import Budget, ChangedQueryError, Diagnostics, Draw, Sampling, Statement, digest
 from equipoise.report import write_report
 from equipoise.training.attach import Loss, check_loss, check_optimizer, check_scheduler, trainable
 from equipoise.training.batches import Source, map_batch
@@ -258,7 +258,10 @@ class PrivateTraining:
         if self.folder is not None and not resume:
             folder = self.folder
             self.processes.first(folder.create)
+            self.processes.first(folder.lock)
             self.processes.first(lambda: folder.write_config(self.config()))
+        if self.folder is not None and resume:
+            self.processes.first(self.folder.lock)
         position = self._load_checkpoint() if resume else 0
         # What the released numbers depend on besides parameters and records: with another value, no noise
         # is used again.
@@ -266,6 +269,7 @@ class PrivateTraining:
             "engine": self.engine.state_dict(),
             "micro_batch": settings.micro_batch_size,
             "views": settings.views,
+            "method": self.method.config(),
         }
         kernels |= {"processes": self.processes.count, "device": self.device.type}
         self.desk = Desk(
@@ -354,7 +358,10 @@ class PrivateTraining:
 
     def statement(self) -> Statement:
         """What may be claimed about the privacy of what was released so far."""
-        return self.desk.statement(delta=self.delta)
+        source = self._rows.source
+        scanned = "data validated before the mechanism started"
+        trusted = "data of the user's own, not validated before the mechanism started"
+        return self.desk.statement(delta=self.delta, assumptions=[scanned if source.is_scanned else trusted])
 
     def epsilon_so_far(self) -> float:
         """Epsilon of the releases made so far, at `delta`, other runs of a shared journal included."""
@@ -384,7 +391,15 @@ class PrivateTraining:
         context = self._context()
         if self._method_state is None:
             self._method_state = self.method.init(context)
-        estimate, self._method_state = self.method.step(context, self._method_state)
+        try:
+            estimate, state = self.method.step(context, self._method_state)
+        except ChangedQueryError:
+            if self.processes.count > 1:
+                raise
+            # A step repeated after a crash came out differently: it gets new records, and is charged.
+            context = self._context()
+            estimate, state = self.method.step(context, self._method_state)
+        self._method_state = state
         missing = self.parameters.keys() - estimate.keys()
         if missing:
             raise RuntimeError(
