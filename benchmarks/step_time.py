@@ -93,18 +93,17 @@ def ours_training_step(task):
     import torch
 
     import equipoise as eq
-    from equipoise.data import Records
 
     optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
-    records = Records({"input": task.inputs, "label": task.labels})
+    records = {"input": task.inputs, "label": task.labels}
     training = eq.PrivateTraining(
         task.model,
         optimizer,
         loss=lambda model, b: task.losses(model(b["input"]), b["label"]),
         data=records,
-        sampling=eq.FullBatch(population=len(records), steps=100_000),
+        sampling=eq.FullBatch(population=len(task.labels), steps=100_000),
         method=eq.DPSGD(clip_norm=CLIP_NORM, noise_multiplier=NOISE_MULTIPLIER),
-        micro_batch_size=len(records),
+        micro_batch_size=len(task.labels),
     )
     iterator = iter(training)
     return lambda: next(iterator)

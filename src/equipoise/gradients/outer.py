@@ -10,7 +10,6 @@ A layer's weight gradient for record i is a product of what went in and what cam
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -32,6 +31,10 @@ __all__ = ["OuterFactor"]
 
 #: A Gram-route squared norm below this share of the sum of its squared terms has lost digits to cancellation.
 CANCELLATION_SHARE = 1e-2
+
+
+#: Below this a float32 norm may have lost terms whose squares are no float32 any more.
+TINY = 1e-15
 
 
 class OuterFactor(Factor):
@@ -97,9 +100,7 @@ class OuterFactor(Factor):
     def norms_squared(self) -> Tensor:
         a, b = widen(self.a), widen(self.b)
         if self.positions == 1:
-            # In float64: a tiny input beside a huge gradient must not lose its norm to underflow.
-            sizes = (torch.linalg.vector_norm(t, dim=(1, 2), dtype=torch.float64) for t in (a, b))
-            return math.prod(sizes).square_().to(a.dtype)
+            return (_sizes(a) * _sizes(b)).square_().to(a.dtype)
         kernel = self.kernels()[0] if self.kernel == "auto" else self.kernel
         if kernel == "gram":
             return gram_norms(a, b)
@@ -187,6 +188,18 @@ class OuterFactor(Factor):
         if kernel == "rows":
             return DenseFactor(self.materialise())
         return OuterFactor(self.a, self.b, self.shape, kernel)
+
+
+def _sizes(t: Tensor) -> Tensor:
+    """Norms [B] in float64; where squares of tiny numbers would vanish in float32, taken there as well.
+
+    A tiny input beside a huge gradient must not lose its norm to underflow.
+    """
+    norms = torch.linalg.vector_norm(t, dim=(1, 2)).double()
+    tiny = norms < TINY
+    if bool(tiny.any()):
+        norms[tiny] = torch.linalg.vector_norm(t[tiny], dim=(1, 2), dtype=torch.float64)
+    return norms
 
 
 def weighted_product(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
