@@ -62,6 +62,7 @@ class RunFolder:
             RuntimeError: another process has it.
         """
         self._lock = (self.private / "lock").open("a")
+        os.chmod(self._lock.fileno(), 0o600)
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
