@@ -58,7 +58,7 @@ def test_delta_as_large_as_one_record_is_remarked_on(equipoise):
         ("--steps 10 --noise-multiplier 1 --relation swap", "relation"),
         ("--steps 10 --noise-multiplier 1 --batch-size 2000", "2000"),
         ("--steps 10 --noise-multiplier 1 --sampling without-replacement", "replace_one"),
-        ("--steps ten --noise-multiplier 1", "ten"),
+        ("--steps ten --noise-multiplier 1", "integer"),
         ("--steps 10 --noise 1", "--noise"),
     ],
 )
