@@ -167,7 +167,7 @@ def test_options_reach_the_training(equipoise, tmp_path):
         ("--micro-batch-size 0", "--micro-batch-size is 0"),
         ("--weight-decay -1", "--weight-decay is -1"),
         ("--device nowhere", "nowhere"),
-        ("--epsilon three", "three"),
+        ("--epsilon three", "valid"),
         ("--epsilonn 3", "--epsilonn"),
     ],
 )

@@ -25,6 +25,7 @@ class Buffers:
         model: its modules are listed now; nothing on it is changed.
 
     Example:
+        >>> import torch
         >>> norm = nn.InstanceNorm1d(2, track_running_stats=True)
         >>> buffers = Buffers(norm)
         >>> buffers.find_changing(lambda: norm(torch.ones(1, 2, 3)))
