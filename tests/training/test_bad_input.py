@@ -135,6 +135,24 @@ def frozen():
     return network().requires_grad_(False)
 
 
+lr_scheduler = torch.optim.lr_scheduler
+
+
+def chained(optimizer):
+    """A chain with a ReduceLROnPlateau in it; some versions of PyTorch refuse to build one, others do not."""
+    chain = lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(optimizer)], optimizer=optimizer)
+    chain._schedulers.append(lr_scheduler.ReduceLROnPlateau(optimizer))
+    return chain
+
+
+def sequential(optimizer):
+    """A sequence with such a chain in it."""
+    parts = [lr_scheduler.ConstantLR(optimizer), lr_scheduler.ConstantLR(optimizer)]
+    sequence = lr_scheduler.SequentialLR(optimizer, parts, milestones=[2])
+    sequence._schedulers[1] = chained(optimizer)
+    return sequence
+
+
 ARGUMENTS = {
     "a misspelt keyword": ({"mirco_batch_size": 3}, TypeError, "mirco_batch_size"),
     "a sampling rate": ({"sampling": 0.01}, TypeError, "State the population yourself"),
@@ -161,6 +179,16 @@ ARGUMENTS = {
         {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(sgd(network()))},
         TypeError,
         "follows a metric",
+    ),
+    "a chain with a scheduler that reads a metric": (
+        {"scheduler": chained(sgd(network()))},
+        TypeError,
+        "ChainedScheduler that holds a ReduceLROnPlateau, which follows a metric",
+    ),
+    "a sequence with one deep inside": (
+        {"scheduler": sequential(sgd(network()))},
+        TypeError,
+        "SequentialLR that holds a ReduceLROnPlateau",
     ),
     "a foreign scheduler": (
         {"scheduler": torch.optim.lr_scheduler.StepLR(sgd(network()), 1)},

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
 from equipoise.gradients import Buffers
@@ -98,12 +98,12 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     """
     if scheduler is None:
         return
-    if isinstance(scheduler, ReduceLROnPlateau):
+    hidden = _plateau_within(scheduler)
+    if hidden is not None:
         raise TypeError(
-            "scheduler is ReduceLROnPlateau, which follows a metric; a metric of private data would leak "
-            "through the "
-            "learning rate. Use a schedule of the step, or lower the rate yourself from a public metric in "
-            "the loop."
+            f"scheduler {hidden} ReduceLROnPlateau, which follows a metric; a metric of private data would "
+            "leak through the learning rate. Use a schedule of the step, or lower the rate yourself from a "
+            "public metric in the loop."
         )
     if not callable(getattr(scheduler, "step", None)):
         raise TypeError(
@@ -113,6 +113,22 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
         raise ValueError(
             "scheduler steers another optimiser than the one given: build it from the same optimiser"
         )
+
+
+def _plateau_within(scheduler: Any) -> str | None:
+    """How a ReduceLROnPlateau is there: as the scheduler itself, or inside one that runs others."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        return "is"
+    waiting, seen = [scheduler], {id(scheduler)}
+    while waiting:
+        # PyTorch keeps the parts in `_schedulers`; a wrapper of the user's own, wherever it likes
+        for part in pytree.tree_leaves(list(getattr(waiting.pop(), "__dict__", {}).values())):
+            if isinstance(part, ReduceLROnPlateau):
+                return f"is a {type(scheduler).__name__} that holds a"
+            if isinstance(part, LRScheduler) and id(part) not in seen:
+                seen.add(id(part))
+                waiting.append(part)
+    return None
 
 
 def check_loss(model: nn.Module, loss: Loss, source: Source, device: torch.device, probes: int = 4) -> Any:
