@@ -40,7 +40,7 @@ def problem() -> Problem:
         loss,
         {"x": x, "y": x @ solution},
         N,
-        lambda model: float((model.weight - solution).norm()),
+        lambda model: float((model.weight.detach() - solution).norm()),
     )
 
 

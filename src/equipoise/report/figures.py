@@ -76,9 +76,13 @@ def curves_figure(
             handles.setdefault(str(label), handle)
     if handles:
         figure.legend(
-            handles=list(handles.values()), labels=list(handles), loc="outside lower center", ncols=min(4, len(handles)),
-            frameon=False, fontsize=9,
-        )  # fmt: skip
+            handles=list(handles.values()),
+            labels=list(handles),
+            loc="outside lower center",
+            ncols=min(4, len(handles)),
+            frameon=False,
+            fontsize=9,
+        )
     return figure
 
 
