@@ -17,12 +17,10 @@ from .bounded import capped as capped
 from .bounded import centred_indicator as centred_indicator
 from .bounded import clip as clip
 from .bounded import clip_coordinates as clip_coordinates
-from .bounded import clip_selected as clip_selected
 from .bounded import clip_weighted as clip_weighted
 from .bounded import indicator as indicator
 from .bounded import merge as merge
 from .bounded import sums_of as sums_of
-from .bounded import top_k as top_k
 from .calibration import Budget as Budget
 from .calibration import calibrate as calibrate
 from .calibration import calibrate_noise_multiplier as calibrate_noise_multiplier
@@ -53,5 +51,12 @@ from .sampling import Poisson as Poisson
 from .sampling import Sampling as Sampling
 from .sampling import Unamplified as Unamplified
 from .sampling import WithoutReplacement as WithoutReplacement
+from .selection import Selection as Selection
+from .selection import clip_channels as clip_channels
+from .selection import clip_either as clip_either
+from .selection import clip_selected as clip_selected
+from .selection import clip_unbounded as clip_unbounded
+from .selection import top_k as top_k
+from .selection import top_share as top_share
 from .statement import Hole as Hole
 from .statement import Statement as Statement

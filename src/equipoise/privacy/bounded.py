@@ -70,6 +70,8 @@ class Bounded:
                 "indicator(mask), capped(values, upper) or top_k(rows, ...)"
             )
         self.value = dict(value)
+        for tensor in self.value.values():
+            tensor._storage.mixed = True  # a sum speaks of all records, whatever its length
         self.add_remove = float(add_remove)
         self.replace = float(replace)
         self.draw = draw
@@ -314,9 +316,20 @@ def clip(
     return _make(_private(kept.weighted_sums(per_tensor), rows.draw), bound, 2 * bound, rows.draw, bad)
 
 
-def clip_weighted(rows: PrivateRows, weights: torch.Tensor, threshold: float) -> Bounded:
-    """The sum of rows with given weights [B], cut to |weight * norm| <= threshold: the bound of `clip`."""
-    return clip(rows, _Given(weights), threshold)
+def clip_weighted(rows: PrivateRows, weights: Private, threshold: float) -> Bounded:
+    """The sum of rows with given weights [B], cut to |weight * norm| <= threshold: the bound of `clip`.
+
+    Raises:
+        PrivateError: for weights that are not by record (see `provenance`).
+    """
+    total = public_threshold("threshold", threshold)
+    given = one_value_a_record("weights", weights)
+    norms = unwrap(rows.row_norms())
+    require_length("weights", given, norms)
+    finite = torch.isfinite(norms)
+    kept, kept_norms, bad = _without_bad(rows, norms, finite)
+    cut = limited_weights(_Given(given[finite]), kept_norms, total)
+    return _make(_private(kept.weighted_sums(cut), rows.draw), total, 2 * total, rows.draw, bad)
 
 
 def limited_weights(rule: ClipRule, norms: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -324,16 +337,18 @@ def limited_weights(rule: ClipRule, norms: torch.Tensor, threshold: float) -> to
 
     Raises:
         PrivateError: for a rule whose weight of one record depends on others (a median of the norms): cut or
-            not, the sum has no bound then. The rule is asked twice, whole and in halves.
+            not, the sum has no bound then. A rule whose operations do not show it is asked again, in halves.
     """
-    given = unwrap(rule.weights(Private(norms), threshold)).to(norms.dtype)
+    answer = rule.weights(Private(norms), threshold)
+    proved = isinstance(answer, Private) and answer.by_record or isinstance(rule, _Given)
+    given = unwrap(answer).to(norms.dtype)
     if given.shape != norms.shape:
         raise ValueError(
             f"{type(rule).__name__}.weights returned shape {tuple(given.shape)} for norms of shape "
             f"{tuple(norms.shape)}; "
             "it must return one weight a record"
         )
-    if len(norms) > 1 and not isinstance(rule, _Given):
+    if len(norms) > 1 and not proved:
         halves = [unwrap(rule.weights(Private(part), threshold)) for part in norms.chunk(2)]
         if not torch.allclose(torch.cat(halves).to(given.dtype), given, rtol=1e-4, equal_nan=True):
             raise PrivateError(
@@ -353,12 +368,6 @@ class _Given:
         self._weights = weights
 
     def weights(self, norms: torch.Tensor, threshold: Any) -> torch.Tensor:
-        if self._weights.shape != norms.shape:
-            raise ValueError(
-                f"weights has shape {tuple(self._weights.shape)} for {norms.shape[0]} usable rows; give "
-                "rule objects where "
-                "records may be non-finite"
-            )
         return self._weights
 
 
@@ -378,19 +387,44 @@ def _without_bad(
     return raw.rows(keep), norms[keep], Private(bad, rows.draw)
 
 
-def _one_value_a_record(name: str, values: torch.Tensor) -> torch.Tensor:
+def one_value_a_record(name: str, values: torch.Tensor) -> torch.Tensor:
+    """The raw values [B] of a `Private` tensor, after a look at where they come from.
+
+    Raises:
+        TypeError: not `Private`.
+        ValueError: not one value a record.
+        PrivateError: an entry may depend on other records, so that no bound would hold.
+    """
     if not isinstance(values, Private):
         raise TypeError(
             f"{name} must be a Private tensor with one value a record, got {type(values).__name__}"
         )
     if values.ndim != 1:
         raise ValueError(f"{name} must have one value a record (shape [B]), got shape {tuple(values.shape)}")
+    return require_by_record(name, values)
+
+
+def require_by_record(name: str, values: Private) -> torch.Tensor:
+    """The raw values, if entry i is known to come from record i alone; see `provenance`."""
+    if not values.by_record:
+        raise PrivateError(
+            f"{name} must look at each record on its own: an entry that depends on other records (a median, "
+            "a sort, a mean, a position in the batch) moves when one of them enters or leaves, and the sum "
+            "has no bound. Compute it from the rows' own statistics with elementwise operations and public "
+            "numbers; a quantile of the batch goes through a release first"
+        )
     return unwrap(values)
+
+
+def require_length(name: str, values: torch.Tensor, norms: torch.Tensor) -> None:
+    """Refuse values that are not one a row."""
+    if values.shape[0] != norms.shape[0]:
+        raise ValueError(f"{name} has {values.shape[0]} entries for {norms.shape[0]} rows; give one a record")
 
 
 def indicator(mask: Private, name: str = "count") -> Bounded:
     """The number of records for which `mask` [B] holds: bound 1 under both relations."""
-    raw = _one_value_a_record("mask", mask)
+    raw = one_value_a_record("mask", mask)
     if raw.dtype != torch.bool:
         raise TypeError(f"mask must be bool, got {raw.dtype}; compare first, or use capped(values, upper)")
     total = raw.sum().to(torch.float32)
@@ -399,7 +433,7 @@ def indicator(mask: Private, name: str = "count") -> Bounded:
 
 def capped(values: Private, upper: float, name: str = "sum") -> Bounded:
     """The sum of `values` [B] cut to [0, upper]: bound `upper`; non-finite ones count zero."""
-    raw = _one_value_a_record("values", values)
+    raw = one_value_a_record("values", values)
     upper = public_threshold("upper", upper)
     raw = raw.to(torch.float64 if raw.dtype == torch.float64 else torch.float32)
     raw = torch.where(torch.isfinite(raw), raw, torch.zeros_like(raw)).clamp(0, upper)
@@ -408,70 +442,11 @@ def capped(values: Private, upper: float, name: str = "sum") -> Bounded:
 
 def centred_indicator(mask: Private, name: str = "count") -> Bounded:
     """The sum of +1/2 for records inside the mask [B] and -1/2 outside: bound 1/2, replace bound 1."""
-    raw = _one_value_a_record("mask", mask)
+    raw = one_value_a_record("mask", mask)
     if raw.dtype != torch.bool:
         raise TypeError(f"mask must be bool, got {raw.dtype}; compare first")
     total = (raw.to(torch.float32) - 0.5).sum()
     return _make({name: Private(total, mask.draw)}, 0.5, 1.0, mask.draw)
-
-
-def top_k(
-    rows: PrivateRows, scores: Private, fraction: float, upper: float, lower: float, rule: ClipRule
-) -> Bounded:
-    """The sum in which the top share of records by score is clipped at `upper`, the others at `lower`.
-
-    With k = floor(fraction * B) and ties broken by record position inside the scores (noise the scores by
-    record identity beforehand where ties are likely), one record moves at most one other across the line:
-    bound 2 * upper - lower under add-or-remove, 2 * upper under replace-one.
-
-    Args:
-        rows: rows of the whole draw, not of a micro-batch: the selection needs all scores.
-        scores: [B], higher is taken first.
-        fraction: public share in [0, 1].
-        upper: clip threshold of the selected records.
-        lower: clip threshold of the others, at most `upper`.
-        rule: clip rule for both.
-    """
-    raw = _one_value_a_record("scores", scores)
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"fraction must lie in [0, 1], got {fraction}")
-    upper, lower = public_threshold("upper", upper), public_threshold("lower", lower)
-    if lower > upper:
-        raise ValueError(
-            f"lower={lower} exceeds upper={upper}; the selected records have the larger threshold"
-        )
-    if raw.shape[0] != rows._rows.num_records:
-        raise ValueError(
-            f"scores has {raw.shape[0]} entries for {rows._rows.num_records} rows; give one a record"
-        )
-    selected = torch.zeros(raw.shape[0], dtype=torch.bool, device=raw.device)
-    selected[raw.argsort(descending=True, stable=True)[: int(fraction * raw.shape[0])]] = True
-    return clip_selected(rows, Private(selected, rows.draw), upper, lower, rule)
-
-
-def clip_selected(
-    rows: PrivateRows, selected: Private, upper: float, lower: float, rule: ClipRule
-) -> Bounded:
-    """The sum with the `selected` records [B] of a whole-draw top share clipped at `upper`, the others at
-    `lower`.
-
-    The bound 2 * upper - lower holds only if the selection is the top share of the whole draw by a
-    per-record score (see `top_k`); a micro-batch passes its part of that selection.
-    """
-    upper, lower = public_threshold("upper", upper), public_threshold("lower", lower)
-    if lower > upper:
-        raise ValueError(
-            f"lower={lower} exceeds upper={upper}; the selected records have the larger threshold"
-        )
-    mask = _one_value_a_record("selected", selected)
-    norms = unwrap(rows.row_norms())
-    weights = torch.where(mask, limited_weights(rule, norms, upper), limited_weights(rule, norms, lower))
-    kept, _, bad = _without_bad(rows, norms, torch.isfinite(norms))
-    if kept is not rows._rows:
-        weights = weights[torch.isfinite(norms)]
-    return _make(
-        _private(kept.weighted_sums(weights), rows.draw), 2 * upper - lower, 2 * upper, rows.draw, bad
-    )
 
 
 def clip_coordinates(
@@ -483,7 +458,7 @@ def clip_coordinates(
             "coordinates must be a Private tensor of shape [B, K]; see PrivateRows.coordinates(subspace)"
         )
     total = public_threshold("threshold", threshold)
-    raw = unwrap(coordinates)
+    raw = require_by_record("coordinates", coordinates)
     raw = raw.to(torch.float64 if raw.dtype == torch.float64 else torch.float32)
     norms = raw.norm(dim=1)
     finite = torch.isfinite(norms)

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from .provenance import Storage, keeps_records_apart
+
 if TYPE_CHECKING:
     from .draws import Draw
 
@@ -56,6 +58,8 @@ class Private(torch.Tensor):
     Args:
         value: the tensor to hold; it is detached, not copied.
         draw: the draw of records that it was computed from, if any; results of operations carry it on.
+        by_record: whether entry i along the first axis was computed from record i alone. Results of
+            operations know it by themselves (see `provenance`); who wraps raw values vouches for it.
 
     Example:
         >>> norms = Private(torch.tensor([3.0, 4.0]))
@@ -68,10 +72,12 @@ class Private(torch.Tensor):
     """
 
     _held: torch.Tensor
+    _apart: bool
+    _storage: Storage
     draw: Draw | None
 
     @staticmethod
-    def __new__(cls, value: torch.Tensor, draw: Draw | None = None) -> Private:
+    def __new__(cls, value: torch.Tensor, draw: Draw | None = None, by_record: bool = True) -> Private:
         """Make the wrapper: a tensor without storage."""
         if isinstance(value, Private):
             value = value._held
@@ -88,12 +94,21 @@ class Private(torch.Tensor):
             device=value.device,
         )
 
-    def __init__(self, value: torch.Tensor, draw: Draw | None = None) -> None:
+    def __init__(self, value: torch.Tensor, draw: Draw | None = None, by_record: bool = True) -> None:
+        storage = None
         if isinstance(value, Private):
             draw = value.draw if draw is None else draw
+            by_record, storage = by_record and value.by_record, value._storage
             value = value._held
         object.__setattr__(self, "_held", value.detach())
+        object.__setattr__(self, "_apart", by_record)
+        object.__setattr__(self, "_storage", storage or Storage())
         object.__setattr__(self, "draw", draw)
+
+    @property
+    def by_record(self) -> bool:
+        """Whether entry i along the first axis was computed from record i alone."""
+        return self._apart and self.ndim > 0 and not self._storage.mixed
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -113,6 +128,9 @@ class Private(torch.Tensor):
             _refuse("float() or item()" if "_local_scalar_dense" in name else f"the result of {name}")
         out = func(*tree_map(_value, args), **tree_map(_value, kwargs))
         if written:
+            if not keeps_records_apart(func, args, kwargs, out):
+                for leaf in written:
+                    leaf._storage.mixed = True
             changed = next(leaf for leaf in leaves if isinstance(leaf, Private) and leaf is written[0])
             if changed._held.shape != changed.shape:
                 raise PrivateError(
@@ -123,9 +141,15 @@ class Private(torch.Tensor):
         draws = {p.draw for p in private if p.draw is not None}
         draw = next(iter(draws)) if len(draws) == 1 else None
 
+        by_record = keeps_records_apart(func, args, kwargs, out)
+        shared = private[0]._storage if func._schema.returns[0].alias_info is not None else None
+
         def wrap(leaf: Any) -> Any:
             if isinstance(leaf, torch.Tensor):
-                return Private(leaf, draw)
+                made = Private(leaf, draw, by_record)
+                if shared is not None:
+                    object.__setattr__(made, "_storage", shared)
+                return made
             if leaf is None:
                 return None
             _refuse(f"the number returned by {func}")
@@ -136,7 +160,7 @@ class Private(torch.Tensor):
         return f"Private(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
     def __deepcopy__(self, memo: dict) -> Private:
-        return Private(self._held.clone(), self.draw)
+        return Private(self._held.clone(), self.draw, self.by_record)
 
     def __iter__(self) -> Iterator[Private]:
         return iter(self.unbind(0))  # type: ignore[arg-type]
@@ -198,18 +222,26 @@ def unwrap(value: torch.Tensor) -> torch.Tensor:
     return value._held if isinstance(value, Private) else value
 
 
-def wrap(value: Any, draw: Draw | None) -> Any:
+def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The values of disjoint micro-batches of a draw, one after another; by record if every part is."""
+    if not all(isinstance(part, Private) for part in parts):
+        return torch.cat(list(parts))
+    by_record = all(part.by_record for part in parts)  # type: ignore[attr-defined]
+    return Private(torch.cat([unwrap(part) for part in parts]), parts[0].draw, by_record)  # type: ignore[attr-defined]
+
+
+def wrap(value: Any, draw: Draw | None, by_record: bool = False) -> Any:
     """`value` with every tensor made `Private` and every operator of rows made `PrivateRows`.
 
     Raises:
         PrivateError: for a plain number, which could not be guarded.
     """
     if isinstance(value, torch.Tensor):
-        return Private(value, draw)
+        return Private(value, draw, by_record)
     if isinstance(value, Mapping):
-        return {key: wrap(item, draw) for key, item in value.items()}
+        return {key: wrap(item, draw, by_record) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(wrap(item, draw) for item in value)
+        return type(value)(wrap(item, draw, by_record) for item in value)
     if hasattr(value, "row_norms"):
         return PrivateRows(value, draw)
     if value is None:
@@ -258,14 +290,15 @@ class PrivateRows:
         losses = getattr(self._rows, "losses", None)
         return None if losses is None else Private(losses, self.draw)
 
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, name: str, *args: Any, by_record: bool = False, **kwargs: Any) -> Any:
         arguments = tree_map(_raw, args)
         keywords = tree_map(_raw, kwargs)
-        return wrap(getattr(self._rows, name)(*arguments, **keywords), self.draw)
+        return wrap(getattr(self._rows, name)(*arguments, **keywords), self.draw, by_record)
 
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Private:
         """Norms of the rows, [B], or [B, m] for m groups of parameter names."""
-        return self._call("row_norms") if groups is None else self._call("row_norms", groups)
+        arguments = () if groups is None else (groups,)
+        return self._call("row_norms", *arguments, by_record=True)
 
     def weighted_sums(self, weights: Any) -> dict[str, Private]:
         """Weighted sums of the rows: weights [B], [B, m] or a mapping from parameter name to weights."""
@@ -273,11 +306,13 @@ class PrivateRows:
 
     def inner(self, other: Any) -> Private:
         """Dot products of matching rows, [B]."""
-        return self._call("inner", other)
+        return self._call("inner", other, by_record=isinstance(other, PrivateRows))
 
     def cross_gram(self, other: Any, per_tensor: bool = False) -> Any:
         """Dot products of all pairs of rows, [B, B']."""
-        return self._call("cross_gram", other, per_tensor=per_tensor)
+        return self._call(
+            "cross_gram", other, per_tensor=per_tensor, by_record=not isinstance(other, PrivateRows)
+        )
 
     def rows(self, index: torch.Tensor) -> PrivateRows:
         """The rows at a public index; a `Private` mask has a private size and raises."""
@@ -295,7 +330,11 @@ class PrivateRows:
 
     def coordinates(self, subspace: Any) -> Private:
         """The rows' coordinates in a subspace, [B, K]."""
-        return wrap(subspace.coordinates(self._rows), self.draw)
+        return wrap(subspace.coordinates(self._rows), self.draw, by_record=True)
+
+    def matrix(self) -> Private:
+        """The rows as one matrix, [B, P], every parameter flattened in the order of `names`."""
+        return wrap(self._rows.materialise().matrix(), self.draw, by_record=True)
 
     def materialise(self) -> PrivateRows:
         """The dense matrix, still private."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from equipoise.methods.base import Parameters, Query
 from equipoise.privacy import Bounded, Draw, Private, PrivateRows, sums_of
+from equipoise.privacy.private import join
 from equipoise.training.batches import Source, map_batch, repeat_views
 from equipoise.training.processes import Processes
 from equipoise.training.randomness import generator, replayed
@@ -119,7 +120,7 @@ class TrainingDraw:
                 "statistics of the rows of a whole draw are not exchanged between processes yet: run this "
                 "method in one process"
             )
-        return torch.cat([fn(*rows, ids) for rows, ids in self._micro_batches(at)])
+        return join([fn(*rows, ids) for rows, ids in self._micro_batches(at)])
 
     def _micro_batches(self, at: Sequence[Parameters] | None) -> Iterator[tuple[list[PrivateRows], Tensor]]:
         points: Sequence[Parameters | None] = [None] if at is None else list(at)

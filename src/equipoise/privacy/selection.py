@@ -1,0 +1,215 @@
+"""Clipped sums with two thresholds: some records are clipped at a large radius, the others at a small one.
+
+=================  ============================================  =============  ============
+function           which records are clipped at c_1              add or remove  replace
+=================  ============================================  =============  ============
+`clip_either`      those of a mask, each decided on its own      c_1            2 c_1
+`clip_channels`    the same, the two groups as separate sums     c_1            2 c_1
+`clip_selected`    the top share of the whole draw by a score    2 c_1 - c_2    2 c_1
+`clip_unbounded`   those of any mask                             none           none
+=================  ============================================  =============  ============
+
+The third row: a record that enters the top share contributes up to c_1 and may push one other record out of
+it, whose contribution shrinks by up to c_1 - c_2. That holds for every fixed order of the records that each
+score decides on its own; ties are settled by the record's number, never by its place in the batch. Two
+channels are scaled to one bound: a record is in one of them, so that together they move as one sum does
+(parallel composition).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from .bounded import (
+    Bounded,
+    ClipRule,
+    _make,
+    _private,
+    _without_bad,
+    limited_weights,
+    one_value_a_record,
+    public_threshold,
+    require_length,
+)
+from .draws import Draw
+from .private import Private, PrivateError, PrivateRows, unwrap
+
+__all__ = [
+    "Selection",
+    "clip_channels",
+    "clip_either",
+    "clip_selected",
+    "clip_unbounded",
+    "top_k",
+    "top_share",
+]
+
+_KEY = object()
+
+
+class Selection:
+    """The records of a draw with the highest scores; made by `top_share` alone.
+
+    Attributes:
+        draw: the draw.
+    """
+
+    __slots__ = ("_numbers", "draw")
+
+    def __init__(self, numbers: torch.Tensor, draw: Draw | None, *, _key: object = None) -> None:
+        if _key is not _KEY:
+            raise PrivateError("Selection cannot be made directly; use top_share(scores, ids, fraction)")
+        self._numbers, self.draw = numbers, draw
+
+
+def top_share(scores: Private, ids: Private, fraction: float) -> Selection:
+    """The floor(fraction * B) records of a whole draw with the highest scores.
+
+    Args:
+        scores: [B], by record, of all records of the draw; a score that is not a number ranks last.
+        ids: their numbers, [B], which settle ties.
+        fraction: public share in [0, 1].
+
+    Raises:
+        PrivateError: scores that depend on other records.
+    """
+    raw, numbers = one_value_a_record("scores", scores), one_value_a_record("ids", ids)
+    require_length("ids", numbers, raw)
+    if isinstance(fraction, Private) or not 0 <= fraction <= 1:
+        raise ValueError(f"fraction must be a public number in [0, 1], got {fraction}")
+    raw = torch.where(torch.isnan(raw), torch.full_like(raw, -math.inf), raw)
+    order = numbers.argsort()
+    order = order[raw[order].argsort(descending=True, stable=True)]
+    return Selection(numbers[order[: int(fraction * len(raw))]], scores.draw, _key=_KEY)
+
+
+def clip_selected(
+    rows: PrivateRows, ids: Private, selection: Selection, upper: float, lower: float, rule: ClipRule
+) -> Bounded:
+    """The sum with the selected records clipped at `upper`, the others at `lower`.
+
+    Args:
+        rows: rows of a micro-batch of the selection's draw.
+        ids: the numbers of its records, [b].
+        selection: made by `top_share` from the scores of the whole draw.
+        upper, lower: c_1 >= c_2 > 0, public.
+        rule: clip rule for both. Where it would give a record less under c_1 than under c_2, or more by
+            above c_1 - c_2, it is cut.
+
+    Returns:
+        The sum: bound 2 c_1 - c_2 under add-or-remove, 2 c_1 under replace-one.
+    """
+    if not isinstance(selection, Selection):
+        raise TypeError(f"selection must come from top_share, got {type(selection).__name__}")
+    if selection.draw != rows.draw:
+        raise ValueError(f"selection is of {selection.draw}, the rows of {rows.draw}")
+    mask = torch.isin(one_value_a_record("ids", ids), selection._numbers)
+    upper, lower = _thresholds(upper, lower)
+    kept, norms, mask, bad = _usable(rows, mask, "ids")
+    low = limited_weights(rule, norms, lower).clamp(min=0)
+    gap = torch.where(norms > 0, (upper - lower) / norms, math.inf)
+    high = torch.minimum(torch.maximum(limited_weights(rule, norms, upper), low), low + gap)
+    value = kept.weighted_sums(torch.where(mask, high, low))
+    return _make(_private(value, rows.draw), 2 * upper - lower, 2 * upper, rows.draw, bad)
+
+
+def top_k(
+    rows: PrivateRows, scores: Private, fraction: float, upper: float, lower: float, rule: ClipRule
+) -> Bounded:
+    """`clip_selected` of a whole draw at once, with rows in the order of their numbers."""
+    ids = Private(torch.arange(scores.shape[0], device=scores.device), rows.draw)
+    if scores.shape[0] != rows._rows.num_records:
+        raise ValueError(
+            f"scores has {scores.shape[0]} entries for {rows._rows.num_records} rows; give one a record"
+        )
+    selection = top_share(Private(scores, rows.draw), ids, fraction)
+    return clip_selected(rows, ids, selection, upper, lower, rule)
+
+
+def clip_either(rows: PrivateRows, mask: Private, upper: float, lower: float, rule: ClipRule) -> Bounded:
+    """The sum with the records of the mask clipped at `upper`, the others at `lower`: the bound of `upper`.
+
+    Args:
+        rows: per-sample rows, B x P.
+        mask: [B], bool, by record.
+        upper, lower: c_1 >= c_2 > 0, public.
+        rule: clip rule for both.
+
+    Returns:
+        The sum: bound c_1 under add-or-remove, 2 c_1 under replace-one.
+
+    Raises:
+        PrivateError: for a mask that depends on other records.
+    """
+    upper, lower = _thresholds(upper, lower)
+    value, bad = _either(rows, one_value_a_record("mask", mask), upper, lower, rule)
+    return _make(value, upper, 2 * upper, rows.draw, bad)
+
+
+def clip_unbounded(rows: PrivateRows, mask: Private, upper: float, lower: float, rule: ClipRule) -> Bounded:
+    """The sum of `clip_either` for a mask that may know other records: its bounds are infinite.
+
+    No plan holds such a release; only `ledger.release_unproven` and `ledger.disclose` can hand its value out.
+    """
+    upper, lower = _thresholds(upper, lower)
+    if not isinstance(mask, Private):
+        raise TypeError(f"mask must be a Private tensor, got {type(mask).__name__}")
+    value, bad = _either(rows, unwrap(mask), upper, lower, rule)
+    return _make(value, math.inf, math.inf, rows.draw, bad)
+
+
+def clip_channels(rows: PrivateRows, mask: Private, upper: float, lower: float, rule: ClipRule) -> Bounded:
+    """Two sums: of the records of the mask, clipped at `upper`, and of the others, clipped at `lower`.
+
+    Returns:
+        Tensors "tail/NAME" and "body/NAME". The second is multiplied by c_1 / c_2, so that a record moves
+        either by at most c_1: bound c_1 under add-or-remove, 2 c_1 under replace-one. Divide it again after
+        the release.
+    """
+    upper, lower = _thresholds(upper, lower)
+    kept, norms, chosen, bad = _usable(rows, one_value_a_record("mask", mask), "mask")
+    high = limited_weights(rule, norms, upper)
+    low = limited_weights(rule, norms, lower) * (upper / lower)
+    zero = torch.zeros_like(high)
+    weights = torch.stack([torch.where(chosen, high, zero), torch.where(chosen, zero, low)], dim=1)
+    value: dict[str, torch.Tensor] = {}
+    for name, pair in kept.weighted_sums(weights).items():
+        value[f"tail/{name}"], value[f"body/{name}"] = pair[0], pair[1]
+    return _make(_private(value, rows.draw), upper, 2 * upper, rows.draw, bad)
+
+
+def _either(
+    rows: PrivateRows, mask: torch.Tensor, upper: float, lower: float, rule: ClipRule
+) -> tuple[dict[str, Private], Private]:
+    kept, norms, mask, bad = _usable(rows, mask, "mask")
+    weights = torch.where(mask, limited_weights(rule, norms, upper), limited_weights(rule, norms, lower))
+    return _private(kept.weighted_sums(weights), rows.draw), bad
+
+
+def _usable(
+    rows: PrivateRows, mask: torch.Tensor, name: str
+) -> tuple[Any, torch.Tensor, torch.Tensor, Private]:
+    """Rows, norms and mask of the records with finite norms, and the private count of the others."""
+    if not isinstance(rows, PrivateRows):
+        raise TypeError(
+            f"rows must be PrivateRows, got {type(rows).__name__}; wrap raw rows: PrivateRows(rows, draw)"
+        )
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name} must be bool, got {mask.dtype}; compare first")
+    norms = unwrap(rows.row_norms())
+    require_length(name, mask, norms)
+    finite = torch.isfinite(norms)
+    kept, kept_norms, bad = _without_bad(rows, norms, finite)
+    return kept, kept_norms, mask[finite], bad
+
+
+def _thresholds(upper: float, lower: float) -> tuple[float, float]:
+    upper, lower = public_threshold("upper", upper), public_threshold("lower", lower)
+    if lower > upper:
+        raise ValueError(
+            f"lower={lower} exceeds upper={upper}; the selected records have the larger threshold"
+        )
+    return upper, lower

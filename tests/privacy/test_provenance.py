@@ -1,0 +1,182 @@
+"""A private tensor knows whether each entry speaks of one record; sums without a bound are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from privacy_rows import Flat, rows
+
+from equipoise.privacy import (
+    Draw,
+    Private,
+    PrivateError,
+    PrivateRows,
+    capped,
+    centred_indicator,
+    clip_channels,
+    clip_coordinates,
+    clip_either,
+    clip_selected,
+    clip_unbounded,
+    clip_weighted,
+    indicator,
+    top_k,
+    top_share,
+)
+from equipoise.privacy.private import join, unwrap
+
+DRAW = Draw("batch", 0)
+VALUES = torch.tensor([[3.0, 4.0, 0.5], [0.1, -2.0, 1.0], [5.0, 0.3, 0.2], [-1.0, 0.7, 2.5], [0.4, 9.0, 1.5]])
+
+
+def in_place(x):
+    x = x.clone()
+    x.mul_(2).clamp_(max=3)
+    return x
+
+
+def mixed_in_place(x):
+    x = x.clone()
+    x.sub_(x.mean(dim=0))
+    return x
+
+
+def mixed_through_a_view(x):
+    x = x.clone()
+    x[:2].copy_(x[2:4] + x[:1])
+    return x
+
+
+# expressions of a Private [B, 3] tensor and whether each entry of the result speaks of one record
+APART = {
+    "scaled": lambda x: 2 * x + 1,
+    "compared": lambda x: (x > 0.4) & ~x.isnan(),
+    "row norms": lambda x: x.norm(dim=1),
+    "row sums": lambda x: (x * x).sum(dim=1) / x.abs().amax(dim=1),
+    "column": lambda x: x[:, 1],
+    "columns": lambda x: x[:, 1:],
+    "public matrix": lambda x: x.double() @ torch.arange(6.0).double().reshape(3, 2),
+    "public row": lambda x: x - torch.tensor([1.0, 2.0, 3.0]),
+    "weighted rows": lambda x: x / x.norm(dim=1)[:, None].clamp(min=1e-3),
+    "chosen": lambda x: torch.where(x[:, 0] > 1, x[:, 1], torch.zeros_like(x[:, 1])),
+    "in place": in_place,
+    "integers": lambda x: (x[:, 0] * 100).long() * 3 >> 1 ^ 5,
+}
+MIXED = {
+    "median": lambda x: (x[:, 0] > x[:, 0].median()).float(),
+    "mean": lambda x: x - x.mean(dim=0),
+    "sorted": lambda x: x[:, 0].sort().values,
+    "position": lambda x: x[:, 0] * torch.arange(len(x)),
+    "position broadcast": lambda x: x * torch.arange(len(x))[:, None],
+    "flipped": lambda x: x.flip(0),
+    "rolled": lambda x: x.roll(1, 0),
+    "running sum": lambda x: x.cumsum(0),
+    "outer": lambda x: x[:, 0][None, :] * x[:, 0][:, None],
+    "gram": lambda x: x @ x.T,
+    "softmax": lambda x: x.softmax(dim=0),
+    "indexed": lambda x: x[torch.tensor([0, 0, 1, 2, 3])],
+    "tail": lambda x: x[1:],
+    "doubled": lambda x: torch.cat([x, x]),
+    "noise": lambda x: x + torch.rand_like(x),
+    "in place": mixed_in_place,
+    "through a view": mixed_through_a_view,
+    "mixed with a mixture": lambda x: x[:, 0] * (x[:, 1] / x.max()),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_apart(name):
+    """Marked by record, and rightly so: every record alone gives its own entry."""
+    out = APART[name](Private(VALUES))
+    assert out.by_record
+    alone = torch.cat([unwrap(APART[name](Private(row[None]))) for row in VALUES])
+    torch.testing.assert_close(unwrap(out), alone)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed(name):
+    assert not MIXED[name](Private(VALUES)).by_record
+
+
+def test_rows_answer_by_record_and_their_sums_do_not():
+    g = PrivateRows(rows([3.0, 4.0], [1.0, 0.0], [0.5, 0.5]), DRAW)
+    assert g.row_norms().by_record
+    assert g.row_norms([["w"]]).by_record
+    assert g.inner(g).by_record
+    assert g.cross_gram(rows([1.0, 0.0])).by_record
+    assert g.matrix().by_record
+    assert not g.cross_gram(g).by_record
+    assert not g.weighted_sums(torch.ones(3))["w"].by_record
+    assert not indicator(g.row_norms() > 1).value["count"].by_record
+    assert join([g.row_norms(), g.row_norms()]).by_record
+    assert not join([g.row_norms(), g.row_norms().flip(0)]).by_record
+
+
+def median_mask(g):
+    return g.row_norms() > g.row_norms().median()
+
+
+REFUSED = {
+    "indicator": lambda g: indicator(median_mask(g)),
+    "centred": lambda g: centred_indicator(median_mask(g)),
+    "capped": lambda g: capped(g.row_norms() / g.row_norms().max(), 1.0),
+    "weights": lambda g: clip_weighted(g, 1 / g.row_norms().max() + 0 * g.row_norms(), 1.0),
+    "coordinates": lambda g: clip_coordinates(g.matrix() - g.matrix().mean(dim=0), Flat(), 1.0),
+    "either": lambda g: clip_either(g, median_mask(g), 1.0, 0.1, Flat()),
+    "channels": lambda g: clip_channels(g, median_mask(g), 1.0, 0.1, Flat()),
+    "top share": lambda g: top_k(g, g.row_norms() * g.row_norms().sum(), 0.5, 1.0, 0.1, Flat()),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_sums_without_a_bound_are_refused(name):
+    with pytest.raises(PrivateError, match="on its own"):
+        REFUSED[name](PrivateRows(rows([3.0, 4.0], [1.0, 0.0], [0.5, 0.5]), DRAW))
+
+
+def test_what_a_refused_mask_would_do():
+    """One record among equals flips every other label of a median: the sum moves far beyond the bound."""
+    many = [[1.0, 0.0]] * 20 + [[0.9, 0.0]] * 19
+    g, more = PrivateRows(rows(*many), DRAW), PrivateRows(rows(*many, [0.8, 0.0], [0.7, 0.0]), DRAW)
+    sums = [clip_unbounded(r, median_mask(r), 1.0, 0.1, Flat()) for r in (g, more)]
+    change = unwrap(sums[1].value["w"]) - unwrap(sums[0].value["w"])
+    assert float(change.norm()) > 10
+    assert sums[0].add_remove == sums[0].replace == float("inf")
+
+
+def test_weights_are_cut_and_bad_records_left_out():
+    g = PrivateRows(rows([3.0, 4.0], [float("nan"), 0.0], [0.5, 0.0]), DRAW)
+    out = clip_weighted(g, 0 * g.row_norms() + 1e3, 1.0)
+    assert torch.allclose(unwrap(out.value["w"]), torch.tensor([1.6, 0.8]))
+    assert unwrap(out.bad_records).item() == 1
+    with pytest.raises(ValueError, match="4 entries for 3 rows"):
+        clip_weighted(g, Private(torch.ones(4), DRAW), 1.0)
+    with pytest.raises(TypeError, match="Private"):
+        clip_weighted(g, torch.ones(3), 1.0)
+
+
+def test_a_selection_holds_for_its_draw_alone():
+    g = PrivateRows(rows([3.0, 4.0], [1.0, 0.0]), DRAW)
+    ids = Private(torch.tensor([7, 3]), DRAW)
+    chosen = top_share(g.row_norms(), ids, 0.5)
+    out = clip_selected(g, ids, chosen, 2.0, 0.5, Flat())
+    assert torch.allclose(unwrap(out.value["w"]), torch.tensor([1.2 + 0.5, 1.6]))
+    with pytest.raises(ValueError, match="selection is of"):
+        clip_selected(PrivateRows(rows([1.0], [2.0]), Draw("batch", 1)), ids, chosen, 2.0, 0.5, Flat())
+    tied = top_share(Private(torch.ones(2), DRAW), ids, 0.5)
+    assert unwrap(clip_selected(g, ids, tied, 2.0, 0.5, Flat()).value["w"])[0] == pytest.approx(0.3 + 1.0)
+
+
+def test_a_rule_cannot_widen_the_step_between_the_thresholds():
+    """A rule with weights of both signs: without the cut a demoted record would move by c_1 + c_2."""
+
+    class Turning:
+        def weights(self, norms, threshold):
+            return 0 * norms + (1.0 if threshold > 1 else -1.0) * threshold
+
+    g = PrivateRows(rows([1.0, 0.0], [1.0, 0.0]), DRAW)
+    ids = Private(torch.arange(2), DRAW)
+    first, second = (top_share(Private(torch.tensor(s), DRAW), ids, 0.5) for s in ([1.0, 0.0], [0.0, 1.0]))
+    a, b = (clip_selected(g, ids, s, 2.0, 0.5, Turning()) for s in (first, second))
+    assert (unwrap(a.value["w"]) - unwrap(b.value["w"])).norm() <= 2 * (2.0 - 0.5)
+    assert unwrap(a.value["w"])[0] <= 2.0 + 1e-6
