@@ -340,7 +340,7 @@ def limited_weights(rule: ClipRule, norms: torch.Tensor, threshold: float) -> to
             not, the sum has no bound then. A rule whose operations do not show it is asked again, in halves.
     """
     answer = rule.weights(Private(norms), threshold)
-    proved = isinstance(answer, Private) and answer.by_record or isinstance(rule, _Given)
+    proved = (isinstance(answer, Private) and answer.by_record) or isinstance(rule, _Given)
     given = unwrap(answer).to(norms.dtype)
     if given.shape != norms.shape:
         raise ValueError(
