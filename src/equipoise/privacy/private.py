@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
 
+from .nests import leaves_of, mapped
 from .provenance import Storage, keeps_records_apart
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Private(torch.Tensor):
     ) -> Any:
         """Run an operation on the held values and wrap what it gives; refuse what would show a value."""
         kwargs = dict(kwargs or {})
-        leaves, _ = tree_flatten((args, kwargs))
+        leaves = list(leaves_of((args, kwargs)))
         private = [leaf for leaf in leaves if isinstance(leaf, Private)]
         written = _written_arguments(func, args, kwargs)
         if any(not isinstance(leaf, Private) for leaf in written):
@@ -126,7 +126,7 @@ class Private(torch.Tensor):
         if _shows_values(func, args):
             name = str(func)
             _refuse("float() or item()" if "_local_scalar_dense" in name else f"the result of {name}")
-        out = func(*tree_map(_value, args), **tree_map(_value, kwargs))
+        out = func(*mapped(_value, args), **mapped(_value, kwargs))
         if written:
             if not keeps_records_apart(func, args, kwargs, out):
                 for leaf in written:
@@ -154,7 +154,7 @@ class Private(torch.Tensor):
                 return None
             _refuse(f"the number returned by {func}")
 
-        return tree_map(wrap, out)
+        return mapped(wrap, out)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Private(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
@@ -291,8 +291,8 @@ class PrivateRows:
         return None if losses is None else Private(losses, self.draw)
 
     def _call(self, name: str, *args: Any, by_record: bool = False, **kwargs: Any) -> Any:
-        arguments = tree_map(_raw, args)
-        keywords = tree_map(_raw, kwargs)
+        arguments = mapped(_raw, args)
+        keywords = mapped(_raw, kwargs)
         return wrap(getattr(self._rows, name)(*arguments, **keywords), self.draw, by_record)
 
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Private:

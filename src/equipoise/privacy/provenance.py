@@ -30,7 +30,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+
+from .nests import leaves_of
 
 __all__ = ["Storage", "keeps_records_apart"]
 
@@ -81,7 +82,7 @@ def keeps_records_apart(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     if torch.Tag.nondeterministic_seeded in func.tags:
         return False
     if torch.Tag.pointwise in func.tags or packet in _COPIES:
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        leaves = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         return all(_fits(leaf, out) for leaf in leaves)
     first = args[0]
     if not getattr(first, "by_record", False):
