@@ -224,6 +224,17 @@ def train(
         int | None, typer.Option(help="Public number of training records (own data only).")
     ] = None,
     method: Annotated[str, typer.Option(help="Training method.")] = "dp-sgd",
+    recipe: Annotated[
+        str | None, typer.Option(help="library (default), or as_published: the paper's, holes and all.")
+    ] = None,
+    variant: Annotated[str | None, typer.Option(help="Form of the method, where it has several.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="Further argument of the method; repeatable.", metavar="NAME=VALUE"),
+    ] = None,
+    public_records: Annotated[
+        int | None, typer.Option(help="Declare the last so many training records public.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Name of a model, or package.module:function.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget.")] = None,
     delta: Annotated[float | None, typer.Option(help="Failure probability of the guarantee.")] = None,
@@ -259,7 +270,7 @@ def train(
 ) -> None:
     """Train a model privately and write a run folder."""
     from equipoise.experiments.run import describe_run, train_run
-    from equipoise.experiments.settings import Settings
+    from equipoise.experiments.settings import Settings, parse_option
 
     _quiet()
     settings = Settings(
@@ -267,6 +278,10 @@ def train(
         data_dir=data_dir,
         population=population,
         method=method,
+        recipe=recipe.replace("-", "_") if recipe else None,
+        variant=variant,
+        options=dict(map(parse_option, option or [])),
+        public_records=public_records,
         model=model,
         epsilon=epsilon,
         delta=delta,

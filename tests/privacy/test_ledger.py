@@ -26,12 +26,15 @@ from equipoise.privacy import (
     Release,
     ReplayLedger,
     Secrets,
+    Unproven,
     capped,
     clip,
     digest,
     gaussian_epsilon,
     indicator,
+    unbounded_sum,
 )
+from equipoise.privacy.private import unwrap
 from equipoise.privacy.replay import RecordingLedger
 
 PLAN = PrivacyPlan(
@@ -325,8 +328,13 @@ def test_plan_over_budget_is_refused_before_anything(tmp_path):
 # ---- unproven, replay, statement
 
 
+def with_unproven(**counts):
+    unproven = [Unproven(name, count=count) for name, count in counts.items()]
+    return PrivacyPlan(PLAN.releases, PLAN.sampling, PLAN.relation, unproven)
+
+
 def test_unproven_steps_cost_the_guarantee():
-    ledger = Ledger(PLAN, Budget(50.0, 1e-5))
+    ledger = Ledger(with_unproven(g=1, h=1), Budget(50.0, 1e-5))
     step(ledger)
     assert ledger.guarantee == "proven"
     draw = ledger.open("batch", "p1")
@@ -353,6 +361,65 @@ def test_unproven_steps_cost_the_guarantee():
     assert "raw threshold" in statement.paragraph()
     assert "no privacy guarantee" in statement.paragraph()
     assert "claims epsilon = 2" in statement.paragraph()
+
+
+def test_unproven_releases_are_planned_by_name_and_number():
+    ledger = Ledger(with_unproven(g=1))
+    draw = ledger.open("batch", "p")
+    value = {"w": Private(torch.zeros(3), draw)}
+    with pytest.raises(LedgerError, match="holds no unproven release 'h'"):
+        ledger.release_unproven(draw, "h", value, 1.0, hole="x")
+    first = ledger.release_unproven(draw, "g", value, 1.0, hole="x")
+    again = ledger.release_unproven(draw, "g", value, 1.0, hole="x")  # the same question of the same draw
+    assert torch.equal(first["w"], again["w"])
+    with pytest.raises(LedgerError, match="used up"):
+        ledger.release_unproven(ledger.open("batch", "q"), "g", value, 1.0, hole="x")
+
+
+def test_a_plan_without_proven_releases(tmp_path):
+    plan = PrivacyPlan([], Poisson(10, 100, 5), unproven=[Unproven("g", draw="anchor")])
+    assert plan.epsilon(1e-5).value == 0
+    assert PrivacyPlan.from_description(plan.describe()).describe() == plan.describe()
+    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
+    ledger = Ledger(plan, Budget(2.0, 1e-5), Journal(path), secrets)
+    draw = ledger.open("anchor", "p")
+    ids = ledger.sample(draw, 100)
+    value = {"w": Private(torch.zeros(3), draw)}
+    out = ledger.release_unproven(draw, "g", value, 1.0, hole="x", worst_case_multiplier=0.5)
+    assert (ledger.guarantee, ledger.releases_left) == ("worst_case", {"anchor": 4})
+    assert ledger.spent().value == pytest.approx(gaussian_epsilon(2.0, 1e-5))
+    again = Ledger(plan, Budget(2.0, 1e-5), Journal(path), secrets)
+    same = again.open("anchor", "p")
+    assert same.replayed
+    assert torch.equal(again.sample(same, 100), ids)
+    assert torch.equal(
+        again.release_unproven(same, "g", value, 1.0, hole="x", worst_case_multiplier=0.5)["w"], out["w"]
+    )
+    assert again.releases_left == {"anchor": 4}
+
+
+def test_a_disclosed_draw_is_repeated_after_a_resume(tmp_path):
+    plan = PrivacyPlan([], Poisson(10, 100, 5), unproven=[Unproven("g")])
+    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
+    ledger = Ledger(plan, journal=Journal(path), secrets=secrets)
+    draw = ledger.open("batch", "p")
+    ids = ledger.sample(draw, 100)
+    ledger.disclose({"w": Private(torch.zeros(3), draw)}, "raw sums")
+    assert math.isinf(ledger.progress(1e-5))
+    after = Ledger(plan, journal=Journal(path), secrets=secrets, position=1)
+    assert after.guarantee == "none"
+    again = Ledger(plan, journal=Journal(path), secrets=secrets)
+    assert torch.equal(again.sample(again.open("batch", "p"), 100), ids)
+
+
+def test_an_unbounded_sum_is_never_released():
+    plan = PrivacyPlan([Release("gradient", 1.0, max_bound=math.inf)], Poisson(10, 100, 5))
+    ledger = Ledger(plan)
+    draw = ledger.open()
+    total = unbounded_sum(PrivateRows(rows([3.0, 4.0], [math.nan, 1.0]), draw))
+    assert unwrap(total.value["w"]).tolist() == [3.0, 4.0]
+    with pytest.raises(LedgerError, match="bound inf"):
+        ledger.release(draw, {"gradient": total})
 
 
 def test_forbidden_unproven():

@@ -55,6 +55,7 @@ class Experiment:
         scheduler: of the optimiser, or None for a constant learning rate.
         augmentation: of a batch, where several views were asked for.
         sampling: Poisson, from the public population.
+        public: the records declared public, as a batch, or None.
     """
 
     settings: Settings
@@ -64,6 +65,7 @@ class Experiment:
     scheduler: Any
     augmentation: Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]] | None
     sampling: Poisson
+    public: dict[str, Tensor] | None = None
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Accuracy on the test records."""
@@ -86,6 +88,7 @@ def assemble(settings: Settings, progress: Progress | None = None) -> Experiment
     settings = settings.resolved(default_model(raw))
     assert settings.model is not None
     dataset = prepare_data(settings.model, raw, cache_folder(), progress=progress)
+    dataset, public = set_public_apart(settings, dataset)
     model = build_model(settings.model, dataset, seed=settings.seed)
     sampling = make_sampling(settings, dataset.population)
     optimizer = make_optimizer(settings, model)
@@ -97,7 +100,24 @@ def assemble(settings: Settings, progress: Progress | None = None) -> Experiment
         scheduler=make_scheduler(settings, optimizer, sampling.steps),
         augmentation=make_augmentation(settings, dataset),
         sampling=sampling,
+        public=public,
     )
+
+
+def set_public_apart(settings: Settings, dataset: DataSet) -> tuple[DataSet, dict[str, Tensor] | None]:
+    """The data set without the records declared public (the last ones), and these as a batch."""
+    count = settings.public_records
+    if count is None:
+        return dataset, None
+    private = len(dataset.train) - count
+    if private < 1 or dataset.population <= count:
+        raise SettingsError(
+            f"--public-records is {count}, but {dataset.name!r} has {len(dataset.train)} training records "
+            "and some must stay private. Give fewer."
+        )
+    train = dataset.train.subset(torch.arange(private))
+    public = dataset.train[slice(private, private + count)]
+    return replace(dataset, train=train, population=dataset.population - count), public
 
 
 def load_data(settings: Settings) -> DataSet:
@@ -177,11 +197,18 @@ def make_scheduler(settings: Settings, optimizer: torch.optim.Optimizer, steps: 
     return None
 
 
-def make_method(settings: Settings, sampling: Poisson) -> tuple[Method, Budget]:
+def make_method(
+    settings: Settings, sampling: Poisson, public: dict[str, Tensor] | None = None
+) -> tuple[Method, Budget]:
     """The method with the options it has, and the budget; a given noise multiplier decides the budget.
 
     With a shared journal the budget is that of all its runs together: the noise is calibrated to what they
     leave.
+
+    Args:
+        settings: resolved.
+        sampling: of the training.
+        public: a batch of public records, for the methods that use some.
 
     Raises:
         SettingsError: an unknown method, or an option that it does not have.
@@ -190,21 +217,44 @@ def make_method(settings: Settings, sampling: Poisson) -> tuple[Method, Budget]:
     if settings.method not in METHODS:
         raise SettingsError(f"--method is {settings.method!r}, but it must be one of {', '.join(METHODS)}.")
     kind = METHODS[settings.method]
+    known = inspect.signature(kind).parameters
+    for name in ("per_layer", "noise_multiplier", "recipe", "variant"):
+        if getattr(settings, name) and name not in known:
+            raise SettingsError(f"--{name.replace('_', '-')} is not an option of --method {settings.method}.")
+    unknown = sorted(settings.options.keys() - known.keys())
+    if unknown:
+        raise SettingsError(
+            f"--option {unknown[0]} is not an option of --method {settings.method}; it has "
+            f"{', '.join(name for name in known if name != 'public')}."
+        )
     options = {
         "clip_norm": _clip_norm(settings.clip_norm or "1"),
         "clip_rule": (settings.clip_rule or "abadi").replace("-", "_"),
         "per_layer": settings.per_layer,
         "noise_multiplier": settings.noise_multiplier,
+        "recipe": settings.recipe or "library",
+        **({"variant": settings.variant} if settings.variant else {}),
+        **settings.options,
     }
-    known = inspect.signature(kind).parameters
-    for name in ("per_layer", "noise_multiplier"):
-        if getattr(settings, name) and name not in known:
-            raise SettingsError(f"--{name.replace('_', '-')} is not an option of --method {settings.method}.")
+    if "public" in known and public is not None:
+        options["public"] = public
+    elif "public" in known and known["public"].default is inspect.Parameter.empty:
+        raise SettingsError(
+            f"--method {settings.method} needs public records: give --public-records M, which takes the "
+            "last M training records out of the private set. They get no protection."
+        )
     method = kind(**{name: value for name, value in options.items() if name in known})
     others = _other_runs(settings)
     if settings.epsilon is not None:
         budget = Budget(settings.epsilon, settings.delta)
-        if others and "noise_multiplier" in known:
+        if others and (
+            "noise_multiplier" not in known or len(_plan_of(method, sampling, budget).releases) != 1
+        ):
+            raise SettingsError(
+                f"--ledger holds other runs, and the noise of --method {settings.method} cannot be fitted "
+                "to what they leave yet. Give this run a journal of its own."
+            )
+        if others:
             left = _noise_for_the_rest(method, sampling, others, budget)
             method = kind(**{n: v for n, v in {**options, "noise_multiplier": left}.items() if n in known})
         return method, budget

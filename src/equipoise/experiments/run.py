@@ -50,7 +50,7 @@ def train_run(settings: Settings, console: Console) -> dict[str, Any]:
     assert settings.run_dir is not None
     experiment = _assemble(settings, console)
     with console.status("calibrating the noise and checking the gradients"):
-        method, budget = make_method(experiment.settings, experiment.sampling)
+        method, budget = make_method(experiment.settings, experiment.sampling, experiment.public)
         training = PrivateTraining(
             experiment.model,
             experiment.optimizer,
@@ -71,7 +71,7 @@ def train_run(settings: Settings, console: Console) -> dict[str, Any]:
 def describe_run(settings: Settings, console: Console) -> dict[str, Any]:
     """What a training would do and cost: nothing is spent, and no folder is left behind."""
     experiment = _assemble(settings, console)
-    method, budget = make_method(experiment.settings, experiment.sampling)
+    method, budget = make_method(experiment.settings, experiment.sampling, experiment.public)
     training = PrivateTraining(
         experiment.model,
         experiment.optimizer,
@@ -107,12 +107,16 @@ def resume_run(
         settings, run_dir=folder, data_dir=data_dir or settings.data_dir, device=device or settings.device
     )
     experiment = _assemble(settings, console)
+    method = None
+    if experiment.public is not None:
+        method, _ = make_method(experiment.settings, experiment.sampling, experiment.public)
     training = PrivateTraining.resume(
         folder,
         experiment.model,
         experiment.optimizer,
         loss=cross_entropy,
         data=experiment.dataset.train,
+        method=method,
         scheduler=experiment.scheduler,
         augmentation=experiment.augmentation,
         device=settings.device,
@@ -258,6 +262,8 @@ DROWNED = 10.0
 def _warn_of_noise(training: PrivateTraining, console: Console) -> None:
     """Say before anything is spent that a budget drowns the gradient; from public numbers alone."""
     parameters = sum(p.numel() for p in training.model.parameters() if p.requires_grad)
+    if not training.plan.releases:
+        return
     multiplier = training.plan.releases[0].noise_multiplier
     ratio = multiplier * parameters**0.5 / training.sampling.expected_size
     if ratio > DROWNED:

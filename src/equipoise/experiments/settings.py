@@ -7,15 +7,16 @@ used, chosen or not.
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from equipoise.experiments.recipes import DEFAULT_MODEL, find_recipe
 
-__all__ = ["Settings", "SettingsError"]
+__all__ = ["Settings", "SettingsError", "parse_option"]
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "linear", "cosine")
@@ -35,6 +36,10 @@ class Settings:
         data_dir: the folder that holds the data files.
         population: the public number of training records; the named sets know theirs.
         method: the name of a training method.
+        recipe: library, or as_published for the paper's own recipe; the method's default when None.
+        variant: a form of the method, where it has several.
+        options: further constructor arguments of the method, by name.
+        public_records: that many of the training records, the last ones, are declared public.
         model: the name of a model, or ``package.module:function``.
         epsilon: the budget, at `delta`; None with a noise multiplier.
         delta: failure probability of the guarantee.
@@ -63,6 +68,10 @@ class Settings:
     data_dir: str | None = None
     population: int | None = None
     method: str = "dp-sgd"
+    recipe: str | None = None
+    variant: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    public_records: int | None = None
     model: str | None = None
     epsilon: float | None = None
     delta: float | None = None
@@ -143,6 +152,7 @@ class Settings:
         positive("population", "the number of records")
         positive("micro_batch_size", "the number of records held at once")
         positive("views", "the number of views of a record")
+        positive("public_records", "the number of public records")
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise SettingsError(
                 f"--epsilon {self.epsilon:g} and --noise-multiplier {self.noise_multiplier:g} were both "
@@ -162,6 +172,7 @@ class Settings:
             raise SettingsError(f"--weight-decay is {self.weight_decay:g}, but it must be at least 0.")
         _check_choice("--optimizer", self.optimizer, OPTIMIZERS)
         _check_choice("--schedule", self.schedule, SCHEDULES)
+        _check_choice("--recipe", self.recipe, ("library", "as_published"))
 
     def to_json(self) -> dict[str, Any]:
         """Every setting, as plain values."""
@@ -174,13 +185,16 @@ class Settings:
     def command(self) -> str:
         """The command that repeats the run, with placeholders for paths."""
         words = ["equipoise", "train"]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None or value is False or field.name == "run_dir":
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is None or value is False or item.name == "run_dir":
                 continue
-            words.append(_flag(field.name))
-            if field.name in _PATHS:
-                words.append({"data_dir": "DIR", "ledger": "FILE"}[field.name])
+            if item.name == "options":
+                words += [word for n, v in value.items() for word in ("--option", f"{n}={_written(v)}")]
+                continue
+            words.append(_flag(item.name))
+            if item.name in _PATHS:
+                words.append({"data_dir": "DIR", "ledger": "FILE"}[item.name])
             elif value is not True:
                 words.append(f"{value:g}" if isinstance(value, float) else str(value))
         return shlex.join(words)
@@ -192,7 +206,7 @@ class Settings:
         Raises:
             SettingsError: names that this version does not know.
         """
-        known = {field.name for field in fields(cls)}
+        known = {item.name for item in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown or "data" not in values:
             raise SettingsError(
@@ -201,6 +215,26 @@ class Settings:
                 "version of equipoise wrote them, or they were edited. Use the version that began the run."
             )
         return cls(**values)
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE of the command line: a JSON value (a number, true, null, a list), or else a word.
+
+    >>> parse_option("anchor_period=8"), parse_option("variant=joint")
+    (('anchor_period', 8), ('variant', 'joint'))
+    """
+    name, equals, value = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not equals or not name:
+        raise SettingsError(f"--option is {text!r}, but it must be NAME=VALUE, such as anchor_period=8.")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _flag(name: str) -> str:

@@ -4,6 +4,7 @@
 """
 
 from equipoise.methods.base import Context, DrawHandle, Method, State
+from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import CLIP_RULES, NSGD, PSAC, Abadi, AutoS, ClipRule
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.thresholds import (
@@ -27,6 +28,7 @@ __all__ = [
     "PSAC",
     "Abadi",
     "AutoS",
+    "Card",
     "ClipRule",
     "Context",
     "DrawHandle",

@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from equipoise.methods.card import Card
+
 if TYPE_CHECKING:
     from equipoise.gradients import PerSampleGradients
     from equipoise.privacy import Bounded, Budget, PrivacyPlan, Sampling
@@ -120,6 +122,9 @@ class Method(ABC):
     """A differentially private estimator of the gradient; one file, one class, one line in `METHODS`."""
 
     name: ClassVar[str]
+    card: ClassVar[Card]
+    recipe: str = "library"
+    """"library" (proven by composition) or "as_published" (the paper's to the letter)."""
 
     @abstractmethod
     def plan(
@@ -137,6 +142,14 @@ class Method(ABC):
     @abstractmethod
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """One step: an estimate of the gradient for every trainable parameter, and the next state."""
+
+    def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
+        """The epsilon that the method's publication claims for a recipe as published; None for none."""
+        return None
+
+    def assumptions(self) -> Sequence[str]:
+        """What this method takes as public besides sampling and settings, as phrases for the statement."""
+        return ()
 
     def rebase(self, state: State, params: Parameters) -> State:
         """The state after someone else moved the parameters (a warm start, a server)."""

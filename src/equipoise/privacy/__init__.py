@@ -21,6 +21,7 @@ from .bounded import clip_weighted as clip_weighted
 from .bounded import indicator as indicator
 from .bounded import merge as merge
 from .bounded import sums_of as sums_of
+from .bounded import unbounded_sum as unbounded_sum
 from .calibration import Budget as Budget
 from .calibration import calibrate as calibrate
 from .calibration import calibrate_noise_multiplier as calibrate_noise_multiplier
@@ -39,12 +40,15 @@ from .errors import LedgerError as LedgerError
 from .errors import PlanError as PlanError
 from .journal import Journal as Journal
 from .ledger import Ledger as Ledger
+from .marks import mark as mark
+from .marks import unmark as unmark
 from .noise import Secrets as Secrets
 from .private import Private as Private
 from .private import PrivateError as PrivateError
 from .private import PrivateRows as PrivateRows
 from .releases import PrivacyPlan as PrivacyPlan
 from .releases import Release as Release
+from .releases import Unproven as Unproven
 from .replay import ReplayLedger as ReplayLedger
 from .sampling import FullBatch as FullBatch
 from .sampling import Poisson as Poisson

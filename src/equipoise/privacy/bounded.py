@@ -316,6 +316,24 @@ def clip(
     return _make(_private(kept.weighted_sums(per_tensor), rows.draw), bound, 2 * bound, rows.draw, bad)
 
 
+def unbounded_sum(rows: PrivateRows, weights: torch.Tensor | None = None) -> Bounded:
+    """The plain or weighted sum of the rows, with no bound: for recipes as published.
+
+    Its bounds are infinite, so that `ledger.release` refuses it; `ledger.release_unproven` and
+    `ledger.disclose` take its `value`. Rows with a non-finite norm or weight are left out.
+
+    Args:
+        rows: per-sample rows, B x P.
+        weights: [B], public or private; ones by default.
+    """
+    norms = unwrap(rows.row_norms())
+    given = torch.ones_like(norms) if weights is None else unwrap(weights).to(norms.dtype)
+    finite = torch.isfinite(norms) & torch.isfinite(given)
+    kept, given, bad = _without_bad(rows, given, finite)
+    value = kept.weighted_sums(given)
+    return _make(_private(value, rows.draw), math.inf, math.inf, rows.draw, bad)
+
+
 def clip_weighted(rows: PrivateRows, weights: Private, threshold: float) -> Bounded:
     """The sum of rows with given weights [B], cut to |weight * norm| <= threshold: the bound of `clip`.
 

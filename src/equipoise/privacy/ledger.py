@@ -281,7 +281,11 @@ class Ledger:
             hole: why, in a sentence for the statement.
         """
         self._unproven("disclose", hole)
-        self.journal.append({"type": "hole", "kind": "disclose", "run": self.run, "hole": hole})
+        leaves = list(value.values()) if isinstance(value, Mapping) else [value]
+        draws = {leaf.draw for leaf in leaves if isinstance(leaf, Private)} & self._open.keys()
+        for draw in draws or {None}:
+            line = {"type": "hole", "run": self.run} if draw is None else self._line("hole", draw)
+            self.journal.append(line | {"kind": "disclose", "hole": hole})
         self._holes.setdefault(hole, Hole("disclose", hole, 0)).count += 1
         if isinstance(value, Mapping):
             return {name: unwrap(tensor) for name, tensor in value.items()}
@@ -304,7 +308,7 @@ class Ledger:
 
         Args:
             draw: an open draw; may also hold a proven release.
-            name: name for the journal; once a draw.
+            name: as planned (`PrivacyPlan.unproven`); once a draw.
             value: named private tensors.
             std: noise standard deviation.
             hole: what is not proved, in a sentence for the statement.
@@ -321,6 +325,7 @@ class Ledger:
             raise LedgerError(f"std of unproven release {name!r} must be finite and not negative, got {std}")
         key = f"{name}@{draw.index}@{draw.parameters}"
         if key not in self._unproven_done:
+            self._check_unproven(draw, name)
             line = self._line("unproven", draw)
             line.update(name=name, std=std, hole=hole, worst_case_multiplier=worst_case_multiplier)
             self.journal.append(line)
@@ -333,6 +338,18 @@ class Ledger:
         zero = {key: torch.zeros_like(unwrap(tensor)) for key, tensor in shapes.items()}
         noise = through(self._noised(draw, zero, std, purpose, streams))
         return {key: unwrap(tensor) + noise[key] for key, tensor in value.items()}
+
+    def _check_unproven(self, draw: Draw, name: str) -> None:
+        planned = [item for item in self.plan.unproven if item.name == name and item.draw == draw.name]
+        if not planned:
+            raise LedgerError(
+                f"the plan holds no unproven release {name!r} on draw {draw.name!r}; it holds "
+                f"{[(item.name, item.draw) for item in self.plan.unproven]}"
+            )
+        if self._unproven_used.get(name, 0) >= self.plan.count(planned[0]):
+            raise LedgerError(
+                f"the plan's {self.plan.count(planned[0])} unproven releases of {name!r} are used up"
+            )
 
     def _unproven(self, what: str, hole: str) -> None:
         if not isinstance(hole, str) or not hole.strip():
@@ -347,8 +364,15 @@ class Ledger:
         return accounts.exact(self._spent_event(), self._delta(delta), self.plan.relation)
 
     def progress(self, delta: float | None = None) -> float:
-        """Epsilon so far to about 2%, cheap enough for a progress bar (interpolated, cached)."""
+        """Epsilon so far to about 2%, cheap enough for a progress bar (interpolated, cached).
+
+        Infinite where nothing is guaranteed.
+        """
         used, total = sum(self._used.values()), sum(p.count for p in self._patterns)
+        if self.guarantee == "none":
+            return math.inf
+        if total == 0 or self.guarantee == "worst_case":
+            return self.spent(delta).value
         return self._progress(used / total, self._delta(delta))
 
     @property
@@ -357,6 +381,9 @@ class Ledger:
         left: dict[str, int] = {}
         for pattern in self._patterns:
             left[pattern.draw] = left.get(pattern.draw, 0) + pattern.count - self._used.get(pattern, 0)
+        for item in self.plan.unproven:
+            unused = self.plan.count(item) - self._unproven_used.get(item.name, 0)
+            left[item.draw] = max(left.get(item.draw, 0), unused)
         return left
 
     @property
@@ -414,7 +441,7 @@ class Ledger:
         self._ordinals: dict[str, int] = {}
         self._holes: dict[str, Hole] = {}
         self._unproven_done: set[str] = set()
-        self._worst_case: list[float] = []
+        self._unproven_used: dict[str, int] = {}
         for entry in entries:
             if entry["type"] == "run" and entry["fingerprint"] != self.plan.fingerprint():
                 raise LedgerError(
@@ -430,16 +457,19 @@ class Ledger:
                     if p.draw == entry["draw"] and sorted(p.names) == entry["pattern"]
                 )
                 self._used[pattern] = self._used.get(pattern, 0) + 1
-                self._ordinals[entry["draw"]] = max(
-                    self._ordinals.get(entry["draw"], 0), entry["ordinal"] + 1
-                )
             elif entry["type"] == "void":
                 self._lines[entry["index"]]["hash"] = "void"
             elif entry["type"] == "unproven":
                 self._lines.setdefault(entry["index"], entry)
                 self._book_unproven(entry)
             elif entry["type"] == "hole":
+                if "index" in entry:
+                    self._lines.setdefault(entry["index"], entry)
                 self._holes.setdefault(entry["hole"], Hole("disclose", entry["hole"], 0)).count += 1
+            if "ordinal" in entry:
+                self._ordinals[entry["draw"]] = max(
+                    self._ordinals.get(entry["draw"], 0), entry["ordinal"] + 1
+                )
         if self.position > 0 and self.position - 1 not in self._lines:
             raise JournalError(
                 f"the checkpoint has seen {self.position} draws of this run, and the journal does not hold "
@@ -449,6 +479,7 @@ class Ledger:
 
     def _book_unproven(self, line: dict[str, Any]) -> None:
         self._unproven_done.add(f"{line['name']}@{line['index']}@{line['hash']}")
+        self._unproven_used[line["name"]] = self._unproven_used.get(line["name"], 0) + 1
         hole = self._holes.setdefault(line["hole"], Hole("release_unproven", line["hole"], 0, 0.0))
         hole.count += 1
         multiplier = line["worst_case_multiplier"]
@@ -556,7 +587,7 @@ class Ledger:
                 f"{joint}; sums of "
                 "clip_jointly(rows, noise) go with release(..., noise=noise) and no others do"
             )
-        if not 0 < bounded.add_remove <= release.max_bound * _ROUNDING:
+        if not (0 < bounded.add_remove < math.inf and bounded.add_remove <= release.max_bound * _ROUNDING):
             raise LedgerError(
                 f"sums[{name!r}] has bound {bounded.add_remove:g}; the plan allows a positive bound of at "
                 "most "

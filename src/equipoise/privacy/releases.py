@@ -72,6 +72,33 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Unproven:
+    """One kind of quantity that leaves with noise of a scale that no proof covers, or with none.
+
+    It is planned so that its draw has a sampling and its number a limit; it adds nothing to the plan's event.
+
+    Args:
+        name: its name in the ledger.
+        draw: name of the draw.
+        sampling: sampling of the draw; None takes the plan's.
+        count: number of releases; None takes the steps of its sampling.
+    """
+
+    name: str
+    draw: str = "batch"
+    sampling: Sampling | None = None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        for label in ("name", "draw"):
+            value = getattr(self, label)
+            if not isinstance(value, str) or not value:
+                raise TypeError(f"{label} must be a non-empty string, got {value!r}")
+        if self.count is not None:
+            check_count("count", self.count, "the number of releases")
+
+
+@dataclass(frozen=True)
 class Pattern:
     """Releases that share a draw, and how many draws do so."""
 
@@ -89,6 +116,7 @@ class PrivacyPlan:
         releases: the releases; names are unique.
         sampling: sampling of every draw that does not name its own.
         relation: "add_or_remove_one" or "replace_one".
+        unproven: what will leave without a proof, for recipes as published; it has no part in the event.
 
     Example:
         >>> plan = PrivacyPlan([Release("gradient", 1.0, max_bound=1.0)], Poisson(256, 60_000, 4700))
@@ -99,10 +127,16 @@ class PrivacyPlan:
     releases: tuple[Release, ...]
     sampling: Sampling
     relation: str = "add_or_remove_one"
+    unproven: tuple[Unproven, ...] = ()
 
     def __init__(
-        self, releases: Sequence[Release], sampling: Sampling, relation: str = "add_or_remove_one"
+        self,
+        releases: Sequence[Release],
+        sampling: Sampling,
+        relation: str = "add_or_remove_one",
+        unproven: Sequence[Unproven] = (),
     ) -> None:
+        object.__setattr__(self, "unproven", tuple(unproven))
         object.__setattr__(self, "releases", tuple(releases))
         object.__setattr__(self, "sampling", sampling)
         object.__setattr__(self, "relation", check_relation(relation))
@@ -111,7 +145,7 @@ class PrivacyPlan:
                 "sampling must be Poisson, WithoutReplacement, FullBatch or Unamplified, got "
                 f"{type(sampling).__name__}"
             )
-        names = [release.name for release in self.releases]
+        names = [release.name for release in (*self.releases, *self.unproven)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise PlanError(f"release names must be unique; repeated: {twice}")
@@ -119,7 +153,7 @@ class PrivacyPlan:
             other = release.correlated_with
             if other is None:
                 continue
-            if other not in names:
+            if other not in {r.name for r in self.releases}:
                 raise PlanError(
                     f"release {release.name!r} is correlated_with {other!r}, which the plan does not hold"
                 )
@@ -144,17 +178,18 @@ class PrivacyPlan:
 
     def sampling_of(self, draw: str) -> Sampling:
         """The sampling of the draws of this name."""
-        named = [release for release in self.releases if release.draw == draw]
+        everything: list[Release | Unproven] = [*self.releases, *self.unproven]
+        named = [release for release in everything if release.draw == draw]
         if not named:
             raise PlanError(
-                f"the plan holds no draw {draw!r}; it holds {sorted({r.draw for r in self.releases})}"
+                f"the plan holds no draw {draw!r}; it holds {sorted({r.draw for r in everything})}"
             )
         found = {release.sampling for release in named}
         if len(found) > 1:
             raise PlanError(f"releases of draw {draw!r} name different samplings: {sorted(map(repr, found))}")
         return named[0].sampling or self.sampling
 
-    def count(self, release: Release) -> int:
+    def count(self, release: Release | Unproven) -> int:
         """The number of releases of this kind."""
         return release.count if release.count is not None else self.sampling_of(release.draw).steps
 
@@ -228,7 +263,21 @@ class PrivacyPlan:
                     "correlated_with": release.correlated_with,
                 }
             )
-        return {"relation": self.relation, "releases": rows}
+        unproven = [
+            {
+                "name": item.name,
+                "draw": item.draw,
+                "sampling": self.sampling_of(item.draw).describe(),
+                "count": self.count(item),
+            }
+            for item in self.unproven
+        ]
+        return {
+            "relation": self.relation,
+            "sampling": self.sampling.describe(),
+            "releases": rows,
+            "unproven": unproven,
+        }
 
     @staticmethod
     def from_description(description: Mapping[str, Any]) -> PrivacyPlan:
@@ -239,7 +288,12 @@ class PrivacyPlan:
             fields["sampling"] = sampling_from(fields["sampling"])
             fields["max_bound"] = math.inf if fields["max_bound"] is None else fields["max_bound"]
             releases.append(Release(**fields))
-        return PrivacyPlan(releases, releases[0].sampling, description["relation"])  # type: ignore[arg-type]
+        unproven = [
+            Unproven(row["name"], row["draw"], sampling_from(row["sampling"]), row["count"])
+            for row in description["unproven"]
+        ]
+        sampling = sampling_from(description["sampling"])
+        return PrivacyPlan(releases, sampling, description["relation"], unproven)
 
     def fingerprint(self) -> str:
         """Hash of everything that the plan fixes."""

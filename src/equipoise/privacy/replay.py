@@ -16,7 +16,7 @@ import torch
 from .bounded import Bounded
 from .draws import Draw
 from .ledger import Ledger, Sums
-from .private import unwrap
+from .private import Private, unwrap
 from .releases import PrivacyPlan
 
 
@@ -44,6 +44,15 @@ class RecordingLedger(Ledger):
         self.transcript.append({n: {k: t.clone() for k, t in v.items()} for n, v in out.items()})
         return out
 
+    def release_unproven(
+        self, draw: Draw, name: str, value: Mapping[str, Private], std: float, **options: Any
+    ) -> dict[str, torch.Tensor]:
+        """As `Ledger.release_unproven`, recorded."""
+        out = super().release_unproven(draw, name, value, std, **options)
+        self.sums.append({name: {k: torch.as_tensor(unwrap(t)).clone() for k, t in value.items()}})
+        self.transcript.append({name: {k: t.clone() for k, t in out.items()}})
+        return out
+
 
 class ReplayLedger(RecordingLedger):
     """A ledger that checks and books as usual, but hands out the releases of a transcript.
@@ -64,20 +73,33 @@ class ReplayLedger(RecordingLedger):
 
     def release(self, draw: Draw, sums: Mapping[str, Bounded], noise: Any = None) -> Sums:
         """As `Ledger.release`, with the transcript's answer instead of fresh noise."""
+        answer = self._answer_to({n: {k: t.shape for k, t in b.value.items()} for n, b in sums.items()})
+        super().release(draw, sums, noise)
+        return self._handed(answer)
+
+    def release_unproven(
+        self, draw: Draw, name: str, value: Mapping[str, Private], std: float, **options: Any
+    ) -> dict[str, torch.Tensor]:
+        """As `Ledger.release_unproven`, with the transcript's answer instead of fresh noise."""
+        answer = self._answer_to({name: {k: t.shape for k, t in value.items()}})
+        super().release_unproven(draw, name, value, std, **options)
+        return self._handed(answer)[name]
+
+    def _answer_to(self, shapes: Mapping[str, Mapping[str, torch.Size]]) -> Sums:
         if self._next >= len(self._answers):
             raise IndexError(
                 f"the transcript holds {len(self._answers)} releases; a further one was asked for"
             )
         answer = self._answers[self._next]
-        shapes = {n: {k: t.shape for k, t in b.value.items()} for n, b in sums.items()}
         recorded = {n: {k: t.shape for k, t in v.items()} for n, v in answer.items()}
         if shapes != recorded:
             raise ValueError(f"release {self._next} asks for {shapes}, the transcript holds {recorded}")
-        super().release(draw, sums, noise)
+        return answer
+
+    def _handed(self, answer: Sums) -> Sums:
         self._next += 1
-        out: Sums = {n: {k: t.clone() for k, t in v.items()} for n, v in answer.items()}
-        self.transcript[-1] = {n: {k: t.clone() for k, t in v.items()} for n, v in out.items()}
-        return out
+        self.transcript[-1] = {n: {k: t.clone() for k, t in v.items()} for n, v in answer.items()}
+        return {n: {k: t.clone() for k, t in v.items()} for n, v in answer.items()}
 
 
 def _raw_sums(sums: Mapping[str, Bounded]) -> Sums:

@@ -165,7 +165,8 @@ def make_statement(
         guarantee = guarantee if epsilon is not None else "none"
     delta = spent.delta if spent is not None else delta
     rows, public = [], []
-    for release in plan.describe()["releases"]:
+    described = plan.describe()
+    for release in described["releases"]:
         count = sum(n for pattern, n in used.items() if release["name"] in pattern.names)
         rows.append({**release, "used": count})
         scheme = release["sampling"]
@@ -174,8 +175,13 @@ def make_statement(
         )
         if text not in public:
             public.append(text)
+    for row in described["unproven"]:
+        scheme = row["sampling"]
+        text = f"population {scheme['population']} and sampling {scheme['scheme']} of draw {row['draw']!r}"
+        if text not in public:
+            public.append(text)
     warnings = []
-    populations = [row["sampling"]["population"] for row in rows]
+    populations = [row["sampling"]["population"] for row in (*rows, *described["unproven"])]
     if delta is not None and populations and delta >= 1 / max(populations):
         warnings.append(
             f"delta={delta:g} is not below 1/population = {1 / max(populations):.3g}; a mechanism that "

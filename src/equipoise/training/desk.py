@@ -78,7 +78,7 @@ class Desk:
                 kernels=kernels,
             )
             mine = [entry for entry in self._ledger.journal.entries() if entry.get("run") == self._ledger.run]
-            self._booked = max((entry["index"] for entry in mine if entry["type"] == "release"), default=-1)
+            self._booked = max((entry["index"] for entry in mine if "index" in entry), default=-1)
 
         self._booked = -1
         processes.first(open_ledger)
@@ -122,19 +122,21 @@ class Desk:
         self, draw: TrainingDraw, name: str, value: Mapping[str, Private], std: float, **options: Any
     ) -> dict[str, Tensor]:
         """As `Ledger.release_unproven`, on every process."""
+        self._noise = (std, self._noise[1])
         return self._processes.first(
             lambda: self.ledger.release_unproven(draw.token, name, value, std, **options)
         )
 
     def can_go_on(self) -> bool:
-        """Whether the plan has releases left, or booked ones that are yet to be repeated.
+        """Whether the plan has releases left, or booked ones that are yet to be repeated, or none at all.
 
         A run that was resumed with other numbers (changed data, another machine) is charged again for the
         steps that it repeats, so its plan can be used up before its last step.
         """
 
         def ask() -> bool:
-            return any(self.ledger.releases_left.values()) or self.ledger.position <= self._booked
+            left = self.ledger.releases_left
+            return not left or any(left.values()) or self.ledger.position <= self._booked
 
         return self._processes.first(ask)
 

@@ -21,7 +21,17 @@ from torch import Tensor, nn
 
 from equipoise.gradients import GradientEngine
 from equipoise.methods import DPSGD, METHODS, Method, State
-from equipoise.privacy import Budget, ChangedQueryError, Diagnostics, Draw, Sampling, Statement, digest
+from equipoise.privacy import (
+    Budget,
+    ChangedQueryError,
+    Diagnostics,
+    Draw,
+    Sampling,
+    Statement,
+    digest,
+    mark,
+    unmark,
+)
 from equipoise.report import write_report
 from equipoise.training.attach import Loss, check_loss, check_optimizer, check_scheduler, trainable
 from equipoise.training.batches import Source, map_batch
@@ -361,7 +371,13 @@ class PrivateTraining:
         source = self._rows.source
         scanned = "data validated before the mechanism started"
         trusted = "data of the user's own, not validated before the mechanism started"
-        return self.desk.statement(delta=self.delta, assumptions=[scanned if source.is_scanned else trusted])
+        claimed = self.method.claimed_epsilon(self.sampling, self.settings.relation, self.delta)
+        return self.desk.statement(
+            delta=self.delta,
+            recipe=self.method.recipe,
+            epsilon_claimed=claimed,
+            assumptions=[scanned if source.is_scanned else trusted, *self.method.assumptions()],
+        )
 
     def epsilon_so_far(self) -> float:
         """Epsilon of the releases made so far, at `delta`, other runs of a shared journal included."""
@@ -435,8 +451,10 @@ class PrivateTraining:
         self, context: StepContext, estimate: Mapping[str, Tensor], rate: float, seconds: float
     ) -> Step:
         std, bound = self.desk.last_noise
-        squares = sum(float(value.double().square().sum()) for value in estimate.values())
         done, every = self.steps_done, self.settings.epsilon_every or max(1, self.sampling.steps // 20)
+        due = done % every == 0 or done == self.sampling.steps
+        epsilon = self.desk.progress(self.delta) if due else math.inf
+        squares = sum(float(value.double().square().sum()) for value in estimate.values())
         step = Step(
             step=done,
             learning_rate=rate,
@@ -444,9 +462,7 @@ class PrivateTraining:
             noise_std=std,
             released_norm=math.sqrt(squares),
             noise_norm=std * math.sqrt(self._num_parameters) / self.sampling.expected_size,
-            epsilon=self.desk.progress(self.delta)
-            if done % every == 0 or done == self.sampling.steps
-            else None,
+            epsilon=epsilon if math.isfinite(epsilon) else None,
         )
         row = {name: value for name, value in asdict(step).items() if value is not None}
         for writer in (self._public, *self._writers):
@@ -527,13 +543,12 @@ class PrivateTraining:
             with self._average.swapped_in() if self._average is not None else nullcontext():
                 save_model(self.model, self.folder.model, {"step": str(self.steps_done)})
             write_report(self.folder.path)
-        epsilon = self.epsilon_so_far()
         if finished:
             self.desk.close()
         return Result(
             steps=self.steps_done,
             finished=finished,
-            epsilon=epsilon,
+            epsilon=statement.epsilon,
             delta=self.delta,
             evaluation=self._evaluation,
             run_dir=None if self.folder is None else self.folder.path,
@@ -554,7 +569,7 @@ class PrivateTraining:
         state = collect_state(self.model, self.optimizer, self.scheduler)
         state |= {
             "average": None if self._average is None else self._average.values,
-            "method": self._method_state,
+            "method": mark(self._method_state),
             "engine": self.engine.state_dict(),
             "ledger": self.desk.position(),
             "evaluation": self._evaluation,
@@ -569,7 +584,7 @@ class PrivateTraining:
         restore_state(state, self.model, self.optimizer, self.scheduler)
         if self._average is not None:
             self._average.values = {name: value.to(self.device) for name, value in state["average"].items()}
-        self._method_state = map_batch(lambda value: value.to(self.device), state["method"])
+        self._method_state = unmark(map_batch(lambda value: value.to(self.device), state["method"]))
         self.engine.load_state_dict(state["engine"])
         self._evaluation = state["evaluation"]
         return int(state["ledger"])

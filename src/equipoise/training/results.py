@@ -40,7 +40,7 @@ class Result:
     Attributes:
         steps: steps done in all.
         finished: False after an interrupt.
-        epsilon: spent, at `delta`.
+        epsilon: spent, at `delta`; None where nothing is guaranteed.
         delta: of the guarantee.
         evaluation: the last evaluation.
         run_dir: the run folder, or None.
@@ -49,7 +49,7 @@ class Result:
 
     steps: int
     finished: bool
-    epsilon: float
+    epsilon: float | None
     delta: float
     evaluation: dict[str, float] = field(default_factory=dict)
     run_dir: Path | None = None

@@ -1,0 +1,120 @@
+"""The table of methods that all laws run over, and the small problem that they run on.
+
+`EXAMPLES` holds a line for every method and variant: a function that makes it. `public_batch()` serves those
+that need public records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import equipoise as eq
+from equipoise.methods import Method
+from equipoise.privacy import Ledger, Private
+from equipoise.privacy.replay import RecordingLedger, ReplayLedger
+from equipoise.training import desk
+
+RECORDS, FEATURES, CLASSES = 60, 6, 3
+STEPS = 6
+
+
+def records(scale: float = 1.0, seed: int = 0, count: int = RECORDS) -> dict[str, Tensor]:
+    """Three clouds; `scale` stretches every input and so every gradient."""
+    rng = torch.Generator().manual_seed(seed)
+    label = torch.randint(CLASSES, (count,), generator=rng)
+    centres = torch.randn(CLASSES, FEATURES, generator=rng, dtype=torch.float64)
+    noise = torch.randn(count, FEATURES, generator=rng, dtype=torch.float64)
+    return {
+        "input": scale * (centres[label] + noise),
+        "label": label,
+        "weight": torch.ones(count, dtype=torch.float64),
+    }
+
+
+def public_batch() -> dict[str, Tensor]:
+    """Records that nobody needs to protect."""
+    return records(seed=9, count=20)
+
+
+EXAMPLES: dict[str, Callable[[], Method]] = {
+    "dp-sgd": lambda: eq.DPSGD(clip_norm=0.5),
+    "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule="psac", per_layer=True),
+    "dp-sgd learned threshold": lambda: eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.5, count_noise=0.3)),
+}
+
+
+def network() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
+
+
+def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none") * batch["weight"]
+
+
+def training(method: Method, **options: Any) -> eq.PrivateTraining:
+    """A reproducible training of the small problem."""
+    model = options.pop("model", None) or network()
+    defaults: dict[str, Any] = {
+        "loss": loss,
+        "data": records(),
+        "sampling": eq.Poisson(20, RECORDS, options.pop("steps", STEPS)),
+        "budget": eq.Budget(8.0, 1e-3),
+        "reproducible": True,
+        "epsilon_every": 10_000,
+    }
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return eq.PrivateTraining(model, optimizer, method=method, **(defaults | options))
+
+
+def parameters(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def _noise_scales(run: eq.PrivateTraining) -> list[Any]:
+    """Bounds and noise of everything that left, as the journal holds them."""
+    entries = run.desk.ledger.journal.entries()
+    return [
+        [entry.get("bounds"), entry.get("std")]
+        for entry in entries
+        if entry["type"] in ("release", "unproven")
+    ]
+
+
+def scales_under_replay(
+    make: Callable[[], Method], monkeypatch: Any, scale: float = 3.0, **options: Any
+) -> tuple[list[Any], list[Any]]:
+    """Noise scales of a run, and of one on stretched data that is forced to the same releases.
+
+    Equal for a sound method: what left before is the same, so every threshold is. A method whose thresholds
+    come from raw gradients betrays the data by them.
+    """
+    ledgers: list[RecordingLedger] = []
+
+    def recording(*args: Any, **kwargs: Any) -> Ledger:
+        ledgers.append(RecordingLedger(*args, **kwargs))
+        return ledgers[-1]
+
+    monkeypatch.setattr(desk, "Ledger", recording)
+    first = training(make(), **options)
+    list(first)
+    transcript = ledgers[0].transcript
+    monkeypatch.setattr(desk, "Ledger", lambda *args, **kwargs: ReplayLedger(transcript, *args, **kwargs))
+    second = training(make(), data=records(scale=scale), **options)
+    list(second)
+    return _noise_scales(first), _noise_scales(second)
+
+
+def holds_private(value: Any) -> bool:
+    """Whether a state holds private tensors."""
+    if isinstance(value, Private):
+        return True
+    if isinstance(value, dict):
+        return any(map(holds_private, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(holds_private, value))

@@ -1,0 +1,157 @@
+"""Laws that every method obeys, whatever it does: they run over the table of examples."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+import torch
+from table import (
+    EXAMPLES,
+    RECORDS,
+    STEPS,
+    holds_private,
+    loss,
+    network,
+    parameters,
+    records,
+    scales_under_replay,
+)
+from table import training as train
+
+import equipoise as eq
+from equipoise.methods import METHODS
+from equipoise.privacy import Ledger
+from equipoise.training import desk
+
+BUDGET = eq.Budget(8.0, 1e-3)
+every = pytest.mark.parametrize("make", EXAMPLES.values(), ids=EXAMPLES.keys())
+proven = pytest.mark.parametrize(
+    "make",
+    [make for make in EXAMPLES.values() if make().recipe == "library"],
+    ids=[name for name, make in EXAMPLES.items() if make().recipe == "library"],
+)
+
+
+def test_every_method_has_a_line():
+    assert {make().name for make in EXAMPLES.values()} == set(METHODS)
+
+
+@every
+def test_it_has_a_card_and_refuses_unknown_arguments(make):
+    method = make()
+    assert METHODS[method.name] is type(method)
+    assert method.card.summary
+    assert method.card.library_guarantee in ("proven", "worst_case", "none")
+    with pytest.raises(TypeError, match="max_grad_norm"):
+        type(method)(max_grad_norm=1.0)
+
+
+@every
+def test_settings_survive_json(make):
+    method = make()
+    config = json.loads(json.dumps(method.config()))
+    assert config["name"] == method.name
+    if "public" in config:  # public records are never written: the message must say what to give again
+        with pytest.raises(ValueError, match="public"):
+            type(method).from_config(config)
+        return
+    again = type(method).from_config(config)
+    assert again.config() == method.config()
+
+
+@proven
+def test_it_is_calibrated_from_below(make):
+    plan = make().plan(eq.Poisson(20, RECORDS, STEPS), BUDGET, "add_or_remove_one", torch.Generator())
+    if plan.releases:
+        assert 0.98 * BUDGET.epsilon <= plan.epsilon(BUDGET.delta).value <= BUDGET.epsilon
+    assert not plan.unproven or make().card.library_guarantee != "proven"
+
+
+@proven
+def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
+    if make().card.library_guarantee != "proven":
+        pytest.skip("this method is a reference without a guarantee")
+    monkeypatch.setattr(desk, "Ledger", functools.partial(Ledger, forbid_unproven=True))
+    run = train(make())
+    assert len(list(run)) == STEPS
+    statement = run.statement()
+    assert statement.guarantee == "proven"
+    assert statement.epsilon is not None
+    assert statement.epsilon <= BUDGET.epsilon * (1 + 1e-9)
+    assert not holds_private(run._method_state)
+    # what was planned was released, no more and no less
+    assert not any(run.desk.ledger.releases_left.values())
+
+
+@proven
+def test_thresholds_are_functions_of_what_was_released(make, monkeypatch):
+    if make().card.library_guarantee != "proven":
+        pytest.skip("this method is a reference without a guarantee")
+    first, second = scales_under_replay(make, monkeypatch)
+    assert first == second
+
+
+@every
+def test_micro_batches_change_nothing(make):
+    ends = []
+    for size in (1, 7, 60):
+        model = network()
+        list(train(make(), model=model, micro_batch_size=size))
+        ends.append(parameters(model))
+    for end in ends[1:]:
+        torch.testing.assert_close(end, ends[0], rtol=1e-7, atol=1e-9)
+
+
+@every
+def test_stopped_and_resumed(make, tmp_path):
+    """A run that lost the steps after its checkpoint ends where the uninterrupted one ends, and pays once."""
+    whole = network()
+    reference = train(make(), model=whole)
+    list(reference)
+    folder = tmp_path / "run"
+    first = train(make(), run_dir=folder)
+    for step in first:
+        if step.step == 3:
+            first.save_checkpoint()
+        if step.step == 5:
+            break
+    state = first._method_state
+    del first
+    model = network()
+    again = eq.PrivateTraining.resume(
+        folder, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss, data=records(), method=make()
+    )
+    assert again.steps_done == 3
+    assert holds_private(again._method_state) == holds_private(state)
+    list(again)
+    torch.testing.assert_close(parameters(model), parameters(whole), rtol=1e-6, atol=1e-8)
+    assert again.statement().epsilon == reference.statement().epsilon
+    assert not any(again.desk.ledger.releases_left.values()) or again.method.card.library_guarantee == "none"
+
+
+@every
+def test_draws_without_records(make, monkeypatch):
+    class Nobody(Ledger):
+        def sample(self, draw, num_records):
+            return super().sample(draw, num_records)[:0]
+
+    monkeypatch.setattr(desk, "Ledger", Nobody)
+    model = network()
+    before = parameters(model)
+    run = train(make(), model=model)
+    assert len(list(run)) == STEPS
+    assert torch.isfinite(parameters(model)).all()
+    assert not torch.equal(before, parameters(model))
+
+
+@every
+def test_a_record_without_a_finite_gradient_has_no_weight(make):
+    data = records()
+    data["weight"][7] = 1e308  # a finite number whose gradient overflows
+    data["input"][7] *= 1e3
+    model = network()
+    run = train(make(), model=model, data=data, sampling=eq.FullBatch(RECORDS, STEPS))
+    assert len(list(run)) == STEPS
+    assert torch.isfinite(parameters(model)).all()
