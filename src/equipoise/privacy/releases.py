@@ -145,7 +145,7 @@ class PrivacyPlan:
                 "sampling must be Poisson, WithoutReplacement, FullBatch or Unamplified, got "
                 f"{type(sampling).__name__}"
             )
-        names = [release.name for release in (*self.releases, *self.unproven)]
+        names = [*(item.name for item in self.releases), *(item.name for item in self.unproven)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise PlanError(f"release names must be unique; repeated: {twice}")
