@@ -400,3 +400,58 @@ def predict(
     )
     if output is not None:
         console.print(f"predictions in {output}")
+
+
+@app.command()
+def methods(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Methods; all by default.")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """List the training methods: what each does, proves and costs, and when it suits."""
+    from dataclasses import asdict
+
+    from equipoise.methods import METHODS
+
+    unknown = [name for name in names or [] if name not in METHODS]
+    if unknown:
+        raise UsageError(f"there is no method {unknown[0]!r}; there are {', '.join(METHODS)}.")
+    rows = [{"name": name, **asdict(METHODS[name].card)} for name in names or METHODS]
+    if json_output:
+        _emit({"methods": rows})
+        return
+    from equipoise.report.listings import methods_listing
+
+    _console(False).print(methods_listing(rows))
+
+
+@app.command()
+def experiment(
+    name: Annotated[str | None, typer.Argument(help="The experiment; without it they are listed.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds; each experiment has a default.")] = None,
+    json_output: Json = False,
+    run_dir: RunDir = None,
+) -> None:
+    """Run a small experiment of a paper again: table, verdicts and figure."""
+    from equipoise.experiments.reproduce import list_experiments, run_experiment
+    from equipoise.report.listings import experiments_listing, findings_tables
+
+    _quiet()
+    console = _console(json_output)
+    if name is None:
+        found = list_experiments()
+        if json_output:
+            _emit({"experiments": found})
+        else:
+            console.print(experiments_listing(found))
+        return
+    findings, values = run_experiment(name, console, seeds=seeds, folder=run_dir)
+    if json_output:
+        _emit(values)
+        return
+    console.print(
+        f"[bold]{values['title']}[/]  [dim]{values['seeds']} seeds, {values['seconds']:,.0f} s[/]\n"
+    )
+    console.print(findings_tables(findings))
+    console.print(f"\n[dim]{values['figure']}, findings.json beside it[/]", soft_wrap=True)

@@ -1,0 +1,113 @@
+"""What the terminal shows of methods, experiments and findings, as rich renderables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from equipoise.report.words import significant
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["experiments_listing", "findings_tables", "methods_listing"]
+
+TONES = {"proven": "green", "worst_case": "yellow", "none": "red"}
+MEANINGS = {"proven": "proven", "worst_case": "worst case only", "none": "no guarantee"}
+
+
+def methods_listing(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """A block a method: what it is, what may be claimed, what it costs, when it suits.
+
+    Args:
+        methods: rows with the fields of `equipoise.methods.card.Card` and the `name`.
+    """
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    blocks: list[RenderableType] = []
+    for method in methods:
+        head = Text(str(method["name"]), style="bold")
+        head.append("  ")
+        head.append_text(_badge(str(method["library_guarantee"])))
+        if method["published_guarantee"] is not None:
+            head.append("; as published: ", style="dim")
+            head.append_text(_badge(str(method["published_guarantee"])))
+        grid = Table.grid(padding=(0, 2), expand=False)
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for label, field in (
+            ("claim", "claim"),
+            ("cost", "cost"),
+            ("use when", "use_when"),
+            ("not when", "avoid_when"),
+            ("source", "source"),
+        ):
+            grid.add_row(label, str(method[field]))
+        blocks += [head, Padding(Text(str(method["summary"])), (0, 0, 0, 2)), Padding(grid, (0, 0, 1, 2))]
+    return Group(*blocks)
+
+
+def _badge(guarantee: str) -> Any:
+    from rich.text import Text
+
+    return Text(MEANINGS.get(guarantee, guarantee), style=TONES.get(guarantee, "default"))
+
+
+def experiments_listing(experiments: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Name and title of every experiment, with what it does below."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    blocks: list[RenderableType] = []
+    for experiment in experiments:
+        head = Text(str(experiment["name"]), style="bold")
+        head.append(f"  {experiment['title']}", style="default not bold")
+        head.append(f"  ({experiment['default_seeds']} seeds)", style="dim")
+        blocks += [head, Padding(Text(str(experiment["summary"]), style="dim"), (0, 0, 1, 2))]
+    return Group(*blocks)
+
+
+def findings_tables(findings: Any) -> RenderableType:
+    """The table of an experiment and its verdicts, met and missed alike.
+
+    Args:
+        findings: `equipoise.experiments.findings.Findings`, or anything with its fields.
+    """
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    numbers = Table(box=None, pad_edge=False, header_style="dim")
+    for number, column in enumerate(findings.table.columns):
+        cells = [row[number] for row in findings.table.rows]
+        words = any(isinstance(cell, str) for cell in cells)
+        numbers.add_column(str(column), justify="left" if words else "right", overflow="fold")
+    for row in findings.table.rows:
+        numbers.add_row(*(_cell(cell) for cell in row))
+    parts: list[RenderableType] = [numbers]
+    if findings.table.note:
+        parts.append(Text(findings.table.note, style="dim"))
+    if findings.verdicts:
+        verdicts = Table.grid(padding=(0, 2))
+        verdicts.add_column(no_wrap=True)
+        verdicts.add_column(overflow="fold")
+        verdicts.add_column(justify="right", no_wrap=True)
+        verdicts.add_column(style="dim", no_wrap=True)
+        for verdict in findings.verdicts:
+            mark = Text("met", style="green") if verdict.met else Text("MISSED", style="bold red")
+            bar = f"{verdict.side} {significant(verdict.bar)}"
+            verdicts.add_row(mark, verdict.sentence, significant(verdict.value), bar)
+        parts += [Text(), verdicts]
+    return Group(*parts)
+
+
+def _cell(value: str | float | int | None) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else significant(value)
