@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from equipoise.gradients import PerSampleGradients, dense_gradients, fix, per_sample_gradients
     from equipoise.methods import (
+        DPC4,
         DPSGD,
+        DPSVRG,
         METHODS,
         NSGD,
         PSAC,
         Abadi,
         AutoS,
         ClipRule,
+        DPC4Plus,
         ExponentialDecay,
         LinearDecay,
         Method,
@@ -48,6 +51,9 @@ _CONTENTS = {
     "TensorBoardWriter": "training",
     # methods, clip rules, thresholds
     "DPSGD": "methods",
+    "DPSVRG": "methods",
+    "DPC4": "methods",
+    "DPC4Plus": "methods",
     "Method": "methods",
     "METHODS": "methods",
     "ClipRule": "methods",
@@ -76,7 +82,9 @@ _CONTENTS = {
 }
 
 __all__ = [
+    "DPC4",
     "DPSGD",
+    "DPSVRG",
     "METHODS",
     "NSGD",
     "PSAC",
@@ -85,6 +93,7 @@ __all__ = [
     "Budget",
     "CSVWriter",
     "ClipRule",
+    "DPC4Plus",
     "ExponentialDecay",
     "FullBatch",
     "LinearDecay",

@@ -6,7 +6,9 @@
 from equipoise.methods.base import Context, DrawHandle, Method, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import CLIP_RULES, NSGD, PSAC, Abadi, AutoS, ClipRule
+from equipoise.methods.dp_c4 import DPC4, DPC4Plus
 from equipoise.methods.dp_sgd import DPSGD
+from equipoise.methods.dp_svrg import DPSVRG
 from equipoise.methods.thresholds import (
     ExponentialDecay,
     Fixed,
@@ -18,11 +20,16 @@ from equipoise.methods.thresholds import (
 
 METHODS: dict[str, type[Method]] = {
     DPSGD.name: DPSGD,
+    DPSVRG.name: DPSVRG,
+    DPC4.name: DPC4,
+    DPC4Plus.name: DPC4Plus,
 }
 
 __all__ = [
     "CLIP_RULES",
+    "DPC4",
     "DPSGD",
+    "DPSVRG",
     "METHODS",
     "NSGD",
     "PSAC",
@@ -31,6 +38,7 @@ __all__ = [
     "Card",
     "ClipRule",
     "Context",
+    "DPC4Plus",
     "DrawHandle",
     "ExponentialDecay",
     "Fixed",

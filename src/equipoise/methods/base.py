@@ -81,6 +81,10 @@ class Ledger(Protocol):
         """Noise the sums of one draw, book the event, answer sum name -> tensor name -> released tensor."""
         ...
 
+    def disclose(self, value: Any, hole: str) -> Any:
+        """A private value as it is, for recipes as published: the statement names the hole."""
+        ...
+
 
 class Context(Protocol):
     """What a step may use."""

@@ -1,0 +1,407 @@
+"""What DP-SVRG, DP-C4 and DP-C4+ share: schedules, plans, splits of the budget, limits."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from stepping import Follower, Linear, consistent, half_square
+
+import equipoise as eq
+from equipoise.gradients import GradientEngine
+from equipoise.methods.anchor_schedule import draw_schedule
+from equipoise.privacy import Draw, FullBatch, Poisson, Unamplified, WithoutReplacement
+from equipoise.privacy.accounting import quick_epsilon
+from equipoise.privacy.errors import BudgetError
+from equipoise.privacy.private import unwrap
+from equipoise.privacy.replay import RecordingLedger
+
+BUDGET = eq.Budget(4.0, 1e-5)
+SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}
+
+
+def plan(method, sampling, budget=None, relation="add_or_remove_one"):
+    return method.plan(sampling, budget, relation, torch.Generator().manual_seed(0))
+
+
+def cost(found):
+    """Epsilon to about 2%, where only the order matters."""
+    return quick_epsilon(found.event(), 1e-5, found.relation)
+
+
+# ---- schedules
+
+
+def test_anchors_move_as_the_routines_say():
+    """T = 6, m = 3: renewals after k = 1 and 4; an anchor renewed after the last step would be for nobody."""
+    for routine in (2, 4):
+        schedule = draw_schedule(routine, 6, 3)
+        assert sorted(schedule.renewals) == [1, 4]
+        assert schedule.num_anchors == 3
+    assert draw_schedule(2, 6, 3).num_coupled == 5
+    assert draw_schedule(4, 6, 3).num_coupled == 3
+    assert sorted(draw_schedule(2, 5, 3).renewals) == [1]  # k = 4 would be the last of five steps
+    assert sorted(draw_schedule(2, 4, 1).renewals) == [0, 1, 2]  # every k is 1 mod 1
+
+
+@pytest.mark.parametrize("routine", [1, 2, 3, 4])
+def test_the_anchor_is_the_iterate_that_the_routine_takes(routine):
+    data, _ = consistent(40, 3)
+    method = eq.DPC4Plus(routine=routine, anchor_period=3, anchor_batch_size=40, **SMALL)
+    follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 12))
+    iterates, anchors = [], []
+    for _ in range(12):
+        before = follower.vector.clone()
+        follower.step()
+        # The anchor that step k used, reconstructed from the rule and compared with the one that it kept.
+        iterates.append(before)
+        anchors.append(follower.states[-1]["anchor"]["weight"].clone())
+    schedule = method.planned_for(follower).schedule  # a Follower has the `sampling` of a context
+    anchor = iterates[0]
+    for k in range(11):
+        if routine in (1, 2):
+            anchor = iterates[k] if schedule.renews(k) else anchor
+            assert torch.equal(anchors[k], anchor)  # taken at the end of step k
+        else:
+            assert torch.equal(anchors[k], anchor)
+            anchor = iterates[k + 1] if schedule.renews(k) else anchor  # taken at the start of step k + 1
+    assert schedule.renewals
+
+
+def test_coins_follow_the_public_generator_and_the_probability():
+    def coins(seed):
+        return draw_schedule(1, 5000, 8, torch.Generator().manual_seed(seed)).renewals
+
+    assert coins(0) == coins(0) != coins(1)
+    assert 0.11 < len(coins(0)) / 5000 < 0.14
+
+
+@pytest.mark.parametrize("routine", [1, 2, 3, 4])
+def test_releases_are_as_many_as_planned(routine):
+    data, _ = consistent(40, 3)
+    method = eq.DPC4Plus(routine=routine, anchor_period=3, **SMALL)
+    follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 12)).run()
+    counts = {release.name: release.count for release in follower.plan.releases}
+    assert follower.released("coupled") == counts["coupled"]
+    assert follower.released("anchor") == follower.released("anchor_count") == counts["anchor"]
+    assert not any(follower.ledger.releases_left.values())
+    assert "coupled" not in follower.ledger.transcript[0]  # the first iterate is the first anchor
+
+
+def test_counts_of_the_worked_example():
+    counts = {}
+    for routine in (2, 4):
+        found = plan(eq.DPC4Plus(routine=routine, anchor_period=8, **SMALL), Poisson(256, 60_000, 5000))
+        counts[routine] = (found["coupled"].count, found["anchor"].count)
+    assert counts == {2: (4999, 626), 4: (4374, 626)}
+
+
+# ---- limits
+
+
+def test_an_anchor_at_every_step_is_dp_sgd_bit_by_bit():
+    data, _ = consistent(60, 4)
+    anchored = eq.DPC4Plus(
+        0.7, routine=4, anchor_period=1, anchor_rule="fixed", anchor_batch_size=20, **SMALL
+    )
+    a = Follower(anchored, Linear(4), half_square, data, Poisson(10, 60, 15)).run()
+    b = Follower(eq.DPSGD(0.7, noise_multiplier=2.0), Linear(4), half_square, data, Poisson(20, 60, 15)).run()
+    assert torch.equal(a.vector, b.vector)
+    assert [release.name for release in a.plan.releases] == ["anchor"]
+    assert a.plan.epsilon(1e-5).value == b.plan.epsilon(1e-5).value
+
+
+class Noiseless(RecordingLedger):
+    """Books as ever and adds nothing: for limits without noise."""
+
+    def _normals(self, draw, like, std, purpose, streams):
+        return {name: torch.zeros_like(raw) for name, raw in like.items()}
+
+
+@pytest.mark.parametrize("routine", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["dp-c4-plus", "dp-svrg"])
+def test_without_noise_and_clipping_it_is_svrg(kind, routine):
+    data, _ = consistent(60, 4)
+    options = {"routine": routine, "anchor_period": 3, "anchor_batch_size": 60, **SMALL}
+    method = (
+        eq.DPSVRG(1e6, **options)
+        if kind == "dp-svrg"
+        else eq.DPC4Plus(1e6, coupled_scale=1e6, anchor_rule="fixed", **options)
+    )
+    follower = Follower(method, Linear(4), half_square, data, Poisson(20, 60, 25))
+    follower.ledger = Noiseless(follower.plan, secrets=follower.ledger.secrets)
+    batches: list[torch.Tensor] = []
+    sample = follower.ledger.sample
+
+    def sampled(draw, count):
+        ids = sample(draw, count)
+        if draw.name == "batch":
+            batches.append(ids)
+        return ids
+
+    follower.ledger.sample = sampled
+    follower.run()
+
+    schedule = method.planned_for(follower).schedule
+    x, y = data["x"], data["y"]
+    at = torch.zeros(4, dtype=torch.float64)
+    anchor = at.clone()
+
+    def gradients(point, ids):
+        return (x[ids] @ point - y[ids])[:, None] * x[ids]
+
+    everybody, drawn = torch.arange(60), iter(batches)
+    for k in range(25):
+        step = gradients(anchor, everybody).sum(0) / 60
+        if not schedule.coincides(k):
+            ids = next(drawn)
+            step = step + (gradients(at, ids) - gradients(anchor, ids)).sum(0) / 20
+        before, at = at, at - 0.1 * step
+        if schedule.renews(k):
+            anchor = at if routine in (3, 4) else before
+    assert next(drawn, None) is None
+    torch.testing.assert_close(follower.vector, at, rtol=1e-13, atol=1e-13)
+
+
+# ---- one release an anchor, or one a step
+
+
+def test_an_anchor_gradient_is_used_unchanged_until_the_next():
+    data, _ = consistent(40, 3)
+    method = eq.DPC4Plus(routine=4, anchor_period=4, **SMALL)
+    follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 14)).run()
+    used = [state["gradient"]["weight"] for state in follower.states]
+    starts = [0, 2, 6, 10]  # renewals after steps 1, 5 and 9
+    for begin, end in itertools.pairwise([*starts, 14]):
+        for k in range(begin, end):
+            assert used[k] is used[begin]
+        if end < 14:
+            assert not torch.equal(used[end], used[begin])
+
+
+def test_anchor_noise_at_every_step_is_paid_for_at_every_step():
+    data, _ = consistent(40, 3)
+    options = {"routine": 4, "anchor_period": 4, **SMALL}
+    once = eq.DPC4Plus(**options)
+    often = eq.DPC4Plus(anchor_noise="every_step", **options)
+    follower = Follower(often, Linear(3), half_square, data, Poisson(10, 40, 14)).run()
+    assert follower.released("anchor") == 14
+    assert follower.released("anchor_count") == 4
+    gradients = [state["gradient"]["weight"] for state in follower.states]
+    assert all(not torch.equal(a, b) for a, b in itertools.pairwise(gradients))
+    thresholds = [state["anchor_clip_norm"] for state in follower.states]
+    assert len(set(thresholds[2:6])) == 1  # one anchor, one threshold
+    assert cost(plan(often, Poisson(10, 40, 14))) > cost(plan(once, Poisson(10, 40, 14)))
+
+
+# ---- DP-SVRG
+
+
+def test_the_pair_of_svrg_is_noised_for_its_doubled_bound():
+    data, _ = consistent(40, 3)
+    follower = Follower(
+        eq.DPSVRG(0.3, routine=4, anchor_period=4, **SMALL), Linear(3), half_square, data, Poisson(10, 40, 6)
+    )
+    assert follower.plan["coupled"].max_bound == pytest.approx(0.6)
+    follower.run()
+    spread = torch.cat(
+        [
+            answer["coupled"]["weight"] - sums["coupled"]["weight"]
+            for answer, sums in zip(follower.ledger.transcript, follower.ledger.sums, strict=True)
+            if "coupled" in answer
+        ]
+    )
+    assert len(spread) >= 9
+    assert 0.3 < float(spread.std()) < 1.0  # 2 z C = 0.6; the coupled rows alone would get 0.3 or less
+
+
+def test_one_record_moves_the_pair_by_at_most_two_thresholds():
+    rng = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for _ in range(30):
+        data = {
+            "x": 9 * torch.randn(4, 3, generator=rng).double(),
+            "y": torch.randn(4, generator=rng).double(),
+        }
+        model = Linear(3)
+        engine = GradientEngine(model, half_square, data, check=False)
+        other = {"weight": torch.randn(3, generator=rng).double()}
+        from equipoise.methods.clip_rules import Abadi
+        from equipoise.privacy import PrivateRows, clip
+
+        def pair(batch, engine=engine, other=other, clip=clip, PrivateRows=PrivateRows, Abadi=Abadi):
+            draw = Draw("batch", 0)
+            x, w = (PrivateRows(engine(batch, params=at), draw) for at in (None, other))
+            both = clip(x, Abadi(), 0.5) - clip(w, Abadi(), 0.5)
+            assert (both.add_remove, both.replace) == (1.0, 2.0)
+            return unwrap(both.value["weight"])
+
+        change = pair(data) - pair({name: value[1:] for name, value in data.items()})
+        worst = max(worst, float(change.norm()))
+    assert 0.9 < worst <= 1 + 1e-6
+
+
+def test_a_decaying_threshold_serves_both_releases():
+    data, _ = consistent(40, 3)
+    method = eq.DPSVRG(eq.ExponentialDecay(1.0, rate=0.5), routine=4, anchor_period=2, **SMALL)
+    follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 5)).run()
+    lines = [entry for entry in follower.ledger.journal.entries() if entry["type"] == "release"]
+    # An anchor at steps 0, 2 and 4; coupled terms at 1 and 3, with the threshold of their step.
+    bounds = [next(iter(entry["bounds"].items())) for entry in lines]
+    assert bounds == [
+        ("anchor", 1.0),
+        ("coupled", 1.0),
+        ("anchor", 0.25),
+        ("coupled", 0.25),
+        ("anchor", 0.0625),
+    ]
+
+
+# ---- budget
+
+
+@pytest.mark.slow
+def test_the_worked_epsilons():
+    """N = 60,000, B = 256, n_A = 4096, m = 8, T = 5000, delta = 1e-5."""
+    sampling = Poisson(256, 60_000, 5000)
+
+    def epsilon(coupled, anchor, rule="fixed", **options):
+        method = eq.DPC4Plus(
+            anchor_rule=rule,
+            anchor_period=8,
+            anchor_batch_size=4096,
+            noise_multiplier=coupled,
+            anchor_noise_multiplier=anchor,
+            **options,
+        )
+        return plan(method, sampling).epsilon(1e-5).value
+
+    assert epsilon(0.883, 3.494, "quantile") == pytest.approx(2.997, rel=5e-3)
+    assert epsilon(0.883, 3.494) == pytest.approx(2.997, rel=5e-3)
+    assert epsilon(0.883, 3.494, routine=4) == pytest.approx(2.892, rel=5e-3)
+    assert epsilon(1.0, 1.0) == pytest.approx(12.30, rel=5e-3)
+    assert epsilon(1.0, 4.0) == pytest.approx(2.445, rel=5e-3)
+    assert epsilon(0.883, 3.494, anchor_noise="every_step") == pytest.approx(7.058, rel=5e-3)
+
+
+def test_the_split_of_the_worked_example():
+    found = plan(
+        eq.DPC4Plus(anchor_rule="fixed", anchor_period=8, anchor_batch_size=4096),
+        Poisson(256, 60_000, 5000),
+        eq.Budget(3.0, 1e-5),
+    )
+    assert found["coupled"].noise_multiplier == pytest.approx(0.883, rel=1e-2)
+    assert found["anchor"].noise_multiplier == pytest.approx(3.494, rel=2e-2)
+    assert 2.97 <= found.epsilon(1e-5).value <= 3.0
+
+
+def test_all_records_in_an_anchor_and_the_count_beside_it():
+    """The toy problem: N = 2000, B = 64, full anchors, m = 16, T = 3000, K = 189."""
+    sampling = Poisson(64, 2000, 3000)
+    options = {"anchor_period": 16, "anchor_batch_size": 2000}
+    noise = {"noise_multiplier": 2.6572, "anchor_noise_multiplier": 22.291}
+    bare = plan(eq.DPC4Plus(anchor_rule="released", **options, **noise), sampling)
+    assert bare["anchor"].count == 189
+    assert bare["anchor"].sampling == FullBatch(2000, 189)
+    assert bare.epsilon(1e-5).value == pytest.approx(4.0, rel=5e-3)
+    counted = plan(eq.DPC4Plus(**options, **noise), sampling)
+    assert counted["anchor_count"].noise_multiplier == pytest.approx(200)
+    assert counted.epsilon(1e-5).value == pytest.approx(4.013, rel=5e-3)
+    calibrated = plan(eq.DPC4Plus(**options), sampling, BUDGET)
+    assert 3.96 <= calibrated.epsilon(1e-5).value <= 4.0
+
+
+@pytest.mark.slow
+def test_the_best_split_is_found():
+    """Splits for expected ratios of the squared thresholds of 1, .1 and .01, toy sizes."""
+    sampling = Poisson(64, 2000, 3000)
+    for ratio, factor in ((1.0, 1.4), (0.1, 2.0), (0.01, 3.0)):
+        method = eq.DPC4Plus(
+            anchor_rule="fixed",
+            anchor_period=16,
+            anchor_batch_size=2000,
+            coupled_noise_factor="optimal",
+            threshold_ratio=ratio,
+        )
+        found = plan(method, sampling, BUDGET)["coupled"].noise_multiplier / 2.044
+        assert factor / 1.3 < found < factor * 1.3
+
+
+def test_one_multiplier_may_be_given():
+    sampling = Poisson(30, 500, 20)
+    free = plan(eq.DPSVRG(), sampling, BUDGET)
+    for name in ("noise_multiplier", "anchor_noise_multiplier"):
+        which = "coupled" if name == "noise_multiplier" else "anchor"
+        value = 1.2 * free[which].noise_multiplier
+        found = plan(eq.DPSVRG(**{name: value}), sampling, BUDGET)
+        assert found[which].noise_multiplier == value
+        assert 0.99 * 4 <= found.epsilon(1e-5).value <= 4
+
+
+def test_samplings_beside_poisson():
+    by_size = plan(eq.DPC4Plus(**SMALL), WithoutReplacement(10, 400, 20), relation="replace_one")
+    assert by_size["anchor"].sampling == WithoutReplacement(160, 400, by_size["anchor"].count)
+    everybody = plan(eq.DPC4Plus(**SMALL), FullBatch(400, 20))
+    assert everybody["anchor"].sampling == FullBatch(400, everybody["anchor"].count)
+    dealt = plan(eq.DPC4Plus(**SMALL), Unamplified(10, 400, 20))
+    assert dealt["anchor"].sampling == Unamplified(160, 400, dealt["anchor"].count)
+
+
+def test_epsilon_grows_with_steps_anchors_and_rates():
+    def epsilon(batch=20.0, steps=60, **options):
+        method = eq.DPC4Plus(**{"anchor_period": 4, "anchor_batch_size": 100, **SMALL, **options})
+        return cost(plan(method, Poisson(batch, 1000, steps)))
+
+    assert epsilon(steps=60) < epsilon(steps=90)
+    assert epsilon(anchor_period=4) < epsilon(anchor_period=2)
+    assert epsilon(anchor_batch_size=100) < epsilon(anchor_batch_size=200)
+    assert epsilon(batch=20.0) < epsilon(batch=40.0)
+
+
+def test_bad_settings_are_named():
+    with pytest.raises(ValueError, match="routine=5"):
+        eq.DPC4Plus(routine=5)
+    with pytest.raises(ValueError, match=r"anchor_period=2\.5"):
+        eq.DPSVRG(routine=2, anchor_period=2.5)
+    eq.DPSVRG(routine=1, anchor_period=2.5)
+    with pytest.raises(ValueError, match="anchor_noise='never'"):
+        eq.DPC4(anchor_noise="never")
+    with pytest.raises(ValueError, match="anchor_batch_size=5"):
+        plan(eq.DPC4(anchor_batch_size=5, **SMALL), Poisson(10, 40, 5))
+    with pytest.raises(ValueError, match="budget is missing"):
+        plan(eq.DPC4(), Poisson(10, 40, 5))
+    with pytest.raises(BudgetError, match="coupled_noise_factor"):
+        plan(eq.DPC4Plus(coupled_noise_factor=0.5), Poisson(10, 400, 50), eq.Budget(1.0, 1e-5))
+    with pytest.raises(TypeError, match="max_grad_norm"):
+        eq.DPSVRG(max_grad_norm=1.0)
+    with pytest.raises(ValueError, match="ReleasedQuantile"):
+        eq.DPSVRG(eq.ReleasedQuantile())
+
+
+def test_a_method_object_serves_the_training_that_it_was_planned_for():
+    data, _ = consistent(40, 3)
+    method = eq.DPC4Plus(**SMALL)
+    first = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 5))
+    Follower(method, Linear(3), half_square, data, Poisson(10, 40, 9))
+    with pytest.raises(RuntimeError, match="a method object of its own"):
+        first.step()
+
+
+def test_parameters_that_someone_else_moved():
+    data, _ = consistent(40, 3)
+    method = eq.DPC4Plus(routine=2, anchor_period=4, **SMALL)
+    follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 12))
+    follower.step()
+    moved = {"weight": torch.full((3,), 5.0, dtype=torch.float64)}
+    kept = method.rebase(follower.state, moved)
+    assert torch.equal(kept["anchor"]["weight"], follower.state["anchor"]["weight"])
+    assert kept["gradient"] is follower.state["gradient"]
+    follower.step()  # k = 1: the anchor moves, its gradient is yet to come
+    assert follower.state["gradient"] is None
+    follower.state = method.rebase(follower.state, moved)
+    assert torch.equal(follower.state["anchor"]["weight"], moved["weight"])
+    moved["weight"].zero_()
+    assert float(follower.state["anchor"]["weight"][0]) == 5.0  # a copy
+    follower.run(10)
+    assert not any(follower.ledger.releases_left.values())
