@@ -45,6 +45,20 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "dp-sgd": lambda: eq.DPSGD(clip_norm=0.5),
     "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule="psac", per_layer=True),
     "dp-sgd learned threshold": lambda: eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.5, count_noise=0.3)),
+    "dp-sgd decaying threshold": lambda: eq.DPSGD(clip_norm=eq.ExponentialDecay(0.5, rate=0.9)),
+    "dp-svrg": lambda: eq.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
+    "dp-svrg decaying threshold": lambda: eq.DPSVRG(clip_norm=eq.ExponentialDecay(0.5, rate=0.9), routine=3),
+    "dp-c4": lambda: eq.DPC4(clip_norm=0.5, count_noise=0.3),
+    "dp-c4 coins": lambda: eq.DPC4(clip_norm=0.5, anchor_rule="released", routine=1),
+    "dp-c4 as published": lambda: eq.DPC4(clip_norm=0.5, recipe="as_published"),
+    "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, count_noise=0.3),
+    "dp-c4-plus tracked": lambda: eq.DPC4Plus(
+        clip_norm=0.5, count_noise=0.3, coupled_rule="tracked", routine=4, anchor_batch_size=40
+    ),
+    "dp-c4-plus noise at every step": lambda: eq.DPC4Plus(
+        clip_norm=0.5, anchor_rule="fixed", anchor_noise="every_step"
+    ),
+    "dp-c4-plus as published": lambda: eq.DPC4Plus(clip_norm=0.5, recipe="as_published"),
 }
 
 
