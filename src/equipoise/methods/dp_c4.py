@@ -5,9 +5,9 @@
     x <- x - eta (h + g)
 
 Source: the anonymous submission nw0pePP5qd at OpenReview, 2025 (a later version is listed for ICML 2026 as
-"Eliminating Solution Bias in Differentially Private Optimization"). C_1 shrinks with ||x - w|| and C_2 with the gradient
-at the anchor, so that noise and clipping error vanish where both do. They do when every record's gradient
-vanishes at the optimum (interpolation), and in general they do not: see the documentation page.
+"Eliminating Solution Bias in Differentially Private Optimization"). C_1 shrinks with ||x - w|| and C_2 with
+the gradient at the anchor, so that noise and clipping error vanish where both do. They do when every record's
+gradient vanishes at the optimum (interpolation), and in general they do not: see the documentation page.
 
 **Library recipe, proven.** Every threshold is a function of released values (rules: `anchor_thresholds`).
 Given all earlier releases, x, w, C_1 and C_2 are constants; a release is a Gaussian on a sum of rows of norm
@@ -341,8 +341,8 @@ class DPC4(_DPC4):
     name: ClassVar[str] = "dp-c4"
     card: ClassVar[Card] = Card(
         summary="As DP-C4+, but the coupled threshold follows the size of the coupled term itself.",
-        claim="Claimed to reach the optimum in general; as DP-C4+, it does under interpolation. Its published "
-        "thresholds betray the data, most of all as it converges; here the size is learned from releases.",
+        claim="Claimed to reach the optimum in general; as DP-C4+, it does under interpolation. As published "
+        "its thresholds betray the data, most of all near convergence; here they come from releases.",
         source=SOURCE,
         library_guarantee="proven",
         published_guarantee="none",

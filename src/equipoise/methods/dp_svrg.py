@@ -55,7 +55,7 @@ class DPSVRG(AnchoredMethod):
     name: ClassVar[str] = "dp-svrg"
     card: ClassVar[Card] = Card(
         summary="Variance reduction by an old iterate, both gradients of a record clipped at one threshold.",
-        claim="Private. It was proposed to lower the sampling variance; the noise of the pair outweighs that.",
+        claim="Private. Meant to lower the variance of sampling; the noise of the pair outweighs the gain.",
         source="Lee 2017, Differentially Private Variance Reduced Stochastic Gradient Descent",
         library_guarantee="proven",
         published_guarantee=None,

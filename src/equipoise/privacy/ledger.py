@@ -395,10 +395,11 @@ class Ledger:
 
     def statement(self, **facts: Any) -> Statement:
         """What this run may claim; `facts` as in `make_statement`, and `delta`."""
+        delta = facts.pop("delta", None)
         return make_statement(
             plan=self.plan,
-            spent=None if self.guarantee == "none" else self.spent(self._delta(facts.pop("delta", None))),
-            delta=self.budget.delta if self.budget else None,
+            spent=None if self.guarantee == "none" else self.spent(self._delta(delta)),
+            delta=self.budget.delta if delta is None and self.budget else delta,
             guarantee=self.guarantee,
             holes=list(self._holes.values()),
             private=self.secrets.is_private,
