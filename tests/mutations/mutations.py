@@ -77,7 +77,7 @@ MUTATIONS = (
         (
             (
                 "name: value / context.sampling.expected_size for name",
-                "name: value / max(1, len(draw._ids)) for name",
+                "name: value / max(1, sum(len(ids) for _, ids in draw._parts)) for name",
             ),
         ),
         ("tests/training/test_loop.py::test_the_divisor_is_the_expected_batch_size_whatever_is_drawn",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from small_problems import RECORDS, loss, network, parameters, records, training
@@ -67,6 +68,10 @@ DATA = {
     "wrong type": (lambda: records() | {"input": torch.zeros(RECORDS, 12).long()}, "fails on"),
     "a number": (lambda: 3, "data is a int without length"),
     "no tensors": (lambda: {"input": "text"}, "where tensors"),
+    "NumPy arrays": (
+        lambda: {name: value.numpy() for name, value in records().items()},
+        r"'ndarray'.*torch.from_numpy\(array\)",
+    ),
 }
 
 
@@ -250,3 +255,108 @@ def test_a_bad_record_met_in_training_gets_weight_zero(rule, value, tmp_path):
         json.loads(line) for line in (tmp_path / "run/private/diagnostics.jsonl").read_text().splitlines()
     ]
     assert [row["batch.gradient.records_not_finite"] for row in rows] == [1, 1]
+
+
+def test_numpy_arrays_from_collate_are_refused_with_the_remedy():
+    def collate(items):
+        return {name: np.stack([item[name].numpy() for item in items]) for name in items[0]}
+
+    with pytest.raises(TypeError, match=r"ndarray where tensors are needed: give torch.from_numpy"):
+        training(data=Items(), collate=collate)
+
+
+class Curse(Items):
+    """Records made on demand, one of which goes wrong from the start on."""
+
+    def __init__(self, position: int, how: str) -> None:
+        super().__init__()
+        self.position, self.how = position, how
+
+    def __getitem__(self, index: int):
+        item = super().__getitem__(index)
+        if index != self.position:
+            return item
+        if self.how == "unreadable":
+            raise OSError("secret-value in record")
+        if self.how == "label":
+            return item | {"label": torch.tensor(987_654)}
+        if self.how == "shape":
+            return item | {"input": torch.zeros(7)}
+        if self.how == "fields":
+            return {"input": item["input"]}
+        return item | {"input": item["input"] * float(self.how)}
+
+
+@pytest.mark.parametrize("position", [0, 41])
+@pytest.mark.parametrize("how", ["unreadable", "label", "shape", "fields", "nan", "inf"])
+def test_a_bad_record_made_on_demand_gets_weight_zero(how, position, tmp_path, capfd):
+    sampling = eq.FullBatch(RECORDS, 2)
+    method = eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0)
+    without, model = network(), network()
+    keep = torch.arange(RECORDS) != position
+    clean = {name: rows[keep] for name, rows in records().items()}
+    list(training(without, data=clean, method=method, sampling=sampling))
+    options = {"method": method, "sampling": sampling, "run_dir": tmp_path / "run", "micro_batch_size": 16}
+    run = training(model, data=Curse(position, how), **options)
+    run.describe()
+    run.run(progress=False)
+    torch.testing.assert_close(parameters(model), parameters(without), rtol=1e-5, atol=1e-6)
+    diagnostics = (tmp_path / "run/private/diagnostics.jsonl").read_text()
+    rows = [json.loads(line) for line in diagnostics.splitlines()]
+    counted = "batch.gradient.records_not_finite" if how in ("nan", "inf") else "batch.records_failed"
+    assert [row[counted] for row in rows] == [1, 1]
+    shown = "".join(capfd.readouterr()) + "".join(
+        path.read_text()
+        for path in (tmp_path / "run").rglob("*.*")
+        if path.suffix in (".json", ".jsonl", ".html")
+    )
+    assert "secret-value" not in shown
+    assert "987654" not in shown
+
+
+def test_a_draw_of_nothing_but_bad_records_takes_its_step(tmp_path):
+    class Hopeless(Items):
+        def __getitem__(self, index):
+            if broken and index > 3:
+                raise OSError("gone")
+            return super().__getitem__(index)
+
+    broken = []
+    data = Hopeless()
+    run = training(data=data, steps=3, batch=3, micro_batch_size=2, run_dir=tmp_path / "run")
+    broken.append(1)
+    list(run)
+    assert run.steps_done == 3
+    rows = (tmp_path / "run/private/diagnostics.jsonl").read_text().splitlines()
+    assert sum(json.loads(row).get("batch.failures", {}).get("OSError", 0) for row in rows) > 0
+
+
+def test_data_that_can_no_longer_be_read_at_all_stop_the_run():
+    class Gone(Items):
+        def __getitem__(self, index):
+            if broken:
+                raise OSError("the disk is gone")
+            return super().__getitem__(index)
+
+    broken = []
+    run = training(data=Gone(), steps=3, batch=20)
+    run.take_step()
+    broken.append(1)
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(run)
+
+
+def test_the_share_of_cut_rows_is_a_private_diagnostic(tmp_path):
+    data, model = records(), network()
+    with torch.no_grad():
+        norms = eq.per_sample_gradients(model, loss, data).row_norms()
+    threshold = float(norms.sort().values[44:46].mean())
+    method = eq.DPSGD(clip_norm=threshold, noise_multiplier=1.0)
+    run = training(
+        model, data=data, method=method, sampling=eq.FullBatch(RECORDS, 1), run_dir=tmp_path / "run",
+        micro_batch_size=16,
+    )  # fmt: skip
+    list(run)
+    (row,) = (tmp_path / "run/private/diagnostics.jsonl").read_text().splitlines()
+    assert json.loads(row)["batch.gradient.clip_fraction"] == pytest.approx(15 / 60)
+    assert "clip_fraction" not in (tmp_path / "run/metrics.jsonl").read_text()

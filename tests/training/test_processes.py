@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import torch
 import torch.multiprocessing as mp
-from small_problems import network, parameters, records, training
+from small_problems import loss, network, parameters, records, training
 
 import equipoise as eq
+from equipoise.training.processes import ProcessError
 
 
 def work(rank: int, port: int, folder: str) -> None:
@@ -31,7 +33,32 @@ def work(rank: int, port: int, folder: str) -> None:
     except ValueError as error:
         (Path(folder) / f"error{rank}").write_text(str(error))
     run.finish()
+    fail_alone(rank, Path(folder))
     torch.distributed.destroy_process_group()
+
+
+def fail_alone(rank: int, folder: Path) -> None:
+    """The second process fails in its third step; neither may wait for the other."""
+    model = network()
+
+    def failing(model, batch):
+        if rank == 1 and steps == 2:
+            raise NameError("secret-value")
+        return loss(model, batch)
+
+    steps = 0
+    run = training(model, steps=6, batch=20, loss=failing, run_dir=folder / "failing")
+    began = time.monotonic()
+    try:
+        for step in run:
+            steps = step.step
+    except Exception as error:
+        (folder / f"failed{rank}").write_text(f"{type(error).__name__} {steps}: {error}")
+    try:
+        run.take_step()
+    except ProcessError as error:
+        (folder / f"afterwards{rank}").write_text(str(error))
+    assert time.monotonic() - began < 60
 
 
 def start(folder: Path) -> eq.PrivateTraining:
@@ -57,5 +84,11 @@ def test_two_processes_equal_one(tmp_path):
     assert (first - expect).norm() / expect.norm() < 1e-10
     assert (tmp_path / "no-ledger").exists()
     assert [(tmp_path / f"error{rank}").read_text() for rank in (0, 1)] == ["disk on fire"] * 2
+    failed = [(tmp_path / f"failed{rank}").read_text() for rank in (0, 1)]
+    assert failed[1] == "NameError 2: secret-value"
+    assert failed[0].startswith("ProcessError 2: process 1 (NameError) failed; its own message says why.")
+    assert "secret-value" not in failed[0]
+    for rank in (0, 1):
+        assert "Start the processes again" in (tmp_path / f"afterwards{rank}").read_text()
     lines = (tmp_path / "run" / "private" / "journal.jsonl").read_text().splitlines()
     assert sum('"release"' in line for line in lines) == 15

@@ -112,6 +112,30 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     assert again(tmp_path / "run").steps_done == 1
 
 
+def test_the_journal_is_on_the_device_before_a_checkpoint_that_counts_on_it(tmp_path, monkeypatch):
+    run = begin(tmp_path / "run", 4, 1)
+    journal = (tmp_path / "run" / "private" / "journal.jsonl").stat().st_ino
+    seen = []
+    for name in ("fsync", "fdatasync"):
+        real = getattr(os, name)
+
+        def noted(descriptor, real=real):
+            seen.append("journal" if os.fstat(descriptor).st_ino == journal else "other")
+            real(descriptor)
+
+        monkeypatch.setattr(os, name, noted)
+    replace = os.replace
+
+    def renamed(source, target):
+        seen.append(Path(target).suffix)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", renamed)
+    run.take_step()
+    run.save_checkpoint()
+    assert "journal" in seen[: seen.index(".pt")]
+
+
 def test_changed_data_get_fresh_noise_and_are_charged(tmp_path):
     run = begin(tmp_path / "run", 6, 2)
     run.take_step()  # booked, but not in a checkpoint

@@ -61,9 +61,10 @@ def train_run(settings: Settings, console: Console) -> dict[str, Any]:
             budget=budget,
             scheduler=experiment.scheduler,
             augmentation=experiment.augmentation,
+            # before the first checkpoint: a run that is killed right after it can be resumed
+            on_create=lambda folder: _write_settings(folder, experiment),
             **_plain_arguments(experiment.settings),
         )
-    _write_settings(Path(settings.run_dir), experiment)
     _introduce(experiment, budget, console)
     return _run(training, experiment, settings.run_dir, console)
 

@@ -38,6 +38,11 @@ def map_leaves(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
         return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
     if isinstance(batch, list):
         return [map_leaves(function, value) for value in batch]
+    if hasattr(batch, "__array__") and getattr(batch, "ndim", 0) > 0:
+        raise TypeError(
+            f"batch holds a {type(batch).__name__}, which would pass for something that all records share; "
+            "give a tensor, for instance torch.from_numpy(array)"
+        )
     return batch
 
 

@@ -46,11 +46,12 @@ class Bounded:
         add_remove: bound on the norm of its change when one record enters or leaves.
         replace: bound on the norm of its change when one record is replaced.
         draw: the draw that it was computed from.
-        bad_records: `Private` count of records left out for a non-finite norm, or None.
+        counts: `Private` int64 counts for the diagnostics, summed over micro-batches, or None: records,
+            records left out for a non-finite norm and, for clipped sums, records whose row was made shorter.
         joint: identity of the correlated noise that it was made for, or None.
     """
 
-    __slots__ = ("_sealed", "add_remove", "bad_records", "draw", "joint", "replace", "value")
+    __slots__ = ("_sealed", "add_remove", "counts", "draw", "joint", "replace", "value")
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Bounded:
         add_remove: float,
         replace: float,
         draw: Draw | None,
-        bad_records: Private | None = None,
+        counts: Private | None = None,
         joint: str | None = None,
         *,
         _key: object = None,
@@ -75,9 +76,22 @@ class Bounded:
         self.add_remove = float(add_remove)
         self.replace = float(replace)
         self.draw = draw
-        self.bad_records = bad_records
+        self.counts = counts
         self.joint = joint
         self._sealed = True
+
+    @property
+    def bad_records(self) -> Private | None:
+        """How many records were left out for a non-finite norm, or None."""
+        return None if self.counts is None else Private(unwrap(self.counts)[1], self.draw)
+
+    @property
+    def clip_fraction(self) -> Private | None:
+        """The share of the usable records whose row was made shorter, or None if the sum is not clipped."""
+        if self.counts is None or len(self.counts) < 3:
+            return None
+        records, bad, cut = unwrap(self.counts)
+        return Private(cut / (records - bad).clamp(min=1), self.draw)
 
     def __setattr__(self, name: str, value: object) -> None:
         if hasattr(self, "_sealed"):
@@ -109,7 +123,7 @@ class Bounded:
             )
         value = {name: Private(unwrap(tensor) * factor, self.draw) for name, tensor in self.value.items()}
         size = abs(factor)
-        return _make(value, self.add_remove * size, self.replace * size, self.draw, self.bad_records)
+        return _make(value, self.add_remove * size, self.replace * size, self.draw, self.counts)
 
     __rmul__ = __mul__
 
@@ -153,9 +167,9 @@ class Bounded:
             for part in parts[1:]:
                 total += unwrap(part.value[name])
             value[name] = Private(total, first.draw)
-        bad = [part.bad_records for part in parts if part.bad_records is not None]
-        count = Private(sum((unwrap(b) for b in bad[1:]), unwrap(bad[0])), first.draw) if bad else None
-        return _make(value, first.add_remove, first.replace, first.draw, count, first.joint)
+        known = [unwrap(part.counts) for part in parts if part.counts is not None]
+        counts = Private(torch.stack(known).sum(0), first.draw) if known else None
+        return _make(value, first.add_remove, first.replace, first.draw, counts, first.joint)
 
     def all_reduce(self, group: Any = None) -> Bounded:
         """The sum over the processes of a group, each of which holds disjoint records of the draw."""
@@ -164,17 +178,17 @@ class Bounded:
             total = unwrap(self.value[name]).clone()
             torch.distributed.all_reduce(total, group=group)
             value[name] = Private(total, self.draw)
-        bad = self.bad_records
-        if bad is not None:
-            count = unwrap(bad).clone()
-            torch.distributed.all_reduce(count, group=group)
-            bad = Private(count, self.draw)
+        counts = self.counts
+        if counts is not None:
+            total = unwrap(counts).clone()
+            torch.distributed.all_reduce(total, group=group)
+            counts = Private(total, self.draw)
         return _make(
             {name: value[name] for name in self.value},
             self.add_remove,
             self.replace,
             self.draw,
-            bad,
+            counts,
             self.joint,
         )
 
@@ -184,10 +198,10 @@ def _make(
     add_remove: float,
     replace: float,
     draw: Draw | None,
-    bad_records: Private | None = None,
+    counts: Private | None = None,
     joint: str | None = None,
 ) -> Bounded:
-    return Bounded(value, add_remove, replace, draw, bad_records, joint, _key=_KEY)
+    return Bounded(value, add_remove, replace, draw, counts, joint, _key=_KEY)
 
 
 def _combine(a: Bounded, b: Bounded, sign: int) -> Bounded:
@@ -198,7 +212,7 @@ def _combine(a: Bounded, b: Bounded, sign: int) -> Bounded:
     if a.value.keys() != b.value.keys():
         raise ValueError(f"bounded sums hold different tensors: {sorted(a.value)} and {sorted(b.value)}")
     value = {n: Private(unwrap(t) + sign * unwrap(b.value[n]), a.draw) for n, t in a.value.items()}
-    return _make(value, a.add_remove + b.add_remove, a.replace + b.replace, a.draw, a.bad_records)
+    return _make(value, a.add_remove + b.add_remove, a.replace + b.replace, a.draw, a.counts)
 
 
 def merge(parts: Mapping[str, Bounded]) -> Bounded:
@@ -226,7 +240,7 @@ def merge(parts: Mapping[str, Bounded]) -> Bounded:
         math.hypot(*(p.add_remove for p in items)),
         math.hypot(*(p.replace for p in items)),
         items[0].draw,
-        items[0].bad_records,
+        items[0].counts,
     )
 
 
@@ -282,10 +296,11 @@ def clip(
         total = public_threshold("threshold", threshold)
         norms = unwrap(rows.row_norms())
         finite = torch.isfinite(norms)
-        kept, kept_norms, bad = _without_bad(rows, norms, finite)
+        kept, kept_norms, counts = _without_bad(rows, norms, finite)
         weights = limited_weights(rule, kept_norms, total)
         value = kept.weighted_sums(weights)
-        return _make(_private(value, rows.draw), total, 2 * total, rows.draw, bad)
+        counts = _with_cut(counts, weights.abs() < 1)
+        return _make(_private(value, rows.draw), total, 2 * total, rows.draw, counts)
     groups = [tuple(group) for group in groups]
     flat = [name for group in groups for name in group]
     if sorted(flat) != sorted(rows.names):
@@ -307,13 +322,16 @@ def clip(
     if len(limits) != len(groups):
         raise ValueError(f"threshold has {len(limits)} entries for {len(groups)} groups; give one a group")
     norms = unwrap(rows.row_norms(groups))
-    kept, kept_norms, bad = _without_bad(rows, norms, torch.isfinite(norms).all(dim=1))
+    kept, kept_norms, counts = _without_bad(rows, norms, torch.isfinite(norms).all(dim=1))
     per_tensor = {}
+    cut = torch.zeros(len(kept_norms), dtype=torch.bool, device=norms.device)
     for column, (group, limit) in enumerate(zip(groups, limits, strict=True)):
         weights = limited_weights(rule, kept_norms[:, column], limit)
         per_tensor.update(dict.fromkeys(group, weights))
+        cut |= weights.abs() < 1
     bound = math.hypot(*limits)
-    return _make(_private(kept.weighted_sums(per_tensor), rows.draw), bound, 2 * bound, rows.draw, bad)
+    value = _private(kept.weighted_sums(per_tensor), rows.draw)
+    return _make(value, bound, 2 * bound, rows.draw, _with_cut(counts, cut))
 
 
 def unbounded_sum(rows: PrivateRows, weights: torch.Tensor | None = None) -> Bounded:
@@ -345,9 +363,10 @@ def clip_weighted(rows: PrivateRows, weights: Private, threshold: float) -> Boun
     norms = unwrap(rows.row_norms())
     require_length("weights", given, norms)
     finite = torch.isfinite(norms)
-    kept, kept_norms, bad = _without_bad(rows, norms, finite)
+    kept, kept_norms, counts = _without_bad(rows, norms, finite)
     cut = limited_weights(_Given(given[finite]), kept_norms, total)
-    return _make(_private(kept.weighted_sums(cut), rows.draw), total, 2 * total, rows.draw, bad)
+    value = _private(kept.weighted_sums(cut), rows.draw)
+    return _make(value, total, 2 * total, rows.draw, _with_cut(counts, cut.abs() < 1))
 
 
 def limited_weights(rule: ClipRule, norms: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -396,13 +415,23 @@ def _private(value: Mapping[str, torch.Tensor], draw: Draw | None) -> dict[str, 
 def _without_bad(
     rows: PrivateRows, norms: torch.Tensor, finite: torch.Tensor
 ) -> tuple[Any, torch.Tensor, Private]:
-    """Raw rows and norms of the usable records, and the private count of the others."""
-    raw = rows._rows
-    bad = (~finite).sum()
+    """Raw rows and norms of the usable records, and the private counts of all records and of the others."""
+    raw, counts = rows._rows, _counts(finite, rows.draw)
     if bool(finite.all()):  # inside the room: the branch changes speed, never the result
-        return raw, norms, Private(bad, rows.draw)
+        return raw, norms, counts
     keep = finite.nonzero().flatten()
-    return raw.rows(keep), norms[keep], Private(bad, rows.draw)
+    return raw.rows(keep), norms[keep], counts
+
+
+def _counts(finite: torch.Tensor, draw: Draw | None) -> Private:
+    """All records, and those that are not finite, [2]."""
+    bad = (~finite).sum()
+    return Private(torch.stack([torch.full_like(bad, len(finite)), bad]), draw)
+
+
+def _with_cut(counts: Private, cut: torch.Tensor) -> Private:
+    """The counts with one more: the records whose row is made shorter, [3]."""
+    return Private(torch.cat([unwrap(counts), cut.sum().reshape(1)]), counts.draw)
 
 
 def one_value_a_record(name: str, values: torch.Tensor) -> torch.Tensor:
@@ -481,10 +510,10 @@ def clip_coordinates(
     norms = raw.norm(dim=1)
     finite = torch.isfinite(norms)
     raw, norms = raw[finite], norms[finite]
-    value = Private(limited_weights(rule, norms, total) @ raw, coordinates.draw)
-    return _make(
-        {name: value}, total, 2 * total, coordinates.draw, Private((~finite).sum(), coordinates.draw)
-    )
+    weights = limited_weights(rule, norms, total)
+    value = Private(weights @ raw, coordinates.draw)
+    counts = _with_cut(_counts(finite, coordinates.draw), weights.abs() < 1)
+    return _make({name: value}, total, 2 * total, coordinates.draw, counts)
 
 
 def sums_of(parts: Iterable[Mapping[str, Bounded]]) -> dict[str, Bounded]:

@@ -130,6 +130,23 @@ class Journal:
                 "then resume the run"
             ) from error
 
+    def sync(self) -> None:
+        """Sync what was appended to the device: from then on a loss of power cannot undo it.
+
+        Raises:
+            JournalError: if the device refuses.
+        """
+        if self._descriptor is None:
+            return
+        try:
+            # where the system has it: size and contents alone, without the time of the last change
+            getattr(os, "fdatasync", os.fsync)(self._descriptor)
+        except OSError as error:
+            raise JournalError(
+                f"the journal {self.path} cannot be synced to its device ({error}): nothing that depends on "
+                "it was written; free space or fix the path, then resume the run"
+            ) from error
+
     def close(self) -> None:
         """Close the file; entries stay."""
         if self._descriptor is not None:

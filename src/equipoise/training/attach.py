@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
 from equipoise.gradients import Buffers
-from equipoise.training.batches import DataError, Source, batch_size, map_batch
+from equipoise.training.batches import ARRAY_REMEDY, DataError, Source, batch_size, is_array, map_batch
 
 __all__ = ["Loss", "check_loss", "check_optimizer", "check_scheduler", "trainable"]
 
@@ -131,12 +131,17 @@ def _plateau_within(scheduler: Any) -> str | None:
     return None
 
 
-def check_loss(model: nn.Module, loss: Loss, source: Source, device: torch.device, probes: int = 4) -> Any:
+def check_loss(
+    model: nn.Module, loss: Loss, source: Source, device: torch.device, probes: int = 4
+) -> tuple[Any, Tensor]:
     """Run the loss forward on a few records, among them those with the extreme labels and tokens.
 
+    Of records that are made on demand, and so were not validated, those that fail are passed over: a bad
+    one has weight zero in training too.
+
     Returns:
-        The batch of the first records that was used, on `device`: the example for attaching the gradient
-        engine.
+        The batch of the records that was used, on `device`: the example for attaching the gradient engine;
+        and the records' numbers.
 
     Raises:
         TypeError: the loss is no function, or does not answer a tensor.
@@ -147,7 +152,49 @@ def check_loss(model: nn.Module, loss: Loss, source: Source, device: torch.devic
             f"loss is a {type(loss).__name__}; give a function loss(model, batch) that answers one number a "
             "record, [B]"
         )
-    batch = map_batch(lambda leaf: leaf.to(device), source.take(source.probes(probes)))
+    ids = source.probes(probes)
+    try:
+        return _checked(model, loss, source, device, ids), ids
+    except DataError:
+        if source.is_scanned:
+            raise
+        good = _fine_alone(model, loss, source, device, probes)
+        if good is None:
+            raise
+    return _checked(model, loss, source, device, good), good
+
+
+SEARCHED = 64
+"""How many of the first records are tried, where the very first ones fail."""
+
+
+def _fine_alone(
+    model: nn.Module, loss: Loss, source: Source, device: torch.device, wanted: int
+) -> Tensor | None:
+    """Numbers of the first records that pass the check on their own; None if none does."""
+    found: list[int] = []
+    for number in range(min(SEARCHED, len(source))):
+        try:
+            _checked(model, loss, source, device, torch.tensor([number]))
+        except DataError:
+            continue
+        found.append(number)
+        if len(found) == wanted:
+            break
+    return torch.tensor(found) if found else None
+
+
+def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device, ids: Tensor) -> Any:
+    """The batch of these records, whose losses are what they must be."""
+    try:
+        taken = source.take(ids)
+    except Exception as error:
+        raise DataError(
+            f"the records {ids.tolist()} of data cannot be read: {type(error).__name__}: {error}. Nothing "
+            "was spent."
+        ) from error
+    _check_leaves(taken)
+    batch = map_batch(lambda leaf: leaf.to(device), taken)
     count = batch_size(batch)
     try:
         with (
@@ -184,6 +231,16 @@ def check_loss(model: nn.Module, loss: Loss, source: Source, device: torch.devic
             "training: check the inputs' scale and the initialisation. Nothing was spent."
         )
     return batch
+
+
+def _check_leaves(batch: Any) -> None:
+    """A batch holds its records in tensors."""
+    arrays = [leaf for leaf in pytree.tree_leaves(batch) if is_array(leaf)]
+    if arrays:
+        raise TypeError(
+            f"a batch holds {len(arrays)} {type(arrays[0]).__name__} where tensors are needed: "
+            f"{ARRAY_REMEDY}, in the data or in collate"
+        )
 
 
 def _shapes(batch: Any) -> str:

@@ -123,8 +123,10 @@ class Source:
         leaves = pytree.tree_leaves(self._nest)
         wrong = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
         if wrong or not leaves:
+            remedy = f": {ARRAY_REMEDY}" if any(map(is_array, leaves)) else ""
             raise DataError(
-                f"data holds {wrong or 'nothing'} where tensors with the record axis first are expected"
+                f"data holds {wrong or 'nothing'} where tensors with the record axis first are "
+                f"expected{remedy}"
             )
         lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}
         if len(lengths) != 1 or None in lengths:
@@ -142,6 +144,14 @@ class Source:
                         "Repair or drop them before the training starts: the statement names validated data "
                         "as an assumption."
                     )
+
+
+ARRAY_REMEDY = "give torch.from_numpy(array) for a NumPy array"
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether this is an array that is no tensor, such as NumPy's."""
+    return not isinstance(leaf, Tensor) and hasattr(leaf, "__array__") and getattr(leaf, "ndim", 0) > 0
 
 
 def batch_size(batch: Any) -> int:

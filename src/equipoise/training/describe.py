@@ -6,13 +6,20 @@ through the gradient engine, whose results are thrown away.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Description", "time_once"]
+import torch
+
+from equipoise.training.batches import batch_size, take
+from equipoise.training.memory import step_bytes
+from equipoise.training.pieces import Pieces
+
+__all__ = ["Description", "describe", "time_once"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,51 @@ class Description:
             "in all",
         ]
         return "\n".join(lines)
+
+
+def describe(pieces: Pieces) -> Description:
+    """What a training of these pieces would do; a micro-batch is made and thrown away."""
+    sampling, plan, rows = pieces.sampling, pieces.plan, pieces.rows
+    seconds = _seconds_per_step(pieces)
+    return Description(
+        method=pieces.method.name,
+        parameters=pieces.num_parameters,
+        steps=sampling.steps,
+        epochs=sampling.steps * sampling.sampling_rate,
+        sampling=type(sampling).__name__,
+        sampling_rate=sampling.sampling_rate,
+        expected_batch_size=sampling.expected_size,
+        micro_batch_size=rows.micro_batch_size,
+        noise_multipliers={release.name: release.noise_multiplier for release in plan.releases},
+        epsilon=plan.epsilon(pieces.delta).value,
+        delta=pieces.delta,
+        relation=pieces.settings.relation,
+        memory_bytes=step_bytes(
+            pieces.record_bytes,
+            pieces.num_parameters,
+            min(rows.micro_batch_size, 2 * sampling.expected_size),
+        ),
+        seconds_per_step=seconds,
+        seconds=seconds * sampling.steps,
+        processes=pieces.processes.count,
+        dense={c.name: c.reason for c in rows.engine.coverage() if c.how == "dense"},
+    )
+
+
+def _seconds_per_step(pieces: Pieces) -> float:
+    """Time of the rows and sums of one micro-batch, scaled to this process' share of a batch."""
+    rows = pieces.rows
+    share = pieces.sampling.expected_size / pieces.processes.count
+    count = min(rows.micro_batch_size, len(rows.source), max(1, math.ceil(share)))
+    # the records that were looked at already, repeated: others may be broken
+    example = take(rows.example, torch.arange(count) % batch_size(rows.example))
+    batch = rows.prepare(example, "describe")
+
+    def work() -> None:
+        (made,) = rows.rows(batch, [None], "describe")
+        made.weighted_sums(1 / (1 + made.row_norms()))
+
+    return time_once(work) * share / count
 
 
 def time_once(run: Callable[[], Any], repeats: int = 3) -> float:

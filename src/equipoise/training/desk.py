@@ -62,26 +62,40 @@ class Desk:
         self._noise = (0.0, 0.0)
         self._ledger: Ledger | None = None
 
-        def open_ledger() -> None:
+        self._booked = -1
+        self._began: int | None = None
+
+        def start() -> None:
             secrets = Secrets(
                 None if folder is None else folder.path,
                 reproducible_seed=settings.seed if settings.reproducible else None,
             )
-            path = settings.ledger_file or (None if folder is None else folder.journal)
-            self._ledger = Ledger(
-                plan,
-                budget,
-                Journal(path),
-                secrets,
-                position=position,
-                data_fingerprint=data_fingerprint,
-                kernels=kernels,
-            )
-            mine = [entry for entry in self._ledger.journal.entries() if entry.get("run") == self._ledger.run]
-            self._booked = max((entry["index"] for entry in mine if "index" in entry), default=-1)
+            journal = Journal(settings.ledger_file or (None if folder is None else folder.journal))
 
-        self._booked = -1
-        processes.first(open_ledger)
+            def open_at(position: int) -> Ledger:
+                return Ledger(
+                    plan,
+                    budget,
+                    journal,
+                    secrets,
+                    position=position,
+                    data_fingerprint=data_fingerprint,
+                    kernels=kernels,
+                )
+
+            self._open_at = open_at
+            try:
+                self._take_over(open_at(position))
+            except BaseException:
+                journal.close()
+                raise
+
+        processes.first(start)
+
+    def _take_over(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        mine = [entry for entry in ledger.journal.entries() if entry.get("run") == ledger.run]
+        self._booked = max((entry["index"] for entry in mine if "index" in entry), default=-1)
 
     @property
     def ledger(self) -> Ledger:
@@ -94,6 +108,26 @@ class Desk:
     def last_noise(self) -> tuple[float, float]:
         """Noise (standard deviation) and bound of the first sum of the last release; both public."""
         return self._noise
+
+    def begin_step(self) -> None:
+        """Remember where the ledger stands; a step that does not end is repeated from there."""
+        if self._ledger is not None:
+            self._settle()
+            self._began = self.ledger.position
+
+    def end_step(self) -> None:
+        """The step is done: its releases will not be asked for again."""
+        self._began = None
+
+    def _settle(self) -> None:
+        """Bring the ledger back to where a step began that did not end.
+
+        It is opened anew at that position, as after a crash: what was booked is given again to the same
+        question, with the same noise and without a charge.
+        """
+        if self._began is not None:
+            self._take_over(self._open_at(self._began))
+            self._began = None
 
     def open(self, name: str, parameters: Callable[[], str], num_records: int) -> tuple[Draw, Tensor]:
         """Open a draw and sample its records, the same on every process."""
@@ -135,14 +169,25 @@ class Desk:
         """
 
         def ask() -> bool:
+            self._settle()
             left = self.ledger.releases_left
             return not left or any(left.values()) or self.ledger.position <= self._booked
 
         return self._processes.first(ask)
 
     def position(self) -> int:
-        """For checkpoints: how many draws were opened."""
-        return self._processes.first(lambda: self.ledger.position)
+        """For checkpoints: how many draws were opened.
+
+        The journal is synced to its device first: after a loss of power a checkpoint must not stand beside a
+        journal that lacks charges it has seen.
+        """
+
+        def settled() -> int:
+            self._settle()
+            self.ledger.journal.sync()
+            return self.ledger.position
+
+        return self._processes.first(settled)
 
     def spent(self, delta: float) -> EpsilonResult:
         """Epsilon of all releases so far, by the exact accountant."""
@@ -164,3 +209,14 @@ class Desk:
             self.ledger.secrets.delete()
 
         self._processes.first(end)
+
+    def abandon(self, for_good: bool) -> None:
+        """Let go of the journal because the training could not start.
+
+        Args:
+            for_good: book the end of the run as well, so that it reserves nothing in a shared journal.
+        """
+        if self._ledger is not None:
+            if for_good:
+                self._ledger.close()
+            self._ledger.journal.close()

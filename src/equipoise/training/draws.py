@@ -4,6 +4,9 @@ A draw holds record numbers. A query runs over it micro-batch by micro-batch: ta
 gradient rows at every asked parameter point with the same dropout masks, guard them (`PrivateRows`), call
 the method's function, unite the bounded sums. With several processes each runs its slice and the sums are
 added.
+
+A record that cannot be read, or that the model or the loss fails on, has weight zero: a micro-batch that
+fails is halved until the record is alone, and left out. Nothing of it shows but a count in the diagnostics.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ class RowMaker:
         seed: public seed of dropout and augmentation.
         augmentation: (batch, generator) -> batch; with `views` > 1, that many views a record are averaged.
         views: K.
+        probes: numbers of the records of `example`.
     """
 
     def __init__(
@@ -49,8 +53,10 @@ class RowMaker:
         seed: int,
         augmentation: Callable[[Any, torch.Generator], Any] | None = None,
         views: int = 1,
+        probes: Tensor | None = None,
     ) -> None:
         self.engine, self.source, self.device = engine, source, device
+        self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
         self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
         self.augmentation, self.views = augmentation, views
 
@@ -71,6 +77,16 @@ class RowMaker:
             with replayed(self.device, self.seed, "dropout", *purpose):
                 made.append(self.engine(batch, params=params))
         return made
+
+    def check_example(self, at: Sequence[Parameters | None]) -> None:
+        """Read the example's records again and make their rows: they were fine when the training started.
+
+        Raises:
+            Whatever fails now: the fault is then not that of a record that was drawn.
+        """
+        if len(self.probes) and not self.source.is_scanned:
+            self.source.take(self.probes)
+        self.rows(self.prepare(self.example, "example"), at, "example")
 
     def no_rows(self, at: Sequence[Parameters | None]) -> list[Any]:
         """Rows of no records: models need not accept an empty batch."""
@@ -94,8 +110,11 @@ class TrainingDraw:
     def __init__(
         self, token: Draw, ids: Tensor, maker: RowMaker, step: int, processes: Processes, tally: Tally
     ) -> None:
-        self.token, self._ids, self._maker = token, ids, maker
+        self.token, self._maker = token, maker
         self._step, self._processes, self._tally = step, processes, tally
+        # Micro-batches: where each lies in the draw, which fixes its dropout masks, and its record numbers.
+        cut = torch.split(ids, maker.micro_batch_size) if len(ids) else ()
+        self._parts: list[tuple[tuple[int, ...], Tensor]] = [((n,), part) for n, part in enumerate(cut)]
         tally.note_draw(token.name, len(ids))
 
     @property
@@ -107,10 +126,11 @@ class TrainingDraw:
         """`fn(rows, ..., ids)` once a micro-batch, united over the draw and over processes."""
         sums = sums_of(fn(*rows, ids) for rows, ids in self._micro_batches(at))
         if self._processes.count > 1:
+            self._processes.all_well()
             # One order on every process: a collective pairs by position.
             sums = {name: sums[name].all_reduce() for name in sorted(sums)}
         for name, bounded in sums.items():
-            self._tally.note_bad(f"{self.name}.{name}", bounded.bad_records)
+            self._tally.note_sum(f"{self.name}.{name}", bounded)
         return sums
 
     def rows(self, fn: Callable[..., Tensor], at: Sequence[Parameters] | None = None) -> Tensor:
@@ -124,19 +144,47 @@ class TrainingDraw:
 
     def _micro_batches(self, at: Sequence[Parameters] | None) -> Iterator[tuple[list[PrivateRows], Tensor]]:
         points: Sequence[Parameters | None] = [None] if at is None else list(at)
-        maker = self._maker
-        if len(self._ids) == 0:
+        waiting, whole = self._parts[::-1], []
+        while waiting:
+            place, ids = waiting.pop()
+            rows = self._rows_of(place, ids, points)
+            if rows is not None:
+                whole.append((place, ids))
+                self._tally.note_losses(rows[0].losses)
+                yield [PrivateRows(r, self.token) for r in rows], Private(ids, self.token)
+            elif len(ids) > 1:
+                half = len(ids) // 2
+                waiting += [((*place, 1), ids[half:]), ((*place, 0), ids[:half])]
+        # A record left out is left out of every later pass, and the rest keeps its places: the same masks.
+        self._parts = whole
+        if not whole:
+            nobody = torch.zeros(0, dtype=torch.long)
             yield (
-                [PrivateRows(rows, self.token) for rows in maker.no_rows(points)],
-                Private(self._ids, self.token),
+                [PrivateRows(r, self.token) for r in self._maker.no_rows(points)],
+                Private(nobody, self.token),
             )
-            return
-        for number, ids in enumerate(torch.split(self._ids, maker.micro_batch_size)):
-            purpose = (self._step, self.name, self._processes.rank, number)
+
+    def _rows_of(
+        self, place: tuple[int, ...], ids: Tensor, points: Sequence[Parameters | None]
+    ) -> list[Any] | None:
+        """Rows of these records at every point; None if they fail because of one of the records."""
+        maker, purpose = self._maker, (self._step, self.name, self._processes.rank, *place)
+        try:
             batch = maker.prepare(maker.source.take(ids), *purpose)
-            rows = maker.rows(batch, points, *purpose)
-            self._tally.note_losses(rows[0].losses)
-            yield [PrivateRows(r, self.token) for r in rows], Private(ids, self.token)
+            return maker.rows(batch, points, *purpose)
+        except Exception as error:
+            if _out_of_memory(error):
+                raise
+            kind = type(error).__name__
+        # Outside of the handler, so that an error raised here does not carry the record's with it.
+        maker.check_example(points)
+        if len(ids) == 1:
+            self._tally.note_failure(self.name, kind)
+        return None
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 class Tally:
@@ -145,7 +193,7 @@ class Tally:
     def __init__(self) -> None:
         self.row: dict[str, Any] = {}
         self._losses: list[Tensor] = []
-        self._bad: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
 
     def note_draw(self, name: str, records: int) -> None:
         """A draw of `records` records (this process' slice)."""
@@ -156,10 +204,18 @@ class Tally:
         if losses is not None:
             self._losses.append(losses.detach())
 
-    def note_bad(self, name: str, count: Tensor | None) -> None:
-        """How many records got weight zero because their gradient was not finite."""
-        if count is not None:
-            self._bad[name] = count
+    def note_failure(self, name: str, kind: str) -> None:
+        """A record of draw `name` was left out because it fails with an error of this kind."""
+        self.row[f"{name}.records_failed"] = self.row.get(f"{name}.records_failed", 0) + 1
+        kinds = self.row.setdefault(f"{name}.failures", {})
+        kinds[kind] = kinds.get(kind, 0) + 1
+
+    def note_sum(self, name: str, bounded: Bounded) -> None:
+        """How many records of a sum had no finite gradient, and what share of the others was cut."""
+        if bounded.bad_records is not None:
+            self._sums[f"{name}.records_not_finite"] = bounded.bad_records
+        if bounded.clip_fraction is not None:
+            self._sums[f"{name}.clip_fraction"] = bounded.clip_fraction
 
     def finish(self) -> dict[str, Any]:
         """The row of the diagnostics; `covered` says that no guarantee covers it."""
@@ -167,8 +223,7 @@ class Tally:
         if self._losses:
             losses = torch.cat(self._losses).double()
             row["training_loss"] = losses[torch.isfinite(losses)].mean()
-        row.update({f"{name}.records_not_finite": count for name, count in self._bad.items()})
-        return row
+        return row | self._sums
 
 
 class StepContext:

@@ -6,12 +6,13 @@ checkpoint/ private/                                                       may n
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from equipoise.training.checkpoint import Checkpoints, write_atomically
 
@@ -35,6 +36,7 @@ class RunFolder:
         self.config = self.path / "config.json"
         self.journal = self.private / "journal.jsonl"
         self.diagnostics = self.private / "diagnostics.jsonl"
+        self._lock: IO[str] | None = None
 
     def create(self) -> None:
         """Make the folder.
@@ -45,7 +47,7 @@ class RunFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"run_dir={str(self.path)!r} is a file; name a new folder")
-        if self.config.exists() or self.journal.exists():
+        if self.config.exists() or self.journal.exists() or self.checkpoints.steps():
             raise FileExistsError(
                 f"run_dir={str(self.path)!r} holds a run already. Go on with it by "
                 "PrivateTraining.resume(run_dir, ...), or "
@@ -66,10 +68,31 @@ class RunFolder:
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            self.unlock()
             raise RuntimeError(
                 f"run_dir={str(self.path)!r} is being trained by another process: two on one run would "
                 "use the same noise for different sums. Wait for it or stop it; nothing was spent."
             ) from None
+
+    def unlock(self) -> None:
+        """Let other processes have the run."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def discard(self) -> None:
+        """Remove what a start left that came to nothing, so that the folder can be tried again.
+
+        Only files of this library go; a folder goes if nothing else is in it.
+        """
+        private = [self.private / name for name in ("lock", "key", "ledger_file")]
+        steps = list(self.checkpoints.folder.glob("step-*")) if self.checkpoints.folder.is_dir() else []
+        settings = self.checkpoints.folder / "settings.json"  # the command line's
+        for path in (self.config, self.metrics, self.diagnostics, self.journal, settings, *private, *steps):
+            path.unlink(missing_ok=True)
+        for folder in (self.private, self.checkpoints.folder, self.path):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the public settings; where a shared ledger lies is nobody's business but the keeper's."""

@@ -8,56 +8,32 @@ wrapped, hooked or renamed.
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from equipoise.gradients import GradientEngine
-from equipoise.methods import DPSGD, METHODS, Method, State
-from equipoise.privacy import (
-    Budget,
-    ChangedQueryError,
-    Diagnostics,
-    Draw,
-    Sampling,
-    Statement,
-    digest,
-    mark,
-    unmark,
-)
-from equipoise.report import write_report
-from equipoise.training.attach import Loss, check_loss, check_optimizer, check_scheduler, trainable
-from equipoise.training.batches import Source, map_batch
-from equipoise.training.checkpoint import write_atomically
-from equipoise.training.describe import Description, time_once
+from equipoise.methods import METHODS, Method
+from equipoise.privacy import Budget, Sampling, Statement, mark, unmark
+from equipoise.training.attach import Loss
+from equipoise.training.batches import map_batch
+from equipoise.training.describe import Description, describe
 from equipoise.training.desk import Desk
-from equipoise.training.draws import RowMaker, StepContext
-from equipoise.training.ema import MovingAverage
+from equipoise.training.finishing import finish, state_privacy
 from equipoise.training.folder import RunFolder
 from equipoise.training.interrupt import catch_interrupt
-from equipoise.training.memory import bytes_per_record, default_micro_batch_size, step_bytes
-from equipoise.training.metrics import JSONLines, MetricWriter, rewind_jsonl
-from equipoise.training.model_file import save_model
-from equipoise.training.processes import Processes
+from equipoise.training.metrics import MetricWriter
+from equipoise.training.notes import Notes
+from equipoise.training.pieces import Pieces, connect
 from equipoise.training.progress import progress_bar
-from equipoise.training.randomness import generator
 from equipoise.training.results import Result, Step
-from equipoise.training.settings import (
-    Settings,
-    averaged_over_views,
-    check_pieces,
-    move,
-    rebuild_sampling,
-    watch_modes,
-)
+from equipoise.training.settings import Settings, rebuild_sampling
 from equipoise.training.state import collect_state, restore_state
+from equipoise.training.step import Stepper
 
 __all__ = ["PrivateTraining"]
 
@@ -93,6 +69,8 @@ class PrivateTraining:
         collate: joins the items of a dataset to a batch.
         epsilon_every: steps between computations of the epsilon so far; 20 in all by default.
         writers: further writers of publishable metrics, such as `CSVWriter`.
+        on_create: called with the run folder when it is there and before the first checkpoint: the moment to
+            put down what a resumed run will need.
 
     Raises:
         TypeError, ValueError: an argument that cannot work; the message names it. Nothing is spent before
@@ -124,6 +102,7 @@ class PrivateTraining:
         collate: Callable[[list[Any]], Any] | None = None,
         epsilon_every: int | None = None,
         writers: Sequence[MetricWriter] = (),
+        on_create: Callable[[Path], None] | None = None,
     ) -> None:
         settings = Settings(
             seed=seed,
@@ -135,22 +114,26 @@ class PrivateTraining:
             epsilon_every=epsilon_every,
             ledger_file=None if ledger_file is None else os.fspath(ledger_file),
         )
-        self._attach(
-            model,
-            optimizer,
-            loss,
-            data,
-            sampling,
-            method,
-            budget,
-            scheduler,
-            settings,
-            augmentation,
-            device,
-            collate,
+        self._adopt(
+            connect(
+                model,
+                optimizer,
+                loss=loss,
+                data=data,
+                sampling=sampling,
+                method=method,
+                budget=budget,
+                scheduler=scheduler,
+                settings=settings,
+                augmentation=augmentation,
+                device=device,
+                collate=collate,
+            )
         )
-        self._writers = tuple(writers)
-        self._open(run_dir, resume=False)
+        folder = RunFolder(run_dir) if run_dir is not None else None
+        if folder is not None:
+            self.processes.first(folder.create)
+        self._open(folder, writers, resume=False, on_create=on_create)
 
     @classmethod
     def resume(
@@ -184,206 +167,114 @@ class PrivateTraining:
             CheckpointError: no whole checkpoint.
             ValueError: the pieces given do not fit the run.
         """
-        config = RunFolder(run_dir).read_config()
-        self = cls.__new__(cls)
-        self._attach(
+        folder = RunFolder(run_dir)
+        config = folder.read_config()
+        pieces = connect(
             model,
             optimizer,
-            loss,
-            data,
-            rebuild_sampling(config["sampling"]),
-            method or METHODS[config["method"]["name"]].from_config(config["method"]),
-            Budget(**config["budget"]) if config["budget"] else None,
-            scheduler,
-            Settings(**config["settings"]),
-            augmentation,
-            device,
-            collate,
+            loss=loss,
+            data=data,
+            sampling=rebuild_sampling(config["sampling"]),
+            method=method or METHODS[config["method"]["name"]].from_config(config["method"]),
+            budget=Budget(**config["budget"]) if config["budget"] else None,
+            scheduler=scheduler,
+            settings=Settings(**config["settings"]),
+            augmentation=augmentation,
+            device=device,
+            collate=collate,
         )
-        if self.plan.fingerprint() != config["plan"]:
+        if pieces.plan.fingerprint() != config["plan"]:
             raise ValueError(
                 f"the privacy plan differs from the one that run_dir={str(run_dir)!r} was started with: "
-                "give the same method "
-                "and settings. Nothing was spent."
+                "give the same method and settings. Nothing was spent."
             )
-        self._writers = tuple(writers)
-        self._open(run_dir, resume=True)
+        self = cls.__new__(cls)
+        self._adopt(pieces)
+        self._open(folder, writers, resume=True)
         return self
 
-    def _attach(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loss: Loss,
-        data: Any,
-        sampling: Sampling,
-        method: Method | None,
-        budget: Budget | None,
-        scheduler: Any,
-        settings: Settings,
-        augmentation: Callable[[Any, torch.Generator], Any] | None,
-        device: str | torch.device | None,
-        collate: Callable[[list[Any]], Any] | None,
-    ) -> None:
-        """Check and connect everything; nothing is written or spent."""
-        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self.sampling, self.method, self.budget = sampling, method or DPSGD(), budget
-        check_pieces(sampling, self.method, budget, augmentation, settings)
-        self.parameters = trainable(model)
-        check_optimizer(optimizer, self.parameters)
-        check_scheduler(scheduler, optimizer)
-        self.device = move(model, optimizer, device)
-        self.processes = Processes()
-        source = Source(data, collate)
-        example = check_loss(model, loss, source, self.device)
-        self.plan = self.method.plan(sampling, budget, settings.relation, generator(settings.seed, "plan"))
-        if settings.views > 1:
-            loss = averaged_over_views(loss, settings.views)
-        self._rows = RowMaker(
-            None, source, self.device, 1, example, settings.seed, augmentation, settings.views
-        )
-        prepared = self._rows.prepare(example, "example")
-        self.engine = self._rows.engine = GradientEngine(model, loss, prepared)
-        self._record_bytes = bytes_per_record(model, loss, prepared)
-        size = settings.micro_batch_size or default_micro_batch_size(
-            self._record_bytes, self._num_parameters, self.device, sampling.expected_size
-        )
-        # Kept with the run: a resumed run must add in the same order to compute the same numbers.
-        self.settings = replace(settings, micro_batch_size=self.processes.first(lambda: size))
-        self._rows.micro_batch_size = size
-        self._restore_modes = watch_modes(model)
-        self._average = (
-            MovingAverage(self.parameters, settings.ema_decay) if settings.ema_decay is not None else None
-        )
-        self._method_state: State | None = None
+    def _adopt(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self.model, self.optimizer, self.scheduler = pieces.model, pieces.optimizer, pieces.scheduler
+        self.sampling, self.method, self.budget = pieces.sampling, pieces.method, pieces.budget
+        self.settings, self.parameters, self.device = pieces.settings, pieces.parameters, pieces.device
+        self.processes, self.plan, self.engine = pieces.processes, pieces.plan, pieces.rows.engine
+        self._average = pieces.average
         self._evaluation: dict[str, float] = {}
-        self.steps_done = 0
-        self.processes.same("the model's parameters", digest(self.parameters))
-        self.processes.same("the privacy plan", self.plan.fingerprint())
 
-    def _open(self, run_dir: str | os.PathLike[str] | None, resume: bool) -> None:
+    def _open(
+        self,
+        folder: RunFolder | None,
+        writers: Sequence[MetricWriter],
+        resume: bool,
+        on_create: Callable[[Path], None] | None = None,
+    ) -> None:
         """Open the folder and the ledger; from here on the disk is written."""
-        self.folder = RunFolder(run_dir) if run_dir is not None else None
-        settings, first = self.settings, self.processes.is_first
-        if self.folder is not None and not resume:
-            folder = self.folder
-            self.processes.first(folder.create)
-            self.processes.first(folder.lock)
-            self.processes.first(lambda: folder.write_config(self.config()))
-        if self.folder is not None and resume:
-            self.processes.first(self.folder.lock)
-        position = self._load_checkpoint() if resume else 0
-        # What the released numbers depend on besides parameters and records: with another value, no noise
-        # is used again.
-        kernels: dict[str, Any] = {
-            "engine": self.engine.state_dict(),
-            "micro_batch": settings.micro_batch_size,
-            "views": settings.views,
-            "method": self.method.config(),
-        }
-        kernels |= {"processes": self.processes.count, "device": self.device.type}
-        self.desk = Desk(
-            self.plan,
-            self.budget,
-            self.folder,
-            settings,
-            self.processes,
-            position=position,
-            data_fingerprint=self._rows.source.fingerprint() if first else "",
-            kernels=digest(kernels),
-        )
-        self._public: JSONLines | None = None
-        self._private: Diagnostics | None = None
-        if self.folder is not None and first:
-            rewind_jsonl(self.folder.metrics, self.steps_done, mode=0o644)
-            rewind_jsonl(self.folder.diagnostics, self.steps_done, mode=0o600)
-            self._public = JSONLines(self.folder.metrics)
-            self._private = Diagnostics(self.folder.diagnostics)
-        if self.folder is not None and not resume:
-            self.save_checkpoint()
+        pieces, processes = self._pieces, self.processes
+        self.folder = folder
+        if folder is not None:
+            processes.first(folder.lock)
+        desk: Desk | None = None
+        try:
+            with processes.together():
+                position, done, state = self._load_checkpoint() if resume else (0, 0, None)
+                if folder is not None and not resume:
+                    processes.first(lambda: folder.write_config(self.config()))
+                self.desk = desk = Desk(
+                    pieces.plan,
+                    pieces.budget,
+                    folder,
+                    pieces.settings,
+                    processes,
+                    position=position,
+                    data_fingerprint=pieces.rows.source.fingerprint() if processes.is_first else "",
+                    kernels=pieces.kernels(),
+                )
+                self._stepper = Stepper(pieces, desk, done, state)
+                self._notes = Notes(pieces, folder, writers, done)
+                if folder is not None and not resume:
+                    if on_create is not None:
+                        processes.first(lambda: on_create(folder.path))
+                    self.save_checkpoint()
+        except BaseException:
+            # Nothing was released, so nothing may stand in the way of another try.
+            if desk is not None:
+                desk.abandon(for_good=not resume)
+            if folder is not None and processes.is_first:
+                folder.unlock()
+                if not resume:
+                    folder.discard()
+            raise
 
     # ---- what it will do, and what it may claim
 
     @property
-    def _num_parameters(self) -> int:
-        return sum(p.numel() for p in self.parameters.values())
-
-    @property
     def delta(self) -> float:
         """The delta of the guarantee; below 1/population where no budget names one."""
-        return self.budget.delta if self.budget is not None else 0.1 / self.sampling.population
+        return self._pieces.delta
 
     def config(self) -> dict[str, Any]:
         """The public settings, as `config.json` holds them."""
-        return {
-            "format": 1,
-            "settings": self.settings.to_json(),
-            "sampling": self.sampling.describe(),
-            "budget": None if self.budget is None else asdict(self.budget),
-            "method": self.method.config(),
-            "plan": self.plan.fingerprint(),
-            "optimizer": type(self.optimizer).__name__,
-            "model": {"class": type(self.model).__qualname__, "parameters": self._num_parameters},
-        }
+        return self._pieces.config()
 
     def describe(self) -> Description:
         """A dry run: steps, passes, memory, time, noise. Nothing is spent, the model is not moved."""
-        result = self.plan.epsilon(self.delta)
-        seconds = self._seconds_per_step()
-        return Description(
-            method=self.method.name,
-            parameters=self._num_parameters,
-            steps=self.sampling.steps,
-            epochs=self.sampling.steps * self.sampling.sampling_rate,
-            sampling=type(self.sampling).__name__,
-            sampling_rate=self.sampling.sampling_rate,
-            expected_batch_size=self.sampling.expected_size,
-            micro_batch_size=self._rows.micro_batch_size,
-            noise_multipliers={release.name: release.noise_multiplier for release in self.plan.releases},
-            epsilon=result.value,
-            delta=self.delta,
-            relation=self.settings.relation,
-            memory_bytes=step_bytes(
-                self._record_bytes,
-                self._num_parameters,
-                min(self._rows.micro_batch_size, 2 * self.sampling.expected_size),
-            ),
-            seconds_per_step=seconds,
-            seconds=seconds * self.sampling.steps,
-            processes=self.processes.count,
-            dense={c.name: c.reason for c in self.engine.coverage() if c.how == "dense"},
-        )
-
-    def _seconds_per_step(self) -> float:
-        """Time of the rows and sums of one micro-batch, scaled to this process' share of a batch."""
-        share = self.sampling.expected_size / self.processes.count
-        count = min(self._rows.micro_batch_size, len(self._rows.source), max(1, math.ceil(share)))
-        batch = self._rows.prepare(self._rows.source.take(torch.arange(count)), "describe")
-
-        def work() -> None:
-            (rows,) = self._rows.rows(batch, [None], "describe")
-            rows.weighted_sums(1 / (1 + rows.row_norms()))
-
-        return time_once(work) * share / count
+        return describe(self._pieces)
 
     def statement(self) -> Statement:
         """What may be claimed about the privacy of what was released so far."""
-        source = self._rows.source
-        scanned = "data validated before the mechanism started"
-        trusted = "data of the user's own, not validated before the mechanism started"
-        claimed = self.method.claimed_epsilon(self.sampling, self.settings.relation, self.delta)
-        return self.desk.statement(
-            delta=self.delta,
-            recipe=self.method.recipe,
-            epsilon_claimed=claimed,
-            assumptions=[scanned if source.is_scanned else trusted, *self.method.assumptions()],
-        )
+        return state_privacy(self._pieces, self.desk)
 
     def epsilon_so_far(self) -> float:
         """Epsilon of the releases made so far, at `delta`, other runs of a shared journal included."""
         return self.desk.spent(self.delta).value
 
     # ---- steps
+
+    @property
+    def steps_done(self) -> int:
+        """How many steps moved the parameters."""
+        return self._stepper.done
 
     def __iter__(self) -> Iterator[Step]:
         """The remaining steps, each done when it is asked for; leaving early leaves a whole state."""
@@ -392,6 +283,9 @@ class PrivateTraining:
 
     def take_step(self) -> Step:
         """Draw, release, move the parameters.
+
+        After an error or an interrupt the next call repeats the step with the records and the noise that it
+        had, and nothing is charged again. If the parameters had moved already, the step counts as done.
 
         Raises:
             RuntimeError: all planned steps are done.
@@ -402,75 +296,8 @@ class PrivateTraining:
                 "since the noise is "
                 "calibrated to it. Plan more steps in a new run."
             )
-        began = time.perf_counter()
-        self._restore_modes()
-        context = self._context()
-        if self._method_state is None:
-            self._method_state = self.method.init(context)
-        try:
-            estimate, state = self.method.step(context, self._method_state)
-        except ChangedQueryError:
-            if self.processes.count > 1:
-                raise
-            # A step repeated after a crash came out differently: it gets new records, and is charged.
-            context = self._context()
-            estimate, state = self.method.step(context, self._method_state)
-        self._method_state = state
-        missing = self.parameters.keys() - estimate.keys()
-        if missing:
-            raise RuntimeError(
-                f"method {self.method.name!r} gave no estimate for the parameters {sorted(missing)}"
-            )
-        for name, parameter in self.parameters.items():
-            parameter.grad = estimate[name].to(parameter.dtype)
-        rate = float(self.optimizer.param_groups[0]["lr"])
-        self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self._average is not None:
-            self._average.update(self.steps_done)
-        self.steps_done += 1
-        return self._note(context, estimate, rate, time.perf_counter() - began)
-
-    def _context(self) -> StepContext:
-        def depends_on() -> str:
-            return digest(
-                {"step": self.steps_done, "parameters": self.parameters, "method": self._method_state}
-            )
-
-        def take_draw(name: str) -> tuple[Draw, Tensor]:
-            draw, ids = self.desk.open(name, depends_on, len(self._rows.source))
-            return draw, self.processes.share(ids)
-
-        return StepContext(
-            self.parameters, self.steps_done, self.sampling, self.desk, take_draw, self._rows, self.processes
-        )
-
-    def _note(
-        self, context: StepContext, estimate: Mapping[str, Tensor], rate: float, seconds: float
-    ) -> Step:
-        std, bound = self.desk.last_noise
-        done, every = self.steps_done, self.settings.epsilon_every or max(1, self.sampling.steps // 20)
-        due = done % every == 0 or done == self.sampling.steps
-        epsilon = self.desk.progress(self.delta) if due else math.inf
-        squares = sum(float(value.double().square().sum()) for value in estimate.values())
-        step = Step(
-            step=done,
-            learning_rate=rate,
-            clip_norm=bound,
-            noise_std=std,
-            released_norm=math.sqrt(squares),
-            noise_norm=std * math.sqrt(self._num_parameters) / self.sampling.expected_size,
-            epsilon=epsilon if math.isfinite(epsilon) else None,
-        )
-        row = {name: value for name, value in asdict(step).items() if value is not None}
-        for writer in (self._public, *self._writers):
-            if writer is not None and self.processes.is_first:
-                writer.write(row)
-        if self._private is not None:
-            self._private.write(done, {**context.tally.finish(), "seconds": seconds})
-        return step
+        taken = self._stepper.take()
+        return self._notes.step(self.steps_done, taken, self.desk)
 
     # ---- the whole training
 
@@ -496,6 +323,7 @@ class PrivateTraining:
         evaluate_every = evaluate_every or max(1, steps // 10)
         checkpoint_every = checkpoint_every or max(1, steps // 20)
         with (
+            self.processes.together(),
             catch_interrupt() as interrupt,
             progress_bar(steps, self.steps_done, progress and self.processes.is_first) as bar,
         ):
@@ -521,39 +349,15 @@ class PrivateTraining:
             with torch.no_grad(), self._average.swapped_in() if self._average is not None else nullcontext():
                 found = evaluate(self.model)
         finally:
-            self._restore_modes()
+            self._pieces.restore_modes()
         values = dict(found) if isinstance(found, Mapping) else {"score": found}
         self._evaluation = {name: float(value) for name, value in values.items()}
-        row = {"step": self.steps_done} | {
-            f"evaluation.{name}": value for name, value in self._evaluation.items()
-        }
-        for writer in (self._public, *self._writers):
-            if writer is not None and self.processes.is_first:
-                writer.write(row)
+        self._notes.evaluation(self.steps_done, self._evaluation)
         return self._evaluation
 
     def finish(self) -> Result:
         """Write statement, model and report; at the end delete the key and put the average into the model."""
-        finished = self.steps_done >= self.sampling.steps or not self.desk.can_go_on()
-        statement = self.statement()
-        if finished and self._average is not None:
-            self._average.move_in()
-        if self.folder is not None and self.processes.is_first:
-            write_atomically(self.folder.statement, (statement.to_json() + "\n").encode(), mode=0o644)
-            with self._average.swapped_in() if self._average is not None else nullcontext():
-                save_model(self.model, self.folder.model, {"step": str(self.steps_done)})
-            write_report(self.folder.path)
-        if finished:
-            self.desk.close()
-        return Result(
-            steps=self.steps_done,
-            finished=finished,
-            epsilon=statement.epsilon,
-            delta=self.delta,
-            evaluation=self._evaluation,
-            run_dir=None if self.folder is None else self.folder.path,
-            statement=statement,
-        )
+        return finish(self._pieces, self.desk, self.folder, self.steps_done, self._evaluation)
 
     # ---- checkpoints
 
@@ -569,7 +373,7 @@ class PrivateTraining:
         state = collect_state(self.model, self.optimizer, self.scheduler)
         state |= {
             "average": None if self._average is None else self._average.values,
-            "method": mark(self._method_state),
+            "method": mark(self._stepper.state),
             "engine": self.engine.state_dict(),
             "ledger": self.desk.position(),
             "evaluation": self._evaluation,
@@ -577,14 +381,14 @@ class PrivateTraining:
         folder = self.folder
         self.processes.first(lambda: folder.checkpoints.save(self.steps_done, state))
 
-    def _load_checkpoint(self) -> int:
-        """Take over the state; the answer is the ledger's position."""
+    def _load_checkpoint(self) -> tuple[int, int, Any]:
+        """Take over the state; the answer is the ledger's position, the steps done and the method's state."""
         assert self.folder is not None
-        self.steps_done, state = self.folder.checkpoints.load()
+        done, state = self.folder.checkpoints.load()
         restore_state(state, self.model, self.optimizer, self.scheduler)
         if self._average is not None:
             self._average.values = {name: value.to(self.device) for name, value in state["average"].items()}
-        self._method_state = unmark(map_batch(lambda value: value.to(self.device), state["method"]))
         self.engine.load_state_dict(state["engine"])
         self._evaluation = state["evaluation"]
-        return int(state["ledger"])
+        method = unmark(map_batch(lambda value: value.to(self.device), state["method"]))
+        return int(state["ledger"]), done, method

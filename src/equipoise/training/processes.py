@@ -6,22 +6,28 @@ runs its share of the micro-batches; the bounded sums are added over ranks; rank
 once, one event booked) and broadcasts what was released. So the result is that of one process up to the
 order of floating-point additions, and no key leaves rank 0.
 
-An error of rank 0 inside a release is raised on every rank, so that no process waits for ever.
+Every exchange begins by telling whether all processes are well, and a process that fails takes part in one
+more of these: so an error anywhere is raised everywhere, and no process waits for ever.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Processes"]
+__all__ = ["ProcessError", "Processes"]
 
 T = TypeVar("T")
+
+
+class ProcessError(RuntimeError):
+    """Another process of the training failed, so that this one cannot go on."""
 
 
 class Processes:
@@ -39,11 +45,55 @@ class Processes:
         running = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if running else 0
         self.count = dist.get_world_size() if running else 1
+        self._failed = False
 
     @property
     def is_first(self) -> bool:
         """Whether this process keeps the ledger and writes the files."""
         return self.rank == 0
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Inside, an error of one process is raised on all of them, by its own name on the one that has it.
+
+        Raises:
+            ProcessError: another process failed.
+        """
+        try:
+            yield
+        except ProcessError:
+            raise
+        except Exception as error:
+            if self.count > 1 and not self._failed:
+                self._tell(type(error).__name__)
+            raise
+
+    def all_well(self) -> None:
+        """Go on if every process does; to be called before an exchange.
+
+        Raises:
+            ProcessError: one of them failed.
+        """
+        if self.count > 1:
+            self._tell(None)
+
+    def _tell(self, trouble: str | None) -> None:
+        """Exchange who failed; every exchange begins with this one, so that a failing process meets it."""
+        again = "Start the processes again and resume the run from its checkpoint: nothing is spent twice."
+        if self._failed:
+            raise ProcessError(f"a process of this training failed before. {again}")
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        count = torch.tensor([0 if trouble is None else 1], device=device)
+        dist.all_reduce(count)
+        if int(count) == 0:
+            return
+        self._failed = True
+        # The kind of the error alone: its message may quote a record, and belongs to the failing process.
+        troubles: list[str | None] = [None] * self.count
+        dist.all_gather_object(troubles, trouble)
+        if trouble is None:
+            named = ", ".join(f"process {rank} ({kind})" for rank, kind in enumerate(troubles) if kind)
+            raise ProcessError(f"{named} failed; its own message says why. {again}")
 
     def share(self, ids: Tensor) -> Tensor:
         """This process' slice of a draw: contiguous, in rank order, sizes equal up to one."""
@@ -53,6 +103,7 @@ class Processes:
         """The result of `compute` on rank 0, on every rank; rank 0's error, too, is raised everywhere."""
         if self.count == 1:
             return compute()
+        self.all_well()
         message: list[Any] = [None, None]
         if self.is_first:
             try:
@@ -100,6 +151,7 @@ class Processes:
         """
         if self.count == 1:
             return
+        self.all_well()
         values: list[Any] = [None] * self.count
         dist.all_gather_object(values, value)
         if any(other != values[0] for other in values):

@@ -1,0 +1,65 @@
+"""The end of a training: statement, model and report are written, and the key is deleted."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from equipoise.privacy import Statement
+from equipoise.report import write_report
+from equipoise.training.checkpoint import write_atomically
+from equipoise.training.desk import Desk
+from equipoise.training.folder import RunFolder
+from equipoise.training.model_file import save_model
+from equipoise.training.pieces import Pieces
+from equipoise.training.results import Result
+
+__all__ = ["finish", "state_privacy"]
+
+
+def state_privacy(pieces: Pieces, desk: Desk) -> Statement:
+    """What may be claimed about the privacy of what was released so far."""
+    scanned = "data validated before the mechanism started"
+    trusted = "data of the user's own, not validated before the mechanism started"
+    method, source = pieces.method, pieces.rows.source
+    claimed = method.claimed_epsilon(pieces.sampling, pieces.settings.relation, pieces.delta)
+    return desk.statement(
+        delta=pieces.delta,
+        recipe=method.recipe,
+        epsilon_claimed=claimed,
+        assumptions=[scanned if source.is_scanned else trusted, *method.assumptions()],
+    )
+
+
+def finish(
+    pieces: Pieces, desk: Desk, folder: RunFolder | None, steps: int, evaluation: dict[str, float]
+) -> Result:
+    """Write what may be published; after the last step also delete the key, and move the average in.
+
+    Args:
+        pieces: of the training.
+        desk: where its releases were booked.
+        folder: of the run, or None.
+        steps: steps done.
+        evaluation: the last one.
+    """
+    finished = steps >= pieces.sampling.steps or not desk.can_go_on()
+    statement = state_privacy(pieces, desk)
+    average = pieces.average
+    if finished and average is not None:
+        average.move_in()
+    if folder is not None and pieces.processes.is_first:
+        write_atomically(folder.statement, (statement.to_json() + "\n").encode(), mode=0o644)
+        with average.swapped_in() if average is not None else nullcontext():
+            save_model(pieces.model, folder.model, {"step": str(steps)})
+        write_report(folder.path)
+    if finished:
+        desk.close()
+    return Result(
+        steps=steps,
+        finished=finished,
+        epsilon=statement.epsilon,
+        delta=pieces.delta,
+        evaluation=evaluation,
+        run_dir=None if folder is None else folder.path,
+        statement=statement,
+    )

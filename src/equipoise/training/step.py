@@ -1,0 +1,131 @@
+"""One step: the method estimates the gradient, the optimiser moves the parameters.
+
+A step counts as done if and only if the parameters moved. If an error or an interrupt ends it before that,
+the ledger goes back to where the step began, so that the repeated step gets the records and the noise that
+it had and is not charged again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from equipoise.methods import State
+from equipoise.privacy import ChangedQueryError, Draw, digest
+from equipoise.training.desk import Desk
+from equipoise.training.draws import StepContext, Tally
+from equipoise.training.pieces import Pieces
+
+__all__ = ["Stepper", "Taken"]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a step leaves for those who write it down.
+
+    Attributes:
+        estimate: of the gradient, public.
+        learning_rate: of the first parameter group, as used.
+        tally: the private numbers.
+        seconds: how long it took, private too.
+    """
+
+    estimate: Mapping[str, Tensor]
+    learning_rate: float
+    tally: Tally
+    seconds: float
+
+
+class Stepper:
+    """Takes the steps of a training.
+
+    Args:
+        pieces: model, optimiser, method and the rest.
+        desk: takes the releases.
+
+    Attributes:
+        done: number of steps that moved the parameters.
+        state: what the method carries to the next step; None before the first.
+    """
+
+    def __init__(self, pieces: Pieces, desk: Desk, done: int = 0, state: State | None = None) -> None:
+        self._pieces, self._desk = pieces, desk
+        self.done, self.state = done, state
+
+    def take(self) -> Taken:
+        """Draw, release, move the parameters.
+
+        Raises:
+            Whatever the method, the ledger or the optimiser raises; the next call then repeats the step,
+            unless the parameters moved before.
+        """
+        pieces, number, began = self._pieces, self.done, time.perf_counter()
+        pieces.restore_modes()
+        self._desk.begin_step()
+        before = digest(pieces.parameters)
+        state: State | None = None
+        with pieces.processes.together():
+            try:
+                context, estimate, state = self._estimate(before)
+                for name, parameter in pieces.parameters.items():
+                    parameter.grad = estimate[name].to(parameter.dtype)
+                rate = float(pieces.optimizer.param_groups[0]["lr"])
+                pieces.optimizer.step()
+                self._count(state)
+            except BaseException:
+                # `number`: an interrupt can arrive when the step is counted already
+                if state is not None and self.done == number and digest(pieces.parameters) != before:
+                    self._count(state)
+                raise
+            finally:
+                pieces.optimizer.zero_grad(set_to_none=True)
+        return Taken(estimate, rate, context.tally, time.perf_counter() - began)
+
+    def _count(self, state: State) -> None:
+        """The parameters moved: the step is done."""
+        self.state = state
+        self.done += 1
+        self._desk.end_step()
+        if self._pieces.average is not None:
+            self._pieces.average.update(self.done - 1)
+        if self._pieces.scheduler is not None:
+            self._pieces.scheduler.step()
+
+    def _estimate(self, before: str) -> tuple[StepContext, dict[str, Tensor], State]:
+        """The method's estimate of the gradient and its next state; nothing of the training changes."""
+        method = self._pieces.method
+        state = self.state
+        if state is None:
+            state = method.init(self._context(before, None))
+        context = self._context(before, state)
+        try:
+            estimate, following = method.step(context, state)
+        except ChangedQueryError:
+            if self._pieces.processes.count > 1:
+                raise
+            # A step repeated after a crash came out differently: it gets new records, and is charged.
+            context = self._context(before, state)
+            estimate, following = method.step(context, state)
+        missing = self._pieces.parameters.keys() - estimate.keys()
+        if missing:
+            raise RuntimeError(
+                f"method {method.name!r} gave no estimate for the parameters {sorted(missing)}"
+            )
+        return context, estimate, following
+
+    def _context(self, before: str, state: State | None) -> StepContext:
+        pieces, desk = self._pieces, self._desk
+
+        def depends_on() -> str:
+            return digest({"step": self.done, "parameters": before, "method": state})
+
+        def take_draw(name: str) -> tuple[Draw, Tensor]:
+            draw, ids = desk.open(name, depends_on, len(pieces.rows.source))
+            return draw, pieces.processes.share(ids)
+
+        return StepContext(
+            pieces.parameters, self.done, pieces.sampling, desk, take_draw, pieces.rows, pieces.processes
+        )

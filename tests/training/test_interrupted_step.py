@@ -1,0 +1,132 @@
+"""An error in a step: the repeated step is the same step, it is not charged again, and the key stays."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from small_problems import loss, network, parameters, training
+
+import equipoise as eq
+
+STEPS = 6
+
+
+def whole() -> torch.Tensor:
+    model = network()
+    list(training(model, steps=STEPS))
+    return parameters(model)
+
+
+def releases(folder) -> list[int]:
+    lines = (folder / "private" / "journal.jsonl").read_text().splitlines()
+    return [entry["index"] for entry in map(json.loads, lines) if entry["type"] == "release"]
+
+
+def break_once(run, step: int, error: BaseException, moved: bool) -> None:
+    """Let the optimiser fail in this step, before or after it moves the parameters."""
+    update = run.optimizer.step
+    broken = []
+
+    def failing() -> None:
+        if run.steps_done == step and not broken:
+            broken.append(step)
+            if moved:
+                update()
+            raise error
+        update()
+
+    run.optimizer.step = failing
+
+
+ERRORS = [RuntimeError("broken optimiser"), KeyboardInterrupt(), torch.OutOfMemoryError("out of memory")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("step", [0, 3, STEPS - 1])
+def test_an_error_after_the_release_costs_nothing(tmp_path, step, moved, error):
+    model = network()
+    run = training(model, steps=STEPS, run_dir=tmp_path / "run")
+    break_once(run, step, error, moved)
+    with pytest.raises(type(error)):
+        run.run(progress=False)
+    # done if and only if the parameters moved
+    assert run.steps_done == step + moved
+    assert all(p.grad is None for p in model.parameters())
+    assert not (tmp_path / "run" / "statement.json").exists()
+    result = run.run(progress=False)
+    assert result.finished
+    assert result.steps == STEPS
+    assert releases(tmp_path / "run") == list(range(STEPS))
+    assert torch.equal(parameters(model), whole())
+
+
+def test_the_key_stays_when_the_last_step_fails(tmp_path):
+    run = training(steps=2, run_dir=tmp_path / "run", reproducible=False)
+    break_once(run, 1, RuntimeError("broken optimiser"), moved=False)
+    with pytest.raises(RuntimeError, match="broken optimiser"):
+        run.run(progress=False)
+    # every release is booked, but the last one was not used yet
+    result = run.finish()
+    assert not result.finished
+    assert (tmp_path / "run" / "private" / "key").exists()
+    assert run.run(progress=False).finished
+    assert not (tmp_path / "run" / "private" / "key").exists()
+
+
+def test_a_checkpoint_after_an_error_repeats_the_step(tmp_path):
+    run = training(steps=STEPS, run_dir=tmp_path / "run")
+    break_once(run, 3, RuntimeError("broken optimiser"), moved=False)
+    with pytest.raises(RuntimeError, match="broken optimiser"):
+        run.run(progress=False)
+    run.save_checkpoint()
+    model = network(seed=7)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    again = eq.PrivateTraining.resume(
+        tmp_path / "run", model, optimizer, loss=loss, data=run._pieces.rows.source._nest
+    )
+    list(again)
+    assert releases(tmp_path / "run") == list(range(STEPS))
+    assert torch.equal(parameters(model), whole())
+
+
+def test_an_error_of_the_loss_itself_is_raised_and_the_step_can_be_repeated(tmp_path):
+    """Every record fails, so it is no record's fault; nothing was released."""
+    fails = []
+
+    def sometimes(model, batch):
+        if fails:
+            raise NameError("a misspelt name")
+        return loss(model, batch)
+
+    model = network()
+    run = training(model, steps=STEPS, loss=sometimes, run_dir=tmp_path / "run")
+    run.take_step()
+    fails.append(1)
+    with pytest.raises(NameError, match="a misspelt name"):
+        run.take_step()
+    fails.clear()
+    list(run)
+    assert releases(tmp_path / "run") == list(range(STEPS))
+    assert torch.equal(parameters(model), whole())
+
+
+def test_an_error_of_the_scheduler_leaves_the_step_done():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    run = training(model, steps=2, optimizer=lambda parameters, lr: optimizer, scheduler=scheduler)
+    step = scheduler.step
+
+    def failing() -> None:
+        scheduler.step = step
+        raise ValueError("broken scheduler")
+
+    scheduler.step = failing
+    with pytest.raises(ValueError, match="broken scheduler"):
+        run.take_step()
+    assert run.steps_done == 1
+    list(run)
+    assert run.desk.ledger.releases_left == {"batch": 0}
