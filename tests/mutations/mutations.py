@@ -153,8 +153,8 @@ MUTATIONS = (
         "privacy/bounded.py",
         (
             (
-                "value = kept.weighted_sums(weights)\n        return",
-                "value = kept.weighted_sums(2 * weights)\n        return",
+                "value = kept.weighted_sums(weights)\n        counts",
+                "value = kept.weighted_sums(2 * weights)\n        counts",
             ),
         ),
         ("tests/privacy/test_bounded.py::test_adversarial_neighbours",),

@@ -11,7 +11,6 @@ import equipoise as eq
 from equipoise.privacy import BudgetError
 from equipoise.training.checkpoint import CheckpointError, Checkpoints
 
-
 SAMPLING = eq.Unamplified(12, RECORDS, 10)
 
 
