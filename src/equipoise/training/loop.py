@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise.methods import METHODS, Method
+from equipoise.methods import METHODS, Method, State
 from equipoise.privacy import Budget, Sampling, Statement, mark, unmark
 from equipoise.training.attach import Loss
 from equipoise.training.batches import map_batch
@@ -275,6 +275,11 @@ class PrivateTraining:
     def steps_done(self) -> int:
         """How many steps moved the parameters."""
         return self._stepper.done
+
+    @property
+    def _method_state(self) -> State | None:
+        """What the method carries to the next step; for the tests of methods."""
+        return self._stepper.state
 
     def __iter__(self) -> Iterator[Step]:
         """The remaining steps, each done when it is asked for; leaving early leaves a whole state."""
