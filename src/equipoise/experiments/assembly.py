@@ -72,19 +72,20 @@ class Experiment:
         return {"accuracy": accuracy(model, self.dataset.test)}
 
 
-def assemble(settings: Settings, progress: Progress | None = None) -> Experiment:
+def assemble(settings: Settings, progress: Progress | None = None, raw: DataSet | None = None) -> Experiment:
     """Load the data and build the pieces; nothing is spent.
 
     Args:
         settings: what the user gave; gaps are filled from the recipe.
         progress: called with (done, total) while fixed features are computed.
+        raw: what `load_data` gave for these settings, where it was called already.
 
     Raises:
         SettingsError: a setting that cannot be used.
         DataError: data that cannot be used.
     """
     settings.check()
-    raw = load_data(settings)
+    raw = raw or load_data(settings)
     settings = settings.resolved(default_model(raw))
     assert settings.model is not None
     dataset = prepare_data(settings.model, raw, cache_folder(), progress=progress)
@@ -121,20 +122,32 @@ def set_public_apart(settings: Settings, dataset: DataSet) -> tuple[DataSet, dic
 
 
 def load_data(settings: Settings) -> DataSet:
-    """The data set that the settings name.
+    """The data set that the settings name, or the first records of it.
 
     Raises:
-        SettingsError: the population is missing, or contradicts the published one.
+        SettingsError: the population is missing, or contradicts the published one; a subset is too large.
         DataError: files are missing or broken.
     """
+    dataset = _load_whole(settings)
+    if settings.subset is None:
+        return dataset
+    if settings.subset > min(dataset.population, len(dataset.train)):
+        raise SettingsError(
+            f"--subset is {settings.subset}, but {settings.data!r} has a population of "
+            f"{dataset.population}. Give at most that many."
+        )
+    train = dataset.train.subset(torch.arange(settings.subset))
+    return replace(dataset, train=train, population=settings.subset)
+
+
+def _load_whole(settings: Settings) -> DataSet:
     if ":" not in settings.data:
         dataset = data.load(settings.data, settings.data_dir)
         if settings.population is not None and settings.population != dataset.population:
             raise SettingsError(
                 f"--population is {settings.population}, but {settings.data!r} is published with "
-                f"{dataset.population} training records. Leave --population out; for a part of the set, "
-                "write a "
-                "function that returns it."
+                f"{dataset.population} training records. Leave --population out; --subset takes the "
+                "first records."
             )
         return dataset
     if settings.population is None:

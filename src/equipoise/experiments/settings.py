@@ -39,6 +39,7 @@ class Settings:
         recipe: library, or as_published for the paper's own recipe; the method's default when None.
         variant: a form of the method, where it has several.
         options: further constructor arguments of the method, by name.
+        subset: only the first so many training records are used; their number is public.
         public_records: that many of the training records, the last ones, are declared public.
         model: the name of a model, or ``package.module:function``.
         epsilon: the budget, at `delta`; None with a noise multiplier.
@@ -71,6 +72,7 @@ class Settings:
     recipe: str | None = None
     variant: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    subset: int | None = None
     public_records: int | None = None
     model: str | None = None
     epsilon: float | None = None
@@ -152,6 +154,7 @@ class Settings:
         positive("population", "the number of records")
         positive("micro_batch_size", "the number of records held at once")
         positive("views", "the number of views of a record")
+        positive("subset", "the number of training records that are used")
         positive("public_records", "the number of public records")
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise SettingsError(

@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import median
 
-__all__ = ["Series", "line_chart", "ticks"]
+__all__ = ["Series", "line_chart", "range_chart", "ticks"]
 
 WIDTH, WIDE, HEIGHT = 460, 940, 260
 LEFT, RIGHT, TOP, BOTTOM = 52, 18, 28, 44
@@ -22,10 +23,17 @@ Scale = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: a label and points ``(x, y)`` in the order of x; points that are not finite are left out."""
+    """One curve: a label and points ``(x, y)`` in the order of x; points that are not finite are left out.
+
+    Attributes:
+        label: what it is.
+        points: its points.
+        band: ``(x, low, high)`` of its spread, drawn behind it; empty for none.
+    """
 
     label: str
     points: Sequence[tuple[float, float]]
+    band: Sequence[tuple[float, float, float]] = ()
 
     def finite(self) -> list[tuple[float, float]]:
         """The points whose two coordinates are finite."""
@@ -82,13 +90,14 @@ def line_chart(
     >>> line_chart([Series("a", [])], title="t", x_label="x", y_label="y")
     ''
     """
+    series = [s for s in series if s.finite()]
     curves = [(s.label, s.finite()) for s in series]
-    curves = [(label, points) for label, points in curves if points]
     if not curves:
         return ""
     width = WIDE if wide else WIDTH
     xs = [x for _, points in curves for x, _ in points]
     ys = [y for _, points in curves for _, y in points] + ([target[0]] if target else [])
+    ys += [y for s in series for _, low, high in s.band for y in (low, high)]
     x_low, x_high = _padded(min(xs), max(xs), 0.0)
     y_low, y_high = _padded(0.0 if from_zero else min(ys), max(ys), 0.06)
     if from_zero:
@@ -133,8 +142,75 @@ def line_chart(
             f'<text class="tick" x="{LEFT + 6}" y="{y - 6 if y > TOP + 14 else y + 14:.1f}">'
             f"{escape(target[1])}</text>"
         )
+    for number, s in enumerate(series, 1):
+        if s.band:
+            edge = [(x, high) for x, _, high in s.band] + [(x, low) for x, low, _ in reversed(s.band)]
+            path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in edge)
+            parts.append(f'<g class="s{number}"><polygon class="band" points="{path}"/></g>')
     for number, (label, points) in enumerate(curves, 1):
         parts.append(_curve(number, label, points, px, py, percent))
+    parts.append("</svg>")
+    return "".join(parts)
+
+
+def range_chart(
+    rows: Sequence[tuple[str, Sequence[float]]], *, title: str, x_label: str, percent: bool = False
+) -> str:
+    """An ``<svg>`` element with a line a row: a dot a value, and a stroke at their median.
+
+    Args:
+        rows: ``(label, values)``, from above; row i has the colour of curve i in `line_chart`.
+        title: what the picture shows, read out by screen readers.
+        x_label: the label of the horizontal axis.
+        percent: print the values as percentages.
+
+    >>> range_chart([("a", [0.8, 0.9])], title="t", x_label="x").count('class="dot"')
+    2
+    """
+    left, step = 16 + 7.4 * max(len(label) for label, _ in rows), 30
+    height = TOP + step * len(rows) + BOTTOM
+    everything = [value for _, values in rows for value in values]
+    low, high = _padded(min(everything), max(everything), 0.08)
+
+    def px(x: float) -> float:
+        return left + (x - low) / (high - low) * (WIDE - left - 5 * RIGHT)
+
+    shown = ticks(low, high, 8)
+    bottom = height - BOTTOM
+    parts = [f'<svg class="chart" viewBox="0 0 {WIDE} {height}" role="img" aria-label="{escape(title)}">']
+    for x in shown:
+        parts.append(f'<line class="grid" x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{TOP - 8}" y2="{bottom}"/>')
+        parts.append(
+            f'<text class="tick" x="{px(x):.1f}" y="{bottom + 18}" text-anchor="middle">'
+            f"{_number(x, shown, percent)}</text>"
+        )
+    parts.append(
+        f'<text class="label" x="{(left + WIDE) / 2:.0f}" y="{height - 6}" text-anchor="middle">'
+        f"{escape(x_label)}</text>"
+    )
+    for number, (label, values) in enumerate(rows, 1):
+        y = TOP + step * (number - 0.5)
+        middle = median(values)
+        parts.append(
+            f'<text class="name" x="{left - 12}" y="{y + 4}" text-anchor="end">{escape(label)}</text>'
+        )
+        parts.append(f'<g class="s{number}">')
+        parts.append(
+            f'<line class="span" x1="{px(min(values)):.1f}" x2="{px(max(values)):.1f}" y1="{y}" y2="{y}"/>'
+        )
+        for value in values:
+            shown_value = _number(value, everything, percent, extra=1)
+            parts.append(
+                f'<circle class="dot" cx="{px(value):.1f}" cy="{y}" r="4"><title>{escape(label)}: '
+                f"{shown_value}</title></circle>"
+            )
+        parts.append(
+            f'<line class="mark" x1="{px(middle):.1f}" x2="{px(middle):.1f}" y1="{y - 9}" y2="{y + 9}"/></g>'
+        )
+        parts.append(
+            f'<text class="tick" x="{px(max(values)) + 12:.1f}" y="{y + 4}">'
+            f"{_number(middle, everything, percent, extra=1)}</text>"
+        )
     parts.append("</svg>")
     return "".join(parts)
 

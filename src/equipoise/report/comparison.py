@@ -1,0 +1,282 @@
+"""The page and the table of a comparison of methods, from the plain values of `comparison.json` alone."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equipoise import __version__
+from equipoise.report.charts import Series, line_chart, range_chart
+from equipoise.report.words import RELATIONS, plain, readable, rounded_up, significant
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["comparison_table", "render_comparison", "write_comparison"]
+
+SEARCH = (
+    "The search for learning rates is not accounted, and neither are the runs with other seeds: each epsilon "
+    "is that of a single run, started with settings that were known beforehand. Whoever searches on private "
+    "data spends the budget of every trial."
+)
+GUARANTEES = {"proven": ("proven", "good"), "worst_case": ("worst case", "mid"), "none": ("none", "bad")}
+MOST = 10
+"""Colours for curves; further methods are in the tables alone."""
+
+
+def write_comparison(values: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
+    """Write ``comparison.html`` into a folder and return its path."""
+    path = Path(folder) / "comparison.html"
+    temporary = path.with_suffix(".html.tmp")
+    temporary.write_text(render_comparison(values), encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def render_comparison(values: Mapping[str, Any]) -> str:
+    """The page as text; it loads nothing and runs nothing."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("equipoise.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    methods = values["methods"]
+    shown = methods[:MOST]
+    curves = line_chart(
+        [
+            Series(
+                m["label"],
+                [(s, y) for s, y, _, _ in m["curve"]],
+                [(s, lo, hi) for s, _, lo, hi in m["curve"]],
+            )
+            for m in shown
+        ],
+        title="Accuracy along the training",
+        x_label="step",
+        y_label="accuracy",
+        percent=True,
+        wide=True,
+    )
+    ranges = range_chart(
+        [(m["label"], m["accuracies"]) for m in shown],
+        title="Final accuracy of every seed",
+        x_label="accuracy",
+        percent=True,
+    )
+    return environment.get_template("comparison.html.j2").render(
+        title=f"{len(methods)} methods on {values['data']}",
+        subtitle=_subtitle(values),
+        figures=_figures(values),
+        not_private=values["reproducible"],
+        search=SEARCH,
+        unequal=[m["label"] for m in methods if not _is_equal(m, values["epsilon"])],
+        epsilon=plain(values["epsilon"]),
+        curves=Markup(curves),
+        ranges=Markup(ranges),
+        legend=[m["label"] for m in shown],
+        seeds=values["seeds"],
+        judges=methods[0]["judges"],
+        rows=table_rows(values),
+        trials=_trials(methods),
+        statements=[_statement(m) for m in methods],
+        settings=_settings(methods),
+        command=values["command"],
+        device=values["device"],
+        version=__version__,
+    )
+
+
+def table_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The cells of the table, one row a method; time and memory are also relative to the first method's."""
+    methods = values["methods"]
+    first = methods[0]
+    rows = []
+    for method in methods:
+        statement = method["statement"]
+        word, tone = GUARANTEES[statement["guarantee"]]
+        epsilon, claimed = statement["epsilon"], statement["epsilon_claimed"]
+        rows.append(
+            {
+                "label": method["label"],
+                "accuracy": f"{method['accuracy']:.2%}",
+                "spread": f"{min(method['accuracies']):.2%} to {max(method['accuracies']):.2%}",
+                "epsilon": "none" if epsilon is None else rounded_up(epsilon),
+                "claimed": "" if claimed is None else plain(claimed, 4),
+                "guarantee": word,
+                "tone": tone,
+                "rate": plain(method["learning_rate"], 4),
+                "time": f"{significant(1000 * method['seconds_per_step'])} ms",
+                "times": f"{method['seconds_per_step'] / first['seconds_per_step']:.2f}",
+                "memory": _megabytes(method["memory_bytes"]),
+                "memories": _ratio(method["memory_bytes"], first["memory_bytes"]),
+            }
+        )
+    return rows
+
+
+def comparison_table(values: Mapping[str, Any]) -> RenderableType:
+    """The table for a terminal."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("method", style="bold", no_wrap=True)
+    for name in ("median", "seeds", "epsilon"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("guarantee", no_wrap=True)
+    for name in ("rate", "time", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    styles = {"good": "green", "mid": "yellow", "bad": "bold red"}
+    for row, method in zip(table_rows(values), values["methods"], strict=True):
+        low, high = min(method["accuracies"]), max(method["accuracies"])
+        table.add_row(
+            row["label"],
+            f"{method['accuracy']:.1%}",
+            f"{100 * low:.1f}-{100 * high:.1f}",
+            row["epsilon"],
+            Text(row["guarantee"], style=styles[row["tone"]]),
+            row["rate"],
+            f"x{row['times']}",
+            row["memory"],
+        )
+    return Group(table, Text(), Text(SEARCH, style="dim"))
+
+
+def _subtitle(values: Mapping[str, Any]) -> str:
+    public = values["public_records"]
+    parts = [
+        str(values["model"]),
+        f"{values['population']:,} private records" + (f", {public:,} public ones" if public else ""),
+        f"epsilon {plain(values['epsilon'])} at delta {plain(values['delta'])}",
+        f"{values['seeds']} seeds each",
+    ]
+    return " · ".join(parts)
+
+
+def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
+    ranked = sorted(values["methods"], key=lambda m: -m["accuracy"])
+    best = ranked[0]
+    rivals = [m["label"] for m in ranked[1:] if max(m["accuracies"]) >= min(best["accuracies"])]
+    if not rivals:
+        note = "Its worst seed is better than the best seed of every other method."
+    else:
+        note = f"Its seeds overlap with those of {_listed(rivals)}: they are not told apart here."
+    figures = [
+        {
+            "name": "Best median accuracy",
+            "value": f"{best['accuracy']:.2%}",
+            "unit": best["label"],
+            "note": note,
+        }
+    ]
+    first = values["methods"][0]
+    if first is not best:
+        lead = best["accuracy"] - first["accuracy"]
+        figures.append(
+            {
+                "name": f"Ahead of {first['label']} by",
+                "value": f"{100 * lead:.2f}",
+                "unit": "points",
+                "note": f"{first['label']} has {first['accuracy']:.2%}.",
+            }
+        )
+    figures.append(
+        {
+            "name": "Budget of one run",
+            "value": f"ε = {plain(values['epsilon'])}",
+            "unit": f"at δ = {plain(values['delta'])}",
+            "note": "The noise of every method is calibrated to it.",
+        }
+    )
+    return figures
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+def _is_equal(method: Mapping[str, Any], epsilon: float) -> bool:
+    found = method["statement"]["epsilon"]
+    return method["statement"]["guarantee"] == "proven" and found is not None and found <= epsilon * 1.001
+
+
+def _trials(methods: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for method in methods:
+        cells = [
+            {"rate": plain(rate, 4), "accuracy": f"{accuracy:.2%}", "taken": rate == method["learning_rate"]}
+            for rate, accuracy in method["trials"]
+        ]
+        if cells:
+            rows.append({"label": method["label"], "cells": cells})
+    return rows
+
+
+def _statement(method: Mapping[str, Any]) -> dict[str, Any]:
+    statement = method["statement"]
+    word, tone = GUARANTEES[statement["guarantee"]]
+    epsilon, delta = statement["epsilon"], statement["delta"]
+    spent = "no epsilon" if epsilon is None else f"ε = {rounded_up(epsilon)}"
+    facts = [RELATIONS.get(str(statement["relation"]), str(statement["relation"]))]
+    if statement["epsilon_claimed"] is not None:
+        facts.append(f"the paper's figure is ε = {plain(statement['epsilon_claimed'], 4)}")
+    holes = [f"{hole['reason']} ({hole['count']:,} times)" for hole in statement["holes"]]
+    return {
+        "label": method["label"],
+        "word": word,
+        "tone": tone,
+        "spent": spent + ("" if delta is None else f" at δ = {plain(delta)}"),
+        "facts": facts + [str(warning) for warning in statement["warnings"]],
+        "holes": holes,
+        "releases": [
+            {
+                "name": readable(str(r["name"])),
+                "count": f"{r['count']:,}",
+                "noise": "" if r.get("noise_multiplier") is None else plain(r["noise_multiplier"], 4),
+                "bound": "" if r.get("max_bound") is None else plain(r["max_bound"], 4),
+            }
+            for r in statement["releases"]
+        ],
+    }
+
+
+def _settings(methods: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What all methods share in the first row, and what is each method's own in the others."""
+    plain_ones = [
+        {k: v for k, v in {**m["settings"], **m["settings"].get("options", {})}.items() if k != "options"}
+        for m in methods
+    ]
+    keys = {k for settings in plain_ones for k in settings}
+    common = {k for k in keys if all(k in s and s[k] == plain_ones[0].get(k) for s in plain_ones)}
+
+    def words(settings: Mapping[str, Any], of: set[str]) -> str:
+        return ", ".join(f"{k.replace('_', ' ')} {_value(settings[k])}" for k in settings if k in of)
+
+    rows = [{"label": "all of them", "words": words(plain_ones[0], common)}]
+    for method, settings in zip(methods, plain_ones, strict=True):
+        rows.append({"label": method["label"], "words": words(settings, keys - common)})
+    return rows
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float) and math.isfinite(value):
+        return plain(value)
+    return str(value)
+
+
+def _megabytes(value: float | None) -> str:
+    return "" if value is None else f"{value / 2**20:,.0f} MiB"
+
+
+def _ratio(value: float | None, of: float | None) -> str:
+    return f"{value / of:.2f}" if value and of else ""

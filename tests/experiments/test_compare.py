@@ -1,0 +1,143 @@
+"""Comparisons: equal trials, equal budgets, one file a run, and nothing done twice."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from equipoise.experiments import compare as module
+from equipoise.experiments.compare import Comparison, compare, read_entries, tuning_grid
+from equipoise.experiments.settings import Settings, SettingsError
+
+BASE = Settings(data="digits", epsilon=3.0, epochs=1.0, batch_size=300.0, subset=900, reproducible=True)
+
+
+class Notes(list):
+    def __call__(self, done: int, total: int, what: str) -> None:
+        self.append((done, total, what))
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The trainings that were really done, as (method, clip rule, rate, seed); each takes a moment."""
+    calls = []
+    real = module._train
+
+    def counting(settings, raw, judges):
+        calls.append((settings.method, settings.clip_rule, settings.learning_rate, settings.seed))
+        return real(settings, raw, judges)
+
+    monkeypatch.setattr(module, "_train", counting)
+    return calls
+
+
+def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
+    comparison = Comparison(read_entries("dp-sgd,auto-s"), BASE, seeds=2, trials=2)
+    real = module._write
+
+    def stops_after_three(path, content):
+        if len(trained) > 3:
+            raise KeyboardInterrupt
+        real(path, content)
+
+    module._write = stops_after_three
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            compare(comparison, tmp_path, Notes())
+    finally:
+        module._write = real
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+    trained.clear()
+    notes = Notes()
+    found = compare(comparison, tmp_path, notes)
+    # two trials and two results a method, three of them known; the notes count all
+    assert len(trained) == 5
+    assert [done for done, _, _ in notes] == list(range(8))
+    assert all(total == 8 for _, total, _ in notes)
+    assert json.loads((tmp_path / "comparison.json").read_text()) == json.loads(json.dumps(found))
+
+    trained.clear()
+    assert compare(comparison, tmp_path, Notes())["methods"] == found["methods"]
+    assert trained == []
+    # one more seed trains one more run a method, and another budget all of them
+    more = Comparison(comparison.entries, BASE, seeds=3, trials=2)
+    assert len(compare(more, tmp_path, Notes())["methods"][0]["accuracies"]) == 3
+    assert [(rule, seed) for _, rule, _, seed in trained] == [("abadi", 2), ("auto_s", 2)]
+
+    for row in found["methods"]:
+        assert row["statement"]["guarantee"] == "proven"
+        assert 2.9 < row["statement"]["epsilon"] <= 3.0
+        assert row["learning_rate"] == max(row["trials"], key=lambda trial: trial[1])[0]
+        assert row["curve"][-1][0] == row["steps"] == 3
+        assert row["judges"] == 180
+        assert row["statement"]["releases"][0]["sampling"]["population"] == 900
+
+
+def test_one_trial_tunes_nothing(tmp_path, trained):
+    found = compare(Comparison(read_entries("dp-sgd"), BASE, seeds=1, trials=1), tmp_path, Notes())
+    assert len(trained) == 1
+    assert found["methods"][0]["trials"] == []
+    assert found["methods"][0]["learning_rate"] == 3.0
+
+
+def test_given_rates_are_tried_by_all(tmp_path, trained):
+    comparison = Comparison(read_entries("dp-sgd,psac"), BASE, seeds=1, trials=2, learning_rates=(0.5, 1.0))
+    compare(comparison, tmp_path, Notes())
+    tried = [(rule, rate) for _, rule, rate, seed in trained if seed == module.TUNING_SEED]
+    assert tried == [("abadi", 0.5), ("abadi", 1.0), ("psac", 0.5), ("psac", 1.0)]
+
+
+def test_public_records_leave_the_private_set_of_all(tmp_path, trained):
+    base = Settings(**{**BASE.to_json(), "public_records": 100})
+    found = compare(Comparison(read_entries("dp-sgd"), base, seeds=1, trials=1), tmp_path, Notes())
+    assert found["population"] == 800
+    assert found["methods"][0]["statement"]["releases"][0]["sampling"]["population"] == 800
+
+
+def test_grid_surrounds_the_centre():
+    assert tuning_grid(2.0, 3) == (0.5, 2.0, 8.0)
+    assert tuning_grid(2.0, 2) == (1.0, 4.0)
+
+
+def test_options_reach_settings_and_methods():
+    entries = read_entries(
+        "dp-sgd,q=quantile-clipping",
+        [("q.momentum", 0.5), ("dp-sgd.noise_floor", 1), ("q.clip_rule", "psac")],
+    )
+    assert entries[0].changes == {"method": "dp-sgd", "options": {"noise_floor": 1}}
+    assert entries[1].changes["momentum"] == 0.5
+    assert entries[1].changes["clip_rule"] == "psac"
+    assert entries[1].changes["clip_norm"] == "quantile"
+
+
+@pytest.mark.parametrize(
+    ("methods", "options", "words"),
+    [
+        ("dp-sgdd", [], "dp-sgdd"),
+        ("dp-sgd", [("auto-s.clip_norm", 1)], "auto-s"),
+        ("dp-sgd", [("dp-sgd.epsilon", 8)], "all methods share"),
+        ("dp-sgd,dp-sgd", [], "none twice"),
+        ("", [], "at least one method"),
+        ("dp-sgd", [("dp-sgd.anchor", 8)], "--option anchor"),
+    ],
+)
+def test_refuses_before_training(tmp_path, trained, methods, options, words):
+    with pytest.raises(SettingsError, match=words):
+        compare(Comparison(read_entries(methods, options), BASE, seeds=1, trials=1), tmp_path, Notes())
+    assert trained == []
+
+
+def test_a_subset_beyond_the_data_is_refused(tmp_path):
+    base = Settings(**{**BASE.to_json(), "subset": 2000})
+    with pytest.raises(SettingsError, match="--subset is 2000"):
+        compare(Comparison(read_entries("dp-sgd"), base, seeds=1, trials=1), tmp_path, Notes())
+
+
+def test_command_repeats_the_comparison():
+    entries = read_entries("dp-sgd,s=auto-s", [("s.learning_rate", 2.0)])
+    text = module._command(Comparison(entries, BASE, seeds=2, trials=3))
+    assert text.startswith("equipoise compare --methods dp-sgd,s=dp-sgd --data digits --subset 900")
+    assert "--option s.clip_rule=auto_s --option s.learning_rate=2.0" in text
+    assert "--seeds 2 --trials 3" in text
+    assert "None" not in text

@@ -1,0 +1,148 @@
+"""The page of a comparison says what was found, and what must not be read into it."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+from rich.console import Console
+
+from equipoise.report.charts import range_chart
+from equipoise.report.comparison import comparison_table, render_comparison, table_rows
+
+STATEMENT = {
+    "guarantee": "proven",
+    "epsilon": 0.9991,
+    "epsilon_claimed": None,
+    "delta": 1e-5,
+    "relation": "add_or_remove_one",
+    "warnings": [],
+    "holes": [],
+    "releases": [{"name": "gradient", "count": 40, "max_bound": 0.5, "noise_multiplier": 3.25}],
+}
+
+
+def method(label: str, accuracies: list[float], **changes) -> dict:
+    middle = sorted(accuracies)[len(accuracies) // 2]
+    return {
+        "label": label,
+        "settings": {"data": "toy", "clip_norm": "1", "options": {}, "learning_rate": 0.5},
+        "learning_rate": 0.5,
+        "accuracy": middle,
+        "accuracies": accuracies,
+        "judges": 500,
+        "steps": 40,
+        "curve": [[20, middle - 0.1, middle - 0.2, middle], [40, middle, min(accuracies), max(accuracies)]],
+        "seconds": 4.0,
+        "seconds_per_step": 0.1,
+        "memory_bytes": 3 * 2**20,
+        "statement": STATEMENT,
+        "trials": [[0.5, 0.7], [2.0, 0.6]],
+        **changes,
+    }
+
+
+@pytest.fixture
+def values() -> dict:
+    return {
+        "data": "toy",
+        "model": "mlp",
+        "population": 10_000,
+        "public_records": 100,
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "seeds": 3,
+        "trials": 2,
+        "device": "CPU",
+        "reproducible": False,
+        "command": "equipoise compare --methods plain,better",
+        "methods": [
+            method("plain", [0.70, 0.71, 0.72]),
+            method("better", [0.80, 0.81, 0.82], seconds_per_step=0.25, memory_bytes=6 * 2**20),
+        ],
+    }
+
+
+def text_of(page: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.split("</style>")[1]))
+
+
+def test_page_holds_the_numbers_and_the_warning(values):
+    page = render_comparison(values)
+    text = text_of(page)
+    for words in (
+        "81.00%",
+        "80.00% to 82.00%",
+        "search for learning rates is not accounted",
+        "0.9991",
+        "× 2.50",
+    ):
+        assert words in text, words
+    assert "worst seed is better than the best seed of every other method" in text
+    assert "Ahead of plain by 10.00 points" in text
+    assert values["command"] in text
+    assert "100 public ones" in text
+
+
+def test_page_loads_and_runs_nothing(values):
+    page = render_comparison(values)
+    for word in ("<script", "http://", "https://", "src=", "@import", "url("):
+        assert word not in page
+
+
+def test_overlapping_seeds_are_not_called_a_win(values):
+    values["methods"][0]["accuracies"] = [0.70, 0.71, 0.805]
+    text = text_of(render_comparison(values))
+    assert "overlap with those of plain" in text
+    assert "worst seed is better" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "unequal"),
+    [
+        ({"guarantee": "worst_case", "epsilon": 0.9}, True),
+        ({"guarantee": "none", "epsilon": None}, True),
+        ({"epsilon": 1.2}, True),
+        ({"epsilon": 1.0}, False),
+    ],
+)
+def test_methods_beyond_the_budget_are_named(values, change, unequal):
+    changed = copy.deepcopy(values)
+    changed["methods"][1]["statement"] = {**STATEMENT, **change}
+    assert ("Not at the same budget" in render_comparison(changed)) is unequal
+
+
+def test_reproducible_runs_are_called_not_private(values):
+    assert "NOT PRIVATE" not in render_comparison(values)
+    assert "NOT PRIVATE" in render_comparison({**values, "reproducible": True})
+
+
+def test_holes_and_the_papers_figure_are_shown(values):
+    holes = [{"kind": "disclose", "reason": "raw threshold", "count": 7, "worst_case": None}]
+    values["methods"][1]["statement"] = {
+        **STATEMENT, "guarantee": "none", "epsilon": None, "epsilon_claimed": 0.5, "holes": holes,
+    }  # fmt: skip
+    text = text_of(render_comparison(values))
+    assert "Without proof: raw threshold (7 times)" in text
+    assert "paper: 0.5" in text
+    assert table_rows(values)[1]["epsilon"] == "none"
+
+
+def test_no_memory_no_column_of_lies(values):
+    values["methods"][1]["memory_bytes"] = None
+    assert table_rows(values)[1]["memory"] == table_rows(values)[1]["memories"] == ""
+
+
+def test_terminal_table_fits_80_columns(values):
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(comparison_table(values))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "80.0-82.0" in text
+
+
+def test_one_equal_value_can_be_drawn():
+    svg = range_chart([("a", [0.5, 0.5]), ("b <&>", [0.5])], title="t", x_label="x", percent=True)
+    assert svg.count('class="dot"') == 3
+    assert "b &lt;&amp;&gt;" in svg
