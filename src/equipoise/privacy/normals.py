@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 __all__ = ["NormalStream"]
 
 _CHUNK = 1 << 18  # numbers made at once: large enough for several threads, small enough for the cache
+_ROOM = 16  # bytes: the cipher asks for room for one more block than it writes
 
 
 class NormalStream:
@@ -58,27 +59,36 @@ class NormalStream:
             std: at least 0; 0 gives zeros.
             dtype: torch.float32 or torch.float64.
         """
-        out = torch.empty(count, dtype=dtype, device=self._device)
-        if std == 0:
-            return out.zero_()
-        if self._device.type != "cpu":
-            return out.normal_(0.0, std, generator=self._generator)
-        for start in range(0, count, _CHUNK):
-            self._fill(out[start : start + _CHUNK], std)
-        return out
+        if self._device.type != "cpu" or std == 0:
+            out = torch.empty(count, dtype=dtype, device=self._device)
+            return out.zero_() if std == 0 else out.normal_(0.0, std, generator=self._generator)
+        return self._draw_here(count, std, dtype)
 
-    def _fill(self, out: torch.Tensor, std: float) -> None:
-        half = (len(out) + 1) // 2
-        single = out.dtype == torch.float32
-        integer, scale = (torch.int32, 2.0**-31) if single else (torch.int64, 2.0**-63)
-        size = 2 * half * (4 if single else 8)
-        buffer = bytearray(size + 16)  # the cipher asks for room for one more block
-        self._cipher.update_into(bytes(size), buffer)
-        bits = torch.frombuffer(buffer, dtype=integer, count=2 * half)
-        # |a| / 2^31 keeps all bits where u is small, and with it the tail; half a unit keeps log(u) finite.
-        radius = bits[:half].to(out.dtype).mul_(scale).abs_().add_(scale / 4)
-        radius.log_().mul_(-2.0 * std * std).clamp_(min=0.0).sqrt_()
-        angle = bits[half:].to(out.dtype).mul_(math.pi * scale)
-        torch.mul(angle.cos(), radius, out=out[:half])
-        rest = len(out) - half
-        torch.mul(angle.sin_()[:rest], radius[:rest], out=out[half:])
+    def _draw_here(self, count: int, std: float, dtype: torch.dtype) -> torch.Tensor:
+        """Bits are written where the numbers will be: a chunk goes through the cache once."""
+        even = count + count % 2
+        whole = torch.empty(even + _ROOM // dtype.itemsize, dtype=dtype)
+        memory = memoryview(whole.view(torch.uint8).numpy())
+        zeros = memoryview(bytes(min(even, _CHUNK) * dtype.itemsize))
+        scratch = torch.empty(min(even, _CHUNK) // 2, dtype=dtype)
+        for start in range(0, even, _CHUNK):
+            length = min(_CHUNK, even - start)
+            first, size = start * dtype.itemsize, length * dtype.itemsize
+            self._cipher.update_into(zeros[:size], memory[first : first + size + _ROOM])
+            _transform(whole[start : start + length], std, scratch[: length // 2])
+        return whole[:count]
+
+
+def _transform(out: torch.Tensor, std: float, scratch: torch.Tensor) -> None:
+    """Box and Muller's transform in place: random bits in an even number of places become normal numbers."""
+    integer, scale = (torch.int32, 2.0**-31) if out.dtype == torch.float32 else (torch.int64, 2.0**-63)
+    out.copy_(out.view(integer))
+    radius, angle = out.chunk(2)
+    # |a| / 2^31 keeps all bits where u is small, and with it the tail; half a unit keeps log(u) finite. The
+    # sum is rounded to at most 1, so that log(u) is never above zero.
+    half_a_unit = torch.full((), scale / 4, dtype=out.dtype)
+    torch.add(half_a_unit, radius.abs_(), alpha=scale, out=radius)
+    radius.log_().mul_(-2.0 * std * std).sqrt_()
+    torch.cos(angle.mul_(math.pi * scale), out=scratch)
+    angle.sin_().mul_(radius)
+    radius.mul_(scratch)
