@@ -33,8 +33,11 @@ __all__ = ["OuterFactor"]
 CANCELLATION_SHARE = 1e-2
 
 
-#: Below this a float32 norm may have lost terms whose squares are no float32 any more.
-TINY = 1e-15
+#: Outside of these a float32 norm may have lost terms whose squares are no float32 any more.
+TINY, HUGE = 1e-15, 1e15
+
+#: A squared norm is right to float32 if what its squares may have lost is at most this share of it.
+LOST_SHARE = 1e-12
 
 
 class OuterFactor(Factor):
@@ -100,7 +103,7 @@ class OuterFactor(Factor):
     def norms_squared(self) -> Tensor:
         a, b = widen(self.a), widen(self.b)
         if self.positions == 1:
-            return (_sizes(a) * _sizes(b)).square_().to(a.dtype)
+            return outer_norms(a, b)
         kernel = self.kernels()[0] if self.kernel == "auto" else self.kernel
         if kernel == "gram":
             return gram_norms(a, b)
@@ -190,16 +193,23 @@ class OuterFactor(Factor):
         return OuterFactor(self.a, self.b, self.shape, kernel)
 
 
-def _sizes(t: Tensor) -> Tensor:
-    """Norms [B] in float64; where squares of tiny numbers would vanish in float32, taken there as well.
+def outer_norms(a: Tensor, b: Tensor) -> Tensor:
+    """Squared norms of ``b_i (outer) a_i`` for one position, ``(|a_i| |b_i|)^2``.
 
-    A tiny input beside a huge gradient must not lose its norm to underflow.
+    A tiny input beside a huge gradient must not lose its norm to underflow: where squares of numbers may not
+    be float32, the two norms are taken in float64.
     """
-    norms = torch.linalg.vector_norm(t, dim=(1, 2)).double()
-    tiny = norms < TINY
-    if bool(tiny.any()):
-        norms[tiny] = torch.linalg.vector_norm(t[tiny], dim=(1, 2), dtype=torch.float64)
-    return norms
+    left, right = (torch.linalg.vector_norm(t, dim=(1, 2)) for t in (a, b))
+    out = (left * right).square_()
+    if a.shape[0]:
+        low, high = torch.stack(torch.aminmax(torch.stack((left, right)))).tolist()
+        if not (low >= TINY and high <= HUGE):  # NaN too
+            odd = ~((torch.minimum(left, right) >= TINY) & (torch.maximum(left, right) <= HUGE))
+            left, right = (
+                torch.linalg.vector_norm(t[odd], dim=(1, 2), dtype=torch.float64) for t in (a, b)
+            )
+            out[odd] = (left * right).square_().to(out.dtype)
+    return out
 
 
 def weighted_product(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
@@ -215,16 +225,27 @@ def weighted_product(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
 
 
 def gram_norms(a: Tensor, b: Tensor) -> Tensor:
-    """Squared row norms by S x S Gram matrices; rows that lost digits to cancellation by product."""
-    out, terms = a.new_empty(a.shape[0]), a.new_empty(a.shape[0])
+    """Squared row norms by S x S Gram matrices; by product for rows that lost digits to cancellation or
+    terms to underflow or overflow.
+    """
+    out, terms, smallest = (a.new_empty(a.shape[0]) for _ in range(3))
     for part in chunks(a.shape[0], a.shape[1] ** 2):
-        product = torch.bmm(a[part], a[part].transpose(1, 2))
-        product.mul_(torch.bmm(b[part], b[part].transpose(1, 2)))
+        product, other = (torch.bmm(t[part], t[part].transpose(1, 2)) for t in (a, b))
+        sizes = (t.diagonal(dim1=1, dim2=2) for t in (product, other))
+        smallest[part] = torch.minimum(*sizes).amin(1)
+        product.mul_(other)
         out[part] = product.sum((1, 2))
         terms[part] = product.diagonal(dim1=1, dim2=2).sum(1)
     out.abs_()  # rounding may leave a tiny negative number; a larger norm is the safe side
-    lost = out < CANCELLATION_SHARE * terms
-    if bool(lost.any()):
+    right = (out >= CANCELLATION_SHARE * terms) & (out < torch.inf)
+    suspect = ~(right & (smallest >= TINY**2))
+    if bool(suspect.any()):
+        # A position whose squares vanish, such as a masked one with b = 0, rarely matters: see how much it
+        # can hide.
+        left, opposite = (t[suspect].square().sum(2) for t in (a, b))
+        hidden = torch.where(left < TINY**2, opposite, 0.0) + torch.where(opposite < TINY**2, left, 0.0)
+        enough = TINY**2 * hidden.sum(1) <= LOST_SHARE * out[suspect]
+        lost = suspect.nonzero().squeeze(1)[~(right[suspect] & enough)]
         out[lost] = product_norms(a[lost], b[lost])
     return out
 
