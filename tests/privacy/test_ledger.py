@@ -34,6 +34,7 @@ from equipoise.privacy import (
     indicator,
     unbounded_sum,
 )
+from equipoise.privacy.digests import keyed_digest
 from equipoise.privacy.private import unwrap
 from equipoise.privacy.replay import RecordingLedger
 
@@ -485,6 +486,33 @@ def test_digest():
         assert digest(other) != digest(a)
     with pytest.raises(TypeError, match="set"):
         digest({"w": {1, 2}})
+
+
+def test_keyed_digest():
+    """As the digest without key, and another key or purpose gives another one."""
+    key = bytes(range(32))
+    a = {"w": torch.arange(1000.0), "b": {"x": 1.0, "y": Private(torch.ones(3))}}
+    known = keyed_digest(a, key, "test")
+    assert known == keyed_digest(dict(reversed(a.items())), key, "test")
+    moved = a["w"].clone()
+    moved[[3, 5]] = moved[[5, 3]]
+    flipped = a["w"].clone()
+    flipped.view(torch.int32)[999] ^= 1
+    others = [
+        {**a, "w": moved},
+        {**a, "w": flipped},
+        {**a, "w": a["w"].view(torch.int32)},
+        {**a, "w": a["w"].view(10, 100)},
+        {"w": a["w"][:500], "v": a["w"][500:], "b": a["b"]},
+        {**a, "w": a["w"][:999]},
+        {**a, "b": {"x": 1, "y": a["b"]["y"]}},
+        {"w": a["w"]},
+    ]
+    digests = [known, *(keyed_digest(other, key, "test") for other in others)]
+    digests += [keyed_digest(a, key, "other"), keyed_digest(a, bytes(32), "test")]
+    assert len(set(digests)) == len(digests)
+    with pytest.raises(ValueError, match="32"):
+        keyed_digest(a, b"short", "test")
 
 
 def test_indicator_goes_through(tmp_path):

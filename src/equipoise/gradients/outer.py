@@ -205,9 +205,7 @@ def outer_norms(a: Tensor, b: Tensor) -> Tensor:
         low, high = torch.stack(torch.aminmax(torch.stack((left, right)))).tolist()
         if not (low >= TINY and high <= HUGE):  # NaN too
             odd = ~((torch.minimum(left, right) >= TINY) & (torch.maximum(left, right) <= HUGE))
-            left, right = (
-                torch.linalg.vector_norm(t[odd], dim=(1, 2), dtype=torch.float64) for t in (a, b)
-            )
+            left, right = (torch.linalg.vector_norm(t[odd], dim=(1, 2), dtype=torch.float64) for t in (a, b))
             out[odd] = (left * right).square_().to(out.dtype)
     return out
 

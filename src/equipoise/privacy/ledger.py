@@ -25,7 +25,7 @@ from .accounting import EpsilonResult
 from .bounded import Bounded
 from .calibration import Budget
 from .correlated import CorrelatedNoise
-from .digests import Digestible, as_digest
+from .digests import Digestible, as_digest, keyed_digest
 from .draws import Draw
 from .errors import BudgetError, ChangedQueryError, JournalError, LedgerError
 from .journal import Journal
@@ -126,7 +126,7 @@ class Ledger:
                 parameters and method state): named tensors, a digest, or a callable that gives either.
                 Without it a repeated step is always charged again.
         """
-        text = as_digest(parameters)
+        text = as_digest(parameters, self.secrets.key)
         if text is None:
             text = (
                 "unique "
@@ -207,13 +207,8 @@ class Ledger:
 
     def _answer(self, sums: Mapping[str, Bounded]) -> str:
         """Keyed digest of the exact raw sums: who holds the key alone can tell whether two are the same."""
-        state = hashlib.blake2b(key=self.secrets.key, person=b"equipoise answer", digest_size=16)
-        for name in sorted(sums):
-            for label, tensor in sorted(sums[name].value.items()):
-                raw = unwrap(tensor).detach().contiguous().cpu().flatten()
-                state.update(f"{name} {label} {raw.dtype} {raw.numel()} ".encode())
-                state.update(raw.view(torch.uint8).numpy().data)
-        return state.hexdigest()
+        values = {name: bounded.value for name, bounded in sums.items()}
+        return keyed_digest(values, self.secrets.key, "what a draw answers")
 
     def _void(self, draw: Draw) -> None:
         """No later draw repeats this index."""

@@ -68,7 +68,7 @@ class NormalStream:
         """Bits are written where the numbers will be: a chunk goes through the cache once."""
         even = count + count % 2
         whole = torch.empty(even + _ROOM // dtype.itemsize, dtype=dtype)
-        memory = memoryview(whole.view(torch.uint8).numpy())
+        memory = whole.view(torch.uint8).numpy().data
         zeros = memoryview(bytes(min(even, _CHUNK) * dtype.itemsize))
         scratch = torch.empty(min(even, _CHUNK) // 2, dtype=dtype)
         for start in range(0, even, _CHUNK):

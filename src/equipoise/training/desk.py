@@ -7,6 +7,7 @@ since it is public from then on.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from equipoise.privacy import (
     Secrets,
     Statement,
 )
+from equipoise.privacy.digests import keyed_digest
 from equipoise.training.draws import TrainingDraw
 from equipoise.training.folder import RunFolder
 from equipoise.training.processes import Processes
@@ -64,6 +66,7 @@ class Desk:
 
         self._booked = -1
         self._began: int | None = None
+        self._other_key = os.urandom(32)
 
         def start() -> None:
             secrets = Secrets(
@@ -91,6 +94,14 @@ class Desk:
                 raise
 
         processes.first(start)
+
+    def digest(self, value: Any) -> str:
+        """Digest of tensors and plain values, to be compared with others of this process.
+
+        On the first process, which has the run's key, with those of the run before a crash as well.
+        """
+        key = self._other_key if self._ledger is None else self._ledger.secrets.key
+        return keyed_digest(value, key, "what a step depends on")
 
     def _take_over(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from equipoise.privacy import Diagnostics
 from equipoise.training.desk import Desk
 from equipoise.training.folder import RunFolder
@@ -50,13 +52,13 @@ class Notes:
         every = pieces.settings.epsilon_every or max(1, total // 20)
         due = number % every == 0 or number == total
         epsilon = desk.progress(pieces.delta) if due else math.inf
-        squares = sum(float(value.double().square().sum()) for value in taken.estimate.values())
+        norms = torch.stack([torch.linalg.vector_norm(v).double() for v in taken.estimate.values()])
         step = Step(
             step=number,
             learning_rate=taken.learning_rate,
             clip_norm=bound,
             noise_std=std,
-            released_norm=math.sqrt(squares),
+            released_norm=float(norms.norm()),
             noise_norm=std * math.sqrt(pieces.num_parameters) / pieces.sampling.expected_size,
             epsilon=epsilon if math.isfinite(epsilon) else None,
         )

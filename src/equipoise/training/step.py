@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from equipoise.methods import State
-from equipoise.privacy import ChangedQueryError, Draw, digest
+from equipoise.privacy import ChangedQueryError, Draw
 from equipoise.training.desk import Desk
 from equipoise.training.draws import StepContext, Tally
 from equipoise.training.pieces import Pieces
@@ -65,7 +65,7 @@ class Stepper:
         pieces, number, began = self._pieces, self.done, time.perf_counter()
         pieces.restore_modes()
         self._desk.begin_step()
-        before = digest(pieces.parameters)
+        before = self._desk.digest(pieces.parameters)
         state: State | None = None
         with pieces.processes.together():
             try:
@@ -77,7 +77,11 @@ class Stepper:
                 self._count(state)
             except BaseException:
                 # `number`: an interrupt can arrive when the step is counted already
-                if state is not None and self.done == number and digest(pieces.parameters) != before:
+                if (
+                    state is not None
+                    and self.done == number
+                    and before != self._desk.digest(pieces.parameters)
+                ):
                     self._count(state)
                 raise
             finally:
@@ -120,7 +124,7 @@ class Stepper:
         pieces, desk = self._pieces, self._desk
 
         def depends_on() -> str:
-            return digest({"step": self.done, "parameters": before, "method": state})
+            return desk.digest({"step": self.done, "parameters": before, "method": state})
 
         def take_draw(name: str) -> tuple[Draw, Tensor]:
             draw, ids = desk.open(name, depends_on, len(pieces.rows.source))
