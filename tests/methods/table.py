@@ -59,6 +59,14 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
         clip_norm=0.5, anchor_rule="fixed", anchor_noise="every_step"
     ),
     "dp-c4-plus as published": lambda: eq.DPC4Plus(clip_norm=0.5, recipe="as_published"),
+    "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
+    "dice-sgd per layer": lambda: eq.DiceSGD(clip_norm=0.1, feedback_rate=0.5, per_layer=True),
+    "dice-sgd independent": lambda: eq.DiceSGD(clip_norm=0.1, variant="independent", memory_clip_norm=3.0),
+    "dice-sgd automatic": lambda: eq.DiceSGD(clip_norm=0.1, variant="automatic", regulariser=0.01),
+    "dice-sgd as published": lambda: eq.DiceSGD(clip_norm=0.1, recipe="as_published"),
+    "dice-sgd algorithm 4": lambda: eq.DiceSGD(recipe="as_published", variant="algorithm_4"),
+    "clip-sgd": lambda: eq.ClipSGD(clip_norm=0.1),
+    "ef-sgd": lambda: eq.EFSGD(clip_norm=0.1),
 }
 
 

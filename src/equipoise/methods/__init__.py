@@ -6,9 +6,11 @@
 from equipoise.methods.base import Context, DrawHandle, Method, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import CLIP_RULES, NSGD, PSAC, Abadi, AutoS, ClipRule
+from equipoise.methods.dice_sgd import DiceSGD
 from equipoise.methods.dp_c4 import DPC4, DPC4Plus
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.dp_svrg import DPSVRG
+from equipoise.methods.references import EFSGD, ClipSGD
 from equipoise.methods.thresholds import (
     ExponentialDecay,
     Fixed,
@@ -23,6 +25,9 @@ METHODS: dict[str, type[Method]] = {
     DPSVRG.name: DPSVRG,
     DPC4.name: DPC4,
     DPC4Plus.name: DPC4Plus,
+    DiceSGD.name: DiceSGD,
+    ClipSGD.name: ClipSGD,
+    EFSGD.name: EFSGD,
 }
 
 __all__ = [
@@ -30,6 +35,7 @@ __all__ = [
     "DPC4",
     "DPSGD",
     "DPSVRG",
+    "EFSGD",
     "METHODS",
     "NSGD",
     "PSAC",
@@ -37,8 +43,10 @@ __all__ = [
     "AutoS",
     "Card",
     "ClipRule",
+    "ClipSGD",
     "Context",
     "DPC4Plus",
+    "DiceSGD",
     "DrawHandle",
     "ExponentialDecay",
     "Fixed",

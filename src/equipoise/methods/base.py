@@ -81,8 +81,14 @@ class Ledger(Protocol):
         """Noise the sums of one draw, book the event, answer sum name -> tensor name -> released tensor."""
         ...
 
+    def release_unproven(
+        self, draw: Any, name: str, value: Mapping[str, Any], std: float, **options: Any
+    ) -> dict[str, Tensor]:
+        """Noise of a scale that no proof covers; see `equipoise.privacy.Ledger.release_unproven`."""
+        ...
+
     def disclose(self, value: Any, hole: str) -> Any:
-        """A private value as it is, for recipes as published: the statement names the hole."""
+        """A private value as it is; see `equipoise.privacy.Ledger.disclose`."""
         ...
 
 
@@ -154,6 +160,10 @@ class Method(ABC):
     def assumptions(self) -> Sequence[str]:
         """What this method takes as public besides sampling and settings, as phrases for the statement."""
         return ()
+
+    def metrics(self, state: State) -> Mapping[str, float]:
+        """Public numbers of the state after a step, for the metrics; only what was computed from releases."""
+        return {}
 
     def rebase(self, state: State, params: Parameters) -> State:
         """The state after someone else moved the parameters (a warm start, a server)."""

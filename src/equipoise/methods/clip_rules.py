@@ -24,14 +24,24 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["CLIP_RULES", "NSGD", "PSAC", "Abadi", "AutoS", "ClipRule", "layers", "resolve_rule"]
+__all__ = [
+    "CLIP_RULES",
+    "NSGD",
+    "PSAC",
+    "Abadi",
+    "AutoS",
+    "ClipRule",
+    "layer_shares",
+    "layers",
+    "resolve_rule",
+]
 
 
 class ClipRule(ABC):
@@ -173,6 +183,37 @@ def layers(names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         # A parameter of the root module is a layer of its own: the root is the whole model, not a layer.
         groups.setdefault(owner or f".{leaf}", []).append(name)
     return tuple(tuple(group) for group in groups.values())
+
+
+def layer_shares(
+    names: Sequence[str], per_layer: bool | Mapping[str, float]
+) -> tuple[tuple[tuple[str, ...], ...], tuple[float, ...]]:
+    """The layers of per-layer clipping, and the factors of their thresholds, with squares that sum to one.
+
+    Args:
+        names: parameter names.
+        per_layer: True for equal factors, or a mapping from module paths to shares of C^2.
+
+    Raises:
+        ValueError: a layer without a share.
+
+    Example:
+        >>> layer_shares(["0.weight", "0.bias", "2.weight"], {"0": 16.0, "2": 9.0})
+        ((('0.weight', '0.bias'), ('2.weight',)), (0.8, 0.6))
+    """
+    groups = layers(tuple(names))
+    if not isinstance(per_layer, Mapping):
+        return groups, (len(groups) ** -0.5,) * len(groups)
+    shares = []
+    for group in groups:
+        owner = group[0].rpartition(".")[0] or group[0]
+        if owner not in per_layer:
+            raise ValueError(
+                f"per_layer has no share for {owner!r}; it has {sorted(per_layer)}. Give every layer that "
+                "holds trainable parameters its share of C^2, or per_layer=True for equal shares."
+            )
+        shares.append(float(per_layer[owner]))
+    return groups, tuple(math.sqrt(share / sum(shares)) for share in shares)
 
 
 def _require_positive(owner: str, argument: str, value: float) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from equipoise.methods.base import Context, Method, Parameters, State, plain, rebuild
 from equipoise.methods.card import Card
-from equipoise.methods.clip_rules import CLIP_RULES, ClipRule, layers, resolve_rule
+from equipoise.methods.clip_rules import CLIP_RULES, ClipRule, layer_shares, resolve_rule
 from equipoise.methods.thresholds import (
     THRESHOLDS,
     ReleasedQuantile,
@@ -153,22 +153,8 @@ class DPSGD(Method):
         """The groups of parameters that are clipped apart, and their thresholds, with sum of squares C^2."""
         if self.per_layer is False:
             return None, clip_norm
-        groups = layers(tuple(params))
-        if self.per_layer is True:
-            return groups, [clip_norm / math.sqrt(len(groups))] * len(groups)
-        shares = [self._share(group) for group in groups]
-        return groups, [clip_norm * math.sqrt(share / sum(shares)) for share in shares]
-
-    def _share(self, group: tuple[str, ...]) -> float:
-        assert isinstance(self.per_layer, Mapping)
-        owner = group[0].rpartition(".")[0] or group[0]
-        if owner not in self.per_layer:
-            raise ValueError(
-                f"per_layer has no share for {owner!r}; it has {sorted(self.per_layer)}. Give every layer "
-                "that holds "
-                "trainable parameters its share of C^2, or per_layer=True for equal shares."
-            )
-        return float(self.per_layer[owner])
+        groups, shares = layer_shares(tuple(params), self.per_layer)
+        return groups, [clip_norm * share for share in shares]
 
     def config(self) -> dict[str, Any]:
         """The settings, as plain values."""

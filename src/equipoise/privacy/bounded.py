@@ -301,16 +301,7 @@ def clip(
         value = kept.weighted_sums(weights)
         counts = _with_cut(counts, weights.abs() < 1)
         return _make(_private(value, rows.draw), total, 2 * total, rows.draw, counts)
-    groups = [tuple(group) for group in groups]
-    flat = [name for group in groups for name in group]
-    if sorted(flat) != sorted(rows.names):
-        missing = sorted(set(rows.names) - set(flat))
-        twice = sorted({name for name in flat if flat.count(name) > 1})
-        unknown = sorted(set(flat) - set(rows.names))
-        raise ValueError(
-            f"groups must hold every parameter exactly once; missing {missing}, repeated {twice}, unknown "
-            f"{unknown}"
-        )
+    groups = check_groups(groups, rows.names)
     if isinstance(threshold, Private):
         public_threshold("threshold", threshold)
     if isinstance(threshold, (int, float)) or (
@@ -332,6 +323,25 @@ def clip(
     bound = math.hypot(*limits)
     value = _private(kept.weighted_sums(per_tensor), rows.draw)
     return _make(value, bound, 2 * bound, rows.draw, _with_cut(counts, cut))
+
+
+def check_groups(groups: Sequence[Sequence[str]], names: Sequence[str]) -> list[tuple[str, ...]]:
+    """The groups of parameter names, if they hold every name exactly once.
+
+    Raises:
+        ValueError: naming what is missing, repeated or unknown.
+    """
+    checked = [tuple(group) for group in groups]
+    flat = [name for group in checked for name in group]
+    if sorted(flat) != sorted(names):
+        missing = sorted(set(names) - set(flat))
+        twice = sorted({name for name in flat if flat.count(name) > 1})
+        unknown = sorted(set(flat) - set(names))
+        raise ValueError(
+            f"groups must hold every parameter exactly once; missing {missing}, repeated {twice}, unknown "
+            f"{unknown}"
+        )
+    return checked
 
 
 def unbounded_sum(rows: PrivateRows, weights: torch.Tensor | None = None) -> Bounded:

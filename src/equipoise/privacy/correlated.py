@@ -16,13 +16,14 @@ et al. 2024 for the method). `radial_sensitivity` finds the supremum numerically
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from .bounded import Bounded, _make, _private, _without_bad, public_threshold
+from .bounded import Bounded, _make, _private, _with_cut, _without_bad, check_groups, public_threshold
 from .private import PrivateRows, unwrap
 
 RadialWeights = Callable[[torch.Tensor], torch.Tensor]
@@ -80,6 +81,11 @@ class CorrelatedNoise:
         text = repr((self.names, self.cholesky, self.breakpoints, lengths.numpy().tobytes().hex()))
         object.__setattr__(self, "identity", hashlib.sha256(text.encode()).hexdigest()[:16])
 
+    @property
+    def standard_deviations(self) -> tuple[float, ...]:
+        """Standard deviation of each sum's noise, to be multiplied by the noise multiplier."""
+        return tuple(math.hypot(*row) for row in self.cholesky)
+
     def _lengths(self, norms: torch.Tensor) -> torch.Tensor:
         lengths = self.radial_weights(norms)
         if lengths.shape != (norms.shape[0], len(self.names)):
@@ -125,19 +131,75 @@ def radial_sensitivity(
     return float(np.sqrt((whitened**2).sum(axis=1)).max())
 
 
-def clip_jointly(rows: PrivateRows, noise: CorrelatedNoise) -> dict[str, Bounded]:
-    """The sums S_j of all names in one contraction; their bounds are sup w_j."""
+def clip_jointly(
+    rows: PrivateRows,
+    noise: CorrelatedNoise,
+    groups: Sequence[Sequence[str]] | None = None,
+    shares: Sequence[float] | None = None,
+) -> dict[str, Bounded]:
+    """The sums S_j of all names in one contraction; their bounds are sup w_j.
+
+    With groups of parameters every group k is bounded on its own, at its share s_k of every length: a record
+    whose gradient has norm n in the group contributes s_k w_j(n / s_k). Its whitened length there is at most
+    s_k, and at most (sum_k s_k^2)^(1/2) = 1 over all groups, so that the same noise covers the whole.
+
+    Args:
+        rows: per-sample rows, B x P.
+        noise: names, lengths and noise of the sums.
+        groups: disjoint lists of parameter names that cover every parameter; None for one group.
+        shares: one positive number a group, with squares that sum to at most 1; equal shares when None.
+
+    Raises:
+        ValueError: groups that do not cover every parameter once, or shares that are too large.
+    """
     if not isinstance(rows, PrivateRows):
         raise TypeError(
             f"rows must be PrivateRows, got {type(rows).__name__}; wrap raw rows: PrivateRows(rows, draw)"
         )
-    norms = unwrap(rows.row_norms())
-    kept, norms, bad = _without_bad(rows, norms, torch.isfinite(norms))
-    lengths = noise._lengths(norms)
-    weights = torch.where(norms[:, None] > 0, lengths / norms[:, None], torch.zeros_like(lengths))
-    sums = kept.weighted_sums(weights)
+    if groups is None:
+        norms = unwrap(rows.row_norms())
+        kept, norms, counts = _without_bad(rows, norms, torch.isfinite(norms))
+        weights = _joint_weights(noise, norms, 1.0)
+        cut = weights < 1
+        sums = kept.weighted_sums(weights)
+    else:
+        groups = check_groups(groups, rows.names)
+        shares = _check_shares(shares, len(groups))
+        norms = unwrap(rows.row_norms(groups))
+        kept, norms, counts = _without_bad(rows, norms, torch.isfinite(norms).all(dim=1))
+        per_tensor: dict[str, torch.Tensor] = {}
+        cut = torch.zeros(len(norms), len(noise.names), dtype=torch.bool, device=norms.device)
+        for column, (group, share) in enumerate(zip(groups, shares, strict=True)):
+            weights = _joint_weights(noise, norms[:, column], share)
+            cut |= weights < 1
+            per_tensor.update(dict.fromkeys(group, weights))
+        sums = kept.weighted_sums(per_tensor)
     out = {}
     for j, (name, bound) in enumerate(zip(noise.names, noise.bounds, strict=True)):
         value = _private({key: unwrap(tensor)[j] for key, tensor in sums.items()}, rows.draw)
-        out[name] = _make(value, bound, 2 * bound, rows.draw, bad, joint=noise.identity)
+        told = _with_cut(counts, cut[:, j])
+        out[name] = _make(value, bound, 2 * bound, rows.draw, told, joint=noise.identity)
     return out
+
+
+def _joint_weights(noise: CorrelatedNoise, norms: torch.Tensor, share: float) -> torch.Tensor:
+    """Weights [B, m] of rows with these norms [B]: s w_j(n / s) / n, zero where n is zero."""
+    # Raised by some units in the last place: rounding must not carry a record above its length.
+    relative = norms * ((1 + 4 * torch.finfo(norms.dtype).eps) / share)
+    weights = noise._lengths(relative) / relative[:, None]
+    # 0 / 0 at a norm of zero, and overflow where a rule lifts the smallest floats: such rows count nothing.
+    return torch.where(torch.isfinite(weights), weights, torch.zeros_like(weights))
+
+
+def _check_shares(shares: Sequence[float] | None, count: int) -> list[float]:
+    if shares is None:
+        return [count**-0.5] * count
+    checked = [public_threshold(f"shares[{i}]", share) for i, share in enumerate(shares)]
+    if len(checked) != count:
+        raise ValueError(f"shares has {len(checked)} entries for {count} groups; give one a group")
+    if math.hypot(*checked) > 1 + 1e-9:
+        raise ValueError(
+            f"the squares of shares={checked} sum to {math.hypot(*checked) ** 2:.6g}, above 1: the noise "
+            "would not cover a record; divide the shares by the root of that sum"
+        )
+    return checked

@@ -154,7 +154,10 @@ class Desk:
     ) -> dict[str, dict[str, Tensor]]:
         """As `Ledger.release`, on every process."""
         name, first = next(iter(sums.items()))
-        self._noise = (self._plan[name].noise_multiplier * first.add_remove, first.add_remove)
+        scale = first.add_remove
+        if noise is not None and name in noise.names:
+            scale = noise.standard_deviations[noise.names.index(name)]
+        self._noise = (self._plan[name].noise_multiplier * scale, first.add_remove)
         # A private value of another process must not reach this one unnoised: only the result is broadcast.
         like: dict[str, dict[str, Tensor]] = {n: dict(bounded.value) for n, bounded in sums.items()}
         return self._processes.first_tensors(lambda: self.ledger.release(draw.token, sums, noise), like)

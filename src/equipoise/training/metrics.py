@@ -62,7 +62,7 @@ class JSONLines:
         Raises:
             ValueError: a name that is not on the list of publishable metrics.
         """
-        wrong = [n for n in row if n not in PUBLISHABLE and not n.startswith("evaluation.")]
+        wrong = [n for n in row if n not in PUBLISHABLE and not n.startswith(("evaluation.", "method."))]
         if wrong:
             raise ValueError(
                 f"{wrong} may not go into {self.path.name}: it holds publishable numbers only. "

@@ -62,7 +62,8 @@ class Notes:
             noise_norm=std * math.sqrt(pieces.num_parameters) / pieces.sampling.expected_size,
             epsilon=epsilon if math.isfinite(epsilon) else None,
         )
-        self._write({name: value for name, value in asdict(step).items() if value is not None})
+        row = {name: value for name, value in asdict(step).items() if value is not None}
+        self._write(row | {f"method.{name}": value for name, value in taken.metrics.items()})
         if self._diagnostics is not None:
             self._diagnostics.write(number, {**taken.tally.finish(), "seconds": taken.seconds})
         return step

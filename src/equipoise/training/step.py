@@ -31,12 +31,14 @@ class Taken:
         learning_rate: of the first parameter group, as used.
         tally: the private numbers.
         seconds: how long it took, private too.
+        metrics: public numbers of the method's state.
     """
 
     estimate: Mapping[str, Tensor]
     learning_rate: float
     tally: Tally
     seconds: float
+    metrics: Mapping[str, float]
 
 
 class Stepper:
@@ -86,7 +88,9 @@ class Stepper:
                 raise
             finally:
                 pieces.optimizer.zero_grad(set_to_none=True)
-        return Taken(estimate, rate, context.tally, time.perf_counter() - began)
+        # float() refuses private numbers
+        metrics = {name: float(value) for name, value in pieces.method.metrics(state).items()}
+        return Taken(estimate, rate, context.tally, time.perf_counter() - began, metrics)
 
     def _count(self, state: State) -> None:
         """The parameters moved: the step is done."""

@@ -1,0 +1,316 @@
+"""DiceSGD in the library's recipe: numbers by hand, limits that are DP-SGD or SGD, conservation, no bias."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from scripted import run
+from torch import nn
+from torch.nn import functional as F
+
+import equipoise as eq
+from equipoise.methods import METHODS
+from equipoise.methods.memory import norm_of
+from equipoise.privacy import Poisson, Unamplified
+
+
+def constant(*rows: list[float]):
+    """Gradients that do not depend on x."""
+    held = torch.tensor(rows, dtype=torch.float64)
+    return lambda x: held
+
+
+TWO = constant([3.0, 4.0], [0.0, 0.5])
+
+
+def cloud(count: int = 40, d: int = 3, seed: int = 0):
+    """Skewed records z_i with gradients x - z_i, and their mean."""
+    rng = torch.Generator().manual_seed(seed)
+    z = torch.randn(count, d, generator=rng, dtype=torch.float64)
+    z[: count // 10] += 9
+    return (lambda x: x - z), z.mean(0)
+
+
+def dice(clip_norm=1.0, **options):
+    return eq.DiceSGD(clip_norm, noise_multiplier=1.0, **options)
+
+
+# ---- numbers by hand
+
+
+def test_two_records_by_hand():
+    out = run(dice(residual_clip_norm=3.0), TWO, torch.zeros(2).double(), steps=3, rate=0.1)
+    first = out.ledger.released[0]
+    assert first["body"]["x"] / 2 == pytest.approx(torch.tensor([0.3, 0.65]))
+    assert first["total"]["x"] / 2 == pytest.approx(torch.tensor([0.9, 1.45]))
+    assert out.estimates[0] == pytest.approx(torch.tensor([0.3, 0.65]))
+    for estimate in out.estimates[1:]:
+        assert estimate == pytest.approx(torch.tensor([0.9, 1.45]))
+    for state in out.states:
+        assert state["memory"]["x"] == pytest.approx(torch.tensor([0.6, 0.8]))
+        assert state["memory_norm"] == pytest.approx(1.0)
+
+
+def test_feedback_rate_and_limits_by_hand():
+    """A memory of (0.6, 0.8) fed back at rate 1/2 and cut at 0.3, then cut itself."""
+    method = dice(residual_clip_norm=3.0, feedback_rate=0.5, feedback_clip_norm=0.3, memory_clip_norm=0.9)
+    out = run(method, TWO, torch.zeros(2).double(), steps=2, rate=0.1)
+    assert out.states[0]["memory"]["x"] == pytest.approx(torch.tensor([0.54, 0.72]))  # cut to 0.9
+    fed = torch.tensor([0.18, 0.24])  # half of it is 0.45 long, cut to 0.3
+    assert out.estimates[1] == pytest.approx(torch.tensor([0.3, 0.65]) + fed)
+    assert out.states[1]["memory_norm"] == pytest.approx(0.9)
+
+
+def test_normalised_gradients_and_feedback_by_hand():
+    method = dice(variant="automatic", residual_clip_norm=3.0)
+    out = run(method, TWO, torch.zeros(2).double(), steps=2, rate=0.1)
+    body = torch.tensor([0.3, 0.4 + 0.5])  # (0.6, 0.8) and (0, 1), over 2
+    assert out.estimates[0] == pytest.approx(body)
+    residual = torch.tensor([0.9, 1.45]) - body
+    assert out.states[0]["memory"]["x"] == pytest.approx(residual)
+    assert out.estimates[1] == pytest.approx(body + residual / residual.norm())
+
+
+# ---- limits
+
+
+def data():
+    rng = torch.Generator().manual_seed(0)
+    return {"x": torch.randn(120, 6, generator=rng), "y": torch.randint(3, (120,), generator=rng)}
+
+
+def train(method, steps=6, optimizer=torch.optim.SGD, sampling=None, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    training = eq.PrivateTraining(
+        model,
+        optimizer(model.parameters(), lr=0.1),
+        loss=lambda m, b: F.cross_entropy(m(b["x"]), b["y"], reduction="none"),
+        data=data(),
+        sampling=sampling or Unamplified(batch_size=30, population=120, steps=steps),
+        method=method,
+        reproducible=True,
+        epsilon_every=10_000,
+        **options,
+    )
+    for _ in training:
+        pass
+    return training, torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_equal_radii_are_dp_sgd_bit_for_bit(optimizer, per_layer):
+    settings = {"noise_multiplier": 1.0, "per_layer": per_layer}
+    _, ours = train(eq.DiceSGD(0.3, residual_clip_norm=0.3, **settings), optimizer=optimizer)
+    _, theirs = train(eq.DPSGD(0.3, **settings), optimizer=optimizer)
+    assert torch.equal(ours, theirs)
+
+
+def test_without_feedback_the_sum_is_dp_sgds():
+    gradients, _ = cloud()
+    ours = run(dice(feedback_clip_norm=0.0), gradients, torch.zeros(3).double(), steps=5, rate=0.3)
+    theirs = run(eq.DPSGD(1.0, noise_multiplier=1.0), gradients, torch.zeros(3).double(), steps=5, rate=0.3)
+    assert torch.allclose(ours.xs[-1], theirs.xs[-1], atol=1e-5)
+    factor = math.sqrt(2 * 10 / (10 + 1))
+    assert dice()._noise.standard_deviations[0] == pytest.approx(factor)
+
+
+def test_unlimited_feedback_pays_the_last_residual_back_at_once():
+    gradients, _ = cloud()
+    method = dice(feedback_clip_norm=math.inf)
+    out = run(method, gradients, torch.zeros(3).double(), steps=5, rate=0.3)
+    size = 40
+    for now, before, estimate in zip(
+        out.ledger.released[1:], out.ledger.released, out.estimates[1:], strict=False
+    ):
+        owed = (before["total"]["x"] - before["body"]["x"]) / size
+        assert torch.allclose(estimate, now["body"]["x"] / size + owed, atol=1e-6)
+
+
+def test_where_nothing_is_clipped_it_is_plain_sgd():
+    gradients, _ = cloud()
+    out = run(dice(100.0), gradients, torch.zeros(3).double(), steps=10, rate=0.3)
+    x = torch.zeros(3).double()
+    for step in range(10):
+        x = x - 0.3 * gradients(x).mean(0)
+        assert torch.allclose(out.xs[step + 1], x, atol=1e-6)
+        assert out.states[step]["memory_norm"] < 1e-6
+
+
+def test_nothing_is_lost():
+    """The estimates and the memory at the end add up to the totals; so do the parameters."""
+    gradients, _ = cloud()
+    for options in ({}, {"feedback_rate": 0.3, "feedback_clip_norm": 2.0}, {"variant": "independent"}):
+        out = run(
+            dice(residual_clip_norm=4.0, **options), gradients, torch.ones(3).double(), steps=30, rate=0.1
+        )
+        totals = sum(
+            r["total"]["x"] if "total" in r else r["body"]["x"] + r["residual"]["x"]
+            for r in out.ledger.released
+        )
+        memory = out.states[-1]["memory"]["x"]
+        assert torch.allclose(sum(out.estimates) + memory, totals / 40, atol=1e-4)
+        assert torch.allclose(out.xs[-1] - 0.1 * memory, out.xs[0] - 0.1 * totals / 40, atol=1e-4)
+
+
+# ---- the point of it
+
+
+@pytest.mark.parametrize(
+    ("variant", "clip_norm", "distance"),
+    [("joint", 0.3, 1e-3), ("joint", 3.0, 1e-3), ("independent", 1.0, 1e-3), ("automatic", 0.3, 0.1)],
+)
+def test_the_bias_goes_for_any_small_radius(variant, clip_norm, distance):
+    gradients, mean = cloud()
+    method = dice(clip_norm, residual_clip_norm=40.0, variant=variant)
+    found = run(method, gradients, torch.zeros(3).double(), steps=300, rate=0.3).xs[-1]
+    assert float((found - mean).norm()) < distance
+
+
+def test_the_bias_is_there_without_feedback():
+    gradients, mean = cloud()
+    found = run(eq.DPSGD(1.0, noise_multiplier=1.0), gradients, torch.zeros(3).double(), steps=100, rate=0.3)
+    assert float((found.xs[-1] - mean).norm()) > 0.4
+
+
+def test_a_radius_below_the_clip_norm_leaves_bias_and_is_told():
+    gradients, mean = cloud()
+    method = dice(1.0, residual_clip_norm=40.0, feedback_clip_norm=0.005)
+    with pytest.warns(RuntimeWarning, match="above 20 times"):
+        out = run(method, gradients, torch.zeros(3).double(), steps=200, rate=0.3)
+    assert float((out.xs[-1] - mean).norm()) > 0.4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(dice(1.0, residual_clip_norm=40.0), gradients, torch.zeros(3).double(), steps=200, rate=0.3)
+
+
+def test_a_far_start_winds_up_and_a_limit_prevents_it():
+    """Thirty away the memory fills, and it keeps pushing after the minimum was passed."""
+    gradients, mean = cloud()
+    away = torch.tensor([0.0, 30.0, 0.0]).double()
+
+    def overshoot(**options):
+        method = dice(1.0, residual_clip_norm=100.0, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the alarm rings, rightly
+            out = run(method, gradients, mean + away, steps=500, rate=0.1)
+        return -min(float((x - mean)[1]) for x in out.xs), float((out.xs[-1] - mean).norm())
+
+    assert overshoot()[1] > 3
+    assert overshoot(feedback_clip_norm=3.0)[0] == pytest.approx(16.8, abs=0.5)
+    limited = overshoot(memory_clip_norm=10.0)
+    assert limited[0] < 0.5
+    assert limited[1] < 1e-3
+
+
+# ---- privacy and the loop
+
+
+def test_the_plan_is_dp_sgds_whatever_the_radii():
+    sampling = Poisson(30, 120, 10)
+    budget = eq.Budget(4.0, 1e-4)
+
+    def plan(method, budget=budget):
+        return method.plan(sampling, budget, "add_or_remove_one", torch.Generator())
+
+    alone = plan(eq.DPSGD())
+    for options in (
+        {},
+        {"clip_norm": 7.0, "residual_clip_norm": 8.0},
+        {"feedback_clip_norm": 0.0, "feedback_rate": 0.1, "noise_inflation": 1.3},
+        {"variant": "independent"},
+        {"variant": "automatic", "memory_clip_norm": 50.0},
+        {"residual_clip_norm": 1.0},
+    ):
+        found = plan(eq.DiceSGD(**options))
+        assert found.event() == alone.event()
+        assert 0.99 * 4 <= found.epsilon(1e-4).value <= 4
+    with pytest.raises(ValueError, match="budget is missing"):
+        plan(eq.DiceSGD(), None)
+
+
+@pytest.mark.parametrize("variant", ["joint", "independent", "automatic"])
+def test_micro_batches_and_layers_do_not_change_what_is_released(variant):
+    method = eq.DiceSGD(0.2, variant=variant, noise_multiplier=1.0, per_layer=variant != "automatic")
+    training, whole = train(method, micro_batch_size=64)
+    _, parts = train(method, micro_batch_size=7)
+    assert float((whole - parts).norm() / whole.norm()) < 1e-5
+    assert training.statement().guarantee == "proven"
+
+
+def test_the_training_releases_what_the_oracle_says():
+    """One step of the real engine with noise of no size, against rows formed one by one."""
+    method = eq.DiceSGD(0.2, residual_clip_norm=0.6, noise_multiplier=1e-9)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+    def loss(m, b):
+        return F.cross_entropy(m(b["x"]), b["y"], reduction="none")
+
+    rows = eq.dense_gradients(model, loss, data()).matrix().double()
+    norms = rows.norm(dim=1)
+    body = rows.T @ (0.2 / norms.clamp(min=0.2)) / 120
+    total = rows.T @ (0.6 / norms.clamp(min=0.6)) / 120
+    training, _ = train(method, sampling=eq.FullBatch(population=120, steps=1))
+    memory = torch.cat([v.flatten() for v in training._method_state["memory"].values()])
+    assert float((memory - (total - body)).norm() / (total - body).norm()) < 1e-6
+    moved = torch.cat([p.detach().flatten() for p in training.parameters.values()])
+    started = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert float(((started - moved) / 0.1 - body).norm() / body.norm()) < 1e-4  # read off the weights
+
+
+def test_an_empty_draw_still_releases_noise_feeds_back_and_counts():
+    method = eq.DiceSGD(noise_multiplier=1.0, feedback_clip_norm=math.inf)
+    training, _ = train(method, sampling=Poisson(0.001, 120, 3))
+    state = training._method_state
+    assert all(float(value.norm()) > 0 for value in state["memory"].values())
+    assert not any(training.desk.ledger.releases_left.values())
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        eq.DiceSGD(),
+        eq.DiceSGD(0.3, variant="independent", per_layer={"0": 1.0}, noise_multiplier=2.0),
+        eq.DiceSGD(0.3, variant="automatic", regulariser=0.01, feedback_rate=0.5, memory_clip_norm=9.0),
+        eq.DiceSGD(1.0, residual_clip_norm=1.0, feedback_clip_norm=math.inf),
+    ],
+)
+def test_settings_come_back_from_a_file(method):
+    again = METHODS["dice-sgd"].from_config(method.config())
+    assert again.config() == method.config()
+    assert again.residual_clip_norm == method.residual_clip_norm
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_norm": 0.0}, "clip_norm=0.0"),
+        ({"residual_clip_norm": 0.5}, "at least clip_norm=1.0"),
+        ({"noise_inflation": 0.9}, "noise_inflation=0.9"),
+        ({"noise_inflation": 1.1, "variant": "independent"}, "shares no noise"),
+        ({"feedback_rate": 0.0}, "feedback_rate=0.0"),
+        ({"feedback_clip_norm": -1.0}, "feedback_clip_norm=-1.0"),
+        ({"memory_clip_norm": 0.5}, "could never reach"),
+        ({"regulariser": 0.1}, "variant='automatic' alone"),
+        ({"variant": "both"}, "variant='both'"),
+        ({"recipe": "printed"}, "recipe='printed'"),
+        ({"published_noise": "theorem"}, "recipe='as_published'"),
+    ],
+)
+def test_bad_settings_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        eq.DiceSGD(**options)
+
+
+def test_unknown_keywords_are_type_errors():
+    with pytest.raises(TypeError, match="max_grad_norm"):
+        eq.DiceSGD(max_grad_norm=1.0)
+
+
+def test_norms_are_of_all_tensors_together():
+    assert float(norm_of({"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]])})) == 5.0
