@@ -184,6 +184,33 @@ def test_a_custom_layer_that_mixes_records_is_refused_by_path(place):
         GradientEngine(nn.Sequential(*layers).double(), squared, floats(6, 5))
 
 
+class Blend(nn.Module):
+    """A layer that mixes records in a way that one small change of the first record does not show."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x):
+        if self.kind == "the following record":
+            return torch.cat([x[:-1] + 0.5 * x[1:], x[-1:]])
+        if self.kind == "when values are large":
+            return x + x.mean(0) if bool(x.abs().amax() > 30) else x
+        if self.kind == "when a record is blank":
+            return x + x.mean(0) if bool((x == 0).flatten(1).all(1).any()) else x
+        pairs = x.unflatten(0, (-1, 4)) if len(x) % 4 == 0 else x.unsqueeze(0)
+        return (pairs + pairs.roll(2, 1)).flatten(0, 1) if len(x) % 4 == 0 else x  # pairs, in whole fours
+
+
+@pytest.mark.parametrize(
+    "kind", ["the following record", "when values are large", "when a record is blank", "pairs"]
+)
+def test_a_layer_that_mixes_records_now_and_then_is_refused(kind):
+    model = nn.Sequential(Blend(kind), nn.Linear(5, 3)).double()
+    with pytest.raises(CrossRecordError, match=r"'0' \(Blend\)"):
+        GradientEngine(model, squared, floats(8, 5))
+
+
 def test_a_loss_that_mixes_records_is_refused():
     def loss(model, x):
         values = squared(model, x)

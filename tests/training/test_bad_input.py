@@ -222,6 +222,36 @@ def test_batch_norm_is_refused_by_name(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def mixup(batch, rng):
+    """Half of every record, half of another one."""
+    other = torch.randperm(len(batch["input"]), generator=rng)
+    return {**batch, "input": 0.5 * (batch["input"] + batch["input"][other])}
+
+
+def centred(items):
+    batch = torch.utils.data.default_collate(items)
+    return {**batch, "input": batch["input"] - batch["input"].mean(0)}
+
+
+def jitter(batch, rng):
+    noise = torch.randn(batch["input"].shape, generator=rng)
+    return {**batch, "input": batch["input"] + 0.1 * noise}
+
+
+def test_augmentation_or_collate_that_mixes_records_is_refused(tmp_path):
+    run_dir = tmp_path / "run"
+    for changes in (
+        {"augmentation": mixup},
+        {"augmentation": mixup, "views": 3},
+        {"data": Items(), "collate": centred},
+    ):
+        with pytest.raises(ValueError, match="mixes records"):
+            build(run_dir=run_dir, **changes)
+        assert not run_dir.exists()
+    build(augmentation=jitter, views=2)
+    build(data=Items(), augmentation=jitter)
+
+
 def test_an_epsilon_out_of_reach(tmp_path):
     with pytest.raises(Exception, match="out of reach"):
         build(method=eq.DPSGD(), budget=eq.Budget(1e-9, 1e-30), run_dir=tmp_path / "run")

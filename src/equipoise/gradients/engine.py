@@ -19,10 +19,11 @@ from equipoise.gradients.base import DenseFactor, Factor
 from equipoise.gradients.batches import num_records, repeat_to, signature
 from equipoise.gradients.buffers import Buffers
 from equipoise.gradients.capture import Capture, Plan, PlanMismatch
-from equipoise.gradients.checks import find_mixing_module, rows_differ
+from equipoise.gradients.checks import rows_differ
 from equipoise.gradients.errors import CoverageError, CrossRecordError, Refused
 from equipoise.gradients.factored import FactoredGradients
 from equipoise.gradients.kernels import choose
+from equipoise.gradients.mixing import MANY, find_mixing_module, mixing_change
 from equipoise.gradients.oracle import Loss, check_params, dense_rows, evaluate_loss, trainable_parameters
 from equipoise.gradients.planning import LARGE, learn_plan, undisturbed
 
@@ -172,6 +173,12 @@ class GradientEngine:
             )
         self._choices = dict(state["kernels"])
 
+    @torch.no_grad()
+    def undisturbed_losses(self, batch: Any) -> Tensor:
+        """Per-record losses [B] without dropout and under fixed randomness; the model is left as it was."""
+        with undisturbed(self.model):
+            return evaluate_loss(self.model, self.loss, batch, None)
+
     # -------------------- capture
 
     def _trial(self, batch: Any) -> None:
@@ -263,7 +270,19 @@ class GradientEngine:
 
     def _attach(self, batch: Any) -> Plan:
         plan = self._learn(batch)
-        return self._compare(plan, batch) if self._check else plan
+        if not self._check:
+            return plan
+        self._refuse_mixing(batch)
+        return self._compare(plan, batch)
+
+    def _refuse_mixing(self, batch: Any) -> None:
+        """Change several records in several ways; a plan, made for every new shape, changes one in one."""
+
+        several = repeat_to(batch, min(MANY, max(LARGE, num_records(batch))))
+        change = mixing_change(self.undisturbed_losses, several)
+        if change is not None:
+            found = find_mixing_module(self.model, self.undisturbed_losses, several, change)
+            raise CrossRecordError(*found)
 
     @torch.enable_grad()
     def _compare(self, plan: Plan, batch: Any) -> Plan:

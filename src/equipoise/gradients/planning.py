@@ -38,6 +38,7 @@ from equipoise.gradients.capture import (
 from equipoise.gradients.checks import LOW_PRECISION, TOLERANCE
 from equipoise.gradients.expressions import CASTS
 from equipoise.gradients.layouts import INCONSISTENT, Fold, Layout, learn_layout, record_first
+from equipoise.gradients.mixing import losses_moved
 from equipoise.gradients.oracle import Loss, evaluate_loss
 from equipoise.gradients.rules import rule_for
 
@@ -322,7 +323,7 @@ def learn_plan(
     small, large = _Trace(), _Trace()
     run(repeat_to(batch, SMALL), small)
     losses = run(three, large)
-    moved = _losses_moved(losses, run(perturb_record(three, 0), _Trace()))
+    moved = losses_moved(losses, run(perturb_record(three, 0), _Trace()))
     dense_found = dict(dense or {})
     same = len(small.calls) == len(large.calls) and all(
         a.func == b.func and len(a.inputs) == len(b.inputs) and len(a.outputs) == len(b.outputs)
@@ -365,13 +366,6 @@ def learn_plan(
 
 def _compare(small: tuple[torch.Size, ...], large: tuple[torch.Size, ...]) -> tuple[Layout | None, ...]:
     return tuple(learn_layout(s, SMALL, l, LARGE) for s, l in zip(small, large, strict=True))
-
-
-def _losses_moved(before: Tensor, after: Tensor) -> bool:
-    """Whether the losses of records 1 and 2 changed with record 0."""
-    wide = before.detach()[1:].double(), after.detach()[1:].double()
-    tolerance = 1e-9 if before.dtype == torch.float64 else (1e-5 if before.dtype == torch.float32 else 2e-2)
-    return not torch.allclose(*wide, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def _learn_folds(

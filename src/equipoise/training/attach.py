@@ -15,9 +15,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
 from equipoise.gradients import Buffers
+from equipoise.gradients.mixing import losses_moved
 from equipoise.training.batches import ARRAY_REMEDY, DataError, Source, batch_size, is_array, map_batch
 
-__all__ = ["Loss", "check_loss", "check_optimizer", "check_scheduler", "trainable"]
+__all__ = ["Loss", "check_blending", "check_loss", "check_optimizer", "check_scheduler", "trainable"]
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """loss(model, batch) -> [B]: one number a record."""
@@ -241,6 +242,51 @@ def _check_leaves(batch: Any) -> None:
             f"a batch holds {len(arrays)} {type(arrays[0]).__name__} where tensors are needed: "
             f"{ARRAY_REMEDY}, in the data or in collate"
         )
+
+
+def check_blending(
+    losses: Callable[[Any], Tensor], source: Source, prepare: Callable[..., Any], attempts: int = 4
+) -> None:
+    """Replace a record of the data, and see that the losses of the others are what they were.
+
+    The data set's collate function and the augmentation run on each batch, under the same randomness.
+
+    Args:
+        losses: per-record losses [b] of a prepared batch, the same for the same batch.
+        source: the data.
+        prepare: prepare(batch, *purpose) -> batch on the device, augmented.
+        attempts: how often, with other randomness each time and two records replaced in turn.
+
+    Raises:
+        ValueError: the loss of a record depends on which others came with it.
+    """
+    count = min(8, len(source) - 1)
+    if count < 2:
+        return
+
+    def of(ids: Tensor, attempt: int) -> Tensor | None:
+        try:
+            return losses(prepare(source.take(ids), "example", attempt))
+        except Exception:  # records that cannot be made or run are met elsewhere; they tell nothing here
+            return None
+
+    ids = torch.arange(count)
+    for attempt in range(attempts):
+        before, again = of(ids, attempt), of(ids, attempt)
+        if before is None or again is None or losses_moved(before, again, record=-1):
+            return  # the items differ from one time to the next: two batches cannot be compared
+        for place in {attempt % count, count - 1 - attempt % count}:
+            others = ids.clone()
+            others[place] = count
+            after = of(others, attempt)
+            # Padding to another length may round differently: a mixture moves losses by far more.
+            if after is not None and losses_moved(before, after, place, slack=100):
+                raise ValueError(
+                    "augmentation, collate or the data set mixes records: with another record beside it, a "
+                    "record's loss changed. One record would then move the gradients of several, and the "
+                    "privacy guarantee would not hold. Augment every record by itself (no mixup or cutmix "
+                    "between records), and mask padding in the model and in the loss. Nothing was spent."
+                )
 
 
 def _shapes(batch: Any) -> str:

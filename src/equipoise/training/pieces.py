@@ -12,7 +12,14 @@ from torch import nn
 from equipoise.gradients import GradientEngine
 from equipoise.methods import DPSGD, Method
 from equipoise.privacy import Budget, PrivacyPlan, Sampling, digest
-from equipoise.training.attach import Loss, check_loss, check_optimizer, check_scheduler, trainable
+from equipoise.training.attach import (
+    Loss,
+    check_blending,
+    check_loss,
+    check_optimizer,
+    check_scheduler,
+    trainable,
+)
 from equipoise.training.batches import Source
 from equipoise.training.draws import RowMaker
 from equipoise.training.ema import MovingAverage
@@ -136,6 +143,9 @@ def connect(
         )
         prepared = rows.prepare(example, "example")
         rows.engine = GradientEngine(model, loss, prepared)
+        if augmentation is not None or not source.is_scanned:
+            attempts = 1 if augmentation is None else 4
+            check_blending(rows.engine.undisturbed_losses, source, rows.prepare, attempts)
         record_bytes = bytes_per_record(model, loss, prepared)
         size = settings.micro_batch_size or default_micro_batch_size(
             record_bytes, sum(p.numel() for p in parameters.values()), place, sampling.expected_size

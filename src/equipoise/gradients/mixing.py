@@ -1,0 +1,145 @@
+"""Whether records of a batch are mixed: one record is changed to see whether another's loss moves.
+
+A mixture may be hidden from one kind of change: a statistic that a constant does not move, a neighbour on one
+side only, a branch that large values take. So several records are changed in several ways, in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from equipoise.gradients.batches import map_leaves, num_records, perturb_record
+from equipoise.gradients.capture import output_tensors
+from equipoise.gradients.layouts import Layout, record_first
+
+__all__ = ["MANY", "Change", "changes", "find_mixing_module", "losses_moved", "mixing_change"]
+
+#: Records of a batch on which mixing is looked for: pairs and small groups show.
+MANY = 8
+
+
+@dataclass(frozen=True)
+class Change:
+    """A batch in which one record has other contents."""
+
+    record: int
+    batch: Any
+
+
+def changes(batch: Any) -> Iterator[Change]:
+    """Changes of some records: noise, large and small values, zeros, another record's contents.
+
+    Floating-point values are scaled or noised; other leaves (labels, tokens) only ever get values that some
+    record has there.
+
+    >>> [change.record for change in changes(torch.eye(4))]
+    [0, 3, 1, 2, 0, 3]
+    """
+    count = num_records(batch)
+    last, middle = count - 1, count // 2
+    yield Change(0, perturb_record(batch, 0))
+    yield Change(last, perturb_record(batch, last))
+    yield Change(min(1, last), _scaled(batch, min(1, last), 100.0))
+    yield Change(middle, _scaled(batch, middle, 0.0))
+    yield Change(0, _scaled(batch, 0, -1.0))
+    yield Change(last, map_leaves(lambda leaf: torch.cat([leaf[:-1], leaf[:1]]), batch))
+
+
+def _scaled(batch: Any, record: int, factor: float) -> Any:
+    def change(leaf: Tensor) -> Tensor:
+        new = leaf.clone()
+        if leaf.is_floating_point():
+            new[record] *= factor
+        else:
+            new[record] = leaf[(record + 1) % len(leaf)]
+        return new
+
+    return map_leaves(change, batch)
+
+
+def mixing_change(run: Callable[[Any], Tensor], batch: Any) -> Change | None:
+    """The first change that moves the loss of a record other than the changed one, or None.
+
+    Args:
+        run: per-record losses [B] of a batch; the same for the same batch.
+        batch: two records at least.
+    """
+    before = run(batch)
+    for change in changes(batch):
+        try:
+            after = run(change.batch)
+        except (RuntimeError, ValueError, IndexError, AssertionError):
+            continue  # contents that the model does not take tell nothing
+        if losses_moved(before, after, change.record):
+            return change
+    return None
+
+
+def losses_moved(before: Tensor, after: Tensor, record: int = 0, slack: float = 1.0) -> bool:
+    """Whether losses of records other than ``record`` moved by more than ``slack`` times rounding."""
+    if before.shape != after.shape:
+        return True
+    others = torch.arange(len(before), device=before.device) != record
+    wide = before.detach()[others].double(), after.detach()[others].double()
+    tolerance = 1e-9 if before.dtype == torch.float64 else (1e-5 if before.dtype == torch.float32 else 2e-2)
+    tolerance *= slack
+    return not torch.allclose(*wide, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def find_mixing_module(
+    model: nn.Module, run: Callable[[Any], Tensor], batch: Any, change: Change | None = None
+) -> tuple[str | None, str | None]:
+    """Path and type of the first module whose output for other records moves with the changed one.
+
+    Watches through a global hook that lives for two runs; nothing is put on the model.
+    """
+    change = change or Change(0, perturb_record(batch, 0))
+    names: Mapping[nn.Module, str] = {module: name for name, module in model.named_modules()}
+    outputs: list[tuple[nn.Module, list[Tensor]]] = []
+
+    def keep(module: nn.Module, _: Any, out: Any) -> None:
+        if module in names:
+            outputs.append((module, [t.detach().clone() for t in output_tensors((out,))]))
+
+    handle = register_module_forward_hook(keep)
+    try:
+        run(batch)
+        before, outputs = outputs, []
+        run(change.batch)
+    finally:
+        handle.remove()
+    records = run(batch).shape[0]
+    for (module, one), (other, two) in zip(before, outputs, strict=False):
+        if module is not other:
+            break
+        if any(_mixed(a, b, records, change.record) for a, b in zip(one, two, strict=False)):
+            return names[module], type(module).__name__
+    return None, None
+
+
+def _mixed(before: Tensor, after: Tensor, records: int, record: int) -> bool:
+    """Whether no way to read records off the axes confines the change to one record."""
+    if before.shape != after.shape:
+        return True
+    if not before.is_floating_point():
+        return False
+    size = before.detach().double().abs().amax() if before.numel() else torch.tensor(0.0)
+    tolerance = 1e-10 if before.dtype == torch.float64 else 1e-5
+    changed = (before.double() - after.double()).abs() > tolerance * size
+    if not bool(changed.any()):
+        return False
+    for axis, length in enumerate(before.shape):
+        if length % records:
+            continue
+        layouts = (Layout(axis, "major"), Layout(axis, "minor"))
+        for layout in layouts:
+            rows = record_first(changed, layout, records)
+            if not bool(rows[:record].any()) and not bool(rows[record + 1 :].any()):
+                return False
+    return True
