@@ -44,6 +44,19 @@ def public_batch() -> dict[str, Tensor]:
 EXAMPLES: dict[str, Callable[[], Method]] = {
     "dp-sgd": lambda: eq.DPSGD(clip_norm=0.5),
     "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule="psac", per_layer=True),
+    "pcdp-sgd": lambda: eq.PCDPSGD(public_batch(), clip_norm=0.5),
+    "pcdp-sgd published": lambda: eq.PCDPSGD(public_batch(), clip_norm=0.5, recipe="as_published"),
+    "pcdp-sgd kernel": lambda: eq.PCDPSGD(public_batch(), clip_norm=0.5, basis="kernel", refresh_every=2),
+    "pcdp-sgd released": lambda: eq.PCDPSGD(
+        clip_norm=0.5, subspace="released", history=2, explore_every=2, dimension=4
+    ),
+    "pcdp-sgd moment": lambda: eq.PCDPSGD(clip_norm=0.5, subspace="private_moment", dimension=4),
+    "pcdp-sgd iteration": lambda: eq.PCDPSGD(clip_norm=0.5, subspace="private_iteration", dimension=4),
+    "biased-gep": lambda: eq.BiasedGEP(public_batch(), clip_norm=0.5),
+    "gep": lambda: eq.GEP(public_batch(), clip_norm=0.5),
+    "pdp": lambda: eq.PDPSGD(public_batch(), clip_norm=0.5),
+    "rpdp": lambda: eq.RandomProjection(clip_norm=0.5, dimension=10),
+    "rsdp": lambda: eq.RandomSparsification(clip_norm=0.5),
     "dp-sgd learned threshold": lambda: eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.5, count_noise=0.3)),
     "dp-sgd decaying threshold": lambda: eq.DPSGD(clip_norm=eq.ExponentialDecay(0.5, rate=0.9)),
     "dp-svrg": lambda: eq.DPSVRG(clip_norm=0.5, anchor_batch_size=40),

@@ -115,11 +115,28 @@ class PerSampleGradients(ABC):
     def materialise(self) -> DenseGradients:
         """The same matrix with its rows formed."""
 
-    def residual(self, subspace: Subspace) -> PerSampleGradients:
-        """Rows minus their part in a subspace, ``g - V V^T g`` for the subspace's columns V."""
+    def residual(self, subspace: Subspace, coordinates: Tensor | None = None) -> PerSampleGradients:
+        """Rows minus their part in a subspace, ``g - V V^T g`` for the subspace's columns V.
+
+        Args:
+            subspace: the columns.
+            coordinates: the rows' coordinates [B, K], where they are known already.
+        """
         from equipoise.gradients.residual import ResidualGradients
 
-        return ResidualGradients(self, subspace)
+        return ResidualGradients(self, subspace, coordinates)
+
+    def projection(self, subspace: Subspace) -> PerSampleGradients:
+        """The rows' parts in a subspace, ``V V^T g``."""
+        from equipoise.gradients.projection import ProjectedGradients
+
+        return ProjectedGradients(self, subspace)
+
+    def masked(self, masks: Mapping[str, Tensor]) -> PerSampleGradients:
+        """Rows with the entries set to zero where the bool mask of a parameter's shape is False."""
+        from equipoise.gradients.projection import MaskedGradients
+
+        return MaskedGradients(self, masks)
 
     @staticmethod
     def concat(parts: Sequence[PerSampleGradients]) -> PerSampleGradients:

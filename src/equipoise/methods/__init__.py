@@ -10,6 +10,11 @@ from equipoise.methods.dice_sgd import DiceSGD
 from equipoise.methods.dp_c4 import DPC4, DPC4Plus
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.dp_svrg import DPSVRG
+from equipoise.methods.gep import GEP, BiasedGEP
+from equipoise.methods.pcdp_sgd import PCDPSGD
+from equipoise.methods.pdp_sgd import PDPSGD
+from equipoise.methods.random_projection import RandomProjection
+from equipoise.methods.random_sparsification import RandomSparsification
 from equipoise.methods.references import EFSGD, ClipSGD
 from equipoise.methods.thresholds import (
     ExponentialDecay,
@@ -28,6 +33,12 @@ METHODS: dict[str, type[Method]] = {
     DiceSGD.name: DiceSGD,
     ClipSGD.name: ClipSGD,
     EFSGD.name: EFSGD,
+    PCDPSGD.name: PCDPSGD,
+    BiasedGEP.name: BiasedGEP,
+    GEP.name: GEP,
+    PDPSGD.name: PDPSGD,
+    RandomProjection.name: RandomProjection,
+    RandomSparsification.name: RandomSparsification,
 }
 
 __all__ = [
@@ -36,11 +47,15 @@ __all__ = [
     "DPSGD",
     "DPSVRG",
     "EFSGD",
+    "GEP",
     "METHODS",
     "NSGD",
+    "PCDPSGD",
+    "PDPSGD",
     "PSAC",
     "Abadi",
     "AutoS",
+    "BiasedGEP",
     "Card",
     "ClipRule",
     "ClipSGD",
@@ -52,6 +67,8 @@ __all__ = [
     "Fixed",
     "LinearDecay",
     "Method",
+    "RandomProjection",
+    "RandomSparsification",
     "ReleasedQuantile",
     "Schedule",
     "State",

@@ -119,8 +119,17 @@ class Context(Protocol):
         """Take the next sample of records for the planned draw of this name."""
         ...
 
-    def public_gradients(self, batch: Any, at: Parameters | None = None) -> PerSampleGradients:
-        """The gradient rows of public records (a batch, not record numbers), not guarded by `Private`."""
+    def public_gradients(
+        self, batch: Any, at: Parameters | None = None, step: int | None = None
+    ) -> PerSampleGradients:
+        """The gradient rows of public records (a batch, not record numbers), not guarded by `Private`.
+
+        Args:
+            batch: the public records.
+            at: the parameter point; the current parameters when None.
+            step: the step whose dropout masks they see, so that rows of an earlier step come out the same
+                again; the current step when None.
+        """
         ...
 
     def public_rng(self, step: int) -> torch.Generator:

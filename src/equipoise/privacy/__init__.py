@@ -42,6 +42,8 @@ from .journal import Journal as Journal
 from .ledger import Ledger as Ledger
 from .marks import mark as mark
 from .marks import unmark as unmark
+from .moments import moment_action as moment_action
+from .moments import second_moment as second_moment
 from .noise import Secrets as Secrets
 from .private import Private as Private
 from .private import PrivateError as PrivateError

@@ -507,9 +507,23 @@ def centred_indicator(mask: Private, name: str = "count") -> Bounded:
 
 
 def clip_coordinates(
-    coordinates: Private, rule: ClipRule, threshold: float, name: str = "coordinates"
+    coordinates: Private,
+    rule: ClipRule,
+    threshold: float,
+    name: str = "coordinates",
+    norms: Private | None = None,
 ) -> Bounded:
-    """The clipped sum of subspace coordinates [B, K] (rows clipped by their own norm): bound C, 2C."""
+    """The clipped sum of subspace coordinates [B, K]: bound C, 2C.
+
+    Args:
+        coordinates: a row a record.
+        rule: clip rule.
+        threshold: C.
+        name: of the tensor that holds the sum.
+        norms: what the rule looks at, [B]: one number a record, which must be a function of that record
+            alone, such as the norm of its whole row; the norms of the coordinates when None. The weights
+            are cut by the coordinates' own norms in both cases.
+    """
     if not isinstance(coordinates, Private) or coordinates.ndim != 2:
         raise TypeError(
             "coordinates must be a Private tensor of shape [B, K]; see PrivateRows.coordinates(subspace)"
@@ -524,6 +538,20 @@ def clip_coordinates(
     value = Private(weights @ raw, coordinates.draw)
     counts = _with_cut(_counts(finite, coordinates.draw), weights.abs() < 1)
     return _make({name: value}, total, 2 * total, coordinates.draw, counts)
+    own = raw.norm(dim=1)
+    finite = torch.isfinite(own)
+    if norms is None:
+        raw, own = raw[finite], own[finite]
+        weights = limited_weights(rule, own, total)
+    else:
+        seen = one_value_a_record("norms", norms)
+        finite &= torch.isfinite(seen)
+        raw, own, seen = raw[finite], own[finite], seen[finite].to(own.dtype)
+        weights = limited_weights(_Given(limited_weights(rule, seen, total)), own, total)
+    value = Private(weights @ raw, coordinates.draw)
+    return _make(
+        {name: value}, total, 2 * total, coordinates.draw, Private((~finite).sum(), coordinates.draw)
+    )
 
 
 def sums_of(parts: Iterable[Mapping[str, Bounded]]) -> dict[str, Bounded]:

@@ -324,9 +324,17 @@ class PrivateRows:
         """The same rows on some of the parameters."""
         return self._call("select", names)
 
-    def residual(self, subspace: Any) -> PrivateRows:
-        """The rows minus their projection on a subspace."""
-        return self._call("residual", subspace)
+    def residual(self, subspace: Any, coordinates: Any = None) -> PrivateRows:
+        """The rows minus their part in a subspace; `coordinates` [B, K] where they are known already."""
+        return self._call("residual", subspace, coordinates)
+
+    def projection(self, subspace: Any) -> PrivateRows:
+        """The rows' parts in a subspace."""
+        return self._call("projection", subspace)
+
+    def masked(self, masks: Mapping[str, torch.Tensor]) -> PrivateRows:
+        """The rows with the entries set to zero where a public mask is False."""
+        return self._call("masked", masks)
 
     def coordinates(self, subspace: Any) -> Private:
         """The rows' coordinates in a subspace, [B, K]."""

@@ -259,11 +259,11 @@ class StepContext:
         token, ids = self._take_draw(name)
         return TrainingDraw(token, ids, self._maker, self.step, self._processes, self.tally)
 
-    def public_gradients(self, batch: Any, at: Parameters | None = None) -> Any:
+    def public_gradients(self, batch: Any, at: Parameters | None = None, step: int | None = None) -> Any:
         """The gradient rows of public records, unguarded."""
         maker = self._maker
         moved = map_batch(lambda leaf: leaf.to(maker.device), batch)
-        return maker.rows(moved, [at], self.step, "public")[0]
+        return maker.rows(moved, [at], self.step if step is None else step, "public")[0]
 
     def public_rng(self, step: int) -> torch.Generator:
         """Public randomness of a step."""

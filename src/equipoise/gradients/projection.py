@@ -1,0 +1,177 @@
+"""Rows projected on a subspace, and rows with masked entries; neither is formed where it need not be.
+
+For columns V and coordinates y_i = V^T g_i the projected row is ``V y_i``, with squared norm
+``y_i^T V^T V y_i`` and weighted sums ``V (sum_i c_i y_i)``. A masked row is ``m * g_i`` for a vector m of zeros
+and ones; its norm needs the row, which is formed parameter by parameter in chunks, its weighted sums do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from equipoise.gradients.base import chunks
+from equipoise.gradients.factored import DenseGradients
+from equipoise.gradients.operator import PerSampleGradients
+from equipoise.gradients.precision import full_precision
+from equipoise.gradients.subspace import Subspace
+
+__all__ = ["MaskedGradients", "ProjectedGradients"]
+
+
+class _Derived(PerSampleGradients):
+    """What derived rows share: sizes of the rows that they come from, and the rows formed where needed."""
+
+    gradients: PerSampleGradients
+
+    @property
+    @override
+    def shapes(self) -> dict[str, torch.Size]:
+        return self.gradients.shapes
+
+    @property
+    @override
+    def num_records(self) -> int:
+        return self.gradients.num_records
+
+    @property
+    @override
+    def dtype(self) -> torch.dtype:
+        return self.gradients.dtype
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self.gradients.device
+
+    @property
+    @override
+    def losses(self) -> Tensor | None:
+        return self.gradients.losses
+
+    @override
+    def cross_gram(self, other: PerSampleGradients, per_tensor: bool = False) -> Tensor | dict[str, Tensor]:
+        return self.materialise().cross_gram(other.materialise(), per_tensor)
+
+    @override
+    def inner(self, other: PerSampleGradients) -> Tensor:
+        return self.materialise().inner(other.materialise())
+
+    @override
+    def __sub__(self, other: PerSampleGradients) -> PerSampleGradients:
+        return self.materialise() - other.materialise()
+
+    @override
+    def select(self, names: Sequence[str]) -> PerSampleGradients:
+        return self.materialise().select(names)
+
+
+class ProjectedGradients(_Derived):
+    """``G V V^T``: the rows' parts in a subspace (for orthonormal columns their projections).
+
+    >>> from equipoise.gradients.subspace import HeldSubspace
+    >>> G = DenseGradients({"w": torch.tensor([[3.0, 4.0, 12.0]])})
+    >>> G.projection(HeldSubspace({"w": torch.eye(2, 3)})).row_norms()
+    tensor([5.])
+    """
+
+    def __init__(
+        self, gradients: PerSampleGradients, subspace: Subspace, coordinates: Tensor | None = None
+    ) -> None:
+        self.gradients, self.subspace = gradients, subspace
+        self.coordinates = subspace.coordinates(gradients) if coordinates is None else coordinates
+
+    @override
+    def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
+        if groups is not None:
+            return self.materialise().row_norms(groups)
+        y = self.coordinates
+        with full_precision(self.device):
+            return (y @ self.subspace.gram().to(y)).mul_(y).sum(1).abs_().sqrt_()
+
+    @override
+    def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if not isinstance(weights, Tensor):
+            return self.materialise().weighted_sums(weights)
+        with full_precision(self.device):
+            y = weights.detach().to(self.coordinates).t() @ self.coordinates
+        if weights.ndim == 1:
+            return self.subspace.lift(y)
+        lifted = [self.subspace.lift(row) for row in y]
+        return {name: torch.stack([part[name] for part in lifted]) for name in self.names}
+
+    @override
+    def rows(self, index: Tensor | slice) -> ProjectedGradients:
+        return ProjectedGradients(self.gradients.rows(index), self.subspace, self.coordinates[index])
+
+    @override
+    def materialise(self) -> DenseGradients:
+        lifted = [self.subspace.lift(y) for y in self.coordinates]
+        rows = {
+            name: torch.stack([part[name] for part in lifted]).to(self.dtype)
+            if lifted
+            else torch.zeros(0, *shape, dtype=self.dtype, device=self.device)
+            for name, shape in self.shapes.items()
+        }
+        return DenseGradients(rows, self.losses, num_records=self.num_records, device=self.device)
+
+
+class MaskedGradients(_Derived):
+    """Rows with some of their entries set to zero.
+
+    Args:
+        gradients: the rows.
+        masks: parameter name -> bool tensor of the parameter's shape; True entries stay.
+
+    >>> G = DenseGradients({"w": torch.tensor([[3.0, 4.0, 12.0]])})
+    >>> G.masked({"w": torch.tensor([True, True, False])}).row_norms()
+    tensor([5.])
+    """
+
+    def __init__(self, gradients: PerSampleGradients, masks: Mapping[str, Tensor]) -> None:
+        found = {name: mask.shape for name, mask in masks.items()}
+        if found != gradients.shapes:
+            raise ValueError(
+                f"masks is over {sorted(found)}, the gradients over {sorted(gradients.shapes)}; give "
+                "one mask of "
+                "its shape a parameter"
+            )
+        self.gradients, self.masks = gradients, dict(masks)
+
+    @override
+    def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
+        squares = {name: self._squares(name) for name in self.names}
+        wanted = [self.names] if groups is None else groups
+        columns = [
+            torch.stack([squares[name] for name in names]).sum(0)
+            if names
+            else torch.zeros(self.num_records, dtype=self.dtype, device=self.device)
+            for names in wanted
+        ]
+        return columns[0].sqrt_() if groups is None else torch.stack(columns, dim=1).sqrt_()
+
+    def _squares(self, name: str) -> Tensor:
+        mask, part = self.masks[name], self.gradients.select([name])
+        out = torch.zeros(self.num_records, dtype=self.dtype, device=self.device)
+        for piece in chunks(self.num_records, mask.numel()):
+            kept = part.rows(piece).materialise().tensors[name] * mask
+            out[piece] = kept.square().flatten(1).sum(1) if kept.ndim > 1 else kept.square()
+        return out
+
+    @override
+    def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: total * self.masks[name] for name, total in self.gradients.weighted_sums(weights).items()
+        }
+
+    @override
+    def rows(self, index: Tensor | slice) -> MaskedGradients:
+        return MaskedGradients(self.gradients.rows(index), self.masks)
+
+    @override
+    def materialise(self) -> DenseGradients:
+        rows = {name: kept * self.masks[name] for name, kept in self.gradients.materialise().tensors.items()}
+        return DenseGradients(rows, self.losses, num_records=self.num_records, device=self.device)

@@ -1,0 +1,102 @@
+"""Public records that a method is given: cut by number, and described without being written down.
+
+They get no protection: what is computed from them is free, and the statement of a run rests on their being
+public and on none of them being a private record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from equipoise.privacy.digests import digest
+
+__all__ = ["PublicRecords", "require_public"]
+
+
+class PublicRecords:
+    """A batch of public records.
+
+    Args:
+        batch: a tensor, or a nest of dicts, tuples and lists of tensors, whose first axis counts records.
+
+    Raises:
+        TypeError: not such a nest.
+        ValueError: no records, or tensors of different lengths.
+
+    Example:
+        >>> records = PublicRecords({"x": torch.eye(3), "y": torch.arange(3)})
+        >>> len(records), records.take(torch.tensor([2]))["y"]
+        (3, tensor([2]))
+    """
+
+    def __init__(self, batch: Any) -> None:
+        leaves = pytree.tree_leaves(batch)
+        if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
+            raise TypeError(
+                f"public is a {type(batch).__name__} that holds other things than tensors with a record "
+                "axis; give "
+                "a batch as loss(model, batch) takes it: a tensor or a nest of dicts, tuples and lists "
+                "of tensors"
+            )
+        sizes = {leaf.shape[0] for leaf in leaves}
+        if len(sizes) > 1 or 0 in sizes:
+            raise ValueError(
+                f"public holds tensors of {sorted(sizes)} records; all need the same number, at least one"
+            )
+        self.batch = batch
+        self._size: int = sizes.pop()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def take(self, index: Tensor | slice) -> Any:
+        """The batch of some of the records."""
+        return pytree.tree_map(
+            lambda leaf: leaf[index if isinstance(index, slice) else index.to(leaf.device)], self.batch
+        )
+
+    def drawn(self, size: int | None, rng: torch.Generator) -> Any:
+        """`size` of the records at random, without replacement; all of them, in their order, when None."""
+        if size is None or size >= len(self):
+            return self.batch
+        return self.take(torch.randperm(len(self), generator=rng)[:size])
+
+    def assumptions(self) -> tuple[str, ...]:
+        """What a guarantee assumes of them, as a phrase for the statement."""
+        return (f"{len(self)} records are public, get no protection, and none of them is a private record",)
+
+    def describe(self) -> dict[str, Any]:
+        """Their number and a digest, as a configuration holds them."""
+        leaves, structure = pytree.tree_flatten(self.batch)
+        return {
+            "records": len(self),
+            "digest": digest({"structure": str(structure), "leaves": list(leaves)}),
+        }
+
+
+def require_public(name: str, described: Mapping[str, Any], public: Any) -> Any:
+    """The public records given again for a configuration that described them.
+
+    Raises:
+        ValueError: none given, or others than described.
+    """
+    if public is None:
+        raise ValueError(
+            f"the method {name!r} was made with {described['records']} public records, which its "
+            "configuration does "
+            f"not hold: make the method again with public=... and pass it, for instance method=... to "
+            "PrivateTraining.resume"
+        )
+    found = PublicRecords(public).describe()
+    if found != dict(described):
+        raise ValueError(
+            f"public={found} differs from the records that the method {name!r} was made with, "
+            f"{dict(described)}: "
+            "give the same records in the same order"
+        )
+    return public

@@ -1,0 +1,103 @@
+"""Bounded second moments of rows: what a subspace of private rows may be computed from.
+
+With rows g_i weighted to |w_i g_i| <= c over all blocks l of parameters together,
+
+    M_l = sum_i w_i^2 g_il g_il^T                 the second moment, block by block
+    A_l = sum_i w_i^2 g_il (g_il^T X_l)           its action on orthonormal columns X_l
+
+One record moves all M_l together by at most c^2 in the Frobenius norm, since sum_l |g_l|^4 <= (sum_l
+|g_l|^2)^2, and a replaced one by sqrt(2) c^2, since |aa^T - bb^T|^2 = |a|^4 + |b|^4 - 2 (a.b)^2. The action
+is bounded record by record, sum_l |w g_l|^2 |w X_l^T g_l|^2 <= c^4, whatever X is. Noise that is added to
+all p_l x p_l entries of M_l and then symmetrised is the symmetric Gaussian mechanism of Dwork et al. 2014
+("Analyze Gauss").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .bounded import Bounded, ClipRule, _make, _private, _without_bad, limited_weights, public_threshold
+from .private import PrivateRows
+
+__all__ = ["moment_action", "second_moment"]
+
+
+def second_moment(
+    rows: PrivateRows, rule: ClipRule, threshold: float, groups: Sequence[Sequence[str]]
+) -> Bounded:
+    """The sums of g g^T, block by block, of rows clipped at c: bounds c^2 and sqrt(2) c^2.
+
+    Args:
+        rows: per-sample rows, B x P; each block's part is formed.
+        rule: clip rule for the whole rows.
+        threshold: c, a public number.
+        groups: disjoint blocks of parameter names; what is in no block is left out.
+
+    Returns:
+        A bounded sum with one tensor [p_l, p_l] a block, named by the block's number.
+
+    Example:
+        >>> from equipoise.gradients import DenseGradients
+        >>> from equipoise.methods import Abadi
+        >>> rows = PrivateRows(DenseGradients({"w": torch.tensor([[3.0, 4.0]])}))
+        >>> second_moment(rows, Abadi(), 1.0, [["w"]]).add_remove
+        1.0
+    """
+    kept, weights, bad, total = _clipped(rows, rule, threshold)
+    value = {}
+    for number, group in enumerate(groups):
+        part = kept.select(group).materialise().matrix() * weights.unsqueeze(1)
+        value[str(number)] = part.t() @ part
+    bound = total**2
+    return _make(_private(value, rows.draw), bound, math.sqrt(2) * bound, rows.draw, bad)
+
+
+def moment_action(
+    rows: PrivateRows, rule: ClipRule, threshold: float, columns: Sequence[Mapping[str, torch.Tensor]]
+) -> Bounded:
+    """The second moments' action on public columns, of rows clipped at c: bounds c^2 and 2 c^2.
+
+    Args:
+        rows: per-sample rows, B x P.
+        rule: clip rule for the whole rows.
+        threshold: c, a public number.
+        columns: X_l for each block, parameter name -> [K_l, *shape], orthonormal over the block.
+
+    Returns:
+        A bounded sum with the tensors of A_l, parameter name -> [K_l, *shape].
+    """
+    kept, weights, bad, total = _clipped(rows, rule, threshold)
+    bound = total**2
+    products, sizes = [], torch.zeros_like(weights)
+    for block in columns:
+        part = kept.select(list(block))
+        y = torch.stack([_dots(part, name, held) for name, held in block.items()]).sum(0)
+        products.append(y)
+        sizes = sizes + part.row_norms().square() * y.square().sum(1)
+    norms = sizes.sqrt() * weights.square()  # of each record's part in the sum; above c^2 only where X is not
+    over = torch.where(norms > bound, bound / norms, torch.ones_like(norms))  # orthonormal: then it is cut
+    value = {}
+    for block, y in zip(columns, products, strict=True):
+        value.update(kept.select(list(block)).weighted_sums(y * (weights.square() * over).unsqueeze(1)))
+    return _make(_private(value, rows.draw), bound, 2 * bound, rows.draw, bad)
+
+
+def _clipped(rows: PrivateRows, rule: ClipRule, threshold: float) -> tuple[Any, torch.Tensor, Any, float]:
+    if not isinstance(rows, PrivateRows):
+        raise TypeError(
+            f"rows must be PrivateRows, got {type(rows).__name__}; wrap raw rows: PrivateRows(rows, draw)"
+        )
+    total = public_threshold("threshold", threshold)
+    norms = rows._rows.row_norms()
+    kept, kept_norms, bad = _without_bad(rows, norms, torch.isfinite(norms))
+    return kept, limited_weights(rule, kept_norms, total), bad, total
+
+
+def _dots(part: Any, name: str, held: torch.Tensor) -> torch.Tensor:
+    """Dot products [B, K] of one parameter's rows with columns [K, *shape]."""
+    tensors = part.select([name]).materialise().tensors[name]
+    return tensors.flatten(1) @ held.flatten(1).to(tensors).t()
