@@ -112,8 +112,8 @@ FORMS = pytest.mark.parametrize("form", ["kernel", "held"])
 def test_the_whole_space_is_dp_sgd(form):
     """V = I: the same noise, the same steps; without noise and with a huge clip norm, SGD."""
     data, everything = rows(), torch.eye(6, dtype=torch.float64)
-    # Columns come out as +-e_j in some order, so that noise in coordinates is another draw: compare without
-    # it. small = {"clip_norm": 0.5, "noise_multiplier": 1e-12}
+    # Columns come out as +-e_j in some order, so that noise in coordinates is another draw.
+    small = {"clip_norm": 0.5, "noise_multiplier": 1e-12}
     expected = moved(eq.DPSGD(**small), data)
     found = moved(eq.PCDPSGD(everything, basis=form, **small), data)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

@@ -1,8 +1,8 @@
 """Rows projected on a subspace, and rows with masked entries; neither is formed where it need not be.
 
 For columns V and coordinates y_i = V^T g_i the projected row is ``V y_i``, with squared norm
-``y_i^T V^T V y_i`` and weighted sums ``V (sum_i c_i y_i)``. A masked row is ``m * g_i`` for a vector m of zeros
-and ones; its norm needs the row, which is formed parameter by parameter in chunks, its weighted sums do not.
+``y_i^T V^T V y_i`` and weighted sums ``V (sum_i c_i y_i)``. A masked row is ``m * g_i`` for a vector m of
+zeros and ones; its norm needs the row, formed parameter by parameter in chunks, its weighted sums do not.
 """
 
 from __future__ import annotations
