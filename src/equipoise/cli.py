@@ -5,13 +5,16 @@ meant for people goes to standard output without ``--json`` and to standard erro
 be used gives a message in prose and exit code 2; an interrupted training gives 130; a fault of the library
 itself keeps its traceback, which is worth reporting.
 
-torch and the rooms are imported inside the commands, so that ``--help`` is quick.
+torch and the rooms are imported inside the commands, so that ``--help`` is quick, and after the options were
+checked, so that a slip is answered at once.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,9 +87,15 @@ def _is_taught(error: Exception) -> bool:
 
 
 def _words(error: Exception) -> str:
+    from equipoise.experiments.options import in_option_words
+
     # typer's parser errors have a message of their own; their classes moved between its versions
     message = getattr(error, "format_message", None)
-    return str(message() if callable(message) else error)
+    if callable(message):
+        return str(message())
+    commands: dict[str, Any] = getattr(typer.main.get_command(app), "commands", {})
+    named = {p.name for c in commands.values() for p in c.params if any(o.startswith("--") for o in p.opts)}
+    return in_option_words(str(error), sorted(named))
 
 
 def _fail(message: str, as_json: bool, code: int) -> int:
@@ -101,6 +110,13 @@ def _console(as_json: bool) -> Console:
     from rich.console import Console
 
     return Console(stderr=as_json, highlight=False)
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Say at once that something happens: PyTorch takes seconds to load. Only a person's screen shows it."""
+    with _console(True).status("starting: loading PyTorch"):
+        yield
 
 
 def _quiet() -> None:
@@ -149,14 +165,29 @@ def calibrate(
     ] = "poisson",
     relation: Annotated[str, typer.Option(help="add-or-remove-one or replace-one.")] = "add-or-remove-one",
     json_output: Json = False,
-    run_dir: RunDir = None,
+    run_dir: Annotated[
+        str | None,
+        typer.Option("--run-dir", help="Folder to write the answer to, as calibration.json.", metavar="DIR"),
+    ] = None,
 ) -> None:
     """Translate between noise and epsilon; shows a table over epochs and batch sizes."""
-    from equipoise.experiments.calibration import Question, answer, table
+    from equipoise.experiments.options import check_calibration
+
+    check_calibration(
+        population=population,
+        batch_size=batch_size,
+        steps=steps,
+        epochs=epochs,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        epsilon=epsilon,
+        sampling=sampling,
+        relation=relation,
+    )
+    with _loading():
+        from equipoise.experiments.calibration import Question, answer, table
 
     _quiet()
-    if (steps is None) == (epochs is None):
-        raise UsageError("give exactly one of --steps and --epochs.")
     if steps is None:
         assert epochs is not None
         steps = _steps(epochs, population, batch_size)
@@ -170,7 +201,8 @@ def calibrate(
         sampling=sampling,
         relation=relation.replace("-", "_"),
     )
-    found = answer(question)
+    with _console(True).status("computing epsilon" if epsilon is None else "calibrating the noise"):
+        found = answer(question)
     if run_dir is not None:
         Path(run_dir).mkdir(parents=True, exist_ok=True)
         (Path(run_dir) / "calibration.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
@@ -183,8 +215,6 @@ def calibrate(
 def _steps(epochs: float, population: int, batch_size: float) -> int:
     import math
 
-    if not (epochs > 0 and batch_size > 0 and population > 0):
-        raise UsageError("--epochs, --batch-size and --population must be above 0.")
     return max(1, math.ceil(epochs * population / batch_size - 1e-9))
 
 
@@ -267,13 +297,14 @@ def train(
         bool, typer.Option("--dry-run", help="Say what would be done; spend nothing.")
     ] = False,
     json_output: Json = False,
-    run_dir: RunDir = None,
+    run_dir: Annotated[
+        str | None,
+        typer.Option("--run-dir", help="The run folder to make; runs/DATA-TIME by default.", metavar="DIR"),
+    ] = None,
 ) -> None:
     """Train a model privately and write a run folder."""
-    from equipoise.experiments.run import describe_run, train_run
     from equipoise.experiments.settings import Settings, parse_option
 
-    _quiet()
     settings = Settings(
         data=data,
         data_dir=data_dir,
@@ -308,6 +339,10 @@ def train(
         run_dir=run_dir,
     )
     settings.check()
+    with _loading():
+        from equipoise.experiments.run import describe_run, train_run
+
+    _quiet()
     console = _console(json_output)
     if dry_run:
         found = describe_run(settings, console)
@@ -326,13 +361,16 @@ def resume(
     run_dir: RunDir = None,
 ) -> None:
     """Go on with an interrupted run."""
-    from equipoise.experiments.run import resume_run
+    from equipoise.experiments.saved import read_settings
+
+    folder = _folder(run, run_dir)
+    read_settings(folder)
+    with _loading():
+        from equipoise.experiments.run import resume_run
 
     _quiet()
     console = _console(json_output)
-    _finish(
-        resume_run(_folder(run, run_dir), console, data_dir=data_dir, device=device), json_output, console
-    )
+    _finish(resume_run(folder, console, data_dir=data_dir, device=device), json_output, console)
 
 
 def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:
@@ -389,9 +427,18 @@ def predict(
     run_dir: RunDir = None,
 ) -> None:
     """Use the model of a run on records and print its accuracy."""
-    from equipoise.experiments.predict import predict_run
+    from equipoise.experiments.saved import check_model_file, read_settings
 
     folder = _folder(run, run_dir)
+    read_settings(folder)
+    check_model_file(folder)
+    if output is not None and not Path(output).parent.is_dir():
+        raise UsageError(
+            f"--output is {output!r}, but there is no folder {str(Path(output).parent)!r}. Make it first."
+        )
+    with _loading():
+        from equipoise.experiments.predict import predict_run
+
     found = predict_run(folder, data=data, data_dir=data_dir, output=output, device=device)
     if json_output:
         _emit(found)
@@ -414,7 +461,8 @@ def methods(
     """List the training methods: what each does, proves and costs, and when it suits."""
     from dataclasses import asdict
 
-    from equipoise.methods import METHODS
+    with _loading():
+        from equipoise.methods import METHODS
 
     unknown = [name for name in names or [] if name not in METHODS]
     if unknown:
@@ -436,7 +484,8 @@ def experiment(
     run_dir: RunDir = None,
 ) -> None:
     """Run a small experiment of a paper again: table, verdicts and figure."""
-    from equipoise.experiments.reproduce import list_experiments, run_experiment
+    with _loading():
+        from equipoise.experiments.reproduce import list_experiments, run_experiment
     from equipoise.report.listings import experiments_listing, findings_tables
 
     _quiet()

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import signal
@@ -6,6 +7,11 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
+
+from equipoise import cli
+from equipoise.experiments import calibration, options
+from equipoise.methods import CLIP_RULES
 
 
 def test_report_is_written_again(trained, equipoise):
@@ -96,6 +102,7 @@ def test_finished_run_resumes_to_itself(trained, equipoise):
     assert again.code == 0, again.err
     assert again.value["epsilon"] == found["epsilon"]
     assert again.value["steps"] == found["steps"]
+    assert "finished already: there is nothing to resume" in again.err
 
 
 def test_settings_of_another_version(trained, equipoise, tmp_path):
@@ -106,9 +113,64 @@ def test_settings_of_another_version(trained, equipoise, tmp_path):
     assert "warp" in found.value["error"]
 
 
-def test_help_and_version_are_quick():
-    """Neither may import torch."""
-    code = "import sys, equipoise.cli as cli; cli.main(sys.argv[1:]); assert 'torch' not in sys.modules"
-    for word, text in (("--help", "calibrate"), ("--version", "equipoise")):
-        done = subprocess.run([sys.executable, "-c", code, word], capture_output=True, text=True, check=True)
-        assert text in done.stdout
+WITHOUT_TORCH = [
+    ("--help", "calibrate"),
+    ("--version", "equipoise"),
+    ("train --epsilon -1", "--epsilon is -1"),
+    ("train --clip-norm abc", "--clip-norm is 'abc'"),
+    ("train --clip-rule abc", "--clip-rule is 'abc'"),
+    ("train --data my.module:records", "--population is missing"),
+    ("calibrate --population 10 --batch-size 1 --steps 2", "exactly one of --noise-multiplier"),
+    ("calibrate --population 10 --batch-size 1 --steps 2 --epsilon 0", "--epsilon is 0"),
+    ("predict {broken}", "model.safetensors is damaged (4 bytes)"),
+    ("predict {broken} --output {broken}/no/file", "model.safetensors is damaged"),
+    ("predict {damaged}", "settings.json is damaged"),
+    ("predict {broken}/nothing", "holds no checkpoint/settings.json"),
+    ("resume {damaged}", "settings.json is damaged"),
+]
+
+
+def test_help_and_slips_are_answered_before_torch_is_loaded(tmp_path):
+    for name, settings in (("broken", '{"data": "digits", "model": "mlp-tanh"}'), ("damaged", "{")):
+        (tmp_path / name / "checkpoint").mkdir(parents=True)
+        (tmp_path / name / "checkpoint" / "settings.json").write_text(settings)
+        (tmp_path / name / "model.safetensors").write_bytes(b"junk")
+    code = (
+        "import sys, equipoise.cli as cli\n"
+        "for line in sys.stdin.read().splitlines():\n"
+        "    cli.main(line.split())\n"
+        "    print('torch' in sys.modules, flush=True)\n"
+        "    print('----', flush=True)\n"
+    )
+    places = {"broken": tmp_path / "broken", "damaged": tmp_path / "damaged"}
+    lines = "\n".join(words.format(**places) for words, _ in WITHOUT_TORCH)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=lines, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, check=True,
+    )  # fmt: skip
+    answers = done.stdout.split("----\n")[:-1]
+    assert len(answers) == len(WITHOUT_TORCH)
+    for (words, text), answer in zip(WITHOUT_TORCH, answers, strict=True):
+        assert text in answer, words
+        assert answer.endswith("False\n"), f"{words} loads torch"
+
+
+def test_a_person_is_told_that_torch_is_loading(monkeypatch):
+    out = io.StringIO()
+    screen = Console(file=out, force_terminal=True)
+    monkeypatch.setattr(cli, "_console", lambda as_json: screen)
+    with cli._loading():
+        time.sleep(0.5)
+        assert "loading PyTorch" in out.getvalue()
+
+
+def test_messages_name_options(equipoise):
+    found = equipoise("train --data digits --noise-multiplier 2 --device cuda:9 --dry-run --json")
+    assert found.code == 2
+    assert "cuda:9" in found.value["error"]
+    assert "device=" not in found.value["error"]
+
+
+def test_the_clip_rules_known_before_loading_are_the_librarys():
+    assert set(options.CLIP_RULES) == set(CLIP_RULES)
+    assert options.SAMPLINGS == calibration.SAMPLINGS

@@ -24,6 +24,7 @@ from equipoise.data import DataSet, Records
 from equipoise.data.custom import load_dataset
 from equipoise.experiments.augmentation import shift_and_flip
 from equipoise.experiments.models import build_model, default_model, prepare_data
+from equipoise.experiments.options import parse_clip_norm
 from equipoise.experiments.settings import Settings, SettingsError
 from equipoise.methods import METHODS, Method, ReleasedQuantile
 from equipoise.privacy import Budget, Journal, Poisson, PrivacyPlan, epsilon
@@ -150,16 +151,6 @@ def _load_whole(settings: Settings) -> DataSet:
                 "first records."
             )
         return dataset
-    if settings.population is None:
-        raise SettingsError(
-            "--population is missing. It sets the sampling rate and the divisor of the noised sums, so "
-            "it must be a "
-            f"public number that you state: if it were counted from the records that {settings.data!r} "
-            "returns, "
-            "adding one record would change it, and the privacy proof would not hold. Give the published "
-            "size of the "
-            "set, or a round figure near it."
-        )
     return load_dataset(settings.data, folder=settings.data_dir, population=settings.population)
 
 
@@ -323,17 +314,8 @@ def _noise_for_the_rest(
 
 
 def _clip_norm(text: str) -> float | ReleasedQuantile:
-    word, _, share = text.partition(":")
-    try:
-        if word == "quantile":
-            return ReleasedQuantile(quantile=float(share) if share else 0.5)
-        return float(text)
-    except ValueError as error:
-        raise SettingsError(
-            f"--clip-norm is {text!r}, but it must be a number above 0, quantile, or quantile:SHARE with "
-            "a share "
-            f"between 0 and 1 ({error})."
-        ) from None
+    parsed = parse_clip_norm(text)
+    return parsed if isinstance(parsed, float) else ReleasedQuantile(quantile=parsed[1])
 
 
 def make_augmentation(

@@ -8,9 +8,7 @@ from typing import Any
 
 from equipoise.experiments.assembly import cache_folder, load_data, predictions
 from equipoise.experiments.models import build_model, prepare_data
-from equipoise.experiments.run import read_settings
-from equipoise.experiments.settings import SettingsError
-from equipoise.report import RunFolderError
+from equipoise.experiments.saved import check_model_file, read_settings
 from equipoise.training import load_model
 
 __all__ = ["predict_run"]
@@ -37,10 +35,7 @@ def predict_run(
         Plain values: run_dir, data, records, accuracy and, where one was written, output.
     """
     settings = read_settings(folder)
-    if not (Path(folder) / "model.safetensors").is_file():
-        raise RunFolderError(
-            f"run={folder!r} holds no model.safetensors yet. Let the run finish: equipoise resume {folder}"
-        )
+    check_model_file(folder)
     assert settings.model is not None
     wanted = replace(
         settings,
@@ -58,12 +53,7 @@ def predict_run(
     found = predictions(model, dataset.test)
     labels = dataset.test.fields["label"]
     if output is not None:
-        target = Path(output)
-        if not target.parent.is_dir():
-            raise SettingsError(
-                f"--output is {output!r}, but there is no folder {str(target.parent)!r}. Make it first."
-            )
-        target.write_text("".join(f"{label}\n" for label in found.tolist()), encoding="utf-8")
+        Path(output).write_text("".join(f"{label}\n" for label in found.tolist()), encoding="utf-8")
     return {
         "run_dir": folder,
         "data": wanted.data,

@@ -23,17 +23,16 @@ from equipoise.experiments.assembly import (
     cross_entropy,
     make_method,
 )
+from equipoise.experiments.saved import SETTINGS_FILE, is_finished, read_settings
 from equipoise.experiments.settings import Settings
 from equipoise.privacy import Budget
-from equipoise.report import RunFolderError, read_run, write_report
+from equipoise.report import read_run, write_report
 from equipoise.training import PrivateTraining
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["describe_run", "read_settings", "resume_run", "train_run"]
-
-SETTINGS_FILE = "checkpoint/settings.json"
+__all__ = ["describe_run", "resume_run", "train_run"]
 
 
 def train_run(settings: Settings, console: Console) -> dict[str, Any]:
@@ -102,7 +101,8 @@ def resume_run(
         device: where to go on, if elsewhere.
     """
     settings = read_settings(folder)
-    if _is_finished(folder):
+    if is_finished(folder):
+        console.print(f"{folder} is finished already: there is nothing to resume.", markup=False)
         return _answer(folder, settings, finished=True, seconds=0.0)
     settings = replace(
         settings, run_dir=folder, data_dir=data_dir or settings.data_dir, device=device or settings.device
@@ -125,38 +125,11 @@ def resume_run(
     return _run(training, experiment, folder, console)
 
 
-def read_settings(folder: str) -> Settings:
-    """The settings that a run was started with.
-
-    Raises:
-        RunFolderError: the folder is not that of a run started from the command line.
-    """
-    path = Path(folder) / SETTINGS_FILE
-    if not path.is_file():
-        raise RunFolderError(
-            f"run={folder!r} holds no {SETTINGS_FILE}, so `equipoise train` did not start it or its "
-            "checkpoint was "
-            "deleted. A training started from Python goes on with PrivateTraining.resume."
-        )
-    return Settings.from_json(json.loads(path.read_text(encoding="utf-8")))
-
-
 def _run(training: PrivateTraining, experiment: Experiment, folder: str, console: Console) -> dict[str, Any]:
     began = time.perf_counter()
     _warn_of_noise(training, console)
     result = training.run(evaluate=experiment.evaluate, progress=console.is_terminal)
     return _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
-
-
-def _is_finished(folder: str) -> bool:
-    """Whether the training ended: statement, then model are written, then the secret key is deleted."""
-    model, statement = Path(folder) / "model.safetensors", Path(folder) / "statement.json"
-    if (Path(folder) / "private" / "key").exists() or not (model.is_file() and statement.is_file()):
-        return False
-    # a reproducible run has no key, so the statement must say that all planned releases were made
-    releases = read_run(folder).statement.get("releases", [])
-    complete = all(release.get("used") == release.get("count") for release in releases)
-    return complete and model.stat().st_mtime_ns >= statement.stat().st_mtime_ns
 
 
 def _answer(folder: str, settings: Settings, finished: bool, seconds: float) -> dict[str, Any]:

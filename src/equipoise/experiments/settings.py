@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from equipoise.experiments.options import CLIP_RULES, SettingsError, check_choice, flag, parse_clip_norm
 from equipoise.experiments.recipes import DEFAULT_MODEL, find_recipe
 
 __all__ = ["Settings", "SettingsError", "parse_option"]
@@ -21,10 +22,6 @@ __all__ = ["Settings", "SettingsError", "parse_option"]
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "linear", "cosine")
 _PATHS = ("data_dir", "ledger", "run_dir")
-
-
-class SettingsError(ValueError):
-    """A setting that cannot be used; the message names it, its value, the reason and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +105,7 @@ class Settings:
         >>> Settings(data="digits", epochs=-1).resolved()
         Traceback (most recent call last):
             ...
-        equipoise.experiments.settings.SettingsError: --epochs is -1, but ...
+        equipoise.experiments.options.SettingsError: --epochs is -1, but ...
         """
         model = self.model or DEFAULT_MODEL.get(self.data) or default_model
         if model is None:
@@ -144,7 +141,7 @@ class Settings:
         def positive(name: str, meaning: str) -> None:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise SettingsError(f"{_flag(name)} is {value:g}, but {meaning} is a number above 0.")
+                raise SettingsError(f"{flag(name)} is {value:g}, but {meaning} is a number above 0.")
 
         positive("epsilon", "a privacy budget")
         positive("epochs", "the number of passes over the data")
@@ -170,12 +167,22 @@ class Settings:
         for name in ("momentum", "ema"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
-                raise SettingsError(f"{_flag(name)} is {value:g}, but it must be at least 0 and below 1.")
+                raise SettingsError(f"{flag(name)} is {value:g}, but it must be at least 0 and below 1.")
         if self.weight_decay is not None and not self.weight_decay >= 0:
             raise SettingsError(f"--weight-decay is {self.weight_decay:g}, but it must be at least 0.")
-        _check_choice("--optimizer", self.optimizer, OPTIMIZERS)
-        _check_choice("--schedule", self.schedule, SCHEDULES)
-        _check_choice("--recipe", self.recipe, ("library", "as_published"))
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("recipe", self.recipe, ("library", "as_published"))
+        check_choice("clip_rule", self.clip_rule and self.clip_rule.replace("-", "_"), CLIP_RULES)
+        if self.clip_norm is not None:
+            parse_clip_norm(self.clip_norm)
+        if ":" in self.data and self.population is None:
+            raise SettingsError(
+                "--population is missing. It sets the sampling rate and the divisor of the noised sums, so "
+                f"it must be a public number that you state: if it were counted from the records that "
+                f"{self.data!r} returns, adding one record would change it, and the privacy proof would not "
+                "hold. Give the published size of the set, or a round figure near it."
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Every setting, as plain values."""
@@ -195,7 +202,7 @@ class Settings:
             if item.name == "options":
                 words += [word for n, v in value.items() for word in ("--option", f"{n}={_written(v)}")]
                 continue
-            words.append(_flag(item.name))
+            words.append(flag(item.name))
             if item.name in _PATHS:
                 words.append({"data_dir": "DIR", "ledger": "FILE"}[item.name])
             elif value is not True:
@@ -238,12 +245,3 @@ def parse_option(text: str) -> tuple[str, Any]:
 
 def _written(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _check_choice(flag: str, value: str | None, choices: tuple[str, ...]) -> None:
-    if value is not None and value not in choices:
-        raise SettingsError(f"{flag} is {value!r}, but it must be one of {', '.join(choices)}.")

@@ -1,0 +1,76 @@
+"""What a run folder holds for the commands that go on with it, looked at before torch is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from equipoise.experiments.settings import Settings
+from equipoise.report import RunFolderError, read_run
+
+__all__ = ["SETTINGS_FILE", "check_model_file", "is_finished", "read_settings"]
+
+SETTINGS_FILE = "checkpoint/settings.json"
+
+
+def read_settings(folder: str) -> Settings:
+    """The settings that a run was started with.
+
+    Raises:
+        RunFolderError: the folder is not that of a run started from the command line.
+    """
+    path = Path(folder) / SETTINGS_FILE
+    if not path.is_file():
+        raise RunFolderError(
+            f"run={folder!r} holds no {SETTINGS_FILE}, so `equipoise train` did not start it or its "
+            "checkpoint was "
+            "deleted. A training started from Python goes on with PrivateTraining.resume."
+        )
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunFolderError(
+            f"run={folder!r}: {SETTINGS_FILE} is damaged ({error}). Restore it from a copy."
+        ) from error
+    if not isinstance(values, dict):
+        raise RunFolderError(f"run={folder!r}: {SETTINGS_FILE} holds no settings. Restore it from a copy.")
+    return Settings.from_json(values)
+
+
+def check_model_file(folder: str) -> None:
+    """Look whether the model of a run is there and whole, by the file's header.
+
+    Raises:
+        RunFolderError: it is missing or damaged.
+    """
+    path = Path(folder) / "model.safetensors"
+    if not path.is_file():
+        raise RunFolderError(
+            f"run={folder!r} holds no model.safetensors yet. Let the run finish: equipoise resume {folder}"
+        )
+    # A safetensors file: the header's length in 8 bytes, the header in JSON, the tensors it describes.
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(length)) if 8 + length <= size else None
+            parts = [value for name, value in header.items() if name != "__metadata__"] if header else []
+            whole = bool(parts) and 8 + length + max(part["data_offsets"][1] for part in parts) == size
+        except (ValueError, KeyError, TypeError, AttributeError):
+            whole = False
+    if not whole:
+        raise RunFolderError(
+            f"run={folder!r}: model.safetensors is damaged ({size:,} bytes). Restore it from a copy, or "
+            "train again."
+        )
+
+
+def is_finished(folder: str) -> bool:
+    """Whether the training ended: statement, then model are written, then the secret key is deleted."""
+    model, statement = Path(folder) / "model.safetensors", Path(folder) / "statement.json"
+    if (Path(folder) / "private" / "key").exists() or not (model.is_file() and statement.is_file()):
+        return False
+    # a reproducible run has no key, so the statement must say that all planned releases were made
+    releases = read_run(folder).statement.get("releases", [])
+    complete = all(release.get("used") == release.get("count") for release in releases)
+    return complete and model.stat().st_mtime_ns >= statement.stat().st_mtime_ns
