@@ -95,7 +95,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a rule that forgets one parameter",
-        "gradients/rules.py",
+        "gradients/rules/products.py",
         (
             (
                 "bias = bias if op.tracks(bias) else None\n"

@@ -1,0 +1,96 @@
+"""Rules for elementwise operations in which a parameter is broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from equipoise.gradients.base import DenseFactor, Factor
+from equipoise.gradients.layouts import record_first, sum_to_shape
+from equipoise.gradients.rules.norms import channel_norm
+from equipoise.gradients.rules.operation import Finish, Operation, product
+
+__all__ = ["add", "div", "expand", "mul", "prelu", "sub"]
+
+
+def broadcast(
+    op: Operation, param: Tensor, local_gradient: Callable[[Tensor, Any], Tensor], kept: Any = None
+) -> Finish | None:
+    """Rows are the output gradient times a local factor, summed where the parameter was broadcast."""
+    layout, records, shape, ndim = op.out_layout, op.records, param.shape, op.out.ndim
+    kept = kept.detach() if isinstance(kept, Tensor) else kept
+
+    def finish(b: Tensor) -> list[tuple[Tensor, Factor]]:
+        rows = record_first(local_gradient(b, kept), layout, records)
+        g = sum_to_shape(rows, layout, ndim, shape)
+        if g is None:
+            raise NotImplementedError("the parameter does not broadcast along the records")
+        return [(param, DenseFactor(g))]
+
+    return finish
+
+
+def _operands(op: Operation) -> tuple[Any, Any] | None:
+    """The two operands of an elementwise operation if exactly one is tracked."""
+    if len(op.args) + len(op.kwargs) < 2:
+        return None
+    left, right = (*op.args, *op.kwargs.values())[:2]
+    return None if op.tracks(left) == op.tracks(right) else (left, right)
+
+
+def add(op: Operation, sign: int = 1) -> Finish | None:
+    """Addition with broadcasting, of ``sign`` times the second operand."""
+    pair = _operands(op)
+    if pair is None:
+        return None
+    alpha = op.kwargs.get("alpha", 1)
+    if op.tracks(pair[0]):
+        return broadcast(op, pair[0], lambda b, _: b)
+    return broadcast(op, pair[1], lambda b, _: b if sign * alpha == 1 else b * (sign * alpha))
+
+
+def sub(op: Operation) -> Finish | None:
+    """Subtraction with broadcasting."""
+    return add(op, sign=-1)
+
+
+def mul(op: Operation) -> Finish | None:
+    """Multiplication with broadcasting."""
+    pair = _operands(op)
+    if pair is None:
+        return None
+    param, x = pair if op.tracks(pair[0]) else pair[::-1]
+    return broadcast(op, param, _times, x)
+
+
+def _times(b: Tensor, kept: Any) -> Tensor:
+    return product(b, kept) if isinstance(kept, Tensor) else b * kept
+
+
+def div(op: Operation) -> Finish | None:
+    """Division by a parameter, or of one."""
+    pair = _operands(op)
+    if pair is None or op.kwargs.get("rounding_mode") is not None:
+        return None
+    top, bottom = pair
+    if op.tracks(top):
+        return broadcast(op, top, lambda b, x: b / x, bottom)
+    value = bottom.detach()
+    return broadcast(op, bottom, lambda b, out: -product(b, out) / value, op.out.clone())
+
+
+def expand(op: Operation) -> Finish | None:
+    """``expand``, ``repeat``, ``tile``, ``broadcast_to``: the class token of a vision transformer."""
+    return broadcast(op, op.args[0], lambda b, _: b) if op.args and op.tracks(op.args[0]) else None
+
+
+def prelu(op: Operation) -> Finish | None:
+    """Slopes of ``prelu``, one or one a channel."""
+    x, weight = op.get("input", "weight")
+    if weight.numel() == 1 and weight.ndim == 1:
+        return broadcast(op, weight, lambda b, kept: product(b, kept.clamp(max=0)), x)
+    if x.ndim < 2:
+        return None
+    return channel_norm(op, x, weight, None, lambda t: t.clamp(max=0))

@@ -1,0 +1,59 @@
+"""The rule for any operation that follows the records."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from equipoise.gradients.base import DenseFactor, Factor
+from equipoise.gradients.layouts import Layout, record_first
+from equipoise.gradients.rules.operation import Finish, Operation
+
+__all__ = ["local"]
+
+
+def local(op: Operation) -> Finish | None:
+    """The operation's own vector-Jacobian product, vectorised over records: rows [B, *shape] at once."""
+    name, records, func = getattr(op.func, "__name__", "_"), op.records, op.func
+    if (name.endswith("_") and not name.startswith("__")) or name.startswith("__i") or name == "__setitem__":
+        return None
+    leaves, spec = tree_flatten((op.args, op.kwargs))
+    targets = {id(t): t for t in leaves if op.tracks(t)}
+    places: dict[int, Layout] = {}
+    for i, leaf in enumerate(leaves):
+        layout = op.layout(leaf) if isinstance(leaf, Tensor) else None
+        if layout is not None:
+            if layout.fold != op.out_layout.fold:
+                return None
+            places[i] = layout
+    target_of = {i: id(leaf) for i, leaf in enumerate(leaves) if id(leaf) in targets}
+    kept = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    values = {key: t.detach() for key, t in targets.items()}
+    out_layout = op.out_layout
+
+    def block(tensor: Tensor, layout: Layout) -> Tensor:
+        """Records first, and within a record the axis stays (of size 1, or the folded positions)."""
+        rows = record_first(tensor, layout, records)
+        return rows.unsqueeze(layout.axis + 1) if layout.fold == "none" else rows
+
+    def finish(b: Tensor) -> list[tuple[Tensor, Factor]]:
+        def one(b_record: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+            given = dict(zip(places, inputs, strict=True))
+
+            def run(*live: Tensor) -> Tensor:
+                current = dict(zip(values, live, strict=True))
+                filled = [
+                    current[target_of[i]] if i in target_of else given.get(i, leaf)
+                    for i, leaf in enumerate(kept)
+                ]
+                args, kwargs = tree_unflatten(filled, spec)
+                return func(*args, **kwargs)
+
+            return torch.func.vjp(run, *values.values())[1](b_record)
+
+        inputs = [block(kept[i], layout) for i, layout in places.items()]
+        rows = torch.func.vmap(one)(block(b, out_layout), *inputs)
+        return [(t, DenseFactor(g)) for t, g in zip(targets.values(), rows, strict=True)]
+
+    return finish

@@ -1,0 +1,126 @@
+"""Rules for the scales and shifts of normalisation layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equipoise.gradients.base import DenseFactor, Factor, accumulation_dtype
+from equipoise.gradients.layouts import Layout, record_first
+from equipoise.gradients.rules.operation import Finish, Operation, channel_sum, product, sum_over
+
+__all__ = ["batch_norm", "channel_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
+
+
+def layer_norm(op: Operation) -> Finish | None:
+    """Scale and shift of ``layer_norm``."""
+    x, shape, weight, bias, eps = op.get("input", "normalized_shape", "weight", "bias", "eps")
+    eps = 1e-5 if eps is None else eps
+    return _trailing_norm(op, x, tuple(shape), weight, bias, lambda t: F.layer_norm(t, shape, eps=eps))
+
+
+def rms_norm(op: Operation) -> Finish | None:
+    """Scale of ``rms_norm``."""
+    x, shape, weight, eps = op.get("input", "normalized_shape", "weight", "eps")
+    return _trailing_norm(op, x, tuple(shape), weight, None, lambda t: F.rms_norm(t, shape, eps=eps))
+
+
+def _trailing_norm(
+    op: Operation, x: Tensor, shape: tuple[int, ...], weight: Any, bias: Any, normalise: Callable
+) -> Finish | None:
+    layout, records = op.layout(x), op.records
+    if layout is None or op.tracks(x) or layout.axis >= x.ndim - len(shape):
+        return None
+    kept = x.detach() if op.tracks(weight) else None
+    bias = bias if op.tracks(bias) else None
+
+    def finish(b: Tensor) -> list[tuple[Tensor, Factor]]:
+        found: list[tuple[Tensor, Factor]] = []
+        if kept is not None:
+            rows = record_first(product(b, normalise(kept)), layout, records)
+            found.append((weight, DenseFactor(sum_over(rows, range(1, rows.ndim - len(shape))))))
+        if bias is not None:
+            rows = record_first(b, layout, records)
+            found.append((bias, DenseFactor(sum_over(rows, range(1, rows.ndim - len(shape))))))
+        return found
+
+    return finish
+
+
+def channel_norm(op: Operation, x: Tensor, weight: Any, bias: Any, normalise: Callable) -> Finish | None:
+    """Normalisations of [N, C, ...] with a weight and a bias a channel."""
+    layout, records = op.layout(x), op.records
+    if layout is None or op.tracks(x) or layout.axis != 0:
+        return None
+    kept = x.detach() if op.tracks(weight) else None
+    bias = bias if op.tracks(bias) else None
+
+    def finish(b: Tensor) -> list[tuple[Tensor, Factor]]:
+        found: list[tuple[Tensor, Factor]] = []
+        if kept is not None:
+            by_entry = product(b, normalise(kept))
+            found.append((weight, DenseFactor(channel_sum(by_entry, layout, records))))
+        if bias is not None:
+            found.append((bias, DenseFactor(channel_sum(b, layout, records))))
+        return found
+
+    return finish
+
+
+def group_norm(op: Operation) -> Finish | None:
+    """Scale and shift of ``group_norm``, from the statistics that the forward kept."""
+    x, groups, weight, bias, eps = op.get("input", "num_groups", "weight", "bias", "eps")
+    eps = 1e-5 if eps is None else eps
+    layout, records = op.layout(x), op.records
+    plain = layout == Layout(0) and x.is_contiguous() and accumulation_dtype(x.dtype) == x.dtype
+    if not plain or op.tracks(x) or not op.tracks(weight):
+        return channel_norm(op, x, weight, bias, lambda t: F.group_norm(t, groups, eps=eps))
+    kept, (channels, size) = x.detach(), (x.shape[1], x.shape[2:].numel())
+    node = op.out.grad_fn
+    mean, rstd = (getattr(node, f"_saved_result{i}", None) for i in (1, 2))  # what the forward computed
+    bias = bias if op.tracks(bias) else None
+
+    def finish(b: Tensor) -> list[tuple[Tensor, Factor]]:
+        m, r = mean, rstd
+        if m is None or r is None:
+            _, m, r = torch.native_group_norm(kept, None, None, records, channels, size, groups, eps)
+        # The records become groups of one large record, so that the sum over records is left out.
+        _, by_weight, by_bias = torch.ops.aten.native_group_norm_backward(
+            b.contiguous(), kept, m.view(1, -1), r.view(1, -1), kept.new_ones(records * channels),
+            1, records * channels, size, records * groups, [False, True, True],
+        )  # fmt: skip
+        found: list[tuple[Tensor, Factor]] = [(weight, DenseFactor(by_weight.view(records, channels)))]
+        if bias is not None:
+            found.append((bias, DenseFactor(by_bias.view(records, channels))))
+        return found
+
+    return finish
+
+
+def instance_norm(op: Operation) -> Finish | None:
+    """Scale and shift of ``instance_norm``."""
+    x, mean, var, weight, bias, own, _, eps = op.get(
+        "input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps"
+    )
+    own, eps = own is None or own, 1e-5 if eps is None else eps
+    if x.ndim < 3:
+        return None
+    if own:  # without the running statistics: they have been updated already
+        return channel_norm(op, x, weight, bias, lambda t: F.instance_norm(t, eps=eps))
+    return channel_norm(op, x, weight, bias, lambda t: F.batch_norm(t, mean, var, eps=eps))
+
+
+def batch_norm(op: Operation) -> Finish | None:
+    """Scale and shift of ``batch_norm`` with statistics that do not follow the batch."""
+    x, mean, var, weight, bias, training, _, eps = op.get(
+        "input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"
+    )
+    if training or mean is None or var is None:
+        return None  # statistics of the batch: records are mixed
+    eps = 1e-5 if eps is None else eps
+    mean, var = mean.clone(), var.clone()
+    return channel_norm(op, x, weight, bias, lambda t: F.batch_norm(t, mean, var, eps=eps))
