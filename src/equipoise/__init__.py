@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from equipoise.gradients import PerSampleGradients, dense_gradients, fix, per_sample_gradients
     from equipoise.methods import (
+        DCDPSGD,
         DPC4,
         DPSGD,
         DPSVRG,
@@ -59,6 +60,7 @@ _CONTENTS = {
     "CSVWriter": "training",
     "TensorBoardWriter": "training",
     # methods, clip rules, thresholds
+    "DCDPSGD": "methods",
     "DPSGD": "methods",
     "DPSVRG": "methods",
     "DPC4": "methods",
@@ -100,6 +102,7 @@ _CONTENTS = {
 }
 
 __all__ = [
+    "DCDPSGD",
     "DPC4",
     "DPSGD",
     "DPSVRG",

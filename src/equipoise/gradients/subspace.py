@@ -15,7 +15,7 @@ rows, ``V = G_pub^T W``, need only the cross-Gram matrix of public and private r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -113,6 +113,8 @@ class SeededSubspace(Subspace):
         dimension: K, the number of columns.
         dtype, device: of the columns.
         dense_limit: parameters up to this size get columns without structure.
+        entries: law of the independent numbers that columns, u and w consist of, as a function of their
+            shape and a generator; standard normal when None.
 
     >>> V = SeededSubspace(0, {"w": (4, 3)}, 2, dense_limit=0)
     >>> V.gram().shape, V.lift(torch.ones(2))["w"].shape
@@ -128,12 +130,14 @@ class SeededSubspace(Subspace):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         dense_limit: int = 4096,
+        entries: Callable[[Sequence[int], torch.Generator], Tensor] | None = None,
     ) -> None:
         if dimension < 1:
             raise ValueError(f"dimension={dimension} leaves no column; pass at least 1")
         self.seed, self.dtype, self.device = seed, accumulation_dtype(dtype), torch.device(device)
         self.shapes = {name: torch.Size(shape) for name, shape in shapes.items()}
         self.dense_limit = dense_limit
+        self._entries = _standard_normal if entries is None else entries
         self._dimension = dimension
         self._scale = max(1, sum(shape.numel() for shape in self.shapes.values())) ** -0.5
 
@@ -149,11 +153,14 @@ class SeededSubspace(Subspace):
         state = torch.Generator().manual_seed(_mixed(self.seed, position))
         shape = self.shapes[name]
         if len(shape) < 2 or shape.numel() <= self.dense_limit:
-            dense = torch.randn(self._dimension, *shape, generator=state).to(self.device, self.dtype)
+            dense = self._draw((self._dimension, *shape), state)
             return DenseGradients({name: dense.mul_(self._scale)}).factors[name][0]
-        u = torch.randn(self._dimension, shape[0], generator=state).to(self.device, self.dtype)
-        w = torch.randn(self._dimension, shape[1:].numel(), generator=state).to(self.device, self.dtype)
+        u = self._draw((self._dimension, shape[0]), state)
+        w = self._draw((self._dimension, shape[1:].numel()), state)
         return OuterFactor(w, u.mul_(self._scale), shape)
+
+    def _draw(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+        return self._entries(shape, generator).to(self.device, self.dtype)
 
     @override
     def coordinates(self, gradients: PerSampleGradients) -> Tensor:
@@ -288,6 +295,10 @@ def _coordinates(factor: Factor, block: Factor) -> Tensor:
         rows = factor.rows(part).materialise().to(dtype).reshape(-1, *block.matrix_shape)
         out[part] = torch.matmul(rows, w.t()).mul_(u.t()).sum(1)
     return out
+
+
+def _standard_normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    return torch.randn(*shape, generator=generator)
 
 
 def _mixed(seed: int, position: int) -> int:

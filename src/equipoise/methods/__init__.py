@@ -6,6 +6,7 @@
 from equipoise.methods.base import Context, DrawHandle, Method, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import CLIP_RULES, NSGD, PSAC, Abadi, AutoS, ClipRule
+from equipoise.methods.dc_dpsgd import DCDPSGD
 from equipoise.methods.dice_sgd import DiceSGD
 from equipoise.methods.dp_c4 import DPC4, DPC4Plus
 from equipoise.methods.dp_sgd import DPSGD
@@ -39,10 +40,12 @@ METHODS: dict[str, type[Method]] = {
     PDPSGD.name: PDPSGD,
     RandomProjection.name: RandomProjection,
     RandomSparsification.name: RandomSparsification,
+    DCDPSGD.name: DCDPSGD,
 }
 
 __all__ = [
     "CLIP_RULES",
+    "DCDPSGD",
     "DPC4",
     "DPSGD",
     "DPSVRG",

@@ -327,6 +327,18 @@ def _quick(parts: tuple[tuple[Part, int], ...], delta: float, relation: str) -> 
     return min(unamplified, value)
 
 
+def rdp_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str = "add_or_remove_one") -> float:
+    """Epsilon by Renyi differential privacy alone, as many publications state it: looser than `epsilon`.
+
+    Example:
+        >>> event = dp_accounting.PoissonSampledDpEvent(256 / 60_000, dp_accounting.GaussianDpEvent(1.0))
+        >>> round(rdp_epsilon(dp_accounting.SelfComposedDpEvent(event, 4687), 1e-5), 3)
+        1.759
+    """
+    parts = parts_of(event)
+    return math.inf if parts is None else _rdp(parts, check_delta(delta), check_relation(relation))
+
+
 def _rdp(parts: tuple[tuple[Part, int], ...], delta: float, relation: str) -> float:
     """Epsilon by Renyi differential privacy. Any set of orders gives a valid bound.
 

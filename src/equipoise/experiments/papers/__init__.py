@@ -12,7 +12,9 @@ from equipoise.experiments.findings import PaperExperiment
 
 __all__ = ["EXPERIMENTS", "find_experiment"]
 
-EXPERIMENTS: dict[str, str] = {}
+EXPERIMENTS: dict[str, str] = {
+    "dc-dpsgd": "equipoise.experiments.papers.dc_dpsgd",
+}
 
 
 def find_experiment(name: str) -> PaperExperiment:

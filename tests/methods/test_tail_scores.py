@@ -1,0 +1,188 @@
+"""The trace and its laws: it lies in [0, 1], knows no norm, and comes out of structured columns exactly."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from equipoise.gradients import DenseGradients, FactoredGradients
+from equipoise.gradients.outer import OuterFactor
+from equipoise.gradients.subspace import HeldSubspace, SeededSubspace
+from equipoise.methods.tail_scores import (
+    Trace,
+    null_threshold,
+    record_normals,
+    record_uniforms,
+    sub_weibull,
+)
+from equipoise.privacy import Private, PrivateRows
+from equipoise.privacy.private import unwrap
+
+P, K = 60, 7
+
+
+def columns(seed, dimension=K, size=P, tail_index=2.0, signs="symmetric"):
+    rng = torch.Generator().manual_seed(seed)
+    return sub_weibull((dimension, size), rng, tail_index, signs).double()
+
+
+def scores(rows, held):
+    guarded = PrivateRows(DenseGradients({"w": rows}))
+    return unwrap(Trace(HeldSubspace({"w": held}))(guarded))
+
+
+def gaussian_rows(count, size=P, seed=5):
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("signs", ["symmetric", "positive"])
+def test_the_trace_is_a_share_that_scales_do_not_change(signs):
+    g, held = gaussian_rows(20), columns(0, signs=signs)
+    first = scores(g, held)
+    assert (first >= 0).all()
+    assert (first <= 1).all()
+    torch.testing.assert_close(scores(g * torch.logspace(-3, 3, 20)[:, None].double(), held), first)
+    torch.testing.assert_close(scores(g, held * torch.logspace(-2, 2, K)[:, None].double()), first)
+
+
+def test_the_cholesky_form_equals_the_orthonormal_one():
+    g, held = gaussian_rows(50), columns(1)
+    basis = torch.linalg.qr(held.T).Q
+    expected = (g @ basis).square().sum(1) / g.square().sum(1)
+    torch.testing.assert_close(scores(g, held), expected, rtol=0, atol=1e-10)
+
+
+def test_all_of_the_space_gives_one():
+    torch.testing.assert_close(scores(gaussian_rows(5), columns(2, dimension=P)), torch.ones(5).double())
+
+
+def test_rows_without_a_direction_score_zero():
+    g = gaussian_rows(3)
+    g[0] = 0
+    g[1, 0] = math.nan
+    assert scores(g, columns(0))[:2].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("tail_index", [0.5, 1.0, 2.0])
+def test_every_direction_expects_the_same_trace(tail_index):
+    """E[lambda | g] = k / P for symmetric entries, whatever g: the trace carries no information."""
+    sparse = torch.zeros(P).double()
+    sparse[3] = 1
+    fixed = torch.stack([sparse, torch.ones(P).double(), gaussian_rows(1)[0]])
+    found = torch.stack([scores(fixed, columns(seed, tail_index=tail_index)) for seed in range(400)])
+    error = found.std(0) / math.sqrt(len(found))
+    assert ((found.mean(0) - K / P).abs() <= 3.5 * error).all()
+
+
+def test_positive_entries_prefer_the_direction_of_all_ones():
+    fixed = torch.stack(
+        [torch.ones(P).double(), torch.cat([torch.ones(P // 2), -torch.ones(P // 2)]).double()]
+    )
+    found = torch.stack([scores(fixed, columns(seed, signs="positive")) for seed in range(100)]).mean(0)
+    assert found[0] > 3 * found[1]
+
+
+def auc(score, positive):
+    rank = torch.empty(len(score))
+    rank[score.argsort()] = torch.arange(1, len(score) + 1).float()
+    n = int(positive.sum())
+    return float((rank[positive].sum() - n * (n + 1) / 2) / (n * (len(score) - n)))
+
+
+def top_tenth(norms):
+    return norms >= norms.sort(descending=True).values[len(norms) // 10]
+
+
+@pytest.mark.parametrize("signs", ["symmetric", "positive"])
+def test_the_trace_does_not_find_large_gradients(signs):
+    """AUC of the trace against the largest tenth of the norms, over 30 batches: a coin's."""
+    found = []
+    for seed in range(30):
+        size = sub_weibull((256,), torch.Generator().manual_seed(seed)).abs().double()
+        g = gaussian_rows(256, 400, seed) * size[:, None]
+        found.append(auc(scores(g, columns(seed, 40, 400, signs=signs)), top_tenth(g.norm(dim=1))))
+    assert 0.45 < sum(found) / len(found) < 0.55
+
+
+def test_absolute_values_over_the_norm_of_the_batch_rank_by_norm():
+    """What the authors' program computes is a ranking by norm, through noise."""
+    found = []
+    for seed in range(10):
+        rng = torch.Generator().manual_seed(seed)
+        size = sub_weibull((256,), rng).abs().double()
+        g = gaussian_rows(256, 400, seed) * size[:, None]
+        basis = torch.linalg.qr(columns(seed, 40, 400, tail_index=1.0, signs="positive").T).Q
+        score = (g.abs() / g.norm() @ basis).square().sum(1)
+        score += torch.randn(256, generator=rng, dtype=torch.float64) / 256
+        found.append(auc(score, top_tenth(g.norm(dim=1))))
+    assert sum(found) / len(found) >= 0.85
+
+
+def test_khatri_rao_columns_through_factors_equal_the_dense_computation():
+    rng = torch.Generator().manual_seed(0)
+    a = torch.randn(6, 3, 9, generator=rng, dtype=torch.float64)
+    b = torch.randn(6, 3, 8, generator=rng, dtype=torch.float64)
+    bias = torch.randn(6, 8, generator=rng, dtype=torch.float64)
+    parts = {
+        "w": (OuterFactor(a, b, torch.Size([8, 9])),),
+        "bias": DenseGradients({"bias": bias}).factors["bias"],
+    }
+    ghost = FactoredGradients(parts)
+    V = SeededSubspace(
+        3, {"w": (8, 9), "bias": (8,)}, K, dtype=torch.float64, dense_limit=10, entries=sub_weibull
+    )
+    held = {name: V.block(name).materialise() for name in ("w", "bias")}
+    dense = PrivateRows(ghost.materialise())
+    expected = unwrap(Trace(HeldSubspace(held))(dense))
+    torch.testing.assert_close(unwrap(Trace(V)(PrivateRows(ghost))), expected, rtol=0, atol=1e-10)
+    basis = torch.linalg.qr(torch.cat([held["w"].flatten(1), held["bias"].flatten(1)], 1).T).Q
+    g = unwrap(dense.matrix())
+    torch.testing.assert_close(expected, (g @ basis).square().sum(1) / g.square().sum(1), rtol=0, atol=1e-10)
+
+
+def test_dependent_columns_are_refused():
+    held = columns(0)
+    held[1] = 2 * held[0]
+    with pytest.raises(ValueError, match="subspace_dimension=7"):
+        Trace(HeldSubspace({"w": held}))
+
+
+@pytest.mark.parametrize("tail_index", [0.5, 1.0, 2.0])
+def test_the_sampler_has_the_tail_it_is_named_for(tail_index):
+    v = sub_weibull((100_000,), torch.Generator().manual_seed(0), tail_index)
+    uniform = torch.exp(-v.abs().double().pow(1 / tail_index)).sort().values
+    gap = (uniform - torch.arange(1, len(v) + 1) / len(v)).abs().max()
+    assert gap < 1.95 / math.sqrt(len(v))  # Kolmogorov and Smirnov at one in a thousand
+    assert abs(float((v > 0).double().mean()) - 0.5) < 0.01
+    assert (sub_weibull((1000,), torch.Generator().manual_seed(0), tail_index, "positive") >= 0).all()
+
+
+def test_one_half_is_not_gaussian():
+    v = sub_weibull((100_000,), torch.Generator().manual_seed(0), 0.5).double()
+    assert abs(float(v.pow(4).mean() / v.square().mean() ** 2) - 2.0) < 0.05  # a Gaussian has 3
+
+
+def test_null_quantiles():
+    assert null_threshold(0.1, 200, 2000) == pytest.approx(0.112315, abs=5e-7)
+    assert null_threshold(0.1, 200, 26_010) == pytest.approx(0.0086858, abs=5e-8)
+
+
+def test_records_keep_their_numbers():
+    """Uniform, from the record's number and the seed alone, however the batch is cut."""
+    ids = torch.arange(50_000)
+    u = unwrap(record_uniforms(Private(ids), seed=4))
+    assert (u >= 0).all()
+    assert (u < 1).all()
+    gap = (u.sort().values - torch.arange(1, len(u) + 1) / len(u)).abs().max()
+    assert gap < 1.95 / math.sqrt(len(u))
+    part = unwrap(record_uniforms(Private(ids[[7, 40_000, 3]]), seed=4))
+    assert torch.equal(part, u[[7, 40_000, 3]])
+    other = unwrap(record_uniforms(Private(ids), seed=5))
+    assert abs(float(torch.corrcoef(torch.stack([u, other]))[0, 1])) < 0.02
+    assert abs(float(torch.corrcoef(torch.stack([u[1:], u[:-1]]))[0, 1])) < 0.02
+    z = unwrap(record_normals(Private(ids), seed=4))
+    assert abs(float(z.mean())) < 0.02
+    assert abs(float(z.std()) - 1) < 0.02
+    assert abs(float(z.pow(4).mean()) - 3) < 0.2
