@@ -531,13 +531,6 @@ def clip_coordinates(
     total = public_threshold("threshold", threshold)
     raw = require_by_record("coordinates", coordinates)
     raw = raw.to(torch.float64 if raw.dtype == torch.float64 else torch.float32)
-    norms = raw.norm(dim=1)
-    finite = torch.isfinite(norms)
-    raw, norms = raw[finite], norms[finite]
-    weights = limited_weights(rule, norms, total)
-    value = Private(weights @ raw, coordinates.draw)
-    counts = _with_cut(_counts(finite, coordinates.draw), weights.abs() < 1)
-    return _make({name: value}, total, 2 * total, coordinates.draw, counts)
     own = raw.norm(dim=1)
     finite = torch.isfinite(own)
     if norms is None:
@@ -549,9 +542,8 @@ def clip_coordinates(
         raw, own, seen = raw[finite], own[finite], seen[finite].to(own.dtype)
         weights = limited_weights(_Given(limited_weights(rule, seen, total)), own, total)
     value = Private(weights @ raw, coordinates.draw)
-    return _make(
-        {name: value}, total, 2 * total, coordinates.draw, Private((~finite).sum(), coordinates.draw)
-    )
+    counts = _with_cut(_counts(finite, coordinates.draw), weights.abs() < 1)
+    return _make({name: value}, total, 2 * total, coordinates.draw, counts)
 
 
 def sums_of(parts: Iterable[Mapping[str, Bounded]]) -> dict[str, Bounded]:
