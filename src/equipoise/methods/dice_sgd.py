@@ -254,6 +254,16 @@ class DiceSGD(Method):
             return None
         return self._published.claimed_epsilon(self._published_std, sampling, delta)
 
+    def worst_case_multiplier(self, sampling: Sampling, relation: str) -> float:
+        """As published, after `plan`: the noise over the largest change of one update given the earlier ones.
+
+        Raises:
+            ValueError: the library's recipe, which has a proven release instead.
+        """
+        if self._published is None:
+            raise ValueError("recipe='library' has a proven release; ask its plan for epsilon")
+        return self._published.worst_case_multiplier(self._published_std, sampling, relation)
+
     # ---- the steps
 
     def init(self, context: Context) -> State:

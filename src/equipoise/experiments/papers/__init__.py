@@ -14,6 +14,7 @@ __all__ = ["EXPERIMENTS", "find_experiment"]
 
 EXPERIMENTS: dict[str, str] = {
     "dc-dpsgd": "equipoise.experiments.papers.dc_dpsgd",
+    "dice-sgd": "equipoise.experiments.papers.dice_sgd",
 }
 
 
