@@ -42,6 +42,7 @@ KEEP = {
     "MALLOC_TOP_PAD_": "268435456",
     "MALLOC_ARENA_MAX": "1",
 }
+PREFIX = "method:"  # before a name of the method table
 CLIP_NORM, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.0, 0.01
 
 
@@ -107,6 +108,39 @@ def ours_training_step(task):
     )
     iterator = iter(training)
     return lambda: next(iterator)
+
+
+def equipoise_step(name: str):
+    """A step of ``PrivateTraining`` with any method of the table; public records are the task's own first
+    ones where the method takes some.
+    """
+
+    def build(task):
+        import inspect
+
+        import torch
+
+        import equipoise as eq
+        from equipoise.methods import METHODS
+
+        batch = {"input": task.inputs, "label": task.labels}
+        accepted = inspect.signature(METHODS[name]).parameters
+        options: dict = {"clip_norm": CLIP_NORM}
+        options["public"] = {key: value[:16] for key, value in batch.items()}
+        training = eq.PrivateTraining(
+            task.model,
+            torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE),
+            loss=lambda model, b: task.losses(model(b["input"]), b["label"]),
+            data=batch,  # the noise is calibrated: its scale changes no time
+            sampling=eq.FullBatch(population=len(task.labels), steps=1_000),
+            method=METHODS[name](**{key: value for key, value in options.items() if key in accepted}),
+            budget=eq.Budget(epsilon=1000.0, delta=1e-5),
+            micro_batch_size=len(task.labels),
+        )
+        iterator = iter(training)
+        return lambda: next(iterator)
+
+    return build
 
 
 def vmap_step(task):
@@ -217,7 +251,8 @@ def worker(task_name: str, method: str, threads: int) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     task = TASKS[task_name]()
-    step = BUILDERS[method](task)
+    build = equipoise_step(method[len(PREFIX) :]) if method.startswith(PREFIX) else BUILDERS[method]
+    step = build(task)
     for _ in range(3):
         step()
     print(json.dumps({"ready": True}), flush=True)
@@ -232,7 +267,8 @@ def worker(task_name: str, method: str, threads: int) -> None:
             start = time.perf_counter()
             step()
             times.append(time.perf_counter() - start)
-        print(json.dumps({"seconds": statistics.median(times)}), flush=True)
+        answer = {"seconds": statistics.median(times), "mean": statistics.fmean(times)}
+        print(json.dumps(answer), flush=True)
 
 
 class Process:
