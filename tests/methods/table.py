@@ -56,6 +56,11 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "gep": lambda: eq.GEP(public_batch(), clip_norm=0.5),
     "pdp": lambda: eq.PDPSGD(public_batch(), clip_norm=0.5),
     "rpdp": lambda: eq.RandomProjection(clip_norm=0.5, dimension=10),
+    "public-only": lambda: eq.PublicOnly(public_batch()),
+    "public-warm-start": lambda: eq.PublicWarmStart(public_batch(), warm_steps=2, clip_norm=0.5),
+    "public-warm-start pcdp-sgd": lambda: eq.PublicWarmStart(
+        public_batch(), eq.PCDPSGD(public_batch(), clip_norm=0.5), warm_steps=2, public_batch_size=8
+    ),
     "rsdp": lambda: eq.RandomSparsification(clip_norm=0.5),
     "dc-dpsgd": lambda: eq.DCDPSGD(0.5, count_noise=0.3),
     "dc-dpsgd trace": lambda: eq.DCDPSGD(0.5, score="trace", subspace_dimension=3, tail_threshold="null"),

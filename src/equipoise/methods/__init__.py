@@ -14,6 +14,7 @@ from equipoise.methods.dp_svrg import DPSVRG
 from equipoise.methods.gep import GEP, BiasedGEP
 from equipoise.methods.pcdp_sgd import PCDPSGD
 from equipoise.methods.pdp_sgd import PDPSGD
+from equipoise.methods.public import PublicOnly, PublicWarmStart
 from equipoise.methods.random_projection import RandomProjection
 from equipoise.methods.random_sparsification import RandomSparsification
 from equipoise.methods.references import EFSGD, ClipSGD
@@ -41,6 +42,8 @@ METHODS: dict[str, type[Method]] = {
     RandomProjection.name: RandomProjection,
     RandomSparsification.name: RandomSparsification,
     DCDPSGD.name: DCDPSGD,
+    PublicOnly.name: PublicOnly,
+    PublicWarmStart.name: PublicWarmStart,
 }
 
 __all__ = [
@@ -70,6 +73,8 @@ __all__ = [
     "Fixed",
     "LinearDecay",
     "Method",
+    "PublicOnly",
+    "PublicWarmStart",
     "RandomProjection",
     "RandomSparsification",
     "ReleasedQuantile",

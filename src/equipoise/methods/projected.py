@@ -394,7 +394,7 @@ def renyi_2017(sampling: Sampling, noise_multiplier: float, delta: float) -> flo
     accountant = rdp.RdpAccountant(orders)
     accountant.compose(sampling.event(noise_multiplier, sampling.steps))
     return min(
-        float(value) + math.log(1 / delta) / (order - 1)
+        float(value) + math.log(1 / delta) / (float(order) - 1)
         for order, value in zip(accountant._orders, accountant._rdp, strict=True)
     )
 

@@ -1,0 +1,279 @@
+"""Training on the public records: alone, and before a private training.
+
+    public-only:         estimate = mean of the public gradients                      nothing is released
+    public-warm-start:   the same, times a scale, for the first steps; then an inner method
+
+The baselines that papers on public directions leave out. What is computed from public records is free, so the
+first says how much of a private result the public records alone explain, and the second starts a private
+training where they end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.methods.base import Context, DrawHandle, Ledger, Method, Parameters, State
+from equipoise.methods.card import Card
+from equipoise.methods.dp_sgd import DPSGD
+from equipoise.methods.public_records import PublicRecords, require_public
+from equipoise.methods.thresholds import require_positive
+from equipoise.privacy.releases import PrivacyPlan
+from equipoise.privacy.sampling import Sampling
+
+if TYPE_CHECKING:
+    from equipoise.gradients import PerSampleGradients
+    from equipoise.privacy import Budget
+
+__all__ = ["PublicOnly", "PublicWarmStart"]
+
+
+class PublicOnly(Method):
+    """SGD on public records; the private records are never drawn, and the plan holds no release.
+
+    Args:
+        public: a batch of public records, as the loss takes it.
+        public_batch_size: records a step, drawn afresh; all of them when None.
+
+    Example:
+        >>> PublicOnly(torch.eye(3)).config()["public"]["records"]
+        3
+    """
+
+    name: ClassVar[str] = "public-only"
+    card: ClassVar[Card] = Card(
+        summary="Trains on the public records alone.",
+        claim="Costs no privacy: nothing is computed from private records.",
+        source="the baseline that papers on public directions leave out",
+        library_guarantee="proven",
+        published_guarantee=None,
+        cost="one forward and one backward pass over public records",
+        use_when="As the yardstick of every method that uses public records.",
+        avoid_when="The private records are worth something.",
+    )
+
+    def __init__(self, public: Any, *, public_batch_size: int | None = None) -> None:
+        self.public, self.public_batch_size = PublicRecords(public), public_batch_size
+        _require_count("public_batch_size", public_batch_size)
+
+    def plan(
+        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
+    ) -> PrivacyPlan:
+        """Nothing is released."""
+        return PrivacyPlan([], sampling, relation)
+
+    def init(self, context: Context) -> State:
+        """Nothing is carried from step to step."""
+        return {}
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """The mean gradient of public records."""
+        return mean_gradient(context, self.public, self.public_batch_size), state
+
+    def assumptions(self) -> Sequence[str]:
+        """How many records are public."""
+        return self.public.assumptions()
+
+    def config(self) -> dict[str, Any]:
+        """The settings, as plain values; of the public records only their number and a digest."""
+        return {
+            "name": self.name,
+            "public": self.public.describe(),
+            "public_batch_size": self.public_batch_size,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], public: Any = None) -> PublicOnly:
+        """The method that `config` described; `public` are the records again."""
+        records = require_public(cls.name, config["public"], public)
+        return cls(records, public_batch_size=config["public_batch_size"])
+
+
+class PublicWarmStart(Method):
+    """Public steps first, then an inner method, which is planned for the steps that are left.
+
+    Args:
+        public: a batch of public records, as the loss takes it.
+        inner: the method of the private steps; DP-SGD with `clip_norm` and `noise_multiplier` when None.
+        warm_steps: public steps, of the steps of the sampling; a fifth of them when None.
+        warm_scale: factor on the public estimate. An inner method that clips at C answers estimates of norm
+            about C, a public gradient has its own size: one learning rate serves both with the right factor.
+        public_batch_size: records a public step, drawn afresh; all of them when None.
+        clip_norm: of the default inner method.
+        noise_multiplier: of the default inner method.
+
+    Example:
+        >>> PublicWarmStart(torch.eye(3), warm_steps=50, clip_norm=0.1).inner.name
+        'dp-sgd'
+    """
+
+    name: ClassVar[str] = "public-warm-start"
+    card: ClassVar[Card] = Card(
+        summary="Trains on the public records first, then privately, by DP-SGD or another method.",
+        claim="Private, and proved so: the public steps cost nothing, the private ones what they cost.",
+        source="the baseline that papers on public directions leave out",
+        library_guarantee="proven",
+        published_guarantee=None,
+        cost="as the inner method, for fewer steps",
+        use_when="There are public records of the task: before anything cleverer.",
+        avoid_when="The public records are of another task.",
+    )
+
+    def __init__(
+        self,
+        public: Any,
+        inner: Method | None = None,
+        *,
+        warm_steps: int | None = None,
+        warm_scale: float = 1.0,
+        public_batch_size: int | None = None,
+        clip_norm: float = 1.0,
+        noise_multiplier: float | None = None,
+    ) -> None:
+        self.public, self.public_batch_size = PublicRecords(public), public_batch_size
+        self.warm_steps, self.warm_scale = warm_steps, warm_scale
+        _require_count("public_batch_size", public_batch_size)
+        _require_count("warm_steps", warm_steps)
+        require_positive("warm_scale", warm_scale)
+        if inner is not None and (clip_norm != 1.0 or noise_multiplier is not None):
+            raise ValueError(
+                "clip_norm and noise_multiplier are those of the default inner method; with inner=... give "
+                "them to it"
+            )
+        self.inner = inner or DPSGD(clip_norm, noise_multiplier=noise_multiplier)
+        self.recipe = self.inner.recipe
+
+    def _warm(self, sampling: Sampling) -> int:
+        warm = max(1, sampling.steps // 5) if self.warm_steps is None else self.warm_steps
+        if warm >= sampling.steps:
+            raise ValueError(
+                f"warm_steps={warm} leaves no private step of the sampling's {sampling.steps}: plan more "
+                "steps, or use public-only"
+            )
+        return warm
+
+    def _rest(self, sampling: Sampling) -> Sampling:
+        """The sampling of the private steps."""
+        left = sampling.steps - self._warm(sampling)
+        return dataclasses.replace(sampling, steps=left)  # type: ignore[type-var]
+
+    def plan(
+        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
+    ) -> PrivacyPlan:
+        """The inner method's plan for the steps that are left."""
+        return self.inner.plan(self._rest(sampling), budget, relation, public_rng)
+
+    def init(self, context: Context) -> State:
+        """The inner method starts after the public steps."""
+        return {"inner": None}
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """A public step, or one of the inner method."""
+        warm = self._warm(context.sampling)
+        if context.step < warm:
+            estimate = mean_gradient(context, self.public, self.public_batch_size)
+            return {name: self.warm_scale * value for name, value in estimate.items()}, state
+        later = _LaterContext(context, warm, self._rest(context.sampling))
+        inner = self.inner.init(later) if state["inner"] is None else state["inner"]
+        estimate, inner = self.inner.step(later, inner)
+        return estimate, {"inner": inner}
+
+    def rebase(self, state: State, params: Parameters) -> State:
+        """As the inner method's."""
+        inner = state["inner"]
+        return {"inner": None if inner is None else self.inner.rebase(inner, params)}
+
+    def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
+        """The inner method's, for the private steps."""
+        return self.inner.claimed_epsilon(self._rest(sampling), relation, delta)
+
+    def assumptions(self) -> Sequence[str]:
+        """How many records are public, and what the inner method assumes."""
+        return tuple(dict.fromkeys((*self.public.assumptions(), *self.inner.assumptions())))
+
+    def config(self) -> dict[str, Any]:
+        """The settings, as plain values; of the public records only their number and a digest."""
+        return {
+            "name": self.name,
+            "public": self.public.describe(),
+            "inner": self.inner.config(),
+            "warm_steps": self.warm_steps,
+            "warm_scale": self.warm_scale,
+            "public_batch_size": self.public_batch_size,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], public: Any = None) -> PublicWarmStart:
+        """The method that `config` described; `public` are the records again, the inner method's as well."""
+        from equipoise.methods import METHODS
+
+        records = require_public(cls.name, config["public"], public)
+        kind = METHODS[config["inner"]["name"]]
+        described = config["inner"]
+        if "public" in described:
+            inner = kind.from_config(described, public=public)  # type: ignore[call-arg]
+        else:
+            inner = kind.from_config(described)
+        names = ("warm_steps", "warm_scale", "public_batch_size")
+        return cls(records, inner, **{name: config[name] for name in names})
+
+
+def mean_gradient(context: Context, public: PublicRecords, size: int | None) -> dict[str, Tensor]:
+    """The mean gradient of some public records at the current parameters.
+
+    Raises:
+        ValueError: it is not finite.
+    """
+    rows = context.public_gradients(public.drawn(size, context.public_rng(context.step)))
+    weights = torch.full((rows.num_records,), 1 / rows.num_records, dtype=rows.dtype, device=rows.device)
+    mean = rows.weighted_sums(weights)
+    if not all(bool(torch.isfinite(value).all()) for value in mean.values()):
+        raise ValueError(
+            f"the gradient of the public records is not finite at step {context.step}: the training diverged "
+            "(lower the learning rate or warm_scale), or a public record is bad"
+        )
+    return mean
+
+
+class _LaterContext:
+    """A context whose steps are counted from the end of the public ones."""
+
+    def __init__(self, context: Context, offset: int, sampling: Sampling) -> None:
+        self._context, self._offset, self._sampling = context, offset, sampling
+
+    @property
+    def params(self) -> Parameters:
+        return self._context.params
+
+    @property
+    def step(self) -> int:
+        return self._context.step - self._offset
+
+    @property
+    def sampling(self) -> Sampling:
+        return self._sampling
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._context.ledger
+
+    def draw(self, name: str = "batch") -> DrawHandle:
+        return self._context.draw(name)
+
+    def public_gradients(
+        self, batch: Any, at: Parameters | None = None, step: int | None = None
+    ) -> PerSampleGradients:
+        later = self._context.step if step is None else step + self._offset
+        return self._context.public_gradients(batch, at, later)
+
+    def public_rng(self, step: int) -> torch.Generator:
+        return self._context.public_rng(step + self._offset)
+
+
+def _require_count(name: str, value: int | None) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"{name}={value!r}: it must be a whole number of at least 1")

@@ -1,0 +1,110 @@
+"""Public training alone and before a private one: what it computes, what it costs, what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from table import loss, network, parameters, public_batch, records, training
+from torch import nn
+
+import equipoise as eq
+from equipoise.methods import METHODS
+from equipoise.privacy import Poisson
+
+
+def plain_sgd(steps: int, scale: float = 1.0) -> nn.Module:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * scale)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model, public_batch()).mean().backward()
+        optimizer.step()
+    return model
+
+
+def test_public_only_is_sgd_on_the_public_records():
+    model = network()
+    run = training(eq.PublicOnly(public_batch()), model=model)
+    list(run)
+    torch.testing.assert_close(parameters(model), parameters(plain_sgd(6)), rtol=1e-9, atol=1e-12)
+
+
+def test_public_only_spends_nothing_and_says_so():
+    run = training(eq.PublicOnly(public_batch()))
+    list(run)
+    assert run.plan.releases == ()
+    assert run.epsilon_so_far() == 0
+    statement = run.statement()
+    assert statement.guarantee == "proven"
+    assert any("20 records are public" in line for line in statement.assumptions)
+
+
+def test_the_private_records_do_not_matter_to_public_steps():
+    ends = []
+    for seed in (0, 1):
+        model = network()
+        list(
+            training(eq.PublicOnly(public_batch(), public_batch_size=5), model=model, data=records(seed=seed))
+        )
+        ends.append(parameters(model))
+    assert torch.equal(*ends)
+
+
+def test_a_warm_start_begins_with_public_steps():
+    model = network()
+    run = training(
+        eq.PublicWarmStart(public_batch(), warm_steps=4, warm_scale=0.5, clip_norm=0.5), model=model
+    )
+    for step in run:
+        if step.step == 4:
+            break
+    torch.testing.assert_close(parameters(model), parameters(plain_sgd(4, 0.5)), rtol=1e-9, atol=1e-12)
+    assert run.epsilon_so_far() == 0
+    list(run)
+    assert run.epsilon_so_far() > 0
+
+
+def test_the_private_steps_alone_are_paid_for():
+    sampling, budget = Poisson(20, 60, 10), eq.Budget(4.0, 1e-3)
+
+    def plan(method, steps=10):
+        used = Poisson(20, 60, steps) if steps != 10 else sampling
+        return method.plan(used, budget, "add_or_remove_one", torch.Generator())
+
+    warm = plan(eq.PublicWarmStart(public_batch(), warm_steps=4))
+    assert warm.event() == plan(eq.DPSGD(), steps=6).event()
+
+
+def test_after_the_public_steps_the_inner_method_sees_its_own_steps():
+    """Where the public steps end, an ordinary training with the inner method would begin: same thresholds."""
+    seen = []
+
+    def schedule(step):
+        seen.append(step)
+        return 0.5
+
+    inner = eq.DPSGD(clip_norm=schedule, noise_multiplier=1.0)
+    list(training(eq.PublicWarmStart(public_batch(), inner, warm_steps=4)))
+    assert seen[-2:] == [0, 1]
+    assert max(seen) == 1
+
+
+def test_an_inner_method_with_public_records_comes_back_from_a_file():
+    method = eq.PublicWarmStart(public_batch(), eq.PCDPSGD(public_batch(), clip_norm=0.5), warm_steps=3)
+    again = METHODS["public-warm-start"].from_config(method.config(), public=public_batch())
+    assert again.config() == method.config()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: eq.PublicOnly(torch.zeros(0, 3)), "at least one"),
+        (lambda: eq.PublicOnly(torch.eye(3), public_batch_size=0), "public_batch_size=0"),
+        (lambda: eq.PublicWarmStart(torch.eye(3), warm_scale=0), "warm_scale=0"),
+        (lambda: eq.PublicWarmStart(torch.eye(3), eq.DPSGD(), clip_norm=0.5), "those of the default inner"),
+        (lambda: training(eq.PublicWarmStart(public_batch(), warm_steps=6)), "leaves no private step"),
+    ],
+)
+def test_bad_settings_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
