@@ -541,13 +541,6 @@ def clip_coordinates(
         finite &= torch.isfinite(seen)
         raw, own, seen = raw[finite], own[finite], seen[finite].to(own.dtype)
         weights = limited_weights(_Given(limited_weights(rule, seen, total)), own, total)
-    seen = own if norms is None else one_value_a_record("norms", norms).to(own.dtype)
-    require_length("norms", seen, own)
-    finite &= torch.isfinite(seen)
-    raw, own, seen = raw[finite], own[finite], seen[finite]
-    weights = limited_weights(rule, seen, total)
-    if norms is not None:
-        weights = limited_weights(_Given(weights), own, total)
     value = Private(weights @ raw, coordinates.draw)
     counts = _with_cut(_counts(finite, coordinates.draw), weights.abs() < 1)
     return _make({name: value}, total, 2 * total, coordinates.draw, counts)
