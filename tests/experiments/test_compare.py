@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
 
 from equipoise.experiments import compare as module
 from equipoise.experiments.compare import Comparison, compare, read_entries, tuning_grid
+from equipoise.experiments.peak_memory import PeakMemory
 from equipoise.experiments.settings import Settings, SettingsError
 
 BASE = Settings(data="digits", epsilon=3.0, epochs=1.0, batch_size=300.0, subset=900, reproducible=True)
@@ -141,3 +144,19 @@ def test_command_repeats_the_comparison():
     assert "--option s.clip_rule=auto_s --option s.learning_rate=2.0" in text
     assert "--seeds 2 --trials 3" in text
     assert "None" not in text
+
+
+def test_peak_memory_is_that_of_the_work_alone():
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("this system does not tell a process its peak")
+    block = 2**24  # floats: 64 MiB
+    torch.ones(4 * block).sum()
+    peak = PeakMemory(torch.device("cpu"))
+    assert peak.highest is None
+    torch.ones(block).sum()
+    peak.note()
+    peak.restart()
+    torch.ones(4 * block).sum()  # not noted
+    peak.restart()
+    peak.note()
+    assert 0.9 * 4 * block < peak.highest < 1.5 * 4 * block

@@ -288,7 +288,7 @@ class _Bench:
         note(self._done, self._total, what)
         self._done += 1
         settings = replace(self._entries[entry.label], learning_rate=rate, seed=seed)
-        identity = {"kind": kind, "settings": settings.publishable()}
+        identity = {"version": __version__, "kind": kind, "settings": settings.publishable()}
         text = json.dumps(identity, sort_keys=True)
         name = f"{entry.label}-{kind}-lr{rate:g}-seed{seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
         path = self._folder / f"{name.replace(os.sep, '-')}.json"
@@ -314,7 +314,6 @@ def _train(settings: Settings, raw: DataSet, judges: Any) -> dict[str, Any]:
         def close(self) -> None:
             pass
 
-    memory = PeakMemory(device)
     training = PrivateTraining(
         experiment.model,
         experiment.optimizer,
@@ -334,20 +333,24 @@ def _train(settings: Settings, raw: DataSet, judges: Any) -> dict[str, Any]:
         epsilon_every=experiment.sampling.steps,
         writers=[Curve()],
     )
-    judging = 0.0
-
-    def judge(model: torch.nn.Module) -> dict[str, float]:
-        nonlocal judging
-        start = time.perf_counter()
-        found = {"accuracy": accuracy(model, judges)}
-        judging += time.perf_counter() - start
-        return found
-
-    began = time.perf_counter()
-    result = training.run(judge, progress=False)
-    seconds = time.perf_counter() - began - judging
-    if not result.finished:
-        raise KeyboardInterrupt
+    steps = experiment.sampling.steps
+    times: list[float] = []
+    # from here on: calibrating and attaching would hide what the steps need, and so would judging
+    memory = PeakMemory(device)
+    while training.steps_done < steps:
+        if training.steps_done == steps - 1:
+            memory.note()  # the last step also computes the epsilon, which takes memory of its own
+        began = time.perf_counter()
+        training.take_step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+        if training.steps_done % max(1, steps // 10) == 0 or training.steps_done == steps:
+            if training.steps_done < steps:
+                memory.note()
+            training.evaluate(lambda model: {"accuracy": accuracy(model, judges)})
+            memory.restart()
+    result = training.finish()
     assert result.statement is not None
     return {
         "learning_rate": settings.learning_rate,
@@ -355,8 +358,9 @@ def _train(settings: Settings, raw: DataSet, judges: Any) -> dict[str, Any]:
         "accuracy": result.evaluation["accuracy"],
         "curve": curve,
         "steps": result.steps,
-        "seconds": seconds,
-        "memory_bytes": memory.read(),
+        "seconds": sum(times),
+        "seconds_per_step": statistics.median(times),
+        "memory_bytes": memory.highest,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "judges": len(judges),
         "statement": json.loads(result.statement.to_json()),
@@ -384,7 +388,7 @@ def _row(
             [step, statistics.median(v), min(v), max(v)] for step, v in zip(steps, values, strict=True)
         ],
         "seconds": statistics.median(float(run["seconds"]) for run in results),
-        "seconds_per_step": statistics.median(float(run["seconds"]) / run["steps"] for run in results),
+        "seconds_per_step": statistics.median(float(run["seconds_per_step"]) for run in results),
         "memory_bytes": statistics.median(memory) if memory else None,
         "device": first["device"],
         "statement": first["statement"],
