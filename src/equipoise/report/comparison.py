@@ -224,7 +224,8 @@ def _statement(method: Mapping[str, Any]) -> dict[str, Any]:
     statement = method["statement"]
     word, tone = GUARANTEES[statement["guarantee"]]
     epsilon, delta = statement["epsilon"], statement["delta"]
-    spent = "no epsilon" if epsilon is None else f"ε = {rounded_up(epsilon)}"
+    at = "" if delta is None else f" at δ = {plain(delta)}"
+    spent = "no epsilon" if epsilon is None else f"ε = {rounded_up(epsilon)}{at}"
     facts = [RELATIONS.get(str(statement["relation"]), str(statement["relation"]))]
     if statement["epsilon_claimed"] is not None:
         facts.append(f"the paper's figure is ε = {plain(statement['epsilon_claimed'], 4)}")
@@ -233,7 +234,7 @@ def _statement(method: Mapping[str, Any]) -> dict[str, Any]:
         "label": method["label"],
         "word": word,
         "tone": tone,
-        "spent": spent + ("" if delta is None else f" at δ = {plain(delta)}"),
+        "spent": spent,
         "facts": facts + [str(warning) for warning in statement["warnings"]],
         "holes": holes,
         "releases": [
