@@ -15,6 +15,8 @@ __all__ = ["EXPERIMENTS", "find_experiment"]
 EXPERIMENTS: dict[str, str] = {
     "dc-dpsgd": "equipoise.experiments.papers.dc_dpsgd",
     "dice-sgd": "equipoise.experiments.papers.dice_sgd",
+    "dp-c4": "equipoise.experiments.papers.dp_c4",
+    "dp-c4-misfit": "equipoise.experiments.papers.dp_c4_misfit",
 }
 
 
