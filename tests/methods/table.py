@@ -75,7 +75,7 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "dp-svrg decaying threshold": lambda: eq.DPSVRG(clip_norm=eq.ExponentialDecay(0.5, rate=0.9), routine=3),
     "dp-c4": lambda: eq.DPC4(clip_norm=0.5, count_noise=0.3),
     "dp-c4 coins": lambda: eq.DPC4(clip_norm=0.5, anchor_rule="released", routine=1),
-    "dp-c4 as published": lambda: eq.DPC4(clip_norm=0.5, recipe="as_published"),
+    "dp-c4 as published": lambda: eq.DPC4(clip_norm=0.5, anchor_scale=0.1, recipe="as_published"),
     "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, count_noise=0.3),
     "dp-c4-plus tracked": lambda: eq.DPC4Plus(
         clip_norm=0.5, count_noise=0.3, coupled_rule="tracked", routine=4, anchor_batch_size=40
@@ -83,7 +83,7 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "dp-c4-plus noise at every step": lambda: eq.DPC4Plus(
         clip_norm=0.5, anchor_rule="fixed", anchor_noise="every_step"
     ),
-    "dp-c4-plus as published": lambda: eq.DPC4Plus(clip_norm=0.5, recipe="as_published"),
+    "dp-c4-plus as published": lambda: eq.DPC4Plus(clip_norm=0.5, anchor_scale=0.1, recipe="as_published"),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
     "dice-sgd per layer": lambda: eq.DiceSGD(clip_norm=0.1, feedback_rate=0.5, per_layer=True),
     "dice-sgd independent": lambda: eq.DiceSGD(clip_norm=0.1, variant="independent", memory_clip_norm=3.0),
