@@ -274,7 +274,10 @@ def train(
     batch_size: Annotated[float | None, typer.Option(help="Expected number of records a step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     clip_norm: Annotated[
-        str | None, typer.Option(help="Bound on one record's gradient: a number, quantile or quantile:SHARE.")
+        str | None,
+        typer.Option(
+            help="Bound on one record's gradient: a number, decay:START:RATE, quantile or quantile:SHARE."
+        ),
     ] = None,
     clip_rule: Annotated[str | None, typer.Option(help="abadi, auto_s, nsgd or psac.")] = None,
     per_layer: Annotated[bool, typer.Option("--per-layer", help="Clip every layer on its own.")] = False,

@@ -158,6 +158,8 @@ def test_options_reach_the_training(equipoise, tmp_path):
         ("--clip-norm 0", "--clip-norm is '0', but it must be a number above 0"),
         ("--clip-norm big", "between 0 and 1."),
         ("--clip-norm quantile:2", "between 0 and 1"),
+        ("--clip-norm decay:1", "decay:START:RATE"),
+        ("--clip-norm decay:1:2", "decay:START:RATE"),
         ("--clip-rule abbadi", "one of abadi, auto_s, nsgd, psac"),
         ("--optimizer lion", "sgd, adam, adamw"),
         ("--momentum 1", "--momentum is 1"),

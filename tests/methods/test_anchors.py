@@ -405,3 +405,30 @@ def test_parameters_that_someone_else_moved():
     assert float(follower.state["anchor"]["weight"][0]) == 5.0  # a copy
     follower.run(10)
     assert not any(follower.ledger.releases_left.values())
+
+
+# ---- passes and memory
+
+
+def test_passes_and_memory_of_a_period():
+    """A coupled step asks for two gradients of its batch, an anchor for one of its own; a state holds 2 P."""
+    data, _ = consistent(64, 3)
+    method = eq.DPC4Plus(routine=4, anchor_period=4, anchor_batch_size=64, **SMALL)
+    follower = Follower(method, Linear(3), half_square, data, FullBatch(64, 13))
+    engine, calls = follower.engine, []
+
+    def counted(batch, params=None):
+        calls.append(len(batch["y"]))
+        return engine(batch, params=params)
+
+    follower.maker.engine = counted
+    follower.run()
+    # Anchors at steps 0, 2, 6 and 10; coupled terms at the other nine.
+    assert calls == [64] * (4 + 2 * 9)
+    held = [
+        value
+        for part in follower.state.values()
+        for value in (part.values() if isinstance(part, dict) else [part])
+        if isinstance(value, torch.Tensor)
+    ]
+    assert sum(value.numel() for value in held) == 2 * 3

@@ -26,7 +26,7 @@ from equipoise.experiments.augmentation import shift_and_flip
 from equipoise.experiments.models import build_model, default_model, prepare_data
 from equipoise.experiments.options import parse_clip_norm
 from equipoise.experiments.settings import Settings, SettingsError
-from equipoise.methods import METHODS, Method, ReleasedQuantile
+from equipoise.methods import METHODS, ExponentialDecay, Method, ReleasedQuantile, Threshold
 from equipoise.privacy import Budget, Journal, Poisson, PrivacyPlan, epsilon
 from equipoise.privacy.accounts import compose, other_runs
 
@@ -313,9 +313,12 @@ def _noise_for_the_rest(
     return alone * high
 
 
-def _clip_norm(text: str) -> float | ReleasedQuantile:
+def _clip_norm(text: str) -> float | Threshold:
     parsed = parse_clip_norm(text)
-    return parsed if isinstance(parsed, float) else ReleasedQuantile(quantile=parsed[1])
+    if isinstance(parsed, float):
+        return parsed
+    word, *numbers = parsed
+    return ExponentialDecay(*numbers) if word == "decay" else ReleasedQuantile(quantile=numbers[0])
 
 
 def make_augmentation(

@@ -32,28 +32,31 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def parse_clip_norm(text: str) -> float | tuple[str, float]:
-    """A fixed bound, or ("quantile", share) for a learned one.
+def parse_clip_norm(text: str) -> float | tuple[str, float] | tuple[str, float, float]:
+    """A fixed bound, ("quantile", share) for a learned one, or ("decay", start, rate) for start * rate^step.
 
     Raises:
-        SettingsError: neither.
+        SettingsError: none of them.
 
     >>> parse_clip_norm("0.5"), parse_clip_norm("quantile"), parse_clip_norm("quantile:0.9")
     (0.5, ('quantile', 0.5), ('quantile', 0.9))
+    >>> parse_clip_norm("decay:1:0.998")
+    ('decay', 1.0, 0.998)
     """
-    word, colon, share = text.partition(":")
-    learned = word == "quantile"
+    word, *rest = text.split(":")
     try:
-        value = float(share if colon else 0.5) if learned else float(text)
+        numbers = [float(part) for part in (rest if word in ("quantile", "decay") else [word, *rest])]
     except ValueError:
-        value = math.nan
-    if learned and 0 < value < 1:
-        return "quantile", value
-    if not learned and math.isfinite(value) and value > 0:
-        return value
+        numbers = [math.nan]
+    if word == "quantile" and len(numbers) <= 1 and all(0 < share < 1 for share in numbers):
+        return "quantile", numbers[0] if numbers else 0.5
+    if word == "decay" and len(numbers) == 2 and 0 < numbers[0] < math.inf and 0 < numbers[1] <= 1:
+        return "decay", numbers[0], numbers[1]
+    if word not in ("quantile", "decay") and len(numbers) == 1 and 0 < numbers[0] < math.inf:
+        return numbers[0]
     raise SettingsError(
-        f"--clip-norm is {text!r}, but it must be a number above 0, quantile, or quantile:SHARE with a share "
-        "between 0 and 1."
+        f"--clip-norm is {text!r}, but it must be a number above 0, decay:START:RATE (a start above 0 and a "
+        "rate in (0, 1], for START * RATE^step), quantile, or quantile:SHARE with a share between 0 and 1."
     )
 
 

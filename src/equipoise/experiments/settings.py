@@ -44,7 +44,8 @@ class Settings:
         epochs: expected passes over the population.
         batch_size: expected records a step.
         noise_multiplier: the noise instead of the budget.
-        clip_norm: a number, or ``quantile`` or ``quantile:SHARE`` for a learned threshold.
+        clip_norm: a number, ``decay:START:RATE`` for a falling one, or ``quantile`` or ``quantile:SHARE`` for
+            one that is learned.
         clip_rule: the name of a clip rule.
         per_layer: clip every layer on its own.
         optimizer: sgd, adam or adamw.

@@ -77,8 +77,9 @@ EXPERIMENT = PaperExperiment(
     name="dp-c4-misfit",
     title="DP-C4 without interpolation: the claim that does not reproduce",
     summary=(
-        "Least squares with symmetric and with skewed label noise, and logistic regression. Expected: DP-C4(+) "
-        "keep a bias, with raw thresholds as with provable ones; DiceSGD and DP-SGD with shrinking steps win."
+        "Least squares with symmetric and with skewed label noise, and logistic regression. Expected: "
+        "DP-C4(+) keep a bias, with raw thresholds as with provable ones; DiceSGD and DP-SGD with shrinking "
+        "steps win."
     ),
     run=run,
     default_seeds=3,

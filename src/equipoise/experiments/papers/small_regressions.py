@@ -98,7 +98,7 @@ def regression(name: str) -> Problem:
 
 
 def directions_rest(name: str) -> float:
-    """||x_u - x*||, where x_u is the zero of the mean of g_i(x) / ||g_i(x)||: the rest of very small clip norms.
+    """||x_u - x*||, x_u a zero of the mean of g_i(x) / ||g_i(x)||: where very small clip norms come to rest.
 
     Example:
         >>> directions_rest("skew") > 0.2
