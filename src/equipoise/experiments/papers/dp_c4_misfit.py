@@ -34,10 +34,12 @@ def contestants() -> list[Contestant]:
     """DP-SGD twice, DiceSGD, and DP-C4(+) provable and published."""
     c4 = {"clip_norm": 20.0, "coupled_scale": 10.0, **ANCHORS}
     raw = {"coupled_scale": 10.0, "anchor_scale": 4.0}
+    # Noise z sqrt(C1^2 + C2^2) / B with DP-SGD's z at this budget: a nominal figure, as its authors count it.
+    dice = {"recipe": "as_published", "noise_multiplier": 2.044 * 2**0.5}
     return [
         Contestant("DP-SGD", DPSGD, 0.02),
         Contestant("DP-SGD, decaying step", DPSGD, decaying(0.2, 50)),
-        Contestant("DiceSGD", partial(DiceSGD, residual_clip_norm=20.0), 0.02),
+        Contestant("DiceSGD, published", partial(DiceSGD, 1.0, **dice), 0.02, budget=None),  # type: ignore[arg-type]
         Contestant("DP-C4+, quantile", partial(DPC4Plus, **c4), 0.05),  # type: ignore[arg-type]
         Contestant("DP-C4+, published", partial(published, DPC4Plus, **raw), 0.1, budget=None),
         Contestant("DP-C4, published", partial(published, DPC4, **raw), 0.1, budget=None),
@@ -67,7 +69,9 @@ def run(seeds: Sequence[int], progress: Progress) -> Findings:
                     Verdict.at_least(f"{label}, keeps a bias", median_of(errors, label, STEPS), 0.12)
                 )
             verdicts.append(
-                Verdict.at_most("DiceSGD removes most of it", median_of(errors, "DiceSGD", STEPS), 0.09)
+                Verdict.at_most(
+                    "DiceSGD removes most of it", median_of(errors, "DiceSGD, published", STEPS), 0.09
+                )
             )
     note = f"median ||x - x*|| over {len(seeds)} seeds, lowest and highest at T={STEPS}"
     return Findings(Table(columns, rows, note), curves, verdicts)
