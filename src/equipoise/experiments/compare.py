@@ -250,7 +250,11 @@ def run_comparison(comparison: Comparison, folder: str, console: Console) -> dic
             if not console.is_terminal:
                 console.print(f"[{done + 1}/{total}] {what}", markup=False, style="dim")
 
-        found = compare(comparison, folder, note)
+        try:
+            found = compare(comparison, folder, note)
+        except KeyboardInterrupt:
+            console.print("stopped; the same command goes on with the runs that are missing", style="yellow")
+            raise
     return found | {"run_dir": str(folder), "page": str(write_comparison(found, folder))}
 
 
