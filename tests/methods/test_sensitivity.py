@@ -159,6 +159,15 @@ def test_a_rule_that_breaks_its_promise_is_cut():
     assert (weights * norms).max() <= SLACK
 
 
+def test_a_row_whose_norm_was_lost_to_rounding_stays_below_the_threshold():
+    class Greedy(ClipRule):
+        def _weights(self, norms, threshold):
+            return torch.full_like(norms, 1e30)
+
+    hidden = 1e-15  # a true norm whose square is no float32 of the size that sums keep
+    assert limited_weights(Greedy(), torch.zeros(3), 2.0).max() * hidden <= 2.0 * 1e-2
+
+
 def test_the_count_moves_by_one_half_whatever_the_record():
     rng = torch.Generator().manual_seed(5)
     for trial in range(30):

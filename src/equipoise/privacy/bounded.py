@@ -24,6 +24,7 @@ from .errors import check_positive
 from .private import Private, PrivateError, PrivateRows, unwrap
 
 _KEY = object()
+_SMALLEST_NORM = 1e-12
 SLACK = 1e-6  # weights are cut so that |weight * norm| <= threshold * (1 + SLACK), the rounding of float32
 
 
@@ -402,7 +403,9 @@ def limited_weights(rule: ClipRule, norms: torch.Tensor, threshold: float) -> to
                 f"{type(rule).__name__}.weights gives a record another weight when other records are there; "
                 "a clip rule must look at each norm on its own, since the sum has no bound otherwise"
             )
-    limit = threshold / norms  # inf where the norm is zero: such a row contributes nothing
+    # Squares of the smallest floats vanish: a norm that reads zero may be as large as 1e-15. A weight of
+    # threshold / 1e-12 keeps even such a row far below the threshold.
+    limit = threshold / norms.clamp_min(_SMALLEST_NORM)
     given = torch.where(torch.isfinite(given), given, torch.zeros_like(given))
     given = torch.maximum(torch.minimum(given, limit), -limit)
     # The quotient is rounded, coarsely so among the smallest floats: a step down where it is above.
