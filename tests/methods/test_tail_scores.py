@@ -186,3 +186,11 @@ def test_records_keep_their_numbers():
     assert abs(float(z.mean())) < 0.02
     assert abs(float(z.std()) - 1) < 0.02
     assert abs(float(z.pow(4).mean()) - 3) < 0.2
+
+
+def test_structured_columns_hold_no_more_than_their_sides():
+    """A layer of d_out x d_in costs k (d_out + d_in) numbers, not k d_out d_in."""
+    V = SeededSubspace(0, {"w": (96, 128)}, K)
+    block = V.block("w")
+    assert isinstance(block, OuterFactor)
+    assert block.a.numel() + block.b.numel() == K * (96 + 128)
