@@ -62,7 +62,7 @@ class DPSVRG(AnchoredMethod):
         cost="four passes over a batch a step at the default anchors; one copy of the parameters, one "
         "gradient, and a second set of factors a micro-batch",
         use_when="As a baseline of DP-C4.",
-        avoid_when="Otherwise: in our runs it lost to DP-SGD on every problem.",
+        avoid_when="Otherwise: under interpolation it stalled three times further out than DP-SGD.",
     )
 
     def __init__(
