@@ -276,7 +276,10 @@ def _value(value: Any) -> str:
 
 
 def _megabytes(value: float | None) -> str:
-    return "" if value is None else f"{value / 2**20:,.0f} MiB"
+    if value is None:
+        return ""
+    size = value / 2**20
+    return f"{size:,.0f} MiB" if size >= 10 else f"{significant(size, 2)} MiB"
 
 
 def _ratio(value: float | None, of: float | None) -> str:
