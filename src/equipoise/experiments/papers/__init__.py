@@ -13,6 +13,7 @@ from equipoise.experiments.findings import PaperExperiment
 __all__ = ["EXPERIMENTS", "find_experiment"]
 
 EXPERIMENTS: dict[str, str] = {
+    "pcdp-sgd": "equipoise.experiments.papers.pcdp_sgd",
     "dc-dpsgd": "equipoise.experiments.papers.dc_dpsgd",
     "dice-sgd": "equipoise.experiments.papers.dice_sgd",
     "dp-c4": "equipoise.experiments.papers.dp_c4",
