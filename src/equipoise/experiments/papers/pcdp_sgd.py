@@ -94,7 +94,7 @@ def means(
         loss=lambda model, batch: 0.5 * (model.w - batch["x"]).square().sum(1),
         data={"x": x},
         population=count,
-        error=lambda model: 0.5 * float((model.w.detach() - answer).square().sum()),
+        error=lambda model: 0.5 * float((next(model.parameters()).detach() - answer).square().sum()),
     )
 
 
@@ -214,8 +214,8 @@ def _digits_runs(noise: float) -> list[Run]:
             ),
             1.0 if heavy else 3.0,
         ),
-        ("PDP", fixed(PDPSGD), 1.0 if heavy else 3.0),
-        ("PCDP", fixed(PCDPSGD), 1.0 if heavy else 3.0),
+        ("PDP", fixed(PDPSGD), 3.0),
+        ("PCDP", fixed(PCDPSGD), 3.0),
         (
             "warm start, DP-SGD",
             lambda seed: PublicWarmStart(
@@ -251,7 +251,8 @@ def measure(run: Run, seed: int, points: int = 10) -> dict[int, float]:
 
 def _run(seeds: Sequence[int], progress: Progress) -> Findings:
     runs = experiment_runs()
-    rows, curves, ends = [], [], {}
+    rows: list[list[str | float | int | None]] = []
+    curves, ends = [], {}
     for number, run in enumerate(runs):
         paths = []
         for position, seed in enumerate(seeds):
