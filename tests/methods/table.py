@@ -90,6 +90,10 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "dice-sgd automatic": lambda: eq.DiceSGD(clip_norm=0.1, variant="automatic", regulariser=0.01),
     "dice-sgd as published": lambda: eq.DiceSGD(clip_norm=0.1, recipe="as_published"),
     "dice-sgd algorithm 4": lambda: eq.DiceSGD(recipe="as_published", variant="algorithm_4"),
+    "adaptive-rms": lambda: eq.AdaptiveRMS(0.5, radius_share=0.5),
+    "adaptive-rms self": lambda: eq.AdaptiveRMS(2.0, scale="self", ema_beta=0.5, radius_share=0.5),
+    "adaptive-rms round": lambda: eq.AdaptiveRMS(0.5, variant="round", round_length=2),
+    "adaptive-rms published": lambda: eq.AdaptiveRMS(0.5, recipe="as_published", round_length=2),
     "clip-sgd": lambda: eq.ClipSGD(clip_norm=0.1),
     "ef-sgd": lambda: eq.EFSGD(clip_norm=0.1),
 }

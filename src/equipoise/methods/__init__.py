@@ -3,6 +3,7 @@
 `METHODS` is the table of methods by name. Adding a method is one file and one line here.
 """
 
+from equipoise.methods.adaptive_rms import AdaptiveRMS
 from equipoise.methods.base import Context, DrawHandle, Method, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import CLIP_RULES, NSGD, PSAC, Abadi, AutoS, ClipRule
@@ -42,6 +43,7 @@ METHODS: dict[str, type[Method]] = {
     RandomProjection.name: RandomProjection,
     RandomSparsification.name: RandomSparsification,
     DCDPSGD.name: DCDPSGD,
+    AdaptiveRMS.name: AdaptiveRMS,
     PublicOnly.name: PublicOnly,
     PublicWarmStart.name: PublicWarmStart,
 }
@@ -60,6 +62,7 @@ __all__ = [
     "PDPSGD",
     "PSAC",
     "Abadi",
+    "AdaptiveRMS",
     "AutoS",
     "BiasedGEP",
     "Card",
