@@ -85,7 +85,7 @@ class AdaptiveRMS(Method):
         published_guarantee="proven",
         cost="fused: that of DP-SGD and one number a step; round: one more pass over the records of a query",
         use_when="The model can fit every record and many steps are affordable, or no clip norm is known.",
-        avoid_when="A clip norm is tuned and the data cannot be fitted, or few records have gradients at all.",
+        avoid_when="A clip norm is tuned and no point fits all data, or few records have gradients at all.",
     )
 
     def __init__(
@@ -187,7 +187,9 @@ class AdaptiveRMS(Method):
     ) -> PrivacyPlan:
         """The gradient of every step and the squares of every step or round."""
         rounds = math.ceil(sampling.steps / self.round_length)
-        self._radius_sampling = sampling if self.variant == "fused" else self._query_sampling(sampling, rounds)
+        self._radius_sampling = (
+            sampling if self.variant == "fused" else self._query_sampling(sampling, rounds)
+        )
         z, radius_z = self.noise_multiplier, self.radius_noise_multiplier
         if z is not None and radius_z is None:
             if self.variant == "round":
@@ -256,10 +258,12 @@ class AdaptiveRMS(Method):
                 "every step, which slices of an epoch are not. Give WithoutReplacement(...), as its proof "
                 "does, or use recipe='library'"
             )
-        given = {"epsilon": budget.epsilon, "delta": budget.delta, "population": sampling.population}
+        target, records = (budget.epsilon, budget.delta), sampling.population
         size, query_size = sampling.expected_size, query.expected_size
-        noise = published_noise(batch=size, steps=sampling.steps, part="gradient", **given)
-        radius = published_noise(batch=query_size, steps=query.steps, part="radius", **given)
+        noise = published_noise(*target, population=records, batch=size, steps=sampling.steps)
+        radius = published_noise(
+            *target, population=records, batch=query_size, steps=query.steps, part="radius"
+        )
         return noise * size, radius * query_size
 
     def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:

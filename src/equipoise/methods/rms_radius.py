@@ -75,8 +75,8 @@ class RMSRadius:
             raise ValueError(f"kappa={self.kappa!r} belongs to scale='self'")
         if self.kappa is not None and not (math.isfinite(self.kappa) and 2 * self.tau * self.kappa > 1):
             raise ValueError(
-                f"kappa={self.kappa!r}: 2 tau kappa must be above 1 (tau={self.tau!r}), or the radius shrinks "
-                "to nothing whatever the gradients are"
+                f"kappa={self.kappa!r}: 2 tau kappa must be above 1 (tau={self.tau!r}), or the radius "
+                "shrinks to nothing whatever the gradients are"
             )
         if not 0 <= self.ema_beta < 1:
             raise ValueError(f"ema_beta={self.ema_beta!r}: a weight of the past lies in [0, 1); 0 takes none")
