@@ -291,7 +291,7 @@ class AdaptiveRMS(Method):
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """One draw, one release; at the beginning of a round of variant "round" a query before it."""
         if self.variant == "round" and context.step % self.round_length == 0:
-            state = self._follow(state, self.ask(context, state["square_limit"]))
+            state = self.begin_round(context, state)
         clip_norm, limit = state["clip_norm"], state["square_limit"]
 
         def sums(rows: PrivateRows, ids: Tensor) -> dict[str, Bounded]:
@@ -307,6 +307,10 @@ class AdaptiveRMS(Method):
             state = self._follow(state, _mean(released["squares"], size))
         return {name: value / size for name, value in released["gradient"].items()}, state
 
+    def begin_round(self, context: Context, state: State) -> State:
+        """The state with the radius of the round that begins, from a query of its own."""
+        return self._follow(state, self.ask(context, state["square_limit"]))
+
     def ask(self, context: Context, square_limit: float) -> float:
         """The released mean of min(|g|^2 / U, 1) at the current parameters, from the draw "radius"."""
         draw: DrawHandle = context.draw("radius")
@@ -314,10 +318,16 @@ class AdaptiveRMS(Method):
         assert self._radius_sampling is not None
         return _mean(context.ledger.release(draw, sums)["squares"], self._radius_sampling.expected_size)
 
+    @property
+    def radius_noise(self) -> float:
+        """z_C / B_C, the standard deviation of an answer of `ask`; public, fixed by `plan`."""
+        assert self._radius_sampling is not None
+        return self._multipliers[1] / self._radius_sampling.expected_size
+
     def _follow(self, state: State, mean: float) -> State:
         assert self._radius_sampling is not None
         limit = state["square_limit"]
-        noise = limit * self._multipliers[1] / self._radius_sampling.expected_size
+        noise = limit * self.radius_noise
         return dict(self.radius.update(state, limit * mean, noise, self._radius_sampling.steps))
 
     def metrics(self, state: State) -> Mapping[str, float]:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -150,7 +150,7 @@ class PrivateTraining:
         device: str | torch.device | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         writers: Sequence[MetricWriter] = (),
-    ) -> PrivateTraining:
+    ) -> Self:
         """Go on with a run from its last whole checkpoint; later steps are repeated with the noise they had.
 
         Args:

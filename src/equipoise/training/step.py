@@ -8,18 +8,23 @@ it had and is not charged again.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
+import torch
 from torch import Tensor
 
-from equipoise.methods import State
+from equipoise.methods import Context, State
+from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Draw
 from equipoise.training.desk import Desk
 from equipoise.training.draws import StepContext, Tally
 from equipoise.training.pieces import Pieces
 
 __all__ = ["Stepper", "Taken"]
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,39 @@ class Stepper:
         # float() refuses private numbers
         metrics = {name: float(value) for name, value in pieces.method.metrics(state).items()}
         return Taken(estimate, rate, context.tally, time.perf_counter() - began, metrics)
+
+    def move(self, values: Parameters) -> None:
+        """Someone else moves the parameters (a server, a warm start); the method takes note.
+
+        Args:
+            values: one tensor a trainable parameter, in its shape.
+        """
+        with torch.no_grad():
+            for name, parameter in self._pieces.parameters.items():
+                parameter.copy_(values[name])
+        if self.state is not None:
+            self.state = self._pieces.method.rebase(self.state, dict(self._pieces.parameters))
+
+    def ask(self, question: Callable[[Context, State], Answer]) -> Answer:
+        """Let `question` release something between two steps, as a step would.
+
+        If it fails, the next call or step takes up the ledger where this one did.
+        """
+        pieces = self._pieces
+        pieces.restore_modes()
+        self._desk.begin_step()
+        before = self._desk.digest(pieces.parameters)
+        with pieces.processes.together():
+            if self.state is None:
+                self.state = pieces.method.init(self._context(before, None))
+            try:
+                answer = question(self._context(before, self.state), self.state)
+            except ChangedQueryError:
+                if pieces.processes.count > 1:
+                    raise
+                answer = question(self._context(before, self.state), self.state)
+        self._desk.end_step()
+        return answer
 
     def _count(self, state: State) -> None:
         """The parameters moved: the step is done."""

@@ -1,0 +1,292 @@
+"""A client: one data owner, who trains for a few steps where the server asks, and keeps count of what leaves.
+
+What leaves: the parameters after K local steps, and, where the method has a radius query, one noised number
+a round. Both came through the client's own ledger, whose journal lies in the client's folder, was synced to
+its device before the answer left, and outlives restarts. The client decides: a request that makes no sense,
+comes out of order or exceeds the plan is refused and costs nothing; the same request again gets the same
+answer and costs nothing.
+
+No loss, accuracy, batch size or true number of records leaves; the sampling's population is the client's
+public size.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.federated.errors import Refused
+from equipoise.federated.local import LocalTraining
+from equipoise.federated.server_radius import ServerRMS
+from equipoise.methods import Method, State
+from equipoise.methods.base import Parameters
+from equipoise.privacy import Budget, Journal, LedgerError, Sampling, Statement, digest
+from equipoise.training.attach import Loss
+
+__all__ = ["Client"]
+
+
+class Client:
+    """One data owner.
+
+    Args:
+        model: the client's own copy of the module; its trainable parameters are exchanged.
+        loss: loss(model, batch) -> [B].
+        data: the client's private records.
+        sampling: of the local steps; `steps` is the number of rounds that the client may take part in, times
+            `local_steps`.
+        method: any method; `ServerRMS` follows a radius that the server sets.
+        local_steps: K, steps a round.
+        budget: `Budget(epsilon, delta)` for all rounds together.
+        learning_rate: of plain SGD, unless `optimizer` is given.
+        optimizer: parameters -> optimiser of the local steps; what it remembers lasts across rounds.
+        folder: where key, journal, rounds and checkpoints lie; a client whose folder holds a run goes on with
+            it. None keeps everything in memory.
+        relation, seed, reproducible, micro_batch_size: as for `PrivateTraining`.
+
+    Raises:
+        ValueError, TypeError, BudgetError: as `PrivateTraining`; nothing is spent then.
+
+    Example:
+        >>> import equipoise as eq
+        >>> client = Client(
+        ...     nn.Linear(2, 1), lambda model, batch: (model(batch["x"])[:, 0] - batch["y"]).square(),
+        ...     {"x": torch.randn(20, 2), "y": torch.randn(20)}, eq.Poisson(5, 20, steps=6),
+        ...     eq.DPSGD(0.1, noise_multiplier=1.0), local_steps=3, learning_rate=0.1)
+        >>> sorted(client.train(1, {"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}))
+        ['bias', 'weight']
+        >>> client.rounds_left
+        1
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        data: Any,
+        sampling: Sampling,
+        method: Method,
+        *,
+        local_steps: int = 1,
+        budget: Budget | None = None,
+        learning_rate: float | None = None,
+        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        relation: str = "add_or_remove_one",
+        seed: int = 0,
+        reproducible: bool = False,
+        micro_batch_size: int | None = None,
+    ) -> None:
+        if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
+            raise ValueError(f"local_steps={local_steps!r}: give a whole number of at least 1")
+        if isinstance(method, ServerRMS) and method.round_length != local_steps:
+            raise ValueError(
+                f"local_steps={local_steps} differs from the method's round_length={method.round_length}: "
+                "its plan counts a query a round; give both the same"
+            )
+        if (learning_rate is None) == (optimizer is None):
+            raise ValueError("give either learning_rate (plain SGD) or optimizer, not both and not neither")
+        self.method, self.local_steps = method, local_steps
+        made = (
+            optimizer(model.parameters())
+            if optimizer is not None
+            else torch.optim.SGD(model.parameters(), lr=float(learning_rate or 0.0))
+        )
+        run = None if folder is None else Path(folder)
+        if run is not None and (run / "config.json").exists():
+            self.training = LocalTraining.resume(run, model, made, loss=loss, data=data, method=method)
+        else:
+            self.training = LocalTraining(
+                model,
+                made,
+                loss=loss,
+                data=data,
+                sampling=sampling,
+                method=method,
+                budget=budget,
+                run_dir=run,
+                relation=relation,
+                seed=seed,
+                reproducible=reproducible,
+                micro_batch_size=micro_batch_size,
+                epsilon_every=10**9,
+            )
+        self._log = Journal(None if run is None else run / "private" / "rounds.jsonl", durable=True)
+        entries = self._log.entries()
+        self._begun: Mapping[str, Any] | None = next(
+            (entry for entry in reversed(entries) if entry["type"] == "train"), None
+        )
+        done = self.training.steps_done
+        if self._begun is not None and done < self._begun["step"]:
+            # The checkpoint is older than the round that was under way: steps of a broken round were lost.
+            self._begun = {**self._begun, "step": done}
+        self._asked: Mapping[str, Any] | None = next(
+            (entry for entry in reversed(entries) if entry["type"] == "ask"), None
+        )
+
+    # ---- what is public
+
+    @property
+    def radius_noise(self) -> float:
+        """Standard deviation of an answer of `ask`.
+
+        Raises:
+            Refused: the client's method has no query.
+        """
+        return self._steered().radius_noise
+
+    @property
+    def rounds_left(self) -> int:
+        """How many further rounds the plan has steps for."""
+        return (self.training.sampling.steps - self.training.steps_done) // self.local_steps
+
+    def epsilon(self) -> float:
+        """Epsilon of all that has left so far, at the budget's delta."""
+        return self.training.epsilon_so_far()
+
+    def statement(self) -> Statement:
+        """What this client may claim."""
+        return self.training.statement()
+
+    # ---- what the server may ask
+
+    def ask(self, round_number: int, params: Parameters, square_limit: float) -> float:
+        """The released mean of min(|g|^2 / U, 1) over the client's records, at the global model.
+
+        Args:
+            round_number: from 1, rising; one query a round.
+            params: the global model.
+            square_limit: U.
+
+        Raises:
+            Refused: see there.
+        """
+        method = self._steered()
+        values = self._checked(params)
+        request = digest({"round": round_number, "params": values, "limit": square_limit})
+        if self._asked is not None and self._asked["request"] == request:
+            return float(self._asked["answer"])
+        last = max(self._last_round(), 0 if self._asked is None else self._asked["round"])
+        self._check_round(round_number, last)
+        self._check_rounds_left()
+        method.with_limit({}, square_limit)  # refuses before anything moves
+        self.training.move(values)
+        self.training.steer(lambda state: method.with_limit(state, square_limit))
+        try:
+            answer = self.training.ask(lambda context, state: method.ask(context, square_limit))
+        except LedgerError as error:
+            raise Refused(f"round {round_number}: the plan has no query left ({error})") from error
+        self._asked = {"type": "ask", "round": round_number, "request": request, "answer": answer}
+        self._log.append(dict(self._asked))
+        return answer
+
+    def train(
+        self, round_number: int, params: Parameters, clip_norm: float | None = None
+    ) -> dict[str, Tensor]:
+        """The parameters after K local steps from the global model.
+
+        Args:
+            round_number: from 1, rising; rounds may be left out.
+            params: the global model.
+            clip_norm: the radius of the round, for a method that follows the server's.
+
+        Raises:
+            Refused: parameters of wrong names or shapes or not finite, a radius that is no finite number
+                above zero or above the agreed limit, a round that is over, or no steps left.
+        """
+        values = self._checked(params)
+        request = digest({"round": round_number, "params": values, "clip_norm": clip_norm})
+        begun = self._begun
+        again = begun is not None and begun["request"] == request
+        steer = self._steering(clip_norm)
+        if not again:
+            self._check_round(round_number, self._last_round())
+            self._check_rounds_left()
+            begun = {"type": "train", "round": round_number, "request": request}
+            begun |= {"step": self.training.steps_done}
+            self._log.append(dict(begun))
+            self._begun = begun
+        elif self._asked is not None and self._asked["round"] > round_number:
+            raise Refused(
+                f"round_number={round_number}: the server has gone on to round {self._asked['round']}; "
+                "nothing was spent"
+            )
+        assert begun is not None
+        end = begun["step"] + self.local_steps
+        if self.training.steps_done == begun["step"]:
+            self.training.move(values)
+            if steer is not None:
+                self.training.steer(steer)
+        if self.training.steps_done < end:
+            self._finish_round(round_number, end)
+        return {name: value.detach().clone() for name, value in self.training.parameters.items()}
+
+    def _finish_round(self, round_number: int, end: int) -> None:
+        try:
+            while self.training.steps_done < end:
+                self.training.take_step()
+        except LedgerError as error:
+            raise Refused(f"round {round_number}: the plan has no release left ({error})") from error
+        if self.training.folder is not None:
+            self.training.save_checkpoint()  # syncs the journal first
+
+    # ---- checks
+
+    def _steered(self) -> ServerRMS:
+        if not isinstance(self.method, ServerRMS):
+            raise Refused(f"the client's method {self.method.name!r} has no radius that a server could set")
+        return self.method
+
+    def _steering(self, clip_norm: float | None) -> Callable[[State], State] | None:
+        if clip_norm is None:
+            if isinstance(self.method, ServerRMS):
+                raise Refused("clip_norm is missing: the client's method follows the server's radius")
+            return None
+        method, radius = self._steered(), clip_norm
+        method.with_radius({}, radius)
+        return lambda state: method.with_radius(state, radius)
+
+    def _last_round(self) -> int:
+        return 0 if self._begun is None else int(self._begun["round"])
+
+    def _check_round(self, round_number: int, last: int) -> None:
+        if isinstance(round_number, bool) or not isinstance(round_number, int) or round_number < 1:
+            raise Refused(f"round_number={round_number!r}: rounds are numbered 1, 2, ...; nothing was spent")
+        if round_number <= last:
+            raise Refused(
+                f"round_number={round_number}: round {last} was asked for already, with another request; a "
+                "round is answered once. Nothing was spent"
+            )
+
+    def _check_rounds_left(self) -> None:
+        if self.rounds_left < 1:
+            raise Refused(
+                f"the {self.training.sampling.steps} planned steps leave no further round of "
+                f"{self.local_steps}: the client's budget is used. Nothing was spent"
+            )
+
+    def _checked(self, params: Parameters) -> dict[str, Tensor]:
+        mine = self.training.parameters
+        if not isinstance(params, Mapping) or set(params) != set(mine):
+            raise Refused(
+                f"the server's parameters are {sorted(params) if isinstance(params, Mapping) else params!r}, "
+                f"the client's {sorted(mine)}; nothing was spent"
+            )
+        values = {}
+        for name, parameter in mine.items():
+            value = params[name]
+            if not isinstance(value, Tensor) or value.shape != parameter.shape:
+                shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise Refused(
+                    f"params[{name!r}] has shape {shape}, the client's {tuple(parameter.shape)}; nothing was "
+                    "spent"
+                )
+            if not bool(torch.isfinite(value).all()):
+                raise Refused(f"params[{name!r}] holds numbers that are not finite; nothing was spent")
+            values[name] = value.detach().to(parameter.device, parameter.dtype)
+        return values

@@ -1,0 +1,66 @@
+"""RMS-adaptive clipping at a client: the server sets the radius, from the noised mean squares of all.
+
+A round has two phases. Every client releases its mean of min(|g|^2 / U, 1) at the global model, noised; the
+server makes a radius of the mean of these and sends it; every client takes K steps of DP-SGD at that radius.
+
+Source: Fukami, Murata and Niwa, TMLR 2025, "AdaptDP-FedAvg".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from equipoise.federated.errors import Refused
+from equipoise.methods import AdaptiveRMS, Context, State
+
+__all__ = ["ServerRMS"]
+
+_ROUNDING = 1 + 1e-6
+
+
+class ServerRMS(AdaptiveRMS):
+    """The client's half of AdaptDP-FedAvg.
+
+    Args:
+        clip_norm: G > 0, the largest radius that the client accepts.
+        round_length: K, local steps a round.
+        settings: further arguments of `AdaptiveRMS`; `variant` is always "round".
+
+    Example:
+        >>> ServerRMS(0.5, round_length=3).variant
+        'round'
+    """
+
+    name: ClassVar[str] = "adaptive-rms-client"
+
+    def __init__(self, clip_norm: float = 1.0, *, round_length: int = 1, **settings: Any) -> None:
+        super().__init__(clip_norm, round_length=round_length, **{"variant": "round"} | settings)
+
+    def begin_round(self, context: Context, state: State) -> State:
+        """The server has set the radius already."""
+        return state
+
+    def with_radius(self, state: State, clip_norm: float) -> State:
+        """The state with the server's radius.
+
+        Raises:
+            Refused: it is no finite number above zero, or above G.
+        """
+        return {**state, "clip_norm": _checked("clip_norm", clip_norm, self.radius.g_hat)}
+
+    def with_limit(self, state: State, square_limit: float) -> State:
+        """The state with the server's scale U of the squares.
+
+        Raises:
+            Refused: it is no finite number above zero, or above G^2.
+        """
+        return {**state, "square_limit": _checked("square_limit", square_limit, self.radius.g_hat**2)}
+
+
+def _checked(name: str, value: float, largest: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise Refused(f"{name}={value!r} is no finite number; nothing was spent")
+    if not 0 < value <= largest * _ROUNDING:
+        raise Refused(f"{name}={value!r} lies outside the agreed (0, {largest:g}]; nothing was spent")
+    return min(float(value), largest)

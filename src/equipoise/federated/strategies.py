@@ -1,0 +1,124 @@
+"""What the server computes: the instructions of a round, and the next global model from the answers.
+
+`FedAvg` averages the clients' parameters with equal weights: x' = (1/P) sum_p y_p over the P that answered.
+Weights by size would be public too, but the sizes are then part of the claim; equal ones ask for nothing.
+With clients that clip at a fixed or learned radius this is DP-FedAvg, with `Proximal` clients FedProx.
+
+`AdaptDPFedAvg` asks every client of the round for its noised mean square at the global model first, makes
+the radius of the round of these, and sends it along.
+
+The server holds released values alone; nothing here is private, and nothing here adds noise.
+
+Sources: McMahan et al. 2017; Fukami, Murata and Niwa, TMLR 2025.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.methods.base import Parameters
+from equipoise.methods.rms_radius import RadiusState, RMSRadius
+
+__all__ = ["AdaptDPFedAvg", "Asker", "FedAvg", "Reply", "Strategy"]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A client's answer to a radius query.
+
+    Attributes:
+        mean: released mean of min(|g|^2 / U, 1).
+        noise: standard deviation of its noise, public.
+    """
+
+    mean: float
+    noise: float
+
+
+Asker = Callable[[float], Sequence[Reply]]
+"""square limit U -> the answers of the clients that take part in the round and could be reached."""
+
+
+class Strategy(ABC):
+    """A server's side of the training."""
+
+    @abstractmethod
+    def instructions(self, ask: Asker) -> dict[str, Any]:
+        """Arguments of `Client.train` for the round that begins; may ask the round's clients first."""
+
+    @abstractmethod
+    def aggregate(self, params: Parameters, answers: Sequence[Parameters]) -> dict[str, Tensor]:
+        """The next global model, from the parameters of those that answered (at least one)."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Public numbers of the round under way."""
+        return {}
+
+
+class FedAvg(Strategy):
+    """The unweighted mean of the clients' parameters.
+
+    Example:
+        >>> mean = FedAvg().aggregate({"w": torch.zeros(1)}, [{"w": torch.ones(1)}, {"w": 3 * torch.ones(1)}])
+        >>> mean["w"].item()
+        2.0
+    """
+
+    def instructions(self, ask: Asker) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def aggregate(self, params: Parameters, answers: Sequence[Parameters]) -> dict[str, Tensor]:
+        """The mean, name by name; of one answer, that answer bit for bit."""
+        if not answers:
+            raise ValueError("answers is empty: keep the global model where nobody answered")
+        return {
+            name: torch.stack([answer[name] for answer in answers]).mean(0) if len(answers) > 1
+            else answers[0][name].clone()
+            for name in params
+        }  # fmt: skip
+
+
+class AdaptDPFedAvg(FedAvg):
+    """FedAvg with a clipping radius that follows the clients' mean squared gradient norm.
+
+    Args:
+        radius: the rule; `RMSRadius(g_hat, offset="paper")` is the published one.
+        rounds: R, and
+        clients: P, for the paper's offset, which counts all R P released numbers.
+
+    Example:
+        >>> strategy = AdaptDPFedAvg(RMSRadius(1.0, offset="none"), rounds=10, clients=2)
+        >>> answers = [Reply(0.1, 0.0), Reply(0.3, 0.0)]
+        >>> round(strategy.instructions(lambda limit: answers)["clip_norm"], 6)  # sqrt(2 * 0.2)
+        0.632456
+    """
+
+    def __init__(self, radius: RMSRadius, rounds: int, clients: int) -> None:
+        self.radius, self._releases = radius, rounds * clients
+        self._state: RadiusState = radius.start()
+
+    def instructions(self, ask: Asker) -> dict[str, Any]:
+        """The radius of the round.
+
+        The number of valid answers takes the place of P in the noise of their mean. Without any the radius
+        stays.
+        """
+        limit = self._state["square_limit"]
+        replies = [r for r in ask(limit) if math.isfinite(r.mean) and math.isfinite(r.noise)]
+        if replies:
+            mean = limit * math.fsum(reply.mean for reply in replies) / len(replies)
+            noise = limit * math.sqrt(math.fsum(reply.noise**2 for reply in replies)) / len(replies)
+            self._state = self.radius.update(self._state, mean, noise, self._releases)
+        return {"clip_norm": self._state["clip_norm"]}
+
+    def metrics(self) -> Mapping[str, float]:
+        """The radius."""
+        return {"radius": self._state["clip_norm"]}

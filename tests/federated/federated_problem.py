@@ -1,0 +1,60 @@
+"""A small problem for clients: three clouds, sixty records a client, a tanh network in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import equipoise as eq
+from equipoise.federated import Client
+
+RECORDS, FEATURES, CLASSES = 60, 6, 3
+ROUNDS, LOCAL_STEPS = 3, 2
+
+
+def records(seed: int = 0, count: int = RECORDS) -> dict[str, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    label = torch.randint(CLASSES, (count,), generator=rng)
+    centres = 2 * torch.eye(CLASSES, FEATURES, dtype=torch.float64)
+    noise = torch.randn(count, FEATURES, generator=rng, dtype=torch.float64)
+    return {"input": centres[label] + noise, "label": label}
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
+
+
+def start() -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in network().named_parameters()}
+
+
+def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
+
+
+def client(method: Any = None, number: int = 0, **options: Any) -> Client:
+    """A reproducible client; `number` seeds its data, its records and its noise."""
+    defaults: dict[str, Any] = {
+        "sampling": eq.Poisson(20, RECORDS, options.pop("steps", ROUNDS * LOCAL_STEPS)),
+        "local_steps": LOCAL_STEPS,
+        "learning_rate": 0.3,
+        "seed": number,
+        "reproducible": True,
+        "data": records(number),
+    }
+    method = method or eq.DPSGD(0.5, noise_multiplier=1.0)
+    return Client(network(), loss, method=method, **(defaults | options))
+
+
+def charges(one: Client) -> int:
+    """Releases that the client's ledger holds."""
+    return sum(e["type"] == "release" for e in one.training.desk.ledger.journal.entries())
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -1,0 +1,308 @@
+"""A client: its ledger holds what left, whatever the server does and whenever the process dies."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from federated_problem import (
+    LOCAL_STEPS,
+    RECORDS,
+    ROUNDS,
+    charges,
+    client,
+    loss,
+    network,
+    records,
+    same,
+    start,
+)
+
+import equipoise as eq
+from equipoise.federated import Proximal, Refused, ServerRMS
+from equipoise.methods import METHODS
+from equipoise.privacy import BudgetError, Journal
+
+
+def follower(**options):
+    given = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0} | options
+    return ServerRMS(0.5, round_length=LOCAL_STEPS, **given)
+
+
+def rounds_of(one, params, count=ROUNDS):
+    for number in range(1, count + 1):
+        params = one.train(number, params)
+    return params
+
+
+def test_one_client_is_centralised_training_bit_for_bit():
+    for method, sampling in (
+        (lambda: eq.ClipSGD(math.inf), eq.FullBatch(RECORDS, 4)),
+        (lambda: eq.DPSGD(0.5, noise_multiplier=1.0), eq.Poisson(20, RECORDS, 4)),
+    ):
+        for steps in (1, 2):
+            model = network()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+            central = eq.PrivateTraining(
+                model,
+                optimizer,
+                loss=loss,
+                data=records(),
+                sampling=sampling,
+                method=method(),
+                reproducible=True,
+            )
+            list(central)
+            found = rounds_of(client(method(), sampling=sampling, local_steps=steps), start(), 4 // steps)
+            assert same(found, {name: p.detach() for name, p in model.named_parameters()})
+
+
+def test_the_same_round_gets_the_same_answer_and_is_charged_once():
+    one = client()
+    first = one.train(1, start())
+    assert charges(one) == LOCAL_STEPS
+    assert same(one.train(1, start()), first)
+    assert charges(one) == LOCAL_STEPS
+    other = {name: value + 1 for name, value in start().items()}
+    with pytest.raises(Refused, match="round 1 was asked for already"):
+        one.train(1, other)
+    assert charges(one) == LOCAL_STEPS
+    assert not same(one.train(2, first), first)
+
+
+NONSENSE = {
+    "NaN": (lambda p: {**p, "0.bias": torch.full_like(p["0.bias"], math.nan)}, "not finite"),
+    "infinite": (lambda p: {**p, "0.bias": torch.full_like(p["0.bias"], math.inf)}, "not finite"),
+    "shape": (lambda p: {**p, "0.bias": p["0.bias"][:-1]}, "shape"),
+    "missing": (lambda p: {n: v for n, v in p.items() if n != "0.bias"}, "parameters are"),
+    "further": (lambda p: {**p, "extra": p["0.bias"]}, "parameters are"),
+    "no tensor": (lambda p: {**p, "0.bias": 3.0}, "shape float"),
+    "no mapping": (lambda p: None, "parameters are"),
+}
+
+
+@pytest.fixture(scope="module")
+def steered():
+    return client(follower())
+
+
+@pytest.mark.parametrize(("spoil", "words"), NONSENSE.values(), ids=NONSENSE.keys())
+def test_nonsense_parameters_cost_nothing(steered, spoil, words):
+    for request in (
+        lambda: steered.train(1, spoil(start()), clip_norm=0.1),
+        lambda: steered.ask(1, spoil(start()), 0.25),
+    ):
+        with pytest.raises(Refused, match=words):
+            request()
+    assert (charges(steered), steered.rounds_left) == (0, ROUNDS)
+
+
+@pytest.mark.parametrize("radius", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e30, True, "1", None])
+def test_nonsense_radii_cost_nothing(steered, radius):
+    with pytest.raises(Refused):
+        steered.train(1, start(), clip_norm=radius)
+    with pytest.raises(Refused):
+        steered.ask(1, start(), radius)
+    assert (charges(steered), steered.rounds_left) == (0, ROUNDS)
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.0, True, None])
+def test_nonsense_rounds_cost_nothing(steered, number):
+    for request in (
+        lambda: steered.train(number, start(), clip_norm=0.1),
+        lambda: steered.ask(number, start(), 0.25),
+    ):
+        with pytest.raises(Refused, match="round_number"):
+            request()
+    assert charges(steered) == 0
+
+
+def test_a_client_without_a_query_says_so():
+    one = client()
+    with pytest.raises(Refused, match="no radius"):
+        one.train(1, start(), clip_norm=0.1)
+    with pytest.raises(Refused, match="no radius"):
+        one.ask(1, start(), 0.25)
+    assert charges(one) == 0
+
+
+def test_a_server_that_asks_again_and_again_learns_one_number_a_round():
+    one = client(follower())
+    first = one.ask(1, start(), 0.25)
+    assert one.ask(1, start(), 0.25) == first
+    assert charges(one) == 1
+    moved = {name: value + 0.1 for name, value in start().items()}
+    for params, limit in ((start(), 0.1), (moved, 0.25)):
+        with pytest.raises(Refused, match="answered once"):
+            one.ask(1, params, limit)
+    assert charges(one) == 1
+    one.train(1, start(), clip_norm=1e-9)  # extreme, and harmless: the noise shrinks with it
+    assert charges(one) == 1 + LOCAL_STEPS
+    with pytest.raises(Refused, match="answered once"):
+        one.ask(1, moved, 0.25)
+    assert one.ask(2, moved, 0.25) != first
+    with pytest.raises(Refused, match="gone on to round 2"):
+        one.train(1, start(), clip_norm=1e-9)
+    assert charges(one) == 2 + LOCAL_STEPS
+
+
+def test_noise_follows_the_servers_radius():
+    one = client(follower())
+    one.train(1, start(), clip_norm=0.02)
+    one.train(2, start(), clip_norm=0.3)
+    bounds = [e["bounds"]["gradient"] for e in one.training.desk.ledger.journal.entries() if "bounds" in e]
+    assert bounds == [0.02] * LOCAL_STEPS + [0.3] * LOCAL_STEPS
+
+
+def test_the_budget_ends_the_work():
+    one = client()
+    params = rounds_of(one, start())
+    assert one.rounds_left == 0
+    spent = one.training.desk.spent(1e-3).value
+    with pytest.raises(Refused, match="budget is used"):
+        one.train(ROUNDS + 1, params)
+    assert one.training.desk.spent(1e-3).value == spent
+    with pytest.raises(BudgetError, match="above the budget"):
+        client(budget=eq.Budget(0.01, 1e-3))
+
+
+def test_all_rounds_together_stay_within_the_budget():
+    budget = eq.Budget(4.0, 1e-3)
+    one = client(ServerRMS(0.5, round_length=LOCAL_STEPS), budget=budget)
+    for number in range(1, ROUNDS + 1):
+        one.ask(number, start(), 0.25)
+        one.train(number, start(), clip_norm=0.2)
+    assert 0.95 * 4 < one.epsilon() <= 4
+    assert one.statement().guarantee == "proven"
+
+
+def test_restarted_between_rounds(tmp_path):
+    reference = client(follower())
+    for one in (reference, client(follower(), folder=tmp_path / "a")):
+        one.ask(1, start(), 0.25)
+        first = one.train(1, start(), clip_norm=0.2)
+    again = client(follower(), folder=tmp_path / "a")
+    assert charges(again) == 1 + LOCAL_STEPS
+    assert same(again.train(1, start(), clip_norm=0.2), first)
+    assert again.ask(2, first, 0.25) == reference.ask(2, first, 0.25)
+    assert same(again.train(2, first, clip_norm=0.1), reference.train(2, first, clip_norm=0.1))
+    assert charges(again) == charges(reference) == 2 * (1 + LOCAL_STEPS)
+
+
+@pytest.mark.parametrize("lost", ["before the checkpoint", "in the middle", "after the query"])
+def test_killed_in_a_round(tmp_path, monkeypatch, lost):
+    """Whatever had left the ledger is given again, with the same noise, and nothing is charged twice."""
+    reference = client(follower())
+    asked = reference.ask(1, start(), 0.25)
+    expected = reference.train(1, start(), clip_norm=0.2)
+    one = client(follower(), folder=tmp_path / "a")
+
+    def die(*args, **kwargs):
+        raise SystemExit
+
+    if lost == "after the query":
+        monkeypatch.setattr(one._log, "append", die)  # the answer is in the ledger, not yet in the log
+        with pytest.raises(SystemExit):
+            one.ask(1, start(), 0.25)
+    else:
+        assert one.ask(1, start(), 0.25) == asked
+        if lost == "before the checkpoint":
+            monkeypatch.setattr(one.training, "save_checkpoint", die)
+        else:
+            step = one.training.take_step
+            taken = []
+            monkeypatch.setattr(one.training, "take_step", lambda: die() if taken else taken.append(step()))
+        with pytest.raises(SystemExit):
+            one.train(1, start(), clip_norm=0.2)
+    del one
+    again = client(follower(), folder=tmp_path / "a")
+    assert again.ask(1, start(), 0.25) == asked
+    assert same(again.train(1, start(), clip_norm=0.2), expected)
+    assert charges(again) == 1 + LOCAL_STEPS
+
+
+def test_a_round_that_failed_goes_on_where_it_stopped(monkeypatch):
+    expected = client().train(1, start())
+    one = client()
+    step, calls = one.training.take_step, []
+
+    def failing():
+        calls.append(1)
+        if len(calls) == LOCAL_STEPS:
+            raise OSError("the disk is away")
+        return step()
+
+    monkeypatch.setattr(one.training, "take_step", failing)
+    with pytest.raises(OSError, match="disk"):
+        one.train(1, start())
+    assert same(one.train(1, start()), expected)
+    assert charges(one) == LOCAL_STEPS
+
+
+def test_the_journal_is_on_the_device_before_an_answer_leaves(tmp_path, monkeypatch):
+    one = client(follower(), folder=tmp_path / "a")
+    synced = []
+    sync = Journal.sync
+    monkeypatch.setattr(Journal, "sync", lambda self: (synced.append(len(self.entries())), sync(self))[1])
+    one.ask(1, start(), 0.25)
+    assert synced[-1] == len(one.training.desk.ledger.journal.entries())
+    one.train(1, start(), clip_norm=0.2)
+    assert synced[-1] == len(one.training.desk.ledger.journal.entries())
+
+
+def test_the_pull_of_fedprox_costs_nothing_and_acts_from_the_second_step_on():
+    plain, pulled = client(), client(Proximal(eq.DPSGD(0.5, noise_multiplier=1.0), strength=0.5))
+    near, free = pulled.train(1, start()), plain.train(1, start())
+    assert pulled.training.desk.spent(1e-3).value == plain.training.desk.spent(1e-3).value
+
+    def distance(a):
+        return sum(float((a[name] - value).square().sum()) for name, value in start().items())
+
+    assert distance(near) < distance(free)
+    for length, alike in ((1, True), (2, False)):
+        ends = [
+            client(m, local_steps=length).train(1, start())
+            for m in (
+                eq.DPSGD(0.5, noise_multiplier=1.0),
+                Proximal(eq.DPSGD(0.5, noise_multiplier=1.0), strength=0.5),
+            )
+        ]
+        assert same(*ends) == alike
+
+
+def public():
+    return records(seed=9, count=20)
+
+
+LOCAL = {
+    "dp-sgd": lambda: eq.DPSGD(eq.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=1.0),
+    "dp-svrg": lambda: eq.DPSVRG(0.5, anchor_batch_size=40),
+    "dp-c4": lambda: eq.DPC4(0.5, count_noise=0.3),
+    "dp-c4-plus": lambda: eq.DPC4Plus(0.5, count_noise=0.3),
+    "dice-sgd": lambda: eq.DiceSGD(0.1, residual_clip_norm=0.6),
+    "clip-sgd": lambda: eq.ClipSGD(0.1),
+    "ef-sgd": lambda: eq.EFSGD(0.1),
+    "pcdp-sgd": lambda: eq.PCDPSGD(public(), clip_norm=0.5),
+    "biased-gep": lambda: eq.BiasedGEP(public(), clip_norm=0.5),
+    "gep": lambda: eq.GEP(public(), clip_norm=0.5),
+    "pdp": lambda: eq.PDPSGD(public(), clip_norm=0.5),
+    "rpdp": lambda: eq.RandomProjection(clip_norm=0.5, dimension=10),
+    "rsdp": lambda: eq.RandomSparsification(clip_norm=0.5),
+    "dc-dpsgd": lambda: eq.DCDPSGD(0.5, count_noise=0.3),
+    "adaptive-rms": lambda: eq.AdaptiveRMS(0.5),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_any_method_trains_at_a_client(name):
+    if name not in LOCAL:
+        pytest.fail(f"the method {name!r} needs a line here")
+    one = client(LOCAL[name](), steps=4, budget=eq.Budget(8.0, 1e-3))
+    params = one.train(1, start())
+    shifted = {parameter: value + 0.01 for parameter, value in params.items()}
+    params = one.train(2, shifted)
+    assert all(bool(torch.isfinite(value).all()) for value in params.values())
+    assert one.rounds_left == 0
+    if one.method.card.library_guarantee == "proven":
+        assert one.epsilon() <= 8
