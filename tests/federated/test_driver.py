@@ -1,0 +1,227 @@
+"""Rounds in one process: who takes part, who drops out, what the server makes of the answers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, charges, client, network, records, same, start
+
+import equipoise as eq
+from equipoise.federated import AdaptDPFedAvg, FedAvg, Proximal, Reply, ServerRMS, simulate
+from equipoise.methods.rms_radius import RMSRadius
+
+
+def follower(clip_norm=0.5, **options):
+    given = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0} | options
+    return ServerRMS(clip_norm, round_length=LOCAL_STEPS, **given)
+
+
+def adaptive(clients, clip_norm=0.5, **options):
+    return AdaptDPFedAvg(RMSRadius(clip_norm, **options), rounds=ROUNDS, clients=clients)
+
+
+class Flaky:
+    """A client that is away in some rounds: before it is asked, or between the query and the training."""
+
+    def __init__(self, inner, asking=(), training=()):
+        self.inner, self.asking, self.training = inner, asking, training
+
+    @property
+    def radius_noise(self):
+        return self.inner.radius_noise
+
+    def ask(self, number, params, square_limit):
+        if number in self.asking:
+            raise ConnectionError("away")
+        return self.inner.ask(number, params, square_limit)
+
+    def train(self, number, params, clip_norm=None):
+        if number in self.training:
+            raise TimeoutError("too slow")
+        return self.inner.train(number, params, clip_norm)
+
+
+def test_identical_clients_without_noise_are_one():
+    """K = 1, all records: also centralised gradient descent."""
+
+    def make():
+        return client(eq.ClipSGD(math.inf), sampling=eq.FullBatch(RECORDS, ROUNDS), local_steps=1)
+
+    alone = simulate(FedAvg(), [make()], start(), ROUNDS)
+    pair = simulate(FedAvg(), [make(), make()], start(), ROUNDS)
+    assert same(alone.params, pair.params)
+    values = {name: value.clone().requires_grad_() for name, value in start().items()}
+    model = network()
+    for _ in range(ROUNDS):
+        total = torch.func.functional_call(model, values, (records()["input"],))
+        mean = torch.nn.functional.cross_entropy(total, records()["label"])
+        slopes = torch.autograd.grad(mean, list(values.values()))
+        values = {
+            name: (value - 0.3 * slope).detach().requires_grad_()
+            for (name, value), slope in zip(values.items(), slopes, strict=True)
+        }
+    for name, value in values.items():
+        torch.testing.assert_close(alone.params[name], value.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_the_mean_has_equal_weights_whatever_the_sizes():
+    sizes = (20, 60)
+    clients = [
+        client(eq.ClipSGD(math.inf), p, data=records(p, n), sampling=eq.FullBatch(n, 1), local_steps=1)
+        for p, n in enumerate(sizes)
+    ]
+    found = simulate(FedAvg(), clients, start(), 1).params
+    answers = [one.train(1, start()) for one in clients]  # the same request: the same answers
+    for name, value in found.items():
+        torch.testing.assert_close(value, (answers[0][name] + answers[1][name]) / 2, rtol=0, atol=0)
+
+
+def test_at_its_limit_adaptdp_is_dp_fedavg_bit_for_bit():
+    class AtTheLimit(FedAvg):
+        def instructions(self, ask):
+            return {"clip_norm": 0.5}
+
+    a = simulate(AtTheLimit(), [client(follower(), p) for p in range(2)], start(), ROUNDS)
+    b = simulate(FedAvg(), [client(None, p) for p in range(2)], start(), ROUNDS)
+    assert same(a.params, b.params)
+    assert not same(a.params, start())
+
+
+def test_the_radius_is_a_function_of_what_was_released():
+    heard = []
+
+    class Listening(AdaptDPFedAvg):
+        def instructions(self, ask):
+            return super().instructions(lambda limit: heard.append((limit, ask(limit))) or heard[-1][1])
+
+    strategy = Listening(RMSRadius(5.0, scale="self", kappa=4.0), rounds=ROUNDS, clients=2)
+    clients = [client(follower(5.0), p) for p in range(2)]
+    history = simulate(strategy, clients, start(), ROUNDS)
+    rule = RMSRadius(5.0, scale="self", kappa=4.0)
+    state = rule.start()
+    for (limit, replies), done in zip(heard, history.rounds, strict=True):
+        assert limit == state["square_limit"]
+        mean = limit * sum(r.mean for r in replies) / 2
+        noise = limit * (3.0 / RECORDS) / math.sqrt(2)  # z_C U / (n sqrt(P))
+        state = rule.update(state, mean, noise, 1)
+        assert done.metrics["radius"] == pytest.approx(state["clip_norm"])
+    assert len({done.metrics["radius"] for done in history.rounds}) == ROUNDS
+    bounds = [e["bounds"] for e in clients[0].training.desk.ledger.journal.entries() if "bounds" in e]
+    used = [b["gradient"] for b in bounds if "gradient" in b]
+    expected = [done.metrics["radius"] for done in history.rounds for _ in range(LOCAL_STEPS)]
+    assert used == pytest.approx(expected)
+
+
+def test_clients_that_drop_out_in_a_round():
+    """One is away for a round, one between query and training: the others go on, every ledger is right."""
+    inner = [client(follower(), p) for p in range(3)]
+    clients = [inner[0], Flaky(inner[1], asking=(2,)), Flaky(inner[2], training=(2,))]
+    history = simulate(adaptive(3), clients, start(), ROUNDS)
+    assert [done.answered for done in history.rounds] == [(0, 1, 2), (0,), (0, 1, 2)]
+    assert set(history.rounds[1].absent) == {1, 2}
+    whole = 1 + LOCAL_STEPS
+    assert [charges(one) for one in inner] == [3 * whole, 2 * whole, 2 * whole + 1]
+    fewer = simulate(FedAvg(), [client()], start(), 1).params
+    alone = simulate(FedAvg(), [client(), Flaky(client(None, 1), training=(1,))], start(), 1).params
+    assert same(alone, fewer)
+
+
+def test_nobody_answers():
+    history = simulate(adaptive(1), [Flaky(client(follower()), asking=(1, 2), training=(1, 2))], start(), 2)
+    assert same(history.params, start())
+    assert [done.answered for done in history.rounds] == [(), ()]
+    assert history.rounds[1].metrics["radius"] == 0.5
+
+
+def test_a_client_whose_budget_is_used_stays_away():
+    clients = [client(steps=LOCAL_STEPS), client(None, 1)]
+    history = simulate(FedAvg(), clients, start(), 2)
+    assert [done.answered for done in history.rounds] == [(0, 1), (1,)]
+    assert "budget is used" in history.rounds[1].absent[0]
+
+
+def test_partial_participation_charges_those_that_took_part():
+    clients = [client(None, p) for p in range(4)]
+    history = simulate(FedAvg(), clients, start(), ROUNDS, clients_per_round=2, seed=5)
+    taken = [sum(p in done.asked for done in history.rounds) for p in range(4)]
+    assert all(len(done.asked) == 2 for done in history.rounds)
+    assert len({done.asked for done in history.rounds}) > 1
+    assert [charges(one) for one in clients] == [LOCAL_STEPS * t for t in taken]
+    again = simulate(
+        FedAvg(), [client(None, p) for p in range(4)], start(), ROUNDS, clients_per_round=2, seed=5
+    )
+    assert same(again.params, history.params)
+
+
+def test_a_server_that_restarts_goes_on():
+    whole = simulate(adaptive(2), [client(follower(), p) for p in range(2)], start(), ROUNDS)
+    clients, strategy = [client(follower(), p) for p in range(2)], adaptive(2)
+    first = simulate(strategy, clients, start(), 1)
+    rest = simulate(strategy, clients, first.params, ROUNDS - 1, first_round=2)
+    assert same(rest.params, whole.params)
+
+
+def test_bytes_of_a_round():
+    size = sum(value.numel() * 8 for value in start().values())
+    (done,) = simulate(adaptive(2), [client(follower(), p) for p in range(2)], start(), 1).rounds
+    assert done.bytes_up == 2 * (size + 8)
+    assert done.bytes_down == 2 * 2 * (size + 8)
+
+
+def test_as_published():
+    """Noise of equation (1), the paper's offset; each client's own ledger proves it."""
+    budget = eq.Budget(8.0, 1e-3)
+    clients = [
+        client(ServerRMS(0.5, recipe="as_published", round_length=LOCAL_STEPS), p, budget=budget)
+        for p in range(2)
+    ]
+    history = simulate(adaptive(2, offset="paper"), clients, start(), ROUNDS)
+    assert [done.answered for done in history.rounds] == [(0, 1)] * ROUNDS
+    for one in clients:
+        assert one.statement().guarantee == "proven"
+        assert one.epsilon() <= 8
+
+
+def test_a_reply_that_is_no_number_is_left_out():
+    rule = adaptive(2, offset="none")
+    replies = [Reply(math.nan, 0.1), Reply(0.08, 0.1)]
+    assert rule.instructions(lambda limit: replies)["clip_norm"] == pytest.approx(0.5 * math.sqrt(0.16))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda: eq.DPSGD(0.5, noise_multiplier=0.5),
+        lambda: eq.DPSGD(eq.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=0.5),
+        lambda: eq.DPSGD(0.5, clip_rule="auto_s", noise_multiplier=0.5),
+        lambda: Proximal(eq.DPSGD(0.5, noise_multiplier=0.5), strength=0.1),
+    ],
+    ids=["fixed", "quantile", "normalised", "fedprox"],
+)
+def test_baselines_learn(method):
+    """Five rounds of two clients bring the loss on their records down."""
+    clients = [client(method(), p, steps=5 * LOCAL_STEPS) for p in range(2)]
+    model = network()
+
+    def measure(params):
+        data = records(7)
+        values = torch.func.functional_call(model, dict(params), (data["input"],))
+        return {"loss": float(torch.nn.functional.cross_entropy(values, data["label"]))}
+
+    history = simulate(FedAvg(), clients, start(), 5, evaluate=measure)
+    assert history.rounds[-1].metrics["loss"] < 0.9 * measure(start())["loss"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rounds": 0}, "rounds=0"),
+        ({"rounds": 1, "clients_per_round": 3}, "clients_per_round=3"),
+        ({"rounds": 1, "first_round": 0}, "first_round=0"),
+    ],
+)
+def test_bad_settings_are_named(options, words):
+    with pytest.raises(ValueError, match=words):
+        simulate(FedAvg(), [], start(), **options)
