@@ -5,7 +5,7 @@ whatever leaves a client went through that client's ledger, and each client's ep
 """
 
 from equipoise.federated.client import Client
-from equipoise.federated.driver import History, Round, simulate
+from equipoise.federated.driver import Exchange, History, Round, run_rounds, simulate
 from equipoise.federated.errors import Refused
 from equipoise.federated.partitions import dirichlet, iid, one_class
 from equipoise.federated.proximal import Proximal
@@ -15,6 +15,7 @@ from equipoise.federated.strategies import AdaptDPFedAvg, FedAvg, Reply, Strateg
 __all__ = [
     "AdaptDPFedAvg",
     "Client",
+    "Exchange",
     "FedAvg",
     "History",
     "Proximal",
@@ -26,5 +27,6 @@ __all__ = [
     "dirichlet",
     "iid",
     "one_class",
+    "run_rounds",
     "simulate",
 ]

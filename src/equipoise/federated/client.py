@@ -153,6 +153,13 @@ class Client:
         """What this client may claim."""
         return self.training.statement()
 
+    def close(self) -> None:
+        """Let go of the folder, so that another process, or another object, can go on with it."""
+        self.training.desk.ledger.journal.close()
+        self._log.close()
+        if self.training.folder is not None:
+            self.training.folder.unlock()
+
     # ---- what the server may ask
 
     def ask(self, round_number: int, params: Parameters, square_limit: float) -> float:

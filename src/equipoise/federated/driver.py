@@ -1,4 +1,4 @@
-"""Rounds in one process: a server and its clients without a network, for tests and small runs.
+"""Rounds: the server's loop over any exchange of messages, and the exchange within one process.
 
 Each round a public generator picks the clients. Those that refuse or cannot be reached, before the query or
 in the middle of the round, are left out of it; the others' answers make the next model. If none answers the
@@ -18,7 +18,7 @@ from equipoise.federated.errors import Refused
 from equipoise.federated.strategies import Reply, Strategy
 from equipoise.methods.base import Parameters
 
-__all__ = ["History", "Participant", "Round", "simulate"]
+__all__ = ["Exchange", "History", "Participant", "Round", "run_rounds", "simulate"]
 
 # What takes a client out of a round without ending the training.
 ABSENT = (Refused, ConnectionError, TimeoutError)
@@ -40,6 +40,26 @@ class Participant(Protocol):
         self, round_number: int, params: Parameters, clip_norm: float | None = None
     ) -> dict[str, Tensor]:
         """The parameters after the local steps."""
+        ...
+
+
+class Exchange(Protocol):
+    """Messages to many clients at once; a string in place of an answer says why there is none."""
+
+    def __len__(self) -> int:
+        """The number of clients."""
+        ...
+
+    def ask(
+        self, present: Sequence[int], number: int, params: Parameters, square_limit: float
+    ) -> Mapping[int, Reply | str]:
+        """The clients' answers to the radius query of round `number`."""
+        ...
+
+    def train(
+        self, present: Sequence[int], number: int, params: Parameters, instructions: Mapping[str, Any]
+    ) -> Mapping[int, dict[str, Tensor] | str]:
+        """The clients' parameters after the local steps of round `number`."""
         ...
 
 
@@ -83,6 +103,17 @@ def simulate(
     clients: Sequence[Participant],
     params: Parameters,
     rounds: int,
+    **options: Any,
+) -> History:
+    """Run rounds of federated training with clients of this process; `options` as for `run_rounds`."""
+    return run_rounds(strategy, _InProcess(clients), params, rounds, **options)
+
+
+def run_rounds(
+    strategy: Strategy,
+    exchange: Exchange,
+    params: Parameters,
+    rounds: int,
     *,
     clients_per_round: int | None = None,
     seed: int = 0,
@@ -90,11 +121,11 @@ def simulate(
     evaluate: Callable[[Parameters], Mapping[str, float]] | None = None,
     on_round: Callable[[Round], None] | None = None,
 ) -> History:
-    """Run rounds of federated training.
+    """Run rounds of federated training over any exchange of messages.
 
     Args:
         strategy: the server's side.
-        clients: the data owners.
+        exchange: reaches the clients.
         params: the global model to begin with.
         rounds: how many.
         clients_per_round: picked at random each round; all when None. It amplifies nothing: the server knows
@@ -110,23 +141,21 @@ def simulate(
     for name, value in (("rounds", rounds), ("first_round", first_round)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
-    count = len(clients) if clients_per_round is None else clients_per_round
-    if not 1 <= count <= len(clients):
-        raise ValueError(f"clients_per_round={clients_per_round!r}: give 1 to {len(clients)} or None")
+    count = len(exchange) if clients_per_round is None else clients_per_round
+    if not 1 <= count <= len(exchange):
+        raise ValueError(f"clients_per_round={clients_per_round!r}: give 1 to {len(exchange)} or None")
     history = History({name: value.detach().clone() for name, value in params.items()})
-    size = sum(value.numel() * value.element_size() for value in params.values())
     for number in range(first_round, first_round + rounds):
-        asked = _pick(len(clients), count, seed, number)
-        exchange = _Exchange(clients, asked, number, history.params, size)
-        instructions = strategy.instructions(exchange.ask)
-        answers = exchange.train(instructions)
+        asked = _pick(len(exchange), count, seed, number)
+        messages = _Messages(exchange, asked, number, history.params)
+        answers = messages.train(strategy.instructions(messages.ask))
         if answers:
             history.params = strategy.aggregate(history.params, list(answers.values()))
         metrics = dict(strategy.metrics())
         if evaluate is not None:
             metrics |= evaluate(history.params)
         done = Round(
-            number, asked, tuple(answers), exchange.absent, metrics, exchange.bytes_down, exchange.bytes_up
+            number, asked, tuple(answers), messages.absent, metrics, messages.bytes_down, messages.bytes_up
         )
         history.rounds.append(done)
         if on_round is not None:
@@ -134,44 +163,71 @@ def simulate(
     return history
 
 
-class _Exchange:
-    """The messages of one round."""
+class _Messages:
+    """The messages of one round: who is out of it, and how much was sent."""
 
-    def __init__(
-        self, clients: Sequence[Participant], asked: Sequence[int], number: int, params: Parameters, size: int
-    ) -> None:
-        self._clients, self._present = clients, list(asked)
-        self._number, self._params, self._size = number, params, size
+    def __init__(self, exchange: Exchange, asked: Sequence[int], number: int, params: Parameters) -> None:
+        self._exchange, self._present = exchange, list(asked)
+        self._number, self._params = number, params
+        self._size = sum(value.numel() * value.element_size() for value in params.values())
         self.absent: dict[int, str] = {}
         self.bytes_down = self.bytes_up = 0
 
     def ask(self, square_limit: float) -> list[Reply]:
-        def one(client: Participant) -> Reply:
-            answer = client.ask(self._number, self._params, square_limit)
-            self.bytes_up += 8
-            return Reply(answer, client.radius_noise)
-
-        return list(self._each(one).values())
+        """The answers to a query, in the order of the clients."""
+        found = self._exchange.ask(self._present, self._number, self._params, square_limit)
+        return list(self._kept(found, 8).values())
 
     def train(self, instructions: Mapping[str, Any]) -> dict[int, dict[str, Tensor]]:
-        def one(client: Participant) -> dict[str, Tensor]:
-            answer = client.train(self._number, self._params, **instructions)
-            self.bytes_up += self._size
-            return answer
+        """The parameters of those that answered, in the order of the clients."""
+        found = self._exchange.train(self._present, self._number, self._params, instructions)
+        return self._kept(found, self._size)
 
-        return self._each(one)
-
-    def _each(self, one: Callable[[Participant], Any]) -> dict[int, Any]:
-        """The answers of those that are still there; who fails is out of the rest of the round."""
+    def _kept(self, found: Mapping[int, Any], size: int) -> dict[int, Any]:
+        """What is an answer; who fails is out of the rest of the round."""
+        self.bytes_down += len(self._present) * (self._size + 8)
         answers = {}
         for index in list(self._present):
-            self.bytes_down += self._size + 8
-            try:
-                answers[index] = one(self._clients[index])
-            except ABSENT as error:
-                self.absent[index] = f"{type(error).__name__}: {error}"
+            answer = found.get(index, "no answer")
+            if isinstance(answer, str):
+                self.absent[index] = answer
                 self._present.remove(index)
+            else:
+                answers[index] = answer
+                self.bytes_up += size
         return answers
+
+
+class _InProcess:
+    """An exchange with clients of this process."""
+
+    def __init__(self, clients: Sequence[Participant]) -> None:
+        self._clients = clients
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def ask(
+        self, present: Sequence[int], number: int, params: Parameters, square_limit: float
+    ) -> dict[int, Reply | str]:
+        def one(client: Participant) -> Reply:
+            return Reply(client.ask(number, params, square_limit), client.radius_noise)
+
+        return {index: self._tried(index, one) for index in present}
+
+    def train(
+        self, present: Sequence[int], number: int, params: Parameters, instructions: Mapping[str, Any]
+    ) -> dict[int, dict[str, Tensor] | str]:
+        def one(client: Participant) -> dict[str, Tensor]:
+            return client.train(number, params, **instructions)
+
+        return {index: self._tried(index, one) for index in present}
+
+    def _tried(self, index: int, one: Callable[[Participant], Any]) -> Any:
+        try:
+            return one(self._clients[index])
+        except ABSENT as error:
+            return f"{type(error).__name__}: {error}"
 
 
 def _pick(clients: int, count: int, seed: int, number: int) -> tuple[int, ...]:
