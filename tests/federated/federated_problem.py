@@ -48,7 +48,8 @@ def client(method: Any = None, number: int = 0, **options: Any) -> Client:
         "data": records(number),
     }
     method = method or eq.DPSGD(0.5, noise_multiplier=1.0)
-    return Client(network(), loss, method=method, **(defaults | options))
+    model = options.pop("model", None) or network()
+    return Client(model, loss, method=method, **(defaults | options))
 
 
 def charges(one: Client) -> int:

@@ -76,6 +76,8 @@ NONSENSE = {
     "shape": (lambda p: {**p, "0.bias": p["0.bias"][:-1]}, "shape"),
     "missing": (lambda p: {n: v for n, v in p.items() if n != "0.bias"}, "parameters are"),
     "further": (lambda p: {**p, "extra": p["0.bias"]}, "parameters are"),
+    "whole numbers": (lambda p: {**p, "0.bias": p["0.bias"].long()}, "torch.int64"),
+    "complex": (lambda p: {**p, "0.bias": p["0.bias"].to(torch.complex64)}, "torch.complex64"),
     "no tensor": (lambda p: {**p, "0.bias": 3.0}, "shape float"),
     "no mapping": (lambda p: None, "parameters are"),
 }
@@ -95,6 +97,14 @@ def test_nonsense_parameters_cost_nothing(steered, spoil, words):
         with pytest.raises(Refused, match=words):
             request()
     assert (charges(steered), steered.rounds_left) == (0, ROUNDS)
+
+
+def test_parameters_that_overflow_at_the_client_cost_nothing():
+    one = client(follower(), model=network().float(), data={**records(), "input": records()["input"].float()})
+    huge = {name: torch.full_like(value, 1e300) for name, value in start().items()}
+    with pytest.raises(Refused, match="not finite"):
+        one.train(1, huge, clip_norm=0.1)
+    assert charges(one) == 0
 
 
 @pytest.mark.parametrize("radius", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e30, True, "1", None])

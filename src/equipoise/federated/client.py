@@ -293,7 +293,13 @@ class Client:
                     f"params[{name!r}] has shape {shape}, the client's {tuple(parameter.shape)}; nothing was "
                     "spent"
                 )
-            if not bool(torch.isfinite(value).all()):
+            if not value.is_floating_point() or value.layout is not torch.strided:
+                raise Refused(
+                    f"params[{name!r}] is a tensor of {value.dtype} in layout {value.layout}; dense numbers in "
+                    "floating point are exchanged. Nothing was spent"
+                )
+            moved = value.detach().to(parameter.device, parameter.dtype)  # may overflow: checked afterwards
+            if not bool(torch.isfinite(moved).all()):
                 raise Refused(f"params[{name!r}] holds numbers that are not finite; nothing was spent")
-            values[name] = value.detach().to(parameter.device, parameter.dtype)
+            values[name] = moved
         return values
