@@ -295,8 +295,8 @@ class Client:
                 )
             if not value.is_floating_point() or value.layout is not torch.strided:
                 raise Refused(
-                    f"params[{name!r}] is a tensor of {value.dtype} in layout {value.layout}; dense numbers in "
-                    "floating point are exchanged. Nothing was spent"
+                    f"params[{name!r}] is a tensor of {value.dtype} in layout {value.layout}; dense floating "
+                    "point numbers are exchanged. Nothing was spent"
                 )
             moved = value.detach().to(parameter.device, parameter.dtype)  # may overflow: checked afterwards
             if not bool(torch.isfinite(moved).all()):
