@@ -12,6 +12,8 @@ from small_problems import RECORDS, loss, network, parameters, records, relative
 from torch import nn
 
 import equipoise as eq
+from equipoise.methods import Abadi
+from equipoise.privacy import PrivacyPlan, Release, clip
 from equipoise.training.folder import RunFolder
 
 
@@ -318,3 +320,27 @@ def test_running_statistics_of_private_records_are_not_published(tmp_path):
     run.run(progress=False)
     assert torch.equal(model[1].running_mean, torch.zeros(3))
     assert torch.equal(model[1].running_var, torch.ones(3))
+
+
+def test_a_run_ends_where_one_kind_of_draw_is_used_up_though_another_is_not():
+    """As after a resume with other numbers, whose repeated steps are charged again."""
+
+    class TwoDraws(eq.DPSGD):
+        def plan(self, sampling, budget, relation, public_rng):
+            releases = [
+                Release("gradient", 1.0, max_bound=0.5),
+                Release("rare", 1.0, max_bound=0.5, count=3, draw="rare"),
+            ]
+            return PrivacyPlan(releases, sampling, relation)
+
+        def step(self, context, state):
+            rare = context.draw("rare")
+            context.ledger.release(rare, rare.query(lambda rows, ids: {"rare": clip(rows, Abadi(), 0.5)}))
+            return super().step(context, state)
+
+    run = training(method=TwoDraws(clip_norm=0.5, noise_multiplier=1.0), steps=6)
+    assert len(list(run)) == 3
+    result = run.finish()
+    assert result.finished
+    assert result.steps == 3
+    assert run.desk.ledger.releases_left == {"batch": 3, "rare": 0}

@@ -38,6 +38,7 @@ from .errors import ChangedQueryError as ChangedQueryError
 from .errors import JournalError as JournalError
 from .errors import LedgerError as LedgerError
 from .errors import PlanError as PlanError
+from .errors import PlanUsedUpError as PlanUsedUpError
 from .journal import Journal as Journal
 from .ledger import Ledger as Ledger
 from .marks import mark as mark

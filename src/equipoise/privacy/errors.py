@@ -21,6 +21,10 @@ class ChangedQueryError(LedgerError):
     """A repeated draw whose sums are not what they were. Nothing left; the step can be taken again."""
 
 
+class PlanUsedUpError(LedgerError):
+    """A kind of release of which the plan has none left. Nothing was released and nothing was charged."""
+
+
 class JournalError(RuntimeError):
     """A journal that cannot be read or written. Nothing was released."""
 

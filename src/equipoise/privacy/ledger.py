@@ -27,7 +27,7 @@ from .calibration import Budget
 from .correlated import CorrelatedNoise
 from .digests import Digestible, as_digest, keyed_digest
 from .draws import Draw
-from .errors import BudgetError, ChangedQueryError, JournalError, LedgerError
+from .errors import BudgetError, ChangedQueryError, JournalError, LedgerError, PlanUsedUpError
 from .journal import Journal
 from .noise import Secrets
 from .normals import NormalStream
@@ -342,7 +342,7 @@ class Ledger:
                 f"{[(item.name, item.draw) for item in self.plan.unproven]}"
             )
         if self._unproven_used.get(name, 0) >= self.plan.count(planned[0]):
-            raise LedgerError(
+            raise PlanUsedUpError(
                 f"the plan's {self.plan.count(planned[0])} unproven releases of {name!r} are used up"
             )
 
@@ -548,14 +548,14 @@ class Ledger:
             raise LedgerError(f"the plan holds no draw {draw.name!r} that releases {sorted(names)} together")
         left = [p for p in fitting if self._used.get(p, 0) < p.count]
         if not left:
-            raise LedgerError(
+            raise PlanUsedUpError(
                 f"the plan's {sum(p.count for p in fitting)} releases of {sorted(names)} on draw "
                 f"{draw.name!r} are used up; plan "
                 "more steps (a step repeated after a resume with other numbers counts again)"
             )
         count = sum(p.count for p in self._patterns if p.draw == draw.name)
         if draw.ordinal >= count:
-            raise LedgerError(
+            raise PlanUsedUpError(
                 f"draw {draw.name!r} was opened {draw.ordinal + 1} times, the plan holds {count}; open "
                 "only draws that are released"
             )

@@ -63,6 +63,7 @@ class Desk:
         self._plan, self._processes = plan, processes
         self._noise = (0.0, 0.0)
         self._ledger: Ledger | None = None
+        self._used_up = False
 
         self._booked = -1
         self._began: int | None = None
@@ -175,6 +176,10 @@ class Desk:
             lambda: self.ledger.release_unproven(draw.token, name, value, std, **options)
         )
 
+    def use_up(self) -> None:
+        """Note that the next step needs a release of which the plan has none left."""
+        self._used_up = True
+
     def can_go_on(self) -> bool:
         """Whether the plan has releases left, or booked ones that are yet to be repeated, or none at all.
 
@@ -184,6 +189,8 @@ class Desk:
 
         def ask() -> bool:
             self._settle()
+            if self._used_up:
+                return False
             left = self.ledger.releases_left
             return not left or any(left.values()) or self.ledger.position <= self._booked
 

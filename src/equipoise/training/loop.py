@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from equipoise.methods import METHODS, Method, State
-from equipoise.privacy import Budget, Sampling, Statement, mark, unmark
+from equipoise.privacy import Budget, PlanUsedUpError, Sampling, Statement, mark, unmark
 from equipoise.training.attach import Loss
 from equipoise.training.batches import map_batch
 from equipoise.training.describe import Description, describe
@@ -284,7 +284,16 @@ class PrivateTraining:
     def __iter__(self) -> Iterator[Step]:
         """The remaining steps, each done when it is asked for; leaving early leaves a whole state."""
         while self.steps_done < self.sampling.steps and self.desk.can_go_on():
-            yield self.take_step()
+            try:
+                step = self.take_step()
+            except PlanUsedUpError:
+                # Steps repeated with other numbers were charged twice. A method with several kinds of draw
+                # can use up one while others are left.
+                if self.processes.count > 1:
+                    raise
+                self.desk.use_up()
+                return
+            yield step
 
     def take_step(self) -> Step:
         """Draw, release, move the parameters.
