@@ -285,6 +285,7 @@ def test_the_worked_epsilons():
     assert epsilon(0.883, 3.494, anchor_noise="every_step") == pytest.approx(7.058, rel=5e-3)
 
 
+@pytest.mark.slow
 def test_the_split_of_the_worked_example():
     found = plan(
         eq.DPC4Plus(anchor_rule="fixed", anchor_period=8, anchor_batch_size=4096),
@@ -328,6 +329,7 @@ def test_the_best_split_is_found():
         assert factor / 1.3 < found < factor * 1.3
 
 
+@pytest.mark.slow
 def test_one_multiplier_may_be_given():
     sampling = Poisson(30, 500, 20)
     free = plan(eq.DPSVRG(), sampling, BUDGET)

@@ -271,6 +271,7 @@ def test_an_empty_draw_takes_its_step_with_noise():
     assert float(run.model.w.detach().norm()) > 0
 
 
+@pytest.mark.slow
 def test_the_published_form_has_the_law_of_the_default():
     """The norms of pure-noise steps, in the subspace: both forms, one spread."""
     public, data = basis(6, 2), torch.zeros(5, 6).double()
@@ -687,6 +688,7 @@ def test_worked_epsilons(sigma, expected):
     assert found.epsilon(1e-5).value == pytest.approx(expected, rel=0.005)
 
 
+@pytest.mark.slow
 def test_further_worked_epsilons():
     paper = Poisson(250, 10_000, 3200)
     large = Poisson(256, 60_000, 4700)
@@ -768,6 +770,7 @@ def small(**options):
 
 
 @pytest.mark.parametrize("which", list(small()))
+@pytest.mark.slow
 def test_kill_and_resume_repeats_the_trajectory(which, tmp_path):
     """Also with dropout: public gradients of the anchor come out the same again."""
 

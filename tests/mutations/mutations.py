@@ -120,11 +120,34 @@ MUTATIONS = (
     Mutation(
         "old noise for a release with another bound or other sums",
         "privacy/ledger.py",
-        (('if (booked.get("bounds"), booked.get("answer")) != (bounds, answer):', "if False:"),),
+        (
+            (
+                'if (booked.get("bounds"), booked.get("answer"), booked.get("joint")) '
+                "!= (bounds, answer, joint):",
+                "if False:",
+            ),
+        ),
         (
             "tests/privacy/test_ledger.py::test_same_hash_with_another_bound_is_refused",
             "tests/privacy/test_ledger.py::test_the_same_hash_with_other_sums_is_void_and_charged_anew",
         ),
+    ),
+    Mutation(
+        "old noise for another unproven release",
+        "privacy/ledger.py",
+        (("        elif booked != _question(line):", "        elif False:"),),
+        ("tests/privacy/test_ledger.py::test_an_unproven_release_never_gives_its_noise_to_another_value",),
+    ),
+    Mutation(
+        "dropout masks follow the public seed",
+        "training/draws.py",
+        (
+            (
+                "secret_coins(self.token, self._processes.rank, *place)",
+                "self._maker.public(self._step, self.name, self._processes.rank, *place)",
+            ),
+        ),
+        ("tests/training/test_loop.py::test_masks_of_private_records_follow_the_secret_key",),
     ),
     Mutation(
         "a raw threshold passes as public",

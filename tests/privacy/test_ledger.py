@@ -377,6 +377,31 @@ def test_unproven_releases_are_planned_by_name_and_number():
         ledger.release_unproven(ledger.open("batch", "q"), "g", value, 1.0, hole="x")
 
 
+def test_an_unproven_release_never_gives_its_noise_to_another_value(tmp_path):
+    plan = PrivacyPlan([], Poisson(10, 100, 5), unproven=[Unproven("g")])
+    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
+
+    def ask(ledger, value, std=1.0):
+        draw = ledger.open("batch", "p")
+        raw = {"w": Private(torch.full((3,), value), draw)}
+        return ledger.release_unproven(draw, "g", raw, std, hole="x", worst_case_multiplier=0.5)["w"], draw
+
+    ledger = Ledger(plan, journal=Journal(path), secrets=secrets)
+    first, draw = ask(ledger, 1.0)
+    other = {"w": Private(torch.full((3,), 2.0), draw)}
+    for value, std in ((other, 1.0), ({"w": Private(torch.full((3,), 1.0), draw)}, 1e-4)):
+        with pytest.raises(ChangedQueryError, match="two questions"):
+            ledger.release_unproven(draw, "g", value, std, hole="x", worst_case_multiplier=0.5)
+    again = Ledger(plan, journal=Journal(path), secrets=secrets)
+    second, draw = ask(again, 2.0)  # the void draw is not repeated: a new index, new noise, a new charge
+    assert draw.index == 1
+    assert not torch.allclose(second - 2.0, first - 1.0)
+    resumed = Ledger(plan, journal=Journal(path), secrets=secrets, position=1)
+    with pytest.raises(ChangedQueryError):
+        ask(resumed, 3.0)
+    assert resumed.spent(1e-5).value == pytest.approx(gaussian_epsilon(math.sqrt(8), 1e-5))
+
+
 def test_a_plan_without_proven_releases(tmp_path):
     plan = PrivacyPlan([], Poisson(10, 100, 5), unproven=[Unproven("g", draw="anchor")])
     assert plan.epsilon(1e-5).value == 0

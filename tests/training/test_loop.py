@@ -344,3 +344,30 @@ def test_a_run_ends_where_one_kind_of_draw_is_used_up_though_another_is_not():
     assert result.finished
     assert result.steps == 3
     assert run.desk.ledger.releases_left == {"batch": 3, "rare": 0}
+
+
+def masks(seed: int, reproducible: bool) -> list[torch.Tensor]:
+    """The dropout masks of the records of the first steps."""
+    seen = []
+
+    def watching(model, batch):
+        hidden = model[2](torch.ones(len(batch["input"]), 8))
+        seen.append(hidden.detach())
+        return loss(model, batch) + 0 * hidden.sum(1)
+
+    sampling = eq.FullBatch(RECORDS, 2)
+    run = training(
+        model=network(dropout=0.5), loss=watching, sampling=sampling, seed=seed, reproducible=reproducible
+    )
+    seen.clear()
+    list(run)
+    return [mask for mask in seen if len(mask) == RECORDS]
+
+
+def test_masks_of_private_records_follow_the_secret_key():
+    """Public masks would be dealt by place: a record that enters would change everybody else's gradient."""
+    assert all(map(torch.equal, masks(0, True), masks(0, True)))
+    first, second = masks(0, False), masks(0, False)
+    assert len(first) == len(second) == 2
+    assert not torch.equal(first[0], second[0])
+    assert not torch.equal(first[0], first[1])

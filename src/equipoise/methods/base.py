@@ -69,6 +69,10 @@ class DrawHandle(Protocol):
         """
         ...
 
+    def secret_number(self, purpose: str) -> int:
+        """A secret number of this draw, to deal every record a lot of its own; never to be released."""
+        ...
+
     def rows(self, fn: Callable[..., Tensor], at: Sequence[Parameters] | None = None) -> Tensor:
         """A private number a record, in the draw's order: `fn` answers [b] a micro-batch, [B] comes back."""
         ...

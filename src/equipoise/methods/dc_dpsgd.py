@@ -300,7 +300,7 @@ class DCDPSGD(Method):
         if self.variant == "code":
             return self._code_step(context), state
         draw = context.draw("batch")
-        scorer = self._scorer(context)
+        scorer = self._scorer(context, draw)
         if self._joint:
             sums = self._top_share(draw, scorer)
         else:
@@ -375,15 +375,15 @@ class DCDPSGD(Method):
         moved = threshold * math.exp(min(max(push, -0.9), 0.9))
         return min(max(moved, 1e-30), 1e30)
 
-    def _scorer(self, context: Context) -> Scorer:
-        """The score of this step, with its public randomness drawn."""
+    def _scorer(self, context: Context, draw: DrawHandle) -> Scorer:
+        """The score of this step: the subspace is public, the lots of records are secret."""
         if self.score == "norm":
             return lambda rows, ids: rows.row_norms()
-        first = context.step - context.step % self.refresh_every
-        rng = context.public_rng(context.step if self.score == "random" else first)
-        seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
+        lots = draw.secret_number("lots")
         if self.score == "random":
-            return lambda rows, ids: record_uniforms(ids, seed)
+            return lambda rows, ids: record_uniforms(ids, lots)
+        rng = context.public_rng(context.step - context.step % self.refresh_every)
+        seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
         names = self._looked_at(context.params)
         trace = Trace(self._subspace(seed, {name: context.params[name] for name in names}))
 
@@ -391,7 +391,7 @@ class DCDPSGD(Method):
             found = trace(rows if self.layers is None else rows.select(names))
             if self._published is None:
                 return found
-            noisy = found + self._published[1] * record_normals(ids, seed ^ 0x2545F491)
+            noisy = found + self._published[1] * record_normals(ids, lots)
             assert isinstance(noisy, Private)
             return noisy
 

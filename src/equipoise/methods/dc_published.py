@@ -130,7 +130,7 @@ def code_step(
     batch_norm = join(squares).sum().clamp(min=1e-300)
     ids = join(numbers)
     assert isinstance(ids, Private)
-    noise = record_normals(ids, seed ^ 0x2545F491) * (sigma_trace / context.sampling.expected_size)
+    noise = record_normals(ids, draw.secret_number("lots")) * (sigma_trace / context.sampling.expected_size)
     scores = scores / batch_norm + noise
     count = scores.shape[0]
     chosen = scores > scores.sort(descending=True).values[int(fraction * count)] if count else scores > 0

@@ -117,9 +117,10 @@ class Trace:
 
 
 def record_uniforms(ids: Private, seed: int) -> Private:
-    """A uniform number in [0, 1) for every record, from its own number and a public seed, float64.
+    """A uniform number in [0, 1) for every record, from its own number and a secret seed, float64.
 
-    A record keeps its number whoever else is in the batch, however the batch is cut.
+    A record keeps its number however the batch is cut. The seed must be a secret of the draw
+    (`draw.secret_number`): numbers are positions in the data set, which shift when a record leaves.
 
     Example:
         >>> record_uniforms(Private(torch.arange(3)), seed=1).by_record

@@ -46,6 +46,7 @@ from .marks import unmark as unmark
 from .moments import moment_action as moment_action
 from .moments import second_moment as second_moment
 from .noise import Secrets as Secrets
+from .noise import coin_generator as coin_generator
 from .private import Private as Private
 from .private import PrivateError as PrivateError
 from .private import PrivateRows as PrivateRows

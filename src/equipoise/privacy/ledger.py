@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -147,7 +147,7 @@ class Ledger:
             ordinal = self._ordinals.get(name, 0)
         self._ordinals[name] = max(self._ordinals.get(name, 0), ordinal + 1)
         self.position = index + 1
-        draw = Draw(name, index, ordinal, key, replayed)
+        draw = Draw(name, index, ordinal, key, replayed, self.secrets.coins(index))
         self._open[draw] = True
         return draw
 
@@ -176,21 +176,16 @@ class Ledger:
         self._check_draw(draw)
         pattern = self._check_sums(draw, sums, noise)
         bounds = {name: sums[name].add_remove for name in sorted(sums)}
-        answer = self._answer(sums)
+        answer = self._answer({name: bounded.value for name, bounded in sums.items()})
+        joint = None if noise is None else noise.identity
         if draw.replayed:
             booked = self._lines[draw.index]
-            if (booked.get("bounds"), booked.get("answer")) != (bounds, answer):
+            if (booked.get("bounds"), booked.get("answer"), booked.get("joint")) != (bounds, answer, joint):
                 self._void(draw)
-                raise ChangedQueryError(
-                    f"draw {draw.index} repeats a journaled release, but what would be released is not what "
-                    "it was: the loss, the data, the method or the machine's rounding changed since. The "
-                    "same noise would serve two questions, so nothing left. The draw is void; take the step "
-                    "again: it gets new records and new noise and is charged"
-                )
         else:
             assert pattern is not None
             line = self._line("release", draw)
-            line.update(bounds=bounds, pattern=sorted(pattern.names), answer=answer)
+            line.update(bounds=bounds, pattern=sorted(pattern.names), answer=answer, joint=joint)
             line["multipliers"] = {name: self.plan[name].noise_multiplier for name in bounds}
             self.journal.append(line)
             self._lines[draw.index] = line
@@ -205,16 +200,21 @@ class Ledger:
             out[name] = self._noised(draw, sums[name].value, std, "noise", streams)
         return {name: out[name] for name in sums}
 
-    def _answer(self, sums: Mapping[str, Bounded]) -> str:
+    def _answer(self, values: Mapping[str, Mapping[str, Private]]) -> str:
         """Keyed digest of the exact raw sums: who holds the key alone can tell whether two are the same."""
-        values = {name: bounded.value for name, bounded in sums.items()}
         return keyed_digest(values, self.secrets.key, "what a draw answers")
 
-    def _void(self, draw: Draw) -> None:
-        """No later draw repeats this index."""
+    def _void(self, draw: Draw) -> NoReturn:
+        """Let no later draw repeat this index, and refuse this one."""
         self.journal.append({"type": "void", "run": self.run, "index": draw.index})
         self._lines[draw.index]["hash"] = "void"
         self._open[draw] = False
+        raise ChangedQueryError(
+            f"draw {draw.index} repeats a journaled release, but what would be released is not what "
+            "it was: the loss, the data, the method or the machine's rounding changed since. The "
+            "same noise would serve two questions, so nothing left. The draw is void; take the step "
+            "again: it gets new records and new noise and is charged"
+        )
 
     def _noised(
         self,
@@ -318,13 +318,17 @@ class Ledger:
             raise LedgerError(f"{draw} was not opened by this ledger; use ledger.open(name, parameters)")
         if not math.isfinite(std) or std < 0:
             raise LedgerError(f"std of unproven release {name!r} must be finite and not negative, got {std}")
-        key = f"{name}@{draw.index}@{draw.parameters}"
-        if key not in self._unproven_done:
+        line = self._line("unproven", draw) | {"name": name, "std": std, "hole": hole}
+        line |= {"worst_case_multiplier": worst_case_multiplier, "answer": self._answer({name: value})}
+        booked = self._unproven_done.get((name, draw.index, draw.parameters))
+        if booked is None:
             self._check_unproven(draw, name)
-            line = self._line("unproven", draw)
-            line.update(name=name, std=std, hole=hole, worst_case_multiplier=worst_case_multiplier)
             self.journal.append(line)
+            self._lines.setdefault(draw.index, line)
             self._book_unproven(line)
+        elif booked != _question(line):
+            self._lines.setdefault(draw.index, line)
+            self._void(draw)
         streams: Streams = {}
         purpose = f"unproven noise {name}"
         if through is None:
@@ -436,7 +440,7 @@ class Ledger:
         self._used: dict[Pattern, int] = {}
         self._ordinals: dict[str, int] = {}
         self._holes: dict[str, Hole] = {}
-        self._unproven_done: set[str] = set()
+        self._unproven_done: dict[tuple[str, int, str], tuple[Any, ...]] = {}
         self._unproven_used: dict[str, int] = {}
         for entry in entries:
             if entry["type"] == "run" and entry["fingerprint"] != self.plan.fingerprint():
@@ -474,7 +478,7 @@ class Ledger:
             )
 
     def _book_unproven(self, line: dict[str, Any]) -> None:
-        self._unproven_done.add(f"{line['name']}@{line['index']}@{line['hash']}")
+        self._unproven_done[line["name"], line["index"], line["hash"]] = _question(line)
         self._unproven_used[line["name"]] = self._unproven_used.get(line["name"], 0) + 1
         hole = self._holes.setdefault(line["hole"], Hole("release_unproven", line["hole"], 0, 0.0))
         hole.count += 1
@@ -603,3 +607,8 @@ class Ledger:
                     "a factor or a "
                     "kernel, or an overflow. Nothing was released"
                 )
+
+
+def _question(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What an unproven release was asked: with anything else, its noise must not be given again."""
+    return line["std"], line["worst_case_multiplier"], line.get("answer")

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from .draws import Draw
 from .normals import NormalStream
 
 _WORDS = 624
@@ -113,11 +114,20 @@ class Secrets:
         """A fresh CPU generator keyed by (key, purpose, index)."""
         return _twister(self._hash(purpose, index).digest(4 * _WORDS))
 
+    def coins(self, index: int) -> bytes:
+        """The secret bytes of draw `index` (`Draw.coins`)."""
+        return bytes(self._hash("coins", index).digest(32))
+
     def _hash(self, purpose: str, index: int) -> Any:
         if isinstance(index, bool) or not isinstance(index, int) or index < 0:
             raise ValueError(f"index must be a non-negative integer, got {index!r}")
         message = b"equipoise generator" + self.key + len(purpose).to_bytes(8, "big") + purpose.encode()
         return hashlib.shake_256(message + index.to_bytes(16, "big"))
+
+
+def coin_generator(draw: Draw, *purpose: object) -> torch.Generator:
+    """A fresh CPU generator keyed by the draw's secret coins and a purpose; the whole state is keyed."""
+    return _twister(draw.bytes_for(4 * _WORDS, *purpose))
 
 
 def _twister(words: bytes) -> torch.Generator:

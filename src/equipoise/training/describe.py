@@ -129,10 +129,11 @@ def _seconds_per_step(pieces: Pieces) -> float:
     count = min(rows.micro_batch_size, len(rows.source), max(1, math.ceil(share)))
     # the records that were looked at already, repeated: others may be broken
     example = take(rows.example, torch.arange(count) % batch_size(rows.example))
-    batch = rows.prepare(example, "describe")
+    coins = rows.public("describe")
+    batch = rows.prepare(example, coins)
 
     def work() -> None:
-        (made,) = rows.rows(batch, [None], "describe")
+        (made,) = rows.rows(batch, [None], coins)
         made.weighted_sums(1 / (1 + made.row_norms()))
 
     return time_once(work) * share / count

@@ -23,7 +23,7 @@ from equipoise.privacy import Bounded, Draw, Private, PrivateRows, sums_of
 from equipoise.privacy.private import join
 from equipoise.training.batches import Source, map_batch, repeat_views
 from equipoise.training.processes import Processes
-from equipoise.training.randomness import generator, replayed
+from equipoise.training.randomness import Coins, generator, public_coins, replayed, secret_coins
 
 __all__ = ["RowMaker", "StepContext", "Tally", "TrainingDraw"]
 
@@ -60,21 +60,25 @@ class RowMaker:
         self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
         self.augmentation, self.views = augmentation, views
 
-    def prepare(self, batch: Any, *purpose: object) -> Any:
+    def public(self, *purpose: object) -> Coins:
+        """Coins that follow the public seed."""
+        return public_coins(self.seed, *purpose)
+
+    def prepare(self, batch: Any, coins: Coins) -> Any:
         """The batch on the device, augmented."""
         batch = map_batch(lambda leaf: leaf.to(self.device, non_blocking=True), batch)
         if self.augmentation is None:
             return batch
-        rng = generator(self.seed, "augmentation", *purpose)
+        rng = coins("augmentation")
         if self.views == 1:
             return self.augmentation(batch, rng)
         return repeat_views(batch, self.views, self.augmentation, rng)
 
-    def rows(self, batch: Any, at: Sequence[Parameters | None], *purpose: object) -> list[Any]:
+    def rows(self, batch: Any, at: Sequence[Parameters | None], coins: Coins) -> list[Any]:
         """Gradient rows of a prepared batch at every parameter point, under the same masks."""
         made = []
         for params in at:
-            with replayed(self.device, self.seed, "dropout", *purpose):
+            with replayed(self.device, coins("dropout")):
                 made.append(self.engine(batch, params=params))
         return made
 
@@ -86,13 +90,15 @@ class RowMaker:
         """
         if len(self.probes) and not self.source.is_scanned:
             self.source.take(self.probes)
-        self.rows(self.prepare(self.example, "example"), at, "example")
+        coins = self.public("example")
+        self.rows(self.prepare(self.example, coins), at, coins)
 
     def no_rows(self, at: Sequence[Parameters | None]) -> list[Any]:
         """Rows of no records: models need not accept an empty batch."""
         nobody = torch.zeros(0, dtype=torch.long, device=self.device)
-        prepared = self.prepare(self.example, "example")
-        return [rows.rows(nobody) for rows in self.rows(prepared, at, "example")]
+        coins = self.public("example")
+        prepared = self.prepare(self.example, coins)
+        return [rows.rows(nobody) for rows in self.rows(prepared, at, coins)]
 
 
 class TrainingDraw:
@@ -121,6 +127,10 @@ class TrainingDraw:
     def name(self) -> str:
         """The draw's name in the plan."""
         return self.token.name
+
+    def secret_number(self, purpose: str) -> int:
+        """A secret number of this draw, to deal every record a lot of its own; never to be released."""
+        return self.token.number("method", purpose)
 
     def query(self, fn: Query, at: Sequence[Parameters] | None = None) -> dict[str, Bounded]:
         """`fn(rows, ..., ids)` once a micro-batch, united over the draw and over processes."""
@@ -168,10 +178,10 @@ class TrainingDraw:
         self, place: tuple[int, ...], ids: Tensor, points: Sequence[Parameters | None]
     ) -> list[Any] | None:
         """Rows of these records at every point; None if they fail because of one of the records."""
-        maker, purpose = self._maker, (self._step, self.name, self._processes.rank, *place)
+        maker, coins = self._maker, secret_coins(self.token, self._processes.rank, *place)
         try:
-            batch = maker.prepare(maker.source.take(ids), *purpose)
-            return maker.rows(batch, points, *purpose)
+            batch = maker.prepare(maker.source.take(ids), coins)
+            return maker.rows(batch, points, coins)
         except Exception as error:
             if _out_of_memory(error):
                 raise
@@ -263,7 +273,7 @@ class StepContext:
         """The gradient rows of public records, unguarded."""
         maker = self._maker
         moved = map_batch(lambda leaf: leaf.to(maker.device), batch)
-        return maker.rows(moved, [at], self.step if step is None else step, "public")[0]
+        return maker.rows(moved, [at], maker.public(self.step if step is None else step, "public"))[0]
 
     def public_rng(self, step: int) -> torch.Generator:
         """Public randomness of a step."""

@@ -141,7 +141,7 @@ def connect(
         rows = RowMaker(
             None, source, place, 1, example, settings.seed, augmentation, settings.views, probes=probes
         )
-        prepared = rows.prepare(example, "example")
+        prepared = rows.prepare(example, rows.public("example"))
         rows.engine = GradientEngine(model, loss, prepared)
         if augmentation is not None or not source.is_scanned:
             attempts = 1 if augmentation is None else 4

@@ -1,18 +1,26 @@
-"""Public randomness of a training, by purpose and step, so that everything replays.
+"""Randomness of a training besides noise and sampling, by purpose, so that everything replays.
 
-Everything here follows the public `seed`: dropout masks, augmentations, public directions. The noise and
-the sampling do not: they come from the secret key (see `equipoise.privacy.Secrets`).
+What concerns no private record follows the public seed: initial subspaces, public batches, the coins of a
+schedule. What is random about each private record (dropout masks, augmentation) follows the secret coins of
+its draw. The bound of a clipped sum says how far one record moves it while the others stay as they are; with
+public coins, dealt by place in the batch, a record that enters deals everybody else new ones. Secret coins
+are independent and identically distributed, so that each can be tied to its record in the proof.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-__all__ = ["derive", "generator", "replayed"]
+from equipoise.privacy import Draw, coin_generator
+
+__all__ = ["Coins", "derive", "generator", "public_coins", "replayed", "secret_coins"]
+
+Coins = Callable[[str], torch.Generator]
+"""From what the randomness is for ("dropout", "augmentation") to a fresh CPU generator."""
 
 
 def derive(seed: int, *purpose: object) -> int:
@@ -31,21 +39,33 @@ def generator(seed: int, *purpose: object) -> torch.Generator:
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
-@contextmanager
-def replayed(device: torch.device, seed: int, *purpose: object) -> Iterator[None]:
-    """Inside, torch's global generators (CPU and `device`) start from the purpose; then they are as before.
+def public_coins(seed: int, *purpose: object) -> Coins:
+    """Coins that follow the public seed, for records that nobody protects."""
+    return lambda kind: generator(seed, kind, *purpose)
 
-    Two entries with the same arguments see the same dropout masks.
+
+def secret_coins(draw: Draw, *place: object) -> Coins:
+    """Coins of the micro-batch at this place of a draw."""
+    return lambda kind: coin_generator(draw, kind, *place)
+
+
+@contextmanager
+def replayed(device: torch.device, source: torch.Generator) -> Iterator[None]:
+    """Inside, torch's global generators (CPU and `device`) start from `source`; then they are as before.
+
+    Two entries with generators of the same state see the same dropout masks.
     """
     # Not torch.manual_seed and fork_rng, which visit every device of the machine at each call.
     generators = [torch.default_generator]
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])
     states = [g.get_state() for g in generators]
-    seed = derive(seed, *purpose)
+    start = source.get_state()
+    number = int(torch.randint(2**62, (), generator=source))
     try:
-        for g in generators:
-            g.manual_seed(seed)
+        generators[0].set_state(start)
+        for g in generators[1:]:
+            g.manual_seed(number)
         yield
     finally:
         for g, state in zip(generators, states, strict=True):
