@@ -10,13 +10,16 @@ import torch
 from stepping import Follower, Linear, consistent, half_square
 from table import network, parameters
 from table import training as train
+from test_sensitivity import gradients, part, wild_batch
 
 import equipoise as eq
+from equipoise.methods.adaptive_rms import _squares
 from equipoise.methods.rms_claim import claimed_epsilon, order, published_noise, subsampled_rdp
 from equipoise.methods.rms_radius import RMSRadius
-from equipoise.privacy import BudgetError, Draw, Private
+from equipoise.privacy import BudgetError, Draw, Private, PrivateRows
 from equipoise.privacy.accounting import epsilon, rdp_epsilon
 from equipoise.privacy.bounded import capped
+from equipoise.privacy.private import unwrap
 
 DELTA = 1e-5
 
@@ -201,6 +204,23 @@ def test_replacing_a_record_moves_the_squares_by_their_cap_and_no_more():
     assert multiplier == pytest.approx(5.0)
     values = Private(torch.tensor([0.0, 7.0]), Draw("radius", 0))
     assert capped(values, 1.0).replace == 1.0
+
+
+def test_a_record_moves_the_squares_by_their_cap_at_most():
+    """Records whose gradients span twenty orders of magnitude, infinite and NaN ones among them."""
+    rng = torch.Generator().manual_seed(0)
+
+    def total(batch):
+        return float(unwrap(_squares(PrivateRows(gradients(batch), Draw("radius", 0)), 0.25).value["sum"]))
+
+    changes = []
+    for trial in range(40):
+        batch = wild_batch(1 + trial % 5, rng)
+        if trial % 4 == 0:
+            batch["scale"][0] = (math.inf, math.nan)[trial % 8 // 4]
+        changes.append(abs(total(batch) - total(part(batch, slice(1, None)))))
+    assert max(changes) <= 1 + 1e-6
+    assert max(changes) > 0.9  # the search comes near the cap: it could find an excess
 
 
 # ---- in a training
