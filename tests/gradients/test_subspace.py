@@ -6,6 +6,7 @@ import torch
 from equipoise.gradients.conv import ConvFactor, ConvGeometry
 from equipoise.gradients.factored import DenseGradients, FactoredGradients
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
+from equipoise.gradients.principal import principal_subspace
 from equipoise.gradients.subspace import HeldSubspace, SeededSubspace, SpanSubspace
 
 SHAPES = {"linear": (6, 5), "tied": (7, 4), "conv": (4, 2, 3, 3), "bias": (5,), "unused": (3, 3)}
@@ -169,3 +170,44 @@ def test_span_of_public_rows_at_another_point_is_exact():
 def test_errors_teach(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def nearly_dependent(spread, seed=9, parameters=400, records=60):
+    """Public rows with five strong directions and many weak ones; their directions, and which are weak."""
+    g = torch.Generator().manual_seed(seed)
+    Q = torch.linalg.qr(torch.randn(parameters, parameters, generator=g, dtype=torch.float64))[0]
+    U = torch.linalg.qr(torch.randn(records, records, generator=g, dtype=torch.float64))[0]
+    s = torch.full((records,), 10.0**-spread, dtype=torch.float64)
+    s[:5] = 1
+    return ((U * s) @ Q[:, :records].t()).float(), Q, s < 0.1
+
+
+def adversarial(Q, weak, count=600, seed=1):
+    """Large rows in the weak directions of public rows, with next to nothing outside the span."""
+    g = torch.Generator().manual_seed(seed)
+    m, parameters = len(weak), len(Q)
+    inside = torch.randn(count, m, generator=g, dtype=torch.float64) * weak
+    outside = torch.randn(count, parameters - m, generator=g, dtype=torch.float64)
+    share = 10 ** (torch.rand(count, 1, generator=g, dtype=torch.float64) * 4 - 5)
+    inside, outside = (part / part.norm(dim=1, keepdim=True) for part in (inside, outside))
+    return (1000 * (inside @ Q[:, :m].t() + share * outside @ Q[:, m:].t())).float()
+
+
+@pytest.mark.parametrize("spread", [2.3, 2.45])
+@pytest.mark.parametrize("form", ["kernel", "held", "orthonormal", "span"])
+def test_norms_of_residuals_and_projections_are_never_too_small(form, spread):
+    """Each row of the weighted sums, taken alone, against the norm that was reported for it."""
+    public, Q, weak = nearly_dependent(spread)
+    found = principal_subspace(
+        DenseGradients({"w": public}), [["w"]], 60, basis="held" if form != "kernel" else form, measure=False
+    ).subspace
+    subspace = found.orthonormal() if form == "orthonormal" else found
+    if form == "span":
+        values, vectors = torch.linalg.eigh((public @ public.t()).double())
+        keep = values > 1e-7 * values[-1]
+        W = (vectors[:, keep] / values[keep].sqrt()).float()
+        subspace = SpanSubspace(DenseGradients({"w": public}), W)
+    G = DenseGradients({"w": adversarial(Q, weak)})
+    for rows in (G.residual(subspace), G.projection(subspace)):
+        clipped = rows.weighted_sums(torch.diag(rows.row_norms().reciprocal()))["w"]
+        assert clipped.double().norm(dim=1).max() <= 1 + 1e-3

@@ -178,6 +178,30 @@ def test_gep_without_a_residual_is_pcdp():
     torch.testing.assert_close(found, moved(eq.PCDPSGD(public, **settings), data), rtol=1e-8, atol=1e-9)
 
 
+def test_gep_keeps_its_bounds_on_nearly_dependent_public_rows():
+    """Rows in weak directions of the public ones, where columns that are not formed are not orthonormal."""
+    rng = torch.Generator().manual_seed(9)
+    Q = torch.linalg.qr(torch.randn(400, 400, generator=rng, dtype=torch.float64))[0]
+    U = torch.linalg.qr(torch.randn(60, 60, generator=rng, dtype=torch.float64))[0]
+    strength = torch.full((60,), 10.0**-2.3).double()
+    strength[:5] = 1
+    public = ((U * strength) @ Q[:, :60].t()).float()
+    inside = torch.randn(400, 60, generator=rng, dtype=torch.float64) * (strength < 0.1)
+    outside = torch.randn(400, 340, generator=rng, dtype=torch.float64)
+    share = 10 ** (torch.rand(400, 1, generator=rng, dtype=torch.float64) * 4 - 5)
+    G = F.normalize(inside) @ Q[:, :60].t() + share * F.normalize(outside) @ Q[:, 60:].t()
+    method = eq.GEP(public, noise_multiplier=5.0, residual_clip_norm=1.0, dimension=60)
+    subspace = train(method, torch.randn(40, 400, generator=rng), steps=1).method._kept[1]
+    bounds = []
+    for row in (1000 * G).float():
+        one = PrivateRows(DenseGradients({"w": row[None]}), Draw("batch", 0))
+        sums = method._sums(one, subspace)
+        bounds.append(
+            [float(unwrap(b.value[name]).double().norm()) for b in sums.values() for name in b.value]
+        )
+    assert torch.tensor(bounds).max() <= 1 + 1e-5
+
+
 def test_biased_gep_and_pcdp_are_one_method():
     data, public = rows(), rows(3, seed=1)
     settings = {"clip_norm": 0.7, "noise_multiplier": 2.0}
@@ -850,6 +874,7 @@ def test_settings_come_back_from_a_file(which):
         ),
         (lambda: eq.PCDPSGD({"x": rows(3), "y": rows(4)}), "same number"),
         (lambda: eq.GEP(rows(4), residual_share=1.0), "residual_share=1.0"),
+        (lambda: eq.GEP(rows(4), basis="kernel"), "its norms come from products with public rows"),
         (lambda: eq.RandomSparsification(drop_rate=1.0), "drop_rate=1.0"),
         (lambda: plan(eq.PCDPSGD(rows(4)), Poisson(2, 4, 2)), "budget is missing"),
     ],

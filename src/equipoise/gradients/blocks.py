@@ -183,22 +183,33 @@ class BlockSubspace(Subspace):
         assert total is not None
         return total
 
+    @property
+    @override
+    def holds_columns(self) -> bool:
+        return self.public is None
+
     def _device(self) -> torch.device:
         if self.public is not None:
             return self.public.device
         return next(iter(self._held.values())).device
 
     def orthonormal(self) -> BlockSubspace:
-        """The same subspace, held, with orthonormal columns (taken in float64)."""
+        """The same subspace, held, with orthonormal columns (float64), each near the one it replaces."""
         blocks = []
-        start = 0
         for block in self.blocks:
-            eye = torch.eye(self.dimension, device=self._device(), dtype=torch.float64)
-            rows = [self.lift(eye[start + j]) for j in range(block.dimension)]
-            start += block.dimension
-            names = (*block.names, *block.columns)
-            held = {name: torch.stack([row[name] for row in rows]) for name in names}
-            blocks.append(Block(block.dimension, orthonormal_columns(held)))
+            held = dict(block.columns)
+            if block.names:
+                assert self.public is not None
+                assert block.weights is not None
+                held |= self.public.select(block.names).weighted_sums(block.weights)
+            found = orthonormal_columns(held)
+            dots = [(found[name] * held[name]).flatten(1).sum(1) for name in held]
+            signs = torch.where(torch.stack(dots).sum(0) < 0, -1, 1)
+            columns = {
+                name: value * signs.to(value).view(-1, *[1] * (value.ndim - 1))
+                for name, value in found.items()
+            }
+            blocks.append(Block(block.dimension, columns))
         return BlockSubspace(self.shapes, blocks)
 
 

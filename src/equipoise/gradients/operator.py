@@ -121,16 +121,23 @@ class PerSampleGradients(ABC):
         Args:
             subspace: the columns.
             coordinates: the rows' coordinates [B, K], where they are known already.
+
+        The rows stay unformed where the subspace holds orthonormal columns; elsewhere their norms could not
+        be told from products, and they are formed (see `holds_orthonormal`).
         """
         from equipoise.gradients.residual import ResidualGradients
+        from equipoise.gradients.subspace import holds_orthonormal
 
-        return ResidualGradients(self, subspace, coordinates)
+        rest = ResidualGradients(self, subspace, coordinates)
+        return rest if holds_orthonormal(subspace) else rest.materialise()
 
     def projection(self, subspace: Subspace) -> PerSampleGradients:
-        """The rows' parts in a subspace, ``V V^T g``."""
+        """The rows' parts in a subspace, ``V V^T g``; formed as for `residual`."""
         from equipoise.gradients.projection import ProjectedGradients
+        from equipoise.gradients.subspace import holds_orthonormal
 
-        return ProjectedGradients(self, subspace)
+        parts = ProjectedGradients(self, subspace)
+        return parts if holds_orthonormal(subspace) else parts.materialise()
 
     def masked(self, masks: Mapping[str, Tensor]) -> PerSampleGradients:
         """Rows with the entries set to zero where the bool mask of a parameter's shape is False."""

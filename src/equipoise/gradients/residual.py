@@ -7,7 +7,9 @@ For columns V and coordinates y_i = V^T g_i the residual is ``r_i = g_i - V y_i`
 
 which holds for any V; with orthonormal columns r is the orthogonal residual. The three terms cancel where
 little of a row is left, so that the squared norm carries ``8 eps ||g_i||^2`` and the norm ``4 eps ||g_i||``:
-there it comes out too large (by 1e-3 ||g_i|| at most in float32) rather than too small.
+there it comes out too large (by 1e-3 ||g_i|| at most in float32) rather than too small. That covers columns
+that are held and orthonormal. For others y and V^T V may be wrong by far more: `PerSampleGradients.residual`
+then forms the rows.
 """
 
 from __future__ import annotations

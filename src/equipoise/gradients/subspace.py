@@ -28,7 +28,7 @@ from equipoise.gradients.operator import PerSampleGradients
 from equipoise.gradients.outer import OuterFactor
 from equipoise.gradients.precision import full_precision
 
-__all__ = ["HeldSubspace", "SeededSubspace", "SpanSubspace", "Subspace"]
+__all__ = ["HeldSubspace", "SeededSubspace", "SpanSubspace", "Subspace", "holds_orthonormal"]
 
 
 class Subspace(ABC):
@@ -51,10 +51,34 @@ class Subspace(ABC):
     def gram(self) -> Tensor:
         """``V^T V`` [K, K]."""
 
+    @property
+    def holds_columns(self) -> bool:
+        """Whether the columns are in memory, so that `gram` is true to rounding."""
+        return False
+
     def _check_coordinates(self, y: Tensor) -> Tensor:
         if y.shape != (self.dimension,):
             raise ValueError(f"y has shape {tuple(y.shape)}; it needs [{self.dimension}], the coordinates")
         return y.detach()
+
+
+def holds_orthonormal(subspace: Subspace) -> bool:
+    """Whether the columns are in memory and orthonormal, V^T V within 0.01 of I in the Frobenius norm.
+
+    Only then do products give the norms of residuals and projections to rounding. A Gram matrix taken from
+    public rows, ``W^T (G_pub G_pub^T) W``, is off by eps times the ratio of the largest to the smallest
+    eigenvalue, and reads I where the columns are not orthonormal; long columns magnify rounding as well.
+
+    >>> holds_orthonormal(HeldSubspace({"w": torch.eye(2, 3)}))
+    True
+    >>> holds_orthonormal(HeldSubspace({"w": 2 * torch.eye(2, 3)}))
+    False
+    """
+    if not subspace.holds_columns:
+        return False
+    gram = subspace.gram()
+    off = gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    return float(torch.linalg.matrix_norm(off)) <= 0.01
 
 
 class HeldSubspace(Subspace):
@@ -97,6 +121,11 @@ class HeldSubspace(Subspace):
         out = self.columns.cross_gram(self.columns)
         assert isinstance(out, Tensor)
         return out
+
+    @property
+    @override
+    def holds_columns(self) -> bool:
+        return True
 
 
 class SeededSubspace(Subspace):

@@ -62,8 +62,10 @@ class GEP(ProjectedGradient):
 
     Args:
         public, clip_norm, clip_rule, noise_multiplier, dimension, energy, blocks, normalise_public, split,
-            public_batch_size, refresh_every, basis: as for `ProjectedGradient`; blocks are layers and the
-            subspace is renewed every step by default.
+            public_batch_size, refresh_every: as for `ProjectedGradient`; blocks are layers and the subspace
+            is renewed every step by default.
+        basis: "held" or "auto", which are the same here: the columns are in memory and orthonormal, since the
+            residual's norm cannot be told from columns that are never formed.
         residual_clip_norm: C_2 > 0; `clip_norm` when None.
         residual_noise_multiplier: z_2; from `residual_share` when None.
         residual_share: share of the budget for the residual, in (0, 1); 0.5 gives both the multiplier
@@ -88,6 +90,7 @@ class GEP(ProjectedGradient):
     )
     default_blocks: ClassVar[Blocks] = "per_layer"
     default_refresh: ClassVar[int | None] = 1
+    takes_residual: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -127,6 +130,11 @@ class GEP(ProjectedGradient):
         require_positive("residual_clip_norm", self.residual_clip_norm)
         if residual_noise_multiplier is not None:
             require_positive("residual_noise_multiplier", residual_noise_multiplier)
+        if basis == "kernel":
+            raise ValueError(
+                "basis='kernel' with a residual: its norms come from products with public rows, whose rounding "
+                "can make them too small, so that the bound would not hold; use basis='held' or 'auto'"
+            )
         if not 0 < residual_share < 1:
             raise ValueError(
                 f"residual_share={residual_share!r} is a share: it must lie strictly between 0 and 1"

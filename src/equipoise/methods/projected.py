@@ -96,6 +96,7 @@ class ProjectedGradient(Method):
     """
 
     clips_rows: ClassVar[bool] = False
+    takes_residual: ClassVar[bool] = False
     default_blocks: ClassVar[Blocks] = "per_tensor"
     default_refresh: ClassVar[int | None] = None
 
@@ -257,8 +258,8 @@ class ProjectedGradient(Method):
             self.normalise_public,
             self.public_batch_size,
             parts,
-            "held" if published else self.basis,
-            orthonormal=published,
+            "held" if published or self.takes_residual else self.basis,
+            orthonormal=published or self.takes_residual,
         )
 
     # ---- the steps
