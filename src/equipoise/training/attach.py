@@ -254,7 +254,7 @@ def check_blending(
     Args:
         losses: per-record losses [b] of a prepared batch, the same for the same batch.
         source: the data.
-        prepare: prepare(batch, *purpose) -> batch on the device, augmented.
+        prepare: prepare(batch, attempt) -> batch on the device, augmented with the randomness of the attempt.
         attempts: how often, with other randomness each time and two records replaced in turn.
 
     Raises:
@@ -266,7 +266,7 @@ def check_blending(
 
     def of(ids: Tensor, attempt: int) -> Tensor | None:
         try:
-            return losses(prepare(source.take(ids), "example", attempt))
+            return losses(prepare(source.take(ids), attempt))
         except Exception:  # records that cannot be made or run are met elsewhere; they tell nothing here
             return None
 

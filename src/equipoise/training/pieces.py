@@ -145,7 +145,12 @@ def connect(
         rows.engine = GradientEngine(model, loss, prepared)
         if augmentation is not None or not source.is_scanned:
             attempts = 1 if augmentation is None else 4
-            check_blending(rows.engine.undisturbed_losses, source, rows.prepare, attempts)
+            check_blending(
+                rows.engine.undisturbed_losses,
+                source,
+                lambda batch, attempt: rows.prepare(batch, rows.public("example", attempt)),
+                attempts,
+            )
         record_bytes = bytes_per_record(model, loss, prepared)
         size = settings.micro_batch_size or default_micro_batch_size(
             record_bytes, sum(p.numel() for p in parameters.values()), place, sampling.expected_size
