@@ -132,8 +132,9 @@ class GEP(ProjectedGradient):
             require_positive("residual_noise_multiplier", residual_noise_multiplier)
         if basis == "kernel":
             raise ValueError(
-                "basis='kernel' with a residual: its norms come from products with public rows, whose rounding "
-                "can make them too small, so that the bound would not hold; use basis='held' or 'auto'"
+                "basis='kernel' with a residual: its norms come from products with public rows, whose "
+                "rounding can make them too small, so that the bound would not hold; use basis='held' or "
+                "'auto'"
             )
         if not 0 < residual_share < 1:
             raise ValueError(
