@@ -128,14 +128,22 @@ def parameters(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+def _numbers(state: Any) -> list[Any]:
+    """The public numbers in a method's state: thresholds that it carries from step to step."""
+    if isinstance(state, dict):
+        return [number for key in sorted(state) for number in _numbers(state[key])]
+    if isinstance(state, (list, tuple)):
+        return [number for item in state for number in _numbers(item)]
+    if isinstance(state, Tensor) and not isinstance(state, Private):
+        return [state.double().sum().item()]
+    return [state] if isinstance(state, (int, float)) else []
+
+
 def _noise_scales(run: eq.PrivateTraining) -> list[Any]:
-    """Bounds and noise of everything that left, as the journal holds them."""
+    """Bounds and noise of everything that left, as the journal holds them, and the numbers of the state."""
     entries = run.desk.ledger.journal.entries()
-    return [
-        [entry.get("bounds"), entry.get("std")]
-        for entry in entries
-        if entry["type"] in ("release", "unproven")
-    ]
+    left = [[e.get("bounds"), e.get("std")] for e in entries if e["type"] in ("release", "unproven")]
+    return [*left, _numbers(run._stepper.state)]
 
 
 def scales_under_replay(

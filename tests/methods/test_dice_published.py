@@ -258,3 +258,14 @@ def test_the_same_attack_on_the_joint_release_stays_below_its_epsilon():
 @pytest.mark.parametrize("norm", [1000.0, 10.0, 3.0, 1.0, 0.5])
 def test_the_joint_release_with_many_runs(norm):
     assert joint_attack(norm, 100_000) < 2
+
+
+@pytest.mark.parametrize("other", [{"relation": "replace_one"}, {"sampling": Poisson(10, 60, 6)}])
+def test_a_method_planned_again_for_another_training_refuses_the_first(other):
+    """Its noise and relation are those of the last plan."""
+    method = eq.DiceSGD(0.1, recipe="as_published", noise_multiplier=3.0)
+    first = train(method)
+    last = train(method, **other)
+    with pytest.raises(RuntimeError, match="a method object of its own"):
+        first.run(progress=False)
+    last.run(progress=False)

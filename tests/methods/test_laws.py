@@ -22,7 +22,8 @@ from table import training as train
 
 import equipoise as eq
 from equipoise.methods import METHODS
-from equipoise.privacy import Ledger
+from equipoise.privacy import Ledger, clip
+from equipoise.privacy.private import unwrap
 from equipoise.training import desk
 
 BUDGET = eq.Budget(8.0, 1e-3)
@@ -91,6 +92,24 @@ def test_thresholds_are_functions_of_what_was_released(make, monkeypatch):
         pytest.skip("this method is a reference without a guarantee")
     first, second = scales_under_replay(make, monkeypatch)
     assert first == second
+
+
+def test_the_law_of_thresholds_sees_one_that_is_kept_and_never_released(monkeypatch):
+    """A label's threshold taken from raw norms changes no bound and no noise: the state gives it away."""
+
+    class Raw(eq.DPSGD):
+        def step(self, context, state):
+            draw = context.draw("batch")
+            norm = float(unwrap(draw.rows(lambda rows, ids: rows.row_norms()).max()))
+            sums = draw.query(lambda rows, ids: {"gradient": clip(rows, self.clip_rule, 0.5)})
+            return context.ledger.release(draw, sums)["gradient"], {"tail_threshold": norm}
+
+    sampling = eq.FullBatch(RECORDS, 2)
+    first, second = scales_under_replay(
+        lambda: Raw(clip_norm=0.5, noise_multiplier=1.0), monkeypatch, sampling=sampling, budget=None
+    )
+    assert first[:-1] == second[:-1]
+    assert first[-1] != second[-1]
 
 
 @every

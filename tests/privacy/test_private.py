@@ -11,6 +11,8 @@ import pytest
 import torch
 from privacy_rows import DenseRows, rows
 
+from equipoise.gradients import DenseGradients
+from equipoise.gradients.subspace import HeldSubspace
 from equipoise.privacy import Draw, Private, PrivateError, PrivateRows, load_private, save_private
 from equipoise.privacy.private import unwrap
 
@@ -203,6 +205,35 @@ def test_rows_wrap_everything():
         private.rows(private.row_norms() > 2)
     with pytest.raises(PrivateError):
         pickle.dumps(private)
+
+
+def test_no_record_gets_into_a_sum_twice():
+    private = PrivateRows(rows([3.0, 4.0], [0.0, 1.0]), Draw("batch", 0))
+    for index in (torch.tensor([0, 0]), torch.tensor([1, -1])):
+        with pytest.raises(ValueError, match="more than once"):
+            private.rows(index)
+    with pytest.raises(PrivateError, match="choice of rows"):
+        private.rows(private.row_norms().argsort(descending=True)[:1])
+    with pytest.raises(PrivateError, match="count twice"):
+        private.concat([private])
+    assert unwrap(private.rows(torch.tensor([1, 0])).row_norms()).tolist() == [1.0, 5.0]
+
+
+def test_residuals_take_no_coordinates_but_their_own():
+    raw, V = (
+        DenseGradients({"w": torch.tensor([[3.0, 4.0], [0.0, 1.0]])}),
+        HeldSubspace({"w": torch.eye(1, 2)}),
+    )
+    private, other = PrivateRows(raw, Draw("batch", 0)), HeldSubspace({"w": torch.eye(2)[1:]})
+    y = private.coordinates(V)
+    for wrong in (unwrap(y), y.flip(0), -y, y.sum().expand(2, 1)):
+        with pytest.raises(ValueError, match="answered last"):
+            private.residual(V, wrong)
+    with pytest.raises(ValueError, match="answered last"):
+        private.residual(other, y)
+    y.mul_(-1)
+    norms = unwrap(private.residual(V, y).row_norms())
+    torch.testing.assert_close(norms, torch.tensor([4.0, 1.0]), rtol=0, atol=0.02)
 
 
 def test_private_files_keep_values_private(tmp_path, p):

@@ -144,7 +144,8 @@ class DiceSGD(Method):
                 published_noise,  # type: ignore[arg-type]
             )
         # As published the noise follows from budget and sampling: `plan` fixes it, from these alone.
-        self._published_std, self._relation = math.nan, "add_or_remove_one"
+        self._published_std = math.nan
+        self._planned: tuple[Sampling, str] | None = None
 
     def _check(self) -> None:
         if not self.feedback_clip_norm >= 0:
@@ -227,7 +228,7 @@ class DiceSGD(Method):
     ) -> PrivacyPlan:
         """One joint release a step, of DP-SGD's cost whatever the radii; as published an un-proven one."""
         if self._published is not None:
-            self._relation = relation
+            self._planned = (sampling, relation)
             self._published_std = self._published.noise_std(sampling, budget, relation, self.noise_multiplier)
             return self._published.plan(sampling, relation)
 
@@ -277,9 +278,8 @@ class DiceSGD(Method):
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """One draw, one release, and the memory: from what was released, or (as published) from raw sums."""
         if self._published is not None:
-            estimate, memory = self._published.step(
-                context, state["memory"], self._published_std, self._relation
-            )
+            relation = self._planned_relation(context)
+            estimate, memory = self._published.step(context, state["memory"], self._published_std, relation)
             return estimate, {"memory": memory}
         size = context.sampling.expected_size
         released = self._released(context)
@@ -301,6 +301,22 @@ class DiceSGD(Method):
             self._warn(norm)
         estimate = {name: body[name] + feedback[name] for name in body}
         return estimate, {"memory": memory, "memory_norm": norm, "far_steps": far}
+
+    def _planned_relation(self, context: Context) -> str:
+        """The relation of the last plan, checked to be for this training: its noise is no other one's."""
+        books = getattr(context.ledger, "ledger", context.ledger)
+        plan: PrivacyPlan | None = getattr(books, "plan", None)
+        here = (context.sampling, None if plan is None else plan.relation)
+        if (
+            self._planned is None
+            or self._planned[0] != context.sampling
+            or (plan is not None and plan.relation != self._planned[1])
+        ):
+            raise RuntimeError(
+                f"this DiceSGD was planned for another training ({self._planned}) than it is run in {here}; "
+                "give every training a method object of its own"
+            )
+        return self._planned[1]
 
     def metrics(self, state: State) -> dict[str, float]:
         """The size of the memory, which the library's recipe may tell; as published it is private."""

@@ -253,7 +253,7 @@ class PrivateRows:
     """Per-sample rows whose every result is `Private`: the matrix of gradients as methods see it.
 
     Wraps any object with the operations of a per-sample gradient matrix (`row_norms`, `weighted_sums`,
-    `cross_gram`, `inner`, `-`, `rows`, `select`, `residual`, `concat`, `materialise`). Sizes, names, dtype
+    `cross_gram`, `inner`, `-`, `rows`, `select`, `residual`, `materialise`). Sizes, names, dtype
     and device stay public.
 
     Args:
@@ -271,6 +271,7 @@ class PrivateRows:
                 "pass the result of a gradient engine or of eq.per_sample_gradients"
             )
         self._rows: Any = rows
+        self._known: tuple[Any, Private, torch.Tensor] | None = None
         self.draw: Draw | None = draw
 
     names: tuple[str, ...] = property(lambda self: self._rows.names)  # type: ignore[assignment]
@@ -315,9 +316,25 @@ class PrivateRows:
         )
 
     def rows(self, index: torch.Tensor) -> PrivateRows:
-        """The rows at a public index; a `Private` mask has a private size and raises."""
-        if isinstance(index, Private) and index.dtype == torch.bool:
-            _refuse("the number of rows that a Private mask keeps")
+        """The rows at a public index, each at most once.
+
+        Raises:
+            PrivateError: the index is `Private`: which rows are kept would depend on other records, and for a
+                mask so would their number.
+            ValueError: a row occurs more than once: its record would count as often in every sum.
+        """
+        if isinstance(index, Private):
+            kept = (
+                "number of rows that a Private mask keeps" if index.dtype == torch.bool else "choice of rows"
+            )
+            _refuse(f"the {kept}, which may follow from other records,")
+        if isinstance(index, torch.Tensor) and index.dtype != torch.bool:
+            places = index.remainder(max(1, self._rows.num_records))  # -1 is the last row
+            if len(set(places.tolist())) < places.numel():
+                raise ValueError(
+                    "index holds a row more than once: its record would count as often in every sum, beyond "
+                    "the bound; give every row once and use weights"
+                )
         return self._call("rows", index)
 
     def select(self, names: Sequence[str]) -> PrivateRows:
@@ -325,8 +342,26 @@ class PrivateRows:
         return self._call("select", names)
 
     def residual(self, subspace: Any, coordinates: Any = None) -> PrivateRows:
-        """The rows minus their part in a subspace; `coordinates` [B, K] where they are known already."""
-        return self._call("residual", subspace, coordinates)
+        """The rows minus their part in a subspace.
+
+        Args:
+            subspace: the columns.
+            coordinates: the last answer of `self.coordinates(subspace)`, where there is one: it is not
+                computed again. Norms are those of the residual for these coordinates alone.
+
+        Raises:
+            ValueError: `coordinates` is anything else.
+        """
+        known = None
+        if coordinates is not None:
+            if self._known is None or self._known[0] is not subspace or self._known[1] is not coordinates:
+                raise ValueError(
+                    "coordinates must be what rows.coordinates(subspace) answered last, for these rows and "
+                    "this subspace: others need not come from each record alone, and the norms would be "
+                    "wrong; leave them out"
+                )
+            known = self._known[2]
+        return self._call("residual", subspace, known)
 
     def projection(self, subspace: Any) -> PrivateRows:
         """The rows' parts in a subspace."""
@@ -338,7 +373,11 @@ class PrivateRows:
 
     def coordinates(self, subspace: Any) -> Private:
         """The rows' coordinates in a subspace, [B, K]."""
-        return wrap(subspace.coordinates(self._rows), self.draw, by_record=True)
+        found = subspace.coordinates(self._rows)
+        answer: Private = wrap(found, self.draw, by_record=True)
+        # A copy of our own: the caller may write to the answer.
+        self._known = (subspace, answer, found.clone())
+        return answer
 
     def matrix(self) -> Private:
         """The rows as one matrix, [B, P], every parameter flattened in the order of `names`."""
@@ -349,8 +388,15 @@ class PrivateRows:
         return self._call("materialise")
 
     def concat(self, parts: Sequence[PrivateRows]) -> PrivateRows:
-        """These rows followed by those of `parts`."""
-        return wrap(type(self._rows).concat([self._rows, *(_raw(p) for p in parts)]), self.draw)
+        """Refused: a record that is in two parts would count twice in every sum, beyond its bound.
+
+        Raises:
+            PrivateError: always; that no record is in two parts cannot be seen from the rows.
+        """
+        raise PrivateError(
+            "rows cannot be joined: a record that is in two parts would count twice in every sum, beyond its "
+            "bound. Bound the sums of each part alone; draw.query unites those of the micro-batches"
+        )
 
     def __sub__(self, other: Any) -> PrivateRows:
         return PrivateRows(self._rows - _raw(other), self.draw)
