@@ -80,7 +80,7 @@ def printed_multiplier(sigma: float, tail: float, body: float, fraction: float, 
 
     Example:
         >>> round(printed_multiplier(1.0, 1.0, 0.1, 0.1, 128), 2)
-        1.92
+        1.91
     """
     chosen = math.floor(fraction * batch)
     return sigma * math.sqrt(chosen * tail**2 + (batch - chosen) * body**2) / (2 * tail - body)
