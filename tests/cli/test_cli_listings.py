@@ -16,7 +16,7 @@ def test_methods_say_what_they_are(equipoise):
     for name, method in METHODS.items():
         assert name in answer.out
         assert method.card.summary.split()[0] in answer.out
-    assert equipoise("methods --json").value["methods"][0]["library_guarantee"] in ("proven", "worst_case")
+    assert equipoise("methods --json").value["methods"][0]["guarantee"] in ("proven", "worst_case")
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -314,5 +314,5 @@ def test_any_method_trains_at_a_client(name):
     params = one.train(2, shifted)
     assert all(bool(torch.isfinite(value).all()) for value in params.values())
     assert one.rounds_left == 0
-    if one.method.card.library_guarantee == "proven":
+    if one.method.card.guarantee == "proven":
         assert one.epsilon() <= 8

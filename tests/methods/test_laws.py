@@ -44,7 +44,7 @@ def test_it_has_a_card_and_refuses_unknown_arguments(make):
     method = make()
     assert METHODS[method.name] is type(method)
     assert method.card.summary
-    assert method.card.library_guarantee in ("proven", "worst_case", "none")
+    assert method.card.guarantee in ("proven", "worst_case", "none")
     with pytest.raises(TypeError, match="max_grad_norm"):
         type(method)(max_grad_norm=1.0)
 
@@ -67,12 +67,12 @@ def test_it_is_calibrated_from_below(make):
     plan = make().plan(eq.Poisson(20, RECORDS, STEPS), BUDGET, "add_or_remove_one", torch.Generator())
     if plan.releases:
         assert 0.98 * BUDGET.epsilon <= plan.epsilon(BUDGET.delta).value <= BUDGET.epsilon
-    assert not plan.unproven or make().card.library_guarantee != "proven"
+    assert not plan.unproven or make().card.guarantee != "proven"
 
 
 @proven
 def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
-    if make().card.library_guarantee != "proven":
+    if make().card.guarantee != "proven":
         pytest.skip("this method is a reference without a guarantee")
     monkeypatch.setattr(desk, "Ledger", functools.partial(Ledger, forbid_unproven=True))
     run = train(make())
@@ -88,7 +88,7 @@ def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
 
 @proven
 def test_thresholds_are_functions_of_what_was_released(make, monkeypatch):
-    if make().card.library_guarantee != "proven":
+    if make().card.guarantee != "proven":
         pytest.skip("this method is a reference without a guarantee")
     first, second = scales_under_replay(make, monkeypatch)
     assert first == second
@@ -147,7 +147,7 @@ def test_stopped_and_resumed(make, tmp_path):
     list(again)
     torch.testing.assert_close(parameters(model), parameters(whole), rtol=1e-6, atol=1e-8)
     assert again.statement().epsilon == reference.statement().epsilon
-    assert not any(again.desk.ledger.releases_left.values()) or again.method.card.library_guarantee == "none"
+    assert not any(again.desk.ledger.releases_left.values()) or again.method.card.guarantee == "none"
 
 
 @every
@@ -163,7 +163,7 @@ def test_draws_without_records(make, monkeypatch):
     assert len(list(run)) == STEPS
     assert torch.isfinite(parameters(model)).all()
     # A raw threshold is zero where nobody was drawn, and so is its noise; a reference has none at all.
-    if run.method.recipe == "library" and run.method.card.library_guarantee != "none":
+    if run.method.recipe == "library" and run.method.card.guarantee != "none":
         assert not torch.equal(before, parameters(model))
 
 

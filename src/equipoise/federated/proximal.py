@@ -46,7 +46,7 @@ class Proximal(Method):
         summary="Any method, with a pull towards the global model of the round.",
         claim="Keeps clients with different data from drifting apart in long rounds.",
         source="Li et al. 2020, Federated Optimization in Heterogeneous Networks",
-        library_guarantee="proven",
+        guarantee="proven",
         published_guarantee=None,
         cost="that of the inner method, and a copy of the parameters",
         use_when="Clients differ and a round has many local steps.",

@@ -81,7 +81,7 @@ class AdaptiveRMS(Method):
         "fits every record, down to a floor that the radius' own noise sets; scale='self' has no such floor. "
         "Where the labels are noisy it costs a little and gains nothing.",
         source="Fukami, Murata and Niwa 2025, TMLR, AdaptDP-FedAvg, with one client",
-        library_guarantee="proven",
+        guarantee="proven",
         published_guarantee="proven",
         cost="fused: that of DP-SGD and one number a step; round: one more pass over the records of a query",
         use_when="The model can fit every record and many steps are affordable, or no clip norm is known.",

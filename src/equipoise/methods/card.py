@@ -17,7 +17,7 @@ class Card:
         summary: what it does, in a sentence.
         claim: what its publication claims, and what we found of it.
         source: where it comes from.
-        library_guarantee: what the library's recipe may claim: "proven", "worst_case" or "none".
+        guarantee: what the library's recipe may claim: "proven", "worst_case" or "none".
         published_guarantee: the same of the recipe as published; None where there is no such recipe.
         cost: passes over a batch and memory, relative to DP-SGD.
         use_when: when it is the right choice.
@@ -25,21 +25,21 @@ class Card:
 
     Example:
         >>> from equipoise.methods import METHODS
-        >>> METHODS["dp-sgd"].card.library_guarantee
+        >>> METHODS["dp-sgd"].card.guarantee
         'proven'
     """
 
     summary: str
     claim: str
     source: str
-    library_guarantee: str
+    guarantee: str
     published_guarantee: str | None
     cost: str
     use_when: str
     avoid_when: str
 
     def __post_init__(self) -> None:
-        for label in ("library_guarantee", "published_guarantee"):
+        for label in ("guarantee", "published_guarantee"):
             value = getattr(self, label)
             if value not in GUARANTEES and not (value is None and label == "published_guarantee"):
                 raise ValueError(f"{label}={value!r}: it must be one of {', '.join(GUARANTEES)}")

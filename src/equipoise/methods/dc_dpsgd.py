@@ -108,7 +108,7 @@ class DCDPSGD(Method):
             "proof; with the norm as score the method wins on skewed heavy tails and loses elsewhere."
         ),
         source="Sha et al., DC-DPSGD, arXiv 2405.17529",
-        library_guarantee="proven",
+        guarantee="proven",
         published_guarantee="none",
         cost="score norm: as DP-SGD; score trace: k numbers a record and k (in + out) a layer more; "
         "joint_topk: two passes",

@@ -93,7 +93,7 @@ class DiceSGD(Method):
             "method must have. That the published form is private at the claimed epsilon: false."
         ),
         source="Zhang, Bu, Wu and Hong 2024, Differentially Private SGD Without Clipping Bias",
-        library_guarantee="proven",
+        guarantee="proven",
         published_guarantee="worst_case",
         cost="DP-SGD's passes, a second weighted sum and noise draw; a memory of the size of the parameters",
         use_when="Gradients are asymmetric, and no good clip norm is known: the result hardly depends on it.",

@@ -70,7 +70,7 @@ TRACKED_COUNT_NOISE = 0.1
 class _DPC4(AnchoredMethod):
     """What DP-C4 and DP-C4+ share: everything but the rules that they take by default."""
 
-    library_rules: ClassVar[tuple[str, str]]
+    proven_rules: ClassVar[tuple[str, str]]
     published_rules: ClassVar[tuple[str, str]]
 
     def __init__(
@@ -123,7 +123,7 @@ class _DPC4(AnchoredMethod):
                 f"clip_norm={clip_norm!r}"
             )
         self.recipe = recipe
-        rules = self.published_rules if recipe == "as_published" else self.library_rules
+        rules = self.published_rules if recipe == "as_published" else self.proven_rules
         self.coupled_rule = coupled_rule or rules[0]
         self.anchor_rule = anchor_rule or rules[1]
         self._check_rules(settings)
@@ -315,14 +315,14 @@ class DPC4Plus(_DPC4):
         claim="Claimed to reach the optimum in general. It does where every record's gradient vanishes there "
         "(interpolation), with this proven recipe too; elsewhere it stalls at a point that clipping sets.",
         source=SOURCE,
-        library_guarantee="proven",
+        guarantee="proven",
         published_guarantee="none",
         cost="four passes over a batch a step at the default anchors; one copy of the parameters, one "
         "gradient, and a second set of factors a micro-batch",
         use_when="The model can fit every record, and the budget allows many steps.",
         avoid_when="Labels are noisy, or compute is short: DP-SGD takes three to four times the steps.",
     )
-    library_rules: ClassVar[tuple[str, str]] = ("dist", "quantile")
+    proven_rules: ClassVar[tuple[str, str]] = ("dist", "quantile")
     published_rules: ClassVar[tuple[str, str]] = ("dist", "raw_prev")
 
 
@@ -344,13 +344,13 @@ class DPC4(_DPC4):
         claim="Claimed to reach the optimum in general; as DP-C4+, it does under interpolation. As published "
         "its thresholds betray the data, most of all near convergence; here they come from releases.",
         source=SOURCE,
-        library_guarantee="proven",
+        guarantee="proven",
         published_guarantee="none",
         cost="as DP-C4+; as published one more pass over the batch and the anchor batch",
         use_when="As DP-C4+, where no guess of the losses' smoothness is at hand.",
         avoid_when="As DP-C4+.",
     )
-    library_rules: ClassVar[tuple[str, str]] = ("curvature", "quantile")
+    proven_rules: ClassVar[tuple[str, str]] = ("curvature", "quantile")
     published_rules: ClassVar[tuple[str, str]] = ("raw", "raw_current")
 
 

@@ -60,7 +60,7 @@ class DPSGD(Method):
         summary="Clips every record's gradient at a threshold and adds noise to the sum.",
         claim="Private, and proved so; the clipping moves the point where training comes to rest.",
         source="Abadi et al. 2016, Deep Learning with Differential Privacy",
-        library_guarantee="proven",
+        guarantee="proven",
         published_guarantee=None,
         cost="one forward and one backward pass; the yardstick of the others",
         use_when="First, always: tuned well it is hard to beat.",

@@ -57,7 +57,7 @@ class DPSVRG(AnchoredMethod):
         summary="Variance reduction by an old iterate, both gradients of a record clipped at one threshold.",
         claim="Private. Meant to lower the variance of sampling; the noise of the pair outweighs the gain.",
         source="Lee 2017, Differentially Private Variance Reduced Stochastic Gradient Descent",
-        library_guarantee="proven",
+        guarantee="proven",
         published_guarantee=None,
         cost="four passes over a batch a step at the default anchors; one copy of the parameters, one "
         "gradient, and a second set of factors a micro-batch",

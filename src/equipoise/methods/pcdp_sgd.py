@@ -35,7 +35,7 @@ class PCDPSGD(ProjectedGradient):
         "records are public; what the subspace misses of the gradient is a bias that the paper "
         "hides in a constant.",
         source="PCDP-SGD, arXiv 2312.03792 (withdrawn by its authors in version 2)",
-        library_guarantee="proven",
+        guarantee="proven",
         published_guarantee="proven",
         cost="one forward and one backward pass, one more over the public records a refresh",
         use_when="Noise is heavy and public records of the task capture nine tenths of the gradient.",

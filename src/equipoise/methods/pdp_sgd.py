@@ -30,7 +30,7 @@ class PDPSGD(ProjectedGradient):
         summary="Clips every record's gradient, then projects the sum on the span of public gradients.",
         claim="Noise of the subspace's dimension, not the model's; proved for gradients that lie in it.",
         source="Zhou, Wu and Banerjee 2021, Bypassing the Ambient Dimension",
-        library_guarantee="proven",
+        guarantee="proven",
         published_guarantee="proven",
         cost="one forward and one backward pass, one more over the public records a refresh",
         use_when="As a comparison: pcdp-sgd clips after the projection, which is seldom worse.",

@@ -38,7 +38,7 @@ class RandomProjection(ProjectedGradient):
         summary="Clips and noises gradients in a random subspace.",
         claim="Private, and proved so; a control for methods that choose their subspace.",
         source="the baseline RPDP-SGD of arXiv 2312.03792",
-        library_guarantee="proven",
+        guarantee="proven",
         published_guarantee=None,
         cost="one forward and one backward pass, and the columns held in memory",
         use_when="To see what public directions are worth.",

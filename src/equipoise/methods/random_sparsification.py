@@ -52,7 +52,7 @@ class RandomSparsification(Method):
         summary="DP-SGD on a fresh random part of the coordinates at every step.",
         claim="Less noise for the same budget; private, and proved so.",
         source="Zhu and Blaschko 2021, Improving DP-SGD via Randomly Sparsified Gradients, arXiv 2112.00845",
-        library_guarantee="proven",
+        guarantee="proven",
         published_guarantee=None,
         cost="one forward and one backward pass; rows are formed parameter by parameter for their norms",
         use_when="As a comparison.",

@@ -31,7 +31,7 @@ def methods_listing(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
     for method in methods:
         head = Text(str(method["name"]), style="bold")
         head.append("  ")
-        head.append_text(_badge(str(method["library_guarantee"])))
+        head.append_text(_badge(str(method["guarantee"])))
         if method["published_guarantee"] is not None:
             head.append("; as published: ", style="dim")
             head.append_text(_badge(str(method["published_guarantee"])))
