@@ -9,7 +9,7 @@ import time
 import pytest
 from rich.console import Console
 
-from equipoise import cli
+from equipoise.cli import screen
 from equipoise.experiments import calibration, options
 from equipoise.methods import CLIP_RULES
 
@@ -157,9 +157,9 @@ def test_help_and_slips_are_answered_before_torch_is_loaded(tmp_path):
 
 def test_a_person_is_told_that_torch_is_loading(monkeypatch):
     out = io.StringIO()
-    screen = Console(file=out, force_terminal=True)
-    monkeypatch.setattr(cli, "_console", lambda as_json: screen)
-    with cli._loading():
+    on_screen = Console(file=out, force_terminal=True)
+    monkeypatch.setattr(screen, "open_console", lambda as_json: on_screen)
+    with screen.loading():
         time.sleep(0.5)
         assert "loading PyTorch" in out.getvalue()
 

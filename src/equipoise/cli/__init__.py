@@ -1,0 +1,112 @@
+"""The command line: a thin face over the rooms of the library.
+
+Every command takes ``--json`` (one object on standard output, nothing else there) and ``--run-dir``. What is
+meant for people goes to standard output without ``--json`` and to standard error with it. A value that cannot
+be used gives a message in prose and exit code 2; an interrupted training gives 130; a fault of the library
+itself keeps its traceback, which is worth reporting.
+
+torch and the rooms are imported inside the commands, so that ``--help`` is quick, and after the options were
+checked, so that a slip is answered at once.
+
+A command is a function in a file of this folder, imported here and named in `COMMANDS`, whose order
+``--help`` keeps. Options that several commands take are in `words`, what is printed goes through `screen`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from equipoise import __version__
+from equipoise.cli.calibration import calibrate
+from equipoise.cli.comparison import compare
+from equipoise.cli.listing import methods
+from equipoise.cli.reproduction import experiment
+from equipoise.cli.results import predict, report
+from equipoise.cli.screen import fail
+from equipoise.cli.training import resume, train
+
+__all__ = ["app", "main"]
+
+COMMANDS: tuple[Callable[..., None], ...] = (
+    calibrate,
+    train,
+    resume,
+    report,
+    predict,
+    methods,
+    experiment,
+    compare,
+)
+
+app = typer.Typer(
+    name="equipoise",
+    help="Train PyTorch models with differential privacy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in COMMANDS:
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"equipoise {__version__}")
+        raise typer.Exit(0)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    >>> main(["--version"])
+    equipoise 0.1.0
+    0
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in words
+    try:
+        code = app(words, standalone_mode=False, prog_name="equipoise")
+    except typer.Exit as stop:
+        return stop.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        return fail("interrupted", as_json, 130)
+    except Exception as error:
+        if not _is_taught(error):
+            raise
+        return fail(_words(error), as_json, 2)
+    return int(code or 0)
+
+
+def _is_taught(error: Exception) -> bool:
+    """Whether an error was raised on purpose: by the parser, by this library, or by the system (a full disk).
+
+    A TypeError out of torch, say, is a fault: it keeps its traceback.
+    """
+    if isinstance(error, OSError) or hasattr(error, "format_message"):
+        return True
+    if not isinstance(error, ValueError | RuntimeError | TypeError):
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("equipoise")
+
+
+def _words(error: Exception) -> str:
+    from equipoise.experiments.options import in_option_words
+
+    # typer's parser errors have a message of their own; their classes moved between its versions
+    message = getattr(error, "format_message", None)
+    if callable(message):
+        return str(message())
+    commands: dict[str, Any] = getattr(typer.main.get_command(app), "commands", {})
+    named = {p.name for c in commands.values() for p in c.params if any(o.startswith("--") for o in p.opts)}
+    return in_option_words(str(error), sorted(named))

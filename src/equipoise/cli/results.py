@@ -1,0 +1,75 @@
+"""``equipoise report`` and ``equipoise predict``: what a finished run is good for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.cli.screen import emit, loading, open_console
+from equipoise.cli.words import DataDir, Device, Json, RunArgument, RunDir, UsageError, chosen_folder
+
+__all__ = ["predict", "report"]
+
+
+def report(run: RunArgument = None, json_output: Json = False, run_dir: RunDir = None) -> None:
+    """Write the report of a run again, from its publishable files."""
+    from equipoise.report import read_run, summary, write_report
+
+    folder = chosen_folder(run, run_dir)
+    path = write_report(folder)
+    found = read_run(folder)
+    if json_output:
+        emit(
+            {
+                "run_dir": folder,
+                "report": str(path),
+                "accuracy": found.accuracy,
+                "epsilon": found.epsilon,
+                "delta": found.delta,
+                "guarantee": found.guarantee,
+                "statement": dict(found.statement),
+            }
+        )
+        return
+    console = open_console(False)
+    console.print(summary(found, folder))
+
+
+def predict(
+    run: RunArgument = None,
+    data: Annotated[
+        str | None, typer.Option(help="Data to predict for; the run's test records by default.")
+    ] = None,
+    data_dir: DataDir = None,
+    output: Annotated[
+        str | None, typer.Option(help="Write the predicted classes there, one a line.", metavar="FILE")
+    ] = None,
+    device: Device = None,
+    json_output: Json = False,
+    run_dir: RunDir = None,
+) -> None:
+    """Use the model of a run on records and print its accuracy."""
+    from equipoise.experiments.saved import check_model_file, read_settings
+
+    folder = chosen_folder(run, run_dir)
+    read_settings(folder)
+    check_model_file(folder)
+    if output is not None and not Path(output).parent.is_dir():
+        raise UsageError(
+            f"--output is {output!r}, but there is no folder {str(Path(output).parent)!r}. Make it first."
+        )
+    with loading():
+        from equipoise.experiments.predict import predict_run
+
+    found = predict_run(folder, data=data, data_dir=data_dir, output=output, device=device)
+    if json_output:
+        emit(found)
+        return
+    console = open_console(False)
+    console.print(
+        f"accuracy [bold]{found['accuracy']:.2%}[/] on {found['records']:,} test records of {found['data']}"
+    )
+    if output is not None:
+        console.print(f"predictions in {output}")
