@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from equipoise.gradients.base import chunks
+from equipoise.gradients.derived import Derived
 from equipoise.gradients.factored import DenseGradients
 from equipoise.gradients.operator import PerSampleGradients
 from equipoise.gradients.precision import full_precision
@@ -22,54 +23,7 @@ from equipoise.gradients.subspace import Subspace
 __all__ = ["MaskedGradients", "ProjectedGradients"]
 
 
-class _Derived(PerSampleGradients):
-    """What derived rows share: sizes of the rows that they come from, and the rows formed where needed."""
-
-    gradients: PerSampleGradients
-
-    @property
-    @override
-    def shapes(self) -> dict[str, torch.Size]:
-        return self.gradients.shapes
-
-    @property
-    @override
-    def num_records(self) -> int:
-        return self.gradients.num_records
-
-    @property
-    @override
-    def dtype(self) -> torch.dtype:
-        return self.gradients.dtype
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.gradients.device
-
-    @property
-    @override
-    def losses(self) -> Tensor | None:
-        return self.gradients.losses
-
-    @override
-    def cross_gram(self, other: PerSampleGradients, per_tensor: bool = False) -> Tensor | dict[str, Tensor]:
-        return self.materialise().cross_gram(other.materialise(), per_tensor)
-
-    @override
-    def inner(self, other: PerSampleGradients) -> Tensor:
-        return self.materialise().inner(other.materialise())
-
-    @override
-    def __sub__(self, other: PerSampleGradients) -> PerSampleGradients:
-        return self.materialise() - other.materialise()
-
-    @override
-    def select(self, names: Sequence[str]) -> PerSampleGradients:
-        return self.materialise().select(names)
-
-
-class ProjectedGradients(_Derived):
+class ProjectedGradients(Derived):
     """``G V V^T``: the rows' parts in a subspace (for orthonormal columns their projections).
 
     >>> from equipoise.gradients.subspace import HeldSubspace
@@ -119,7 +73,7 @@ class ProjectedGradients(_Derived):
         return DenseGradients(rows, self.losses, num_records=self.num_records, device=self.device)
 
 
-class MaskedGradients(_Derived):
+class MaskedGradients(Derived):
     """Rows with some of their entries set to zero.
 
     Args:

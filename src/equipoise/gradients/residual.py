@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from equipoise.gradients.derived import Derived
 from equipoise.gradients.factored import DenseGradients
 from equipoise.gradients.operator import PerSampleGradients
 from equipoise.gradients.precision import full_precision
@@ -28,7 +29,7 @@ from equipoise.gradients.subspace import Subspace
 __all__ = ["ResidualGradients"]
 
 
-class ResidualGradients(PerSampleGradients):
+class ResidualGradients(Derived):
     """``G - (G V) V^T`` for the columns V of a subspace.
 
     Norms by groups, ``select`` and cross products with another residual form the rows.
@@ -39,31 +40,6 @@ class ResidualGradients(PerSampleGradients):
     ) -> None:
         self.gradients, self.subspace = gradients, subspace
         self.coordinates = subspace.coordinates(gradients) if coordinates is None else coordinates
-
-    @property
-    @override
-    def shapes(self) -> dict[str, torch.Size]:
-        return self.gradients.shapes
-
-    @property
-    @override
-    def num_records(self) -> int:
-        return self.gradients.num_records
-
-    @property
-    @override
-    def dtype(self) -> torch.dtype:
-        return self.gradients.dtype
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.gradients.device
-
-    @property
-    @override
-    def losses(self) -> Tensor | None:
-        return self.gradients.losses
 
     @override
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
@@ -117,10 +93,6 @@ class ResidualGradients(PerSampleGradients):
     @override
     def rows(self, index: Tensor | slice) -> ResidualGradients:
         return ResidualGradients(self.gradients.rows(index), self.subspace, self.coordinates[index])
-
-    @override
-    def select(self, names: Sequence[str]) -> PerSampleGradients:
-        return self.materialise().select(names)
 
     @override
     def materialise(self) -> DenseGradients:
