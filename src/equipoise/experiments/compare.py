@@ -28,12 +28,12 @@ import torch
 
 from equipoise import __version__
 from equipoise.data import DataSet
-from equipoise.experiments.assembly import accuracy, assemble, cross_entropy, load_data, make_method
+from equipoise.experiments.assembly import accuracy, assemble, build_training, load_data
+from equipoise.experiments.noise import make_method
 from equipoise.experiments.peak_memory import PeakMemory
 from equipoise.experiments.settings import Settings, SettingsError, parse_option
 from equipoise.methods import METHODS
 from equipoise.report.comparison import write_comparison
-from equipoise.training import PrivateTraining
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -306,7 +306,6 @@ class _Bench:
 def _train(settings: Settings, raw: DataSet, judges: Any) -> dict[str, Any]:
     """One training in memory: its curve, accuracy, statement, time and memory."""
     experiment = assemble(settings, raw=raw)
-    method, budget = make_method(experiment.settings, experiment.sampling, experiment.public)
     device = torch.device(settings.device or "cpu")
     curve: list[tuple[int, float]] = []
 
@@ -318,24 +317,8 @@ def _train(settings: Settings, raw: DataSet, judges: Any) -> dict[str, Any]:
         def close(self) -> None:
             pass
 
-    training = PrivateTraining(
-        experiment.model,
-        experiment.optimizer,
-        loss=cross_entropy,
-        data=experiment.dataset.train,
-        sampling=experiment.sampling,
-        method=method,
-        budget=budget,
-        scheduler=experiment.scheduler,
-        augmentation=experiment.augmentation,
-        seed=settings.seed,
-        reproducible=settings.reproducible,
-        micro_batch_size=settings.micro_batch_size,
-        ema_decay=settings.ema or None,
-        views=settings.views or 1,
-        device=settings.device,
-        epsilon_every=experiment.sampling.steps,
-        writers=[Curve()],
+    training = build_training(
+        experiment, on_disk=False, epsilon_every=experiment.sampling.steps, writers=[Curve()]
     )
     steps = experiment.sampling.steps
     times: list[float] = []

@@ -19,10 +19,11 @@ from equipoise.experiments.assembly import (
     Experiment,
     Progress,
     assemble,
+    build_training,
     cache_folder,
     cross_entropy,
-    make_method,
 )
+from equipoise.experiments.noise import make_method
 from equipoise.experiments.saved import SETTINGS_FILE, is_finished, read_settings
 from equipoise.experiments.settings import Settings
 from equipoise.privacy import Budget
@@ -49,41 +50,20 @@ def train_run(settings: Settings, console: Console) -> dict[str, Any]:
     assert settings.run_dir is not None
     experiment = _assemble(settings, console)
     with console.status("calibrating the noise and checking the gradients"):
-        method, budget = make_method(experiment.settings, experiment.sampling, experiment.public)
-        training = PrivateTraining(
-            experiment.model,
-            experiment.optimizer,
-            loss=cross_entropy,
-            data=experiment.dataset.train,
-            sampling=experiment.sampling,
-            method=method,
-            budget=budget,
-            scheduler=experiment.scheduler,
-            augmentation=experiment.augmentation,
+        training = build_training(
+            experiment,
             # before the first checkpoint: a run that is killed right after it can be resumed
             on_create=lambda folder: _write_settings(folder, experiment),
-            **_plain_arguments(experiment.settings),
         )
-    _introduce(experiment, budget, console)
+    assert training.budget is not None
+    _introduce(experiment, training.budget, console)
     return _run(training, experiment, settings.run_dir, console)
 
 
 def describe_run(settings: Settings, console: Console) -> dict[str, Any]:
     """What a training would do and cost: nothing is spent, and no folder is left behind."""
     experiment = _assemble(settings, console)
-    method, budget = make_method(experiment.settings, experiment.sampling, experiment.public)
-    training = PrivateTraining(
-        experiment.model,
-        experiment.optimizer,
-        loss=cross_entropy,
-        data=experiment.dataset.train,
-        sampling=experiment.sampling,
-        method=method,
-        budget=budget,
-        scheduler=experiment.scheduler,
-        augmentation=experiment.augmentation,
-        **{**_plain_arguments(experiment.settings), "run_dir": None, "ledger_file": None},
-    )
+    training = build_training(experiment, on_disk=False)
     description = training.describe()
     console.print(str(description), markup=False)
     return {"dry_run": True, **description.to_json(), "settings": experiment.settings.publishable()}
@@ -149,19 +129,6 @@ def _answer(folder: str, settings: Settings, finished: bool, seconds: float) -> 
         "report": str(report),
         "statement": dict(run.statement),
         "settings": settings.publishable(),
-    }
-
-
-def _plain_arguments(settings: Settings) -> dict[str, Any]:
-    return {
-        "run_dir": settings.run_dir,
-        "seed": settings.seed,
-        "reproducible": settings.reproducible,
-        "micro_batch_size": settings.micro_batch_size,
-        "ema_decay": settings.ema or None,
-        "views": settings.views or 1,
-        "device": settings.device,
-        "ledger_file": settings.ledger,
     }
 
 
