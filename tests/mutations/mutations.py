@@ -200,6 +200,14 @@ MUTATIONS = (
         ("tests/privacy/test_bounded.py::test_bad_records_get_weight_zero",),
     ),
     Mutation(
+        "a joint sum is bounded on the grid alone",
+        "privacy/correlated.py",
+        (("lengths * noise.shrinkage(lengths)[:, None]", "lengths"),),
+        (
+            "tests/privacy/test_correlated.py::test_a_record_between_the_points_of_the_grid_keeps_to_the_noise",
+        ),
+    ),
+    Mutation(
         "batches of fixed size accounted as Poisson",
         "privacy/sampling.py",
         (

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from privacy_rows import Flat, rows
+from privacy_rows import DenseRows, Flat, rows
 
 from equipoise.privacy import (
     CorrelatedNoise,
@@ -77,6 +77,41 @@ def test_joint_sums():
     sums = clip_jointly(g, noise)
     assert torch.allclose(unwrap(sums["body"].value["w"]), torch.tensor([0.6, 1.3]))
     assert torch.allclose(unwrap(sums["residual"].value["w"]), torch.tensor([1.8, 2.9]))
+
+
+def spiky(place: float):
+    """Weights with a spike far narrower than the grid's meshes, and a whitened length of 5 on it."""
+
+    def weights(n):
+        flat = torch.stack([n.clamp(max=10.0), n.clamp(max=1.0)], dim=1)
+        spike = ((n - place).abs() < 1e-7).to(n.dtype)[:, None]
+        return flat * (1 + 4 * spike)
+
+    return CorrelatedNoise(dice(1.0, 10.0).names, dice(1.0, 10.0).cholesky, weights, (1.0, 10.0))
+
+
+@pytest.mark.parametrize("groups", [None, [["w"]]])
+@pytest.mark.parametrize("place", [0.77777777, 3.33333333, 123.456789])
+def test_a_record_between_the_points_of_the_grid_keeps_to_the_noise(place, groups):
+    noise = spiky(place)
+    assert noise.sensitivity == pytest.approx(1.0, abs=1e-9)  # the grid does not see it
+    g = PrivateRows(DenseRows({"w": torch.tensor([[place, 0.0]], dtype=torch.float64)}), None)
+    sums = clip_jointly(g, noise, groups)
+    alone = torch.stack([unwrap(sums[name].value["w"])[0] for name in noise.names])
+    factor = torch.tensor(noise.cholesky, dtype=torch.float64)
+    whitened = torch.linalg.solve_triangular(factor, alone[:, None], upper=False)
+    assert float(whitened.norm()) <= 1 + 1e-6
+    for length, bound in zip(alone.tolist(), noise.bounds, strict=True):
+        assert abs(length) <= bound * (1 + 1e-6)
+    assert float(alone[0]) > 0.5 * min(place, 10.0)  # and it still counts
+
+
+def test_a_sum_without_noise_of_its_own_is_refused():
+    def twice(n):
+        return n.clamp(max=1.0)[:, None].expand(-1, 2)
+
+    with pytest.raises(ValueError, match="release such sums once"):
+        CorrelatedNoise(("a", "b"), [[1.0, 0.0], [1.0, 0.0]], twice, (1.0,))
 
 
 def test_ledger_keeps_correlated_and_plain_apart():

@@ -10,7 +10,11 @@ After whitening by L, a record of norm n contributes a vector of length
     h(n) = |L^-1 (w_1(n), ..., w_m(n))|,
 
 so that sup_n h(n) <= 1 makes the joint release one Gaussian of multiplier sigma (DiceSGD's joint form; Zhang
-et al. 2024 for the method). `radial_sensitivity` finds the supremum numerically.
+et al. 2024 for the method). `radial_sensitivity` looks for the supremum on a grid of norms, which tells
+whether the noise fits the weights. The proof does not rest on the grid: `clip_jointly` computes h of every
+record from the lengths that it is about to use, and makes a record shorter, in all sums alike, where h or one
+of the sums' bounds is exceeded. By how much that may happen between the points of the grid is of no
+consequence.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from .bounded import Bounded, _make, _private, _with_cut, _without_bad, check_gr
 from .private import PrivateRows, unwrap
 
 RadialWeights = Callable[[torch.Tensor], torch.Tensor]
+TOLERANCE = 1e-6  # of whitened lengths and of bounds, the rounding of float32
 
 
 @dataclass(frozen=True)
@@ -35,14 +40,14 @@ class CorrelatedNoise:
 
     Args:
         names: release names, in the order of the factor's rows; the first one carries the multiplier.
-        cholesky: lower triangular [m, m] in units of the gradient; the noise is `noise_multiplier * cholesky
-            @ z`.
+        cholesky: lower triangular [m, m] in units of the gradient, with a diagonal above 0; the noise is
+            `noise_multiplier * cholesky @ z`.
         radial_weights: from norms [B] to lengths [B, m] of a record's contribution to each sum, non-negative.
         breakpoints: norms where the weights bend (thresholds); beyond the largest the weights must be
             constant.
 
     Raises:
-        ValueError: if the whitened length of some record exceeds 1.
+        ValueError: if the whitened length of some record exceeds 1, or a sum has no noise of its own.
 
     Example:
         >>> flat = lambda n: n.clamp(max=2.0)[:, None]
@@ -66,10 +71,16 @@ class CorrelatedNoise:
             raise ValueError(
                 f"cholesky must be lower triangular of shape {(size, size)} for names {self.names}"
             )
+        if not (np.diag(factor) > 0).all():
+            raise ValueError(
+                f"cholesky has the diagonal {np.diag(factor).tolist()}, which must be above 0: a sum whose "
+                "noise follows from the others' is a function of theirs up to rounding, which would show; "
+                "release such sums once"
+            )
         grid = radial_grid(self.breakpoints)
         lengths = self._lengths(grid)
         sensitivity = radial_sensitivity(self.radial_weights, factor, self.breakpoints)
-        if not sensitivity <= 1 + 1e-6:
+        if not sensitivity <= 1 + TOLERANCE:
             raise ValueError(
                 f"the whitened length of a record reaches {sensitivity:.6g}, above 1: the noise would not "
                 "cover it; multiply "
@@ -95,6 +106,18 @@ class CorrelatedNoise:
             )
         return lengths
 
+    def shrinkage(self, lengths: torch.Tensor) -> torch.Tensor:
+        """The factors [B], at most 1, by which records with these lengths [B, m] keep to noise and bounds.
+
+        h and the lengths over their bounds come down to 1 where one of them is above; what is within the
+        rounding of float32 stays as it is.
+        """
+        excess = _whitened_norms(lengths, self.cholesky)
+        for length, bound in zip(lengths.abs().unbind(dim=1), self.bounds, strict=True):
+            if bound > 0:  # the ledger releases no sum without a bound
+                excess = torch.maximum(excess, length / bound)
+        return torch.where(excess > 1 + TOLERANCE, 1 / excess, torch.ones_like(excess))
+
 
 def radial_grid(breakpoints: Sequence[float], points: int = 4001) -> torch.Tensor:
     """Norms from 0 to far beyond the last breakpoint, dense around every breakpoint, float64."""
@@ -111,24 +134,28 @@ def radial_grid(breakpoints: Sequence[float], points: int = 4001) -> torch.Tenso
 def radial_sensitivity(
     weights: RadialWeights, cholesky: np.ndarray | Sequence, breakpoints: Sequence[float]
 ) -> float:
-    """sup_n |L^-1 w(n)| on the grid of `radial_grid`; infinite for negative or non-finite weights or a
-    singular factor.
+    """sup_n |L^-1 w(n)| on the grid of `radial_grid`; infinite for negative or non-finite weights.
 
-    A zero on the diagonal of L is allowed where the whitened coordinate vanishes for every norm (two equal
-    sums).
+    Args:
+        weights: from norms [B] to lengths [B, m].
+        cholesky: L, lower triangular [m, m] with a diagonal above 0.
+        breakpoints: norms where the weights bend.
     """
-    factor = np.asarray(cholesky, dtype=np.float64)
-    lengths = weights(radial_grid(breakpoints)).double().numpy()
-    if not np.isfinite(lengths).all() or (lengths < 0).any():
+    lengths = weights(radial_grid(breakpoints)).double()
+    if not bool(torch.isfinite(lengths).all()) or bool((lengths < 0).any()):
         return float("inf")
-    whitened = np.zeros_like(lengths)
-    for j in range(factor.shape[0]):
-        rest = lengths[:, j] - whitened[:, :j] @ factor[j, :j]
-        if factor[j, j] > 0:
-            whitened[:, j] = rest / factor[j, j]
-        elif np.abs(rest).max() > 1e-9 * max(lengths.max(), 1.0):
-            return float("inf")
-    return float(np.sqrt((whitened**2).sum(axis=1)).max())
+    return float(_whitened_norms(lengths, cholesky).max())
+
+
+def _whitened_norms(lengths: torch.Tensor, cholesky: np.ndarray | Sequence) -> torch.Tensor:
+    """|L^-1 w| [B] of lengths w [B, m], by forward substitution in the lengths' own precision."""
+    whitened: list[torch.Tensor] = []
+    for j, row in enumerate(cholesky):
+        rest = lengths[:, j]
+        for k in range(j):
+            rest = rest - whitened[k] * float(row[k])
+        whitened.append(rest / float(row[j]))
+    return torch.stack(whitened, dim=1).norm(dim=1)
 
 
 def clip_jointly(
@@ -138,6 +165,9 @@ def clip_jointly(
     shares: Sequence[float] | None = None,
 ) -> dict[str, Bounded]:
     """The sums S_j of all names in one contraction; their bounds are sup w_j.
+
+    Whatever the radial weights ask for, a record keeps to the whitened length 1 and to the sums' bounds: one
+    that would exceed them is made shorter in all sums alike.
 
     With groups of parameters every group k is bounded on its own, at its share s_k of every length: a record
     whose gradient has norm n in the group contributes s_k w_j(n / s_k). Its whitened length there is at most
@@ -186,7 +216,8 @@ def _joint_weights(noise: CorrelatedNoise, norms: torch.Tensor, share: float) ->
     """Weights [B, m] of rows with these norms [B]: s w_j(n / s) / n, zero where n is zero."""
     # Raised by some units in the last place: rounding must not carry a record above its length.
     relative = norms * ((1 + 4 * torch.finfo(norms.dtype).eps) / share)
-    weights = noise._lengths(relative) / relative[:, None]
+    lengths = noise._lengths(relative)
+    weights = lengths * noise.shrinkage(lengths)[:, None] / relative[:, None]
     # 0 / 0 at a norm of zero, and overflow where a rule lifts the smallest floats: such rows count nothing.
     return torch.where(torch.isfinite(weights), weights, torch.zeros_like(weights))
 
