@@ -56,6 +56,7 @@ class ScriptedContext:
     x: Tensor
     sampling: Any
     step: int = 0
+    relation: str = "add_or_remove_one"
     ledger: NoiselessLedger = field(default_factory=NoiselessLedger)
 
     @property

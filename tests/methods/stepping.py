@@ -81,6 +81,7 @@ class Follower:
             self.params,  # type: ignore[arg-type]
             self.steps_done,
             self.sampling,
+            self.plan.relation,
             Door(self.ledger),
             self.take_draw,
             self.maker,

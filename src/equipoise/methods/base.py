@@ -115,6 +115,11 @@ class Context(Protocol):
         ...
 
     @property
+    def relation(self) -> str:
+        """The neighbouring relation of the privacy plan: "add_or_remove_one" or "replace_one"."""
+        ...
+
+    @property
     def ledger(self) -> Ledger:
         """The only way out of the private side."""
         ...

@@ -304,19 +304,13 @@ class DiceSGD(Method):
 
     def _planned_relation(self, context: Context) -> str:
         """The relation of the last plan, checked to be for this training: its noise is no other one's."""
-        books = getattr(context.ledger, "ledger", context.ledger)
-        plan: PrivacyPlan | None = getattr(books, "plan", None)
-        here = (context.sampling, None if plan is None else plan.relation)
-        if (
-            self._planned is None
-            or self._planned[0] != context.sampling
-            or (plan is not None and plan.relation != self._planned[1])
-        ):
+        here = (context.sampling, context.relation)
+        if self._planned != here:
             raise RuntimeError(
                 f"this DiceSGD was planned for another training ({self._planned}) than it is run in {here}; "
                 "give every training a method object of its own"
             )
-        return self._planned[1]
+        return context.relation
 
     def metrics(self, state: State) -> dict[str, float]:
         """The size of the memory, which the library's recipe may tell; as published it is private."""

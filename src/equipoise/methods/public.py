@@ -258,6 +258,10 @@ class _LaterContext:
         return self._sampling
 
     @property
+    def relation(self) -> str:
+        return self._context.relation
+
+    @property
     def ledger(self) -> Ledger:
         return self._context.ledger
 

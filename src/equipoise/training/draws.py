@@ -243,6 +243,7 @@ class StepContext:
         params: the model's live trainable parameters.
         step: number of the step.
         sampling: the training's sampling.
+        relation: of the privacy plan.
         ledger: takes releases.
         take_draw: draw name -> (token, record numbers of this process).
         maker: makes rows.
@@ -254,13 +255,14 @@ class StepContext:
         params: Mapping[str, nn.Parameter],
         step: int,
         sampling: Any,
+        relation: str,
         ledger: Any,
         take_draw: Callable[[str], tuple[Draw, Tensor]],
         maker: RowMaker,
         processes: Processes,
     ) -> None:
         self.params: Parameters = MappingProxyType({name: p.detach() for name, p in params.items()})
-        self.step, self.sampling, self.ledger = step, sampling, ledger
+        self.step, self.sampling, self.relation, self.ledger = step, sampling, relation, ledger
         self._take_draw, self._maker, self._processes = take_draw, maker, processes
         self.tally = Tally()
 

@@ -173,5 +173,12 @@ class Stepper:
             return draw, pieces.processes.share(ids)
 
         return StepContext(
-            pieces.parameters, self.done, pieces.sampling, desk, take_draw, pieces.rows, pieces.processes
+            pieces.parameters,
+            self.done,
+            pieces.sampling,
+            pieces.plan.relation,
+            desk,
+            take_draw,
+            pieces.rows,
+            pieces.processes,
         )
