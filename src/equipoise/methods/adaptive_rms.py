@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from equipoise.methods.base import Context, DrawHandle, Method, State
+from equipoise.methods.base import Context, DrawHandle, Method, State, require_budget
 from equipoise.methods.card import Card
+from equipoise.methods.checks import require_one_of, require_positive, require_share
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.rms_claim import claimed_epsilon, published_noise
 from equipoise.methods.rms_radius import RMSRadius
-from equipoise.methods.thresholds import require_positive
 from equipoise.privacy import calibrate, gaussian_mu
 from equipoise.privacy.bounded import Bounded, capped, clip
 from equipoise.privacy.private import Private, PrivateRows
@@ -107,8 +107,7 @@ class AdaptiveRMS(Method):
         noise_multiplier: float | None = None,
         radius_noise_multiplier: float | None = None,
     ) -> None:
-        if recipe not in ("library", "as_published"):
-            raise ValueError(f"recipe={recipe!r} is unknown; give 'library' or 'as_published'")
+        require_one_of("recipe", recipe, ("library", "as_published"))
         self._settings: dict[str, Any] = {
             "clip_norm": clip_norm, "recipe": recipe, "variant": variant, "tau": tau, "offset": offset,
             "scale": scale, "kappa": kappa, "radius_share": radius_share, "ema_beta": ema_beta,
@@ -138,10 +137,8 @@ class AdaptiveRMS(Method):
         self._radius_sampling: Sampling | None = None
 
     def _check(self) -> None:
-        if self.variant not in ("fused", "round"):
-            raise ValueError(f"variant={self.variant!r} is unknown; give 'fused' or 'round'")
-        if not 0 < self.radius_share < 1:
-            raise ValueError(f"radius_share={self.radius_share!r}: a share of the budget lies in (0, 1)")
+        require_one_of("variant", self.variant, ("fused", "round"))
+        require_share("radius_share", self.radius_share)
         if isinstance(self.round_length, bool) or not isinstance(self.round_length, int):
             raise TypeError(f"round_length={self.round_length!r}: give a whole number of steps")
         if self.round_length < 1:
@@ -200,10 +197,7 @@ class AdaptiveRMS(Method):
             radius_z = z * math.sqrt((1 - self.radius_share) / self.radius_share)
         if z is not None and radius_z is not None:
             return self._planned(self._plan(sampling, relation, z, radius_z))
-        if budget is None:
-            raise ValueError(
-                "budget is missing: give budget=Budget(epsilon, delta), or noise multipliers to the method"
-            )
+        budget = require_budget(budget, "noise multipliers")
         if self._published:
             return self._planned(self._plan(sampling, relation, *self._published_noise(sampling, budget)))
         return self._planned(self._calibrated(sampling, budget, relation, rounds))
@@ -337,11 +331,6 @@ class AdaptiveRMS(Method):
     def config(self) -> dict[str, Any]:
         """The settings, as plain values."""
         return {"name": self.name, **self._settings}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> AdaptiveRMS:
-        """The method that `config` described."""
-        return cls(**{name: value for name, value in config.items() if name != "name"})
 
 
 def _squares(rows: PrivateRows, limit: float) -> Bounded:

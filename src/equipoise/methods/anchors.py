@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from equipoise.methods.anchor_schedule import AnchorSchedule, draw_schedule
-from equipoise.methods.base import Context, Method, Parameters, State
+from equipoise.methods.base import Context, Method, Parameters, State, require_budget
+from equipoise.methods.checks import require_one_of
 from equipoise.methods.noise_split import anchor_noise, best_factor, displacement
 from equipoise.privacy.releases import PrivacyPlan, Release
 from equipoise.privacy.sampling import FullBatch, Poisson, Sampling, Unamplified, WithoutReplacement
@@ -91,8 +92,7 @@ class AnchoredMethod(Method):
         threshold_ratio: float,
         anchor_noise: str,
     ) -> None:
-        if anchor_noise not in ("once", "every_step"):
-            raise ValueError(f'anchor_noise={anchor_noise!r}: it must be "once" or "every_step"')
+        require_one_of("anchor_noise", anchor_noise, ("once", "every_step"))
         for name, value in (
             ("noise_multiplier", noise_multiplier),
             ("anchor_noise_multiplier", anchor_noise_multiplier),
@@ -204,11 +204,7 @@ class AnchoredMethod(Method):
     ) -> PrivacyPlan:
         from equipoise.privacy import calibrate, calibrate_noise_multiplier
 
-        if budget is None:
-            raise ValueError(
-                "budget is missing: give budget=Budget(epsilon, delta), or both noise_multiplier and "
-                "anchor_noise_multiplier to the method"
-            )
+        budget = require_budget(budget, "both noise_multiplier and anchor_noise_multiplier")
         # At equal shares of a large noise the multipliers are to each other as rate times root of count.
         spread = math.sqrt(schedule.num_anchors / max(1, schedule.num_coupled))
         ratio = anchor.sampling_rate / sampling.sampling_rate * spread

@@ -20,21 +20,33 @@ their own sampling (`context.draw("anchor")`), statistics of rows (`draw.rows`),
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from equipoise.methods.card import Card
+from equipoise.methods.described import plain, rebuild
+from equipoise.privacy import calibrate
 
 if TYPE_CHECKING:
     from equipoise.gradients import PerSampleGradients
     from equipoise.privacy import Bounded, Budget, PrivacyPlan, Sampling
 
-__all__ = ["Context", "DrawHandle", "Ledger", "Method", "Parameters", "Query", "State", "plain", "rebuild"]
+__all__ = [
+    "Context",
+    "DrawHandle",
+    "Ledger",
+    "Method",
+    "Parameters",
+    "Query",
+    "State",
+    "calibrated",
+    "require_budget",
+]
 
 Parameters = Mapping[str, Tensor]
 """Named tensors: model parameters or an estimate of the gradient."""
@@ -187,61 +199,60 @@ class Method(ABC):
         """The state after someone else moved the parameters (a warm start, a server)."""
         return state
 
-    def config(self) -> dict[str, Any]:
-        """The constructor's arguments as plain values (see `plain`), with the `name` of the method."""
-        return {"name": self.name}
+    kept_as: ClassVar[Mapping[str, str]] = {}
+    """Arguments of the constructor that are attributes under another name."""
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Method:
+    def arguments(cls) -> tuple[str, ...]:
+        """The names of the constructor's arguments."""
+        return tuple(inspect.signature(cls).parameters)
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments as plain values, with the `name` of the method.
+
+        An argument that the method does not keep as an attribute is described as such; no file can bring such
+        a method back.
+        """
+        lost = {"opaque": "an argument that the method does not keep"}
+        kept = {name: getattr(self, self.kept_as.get(name, name), lost) for name in self.arguments()}
+        return {"name": self.name} | {name: plain(value) for name, value in kept.items()}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
         """The method that `config` described.
 
         Raises:
-            ValueError: it holds an opaque value, such as a function, that no file can bring back.
+            ValueError: it holds an opaque value, such as a function, that no file can bring back, or it
+                describes another method.
         """
-        if config.get("name") != cls.name or len(config) > 1:
+        if config.get("name") != cls.name:
             raise ValueError(f"config={dict(config)!r} does not describe the method {cls.name!r}")
-        return cls()
+        return cls(**{name: rebuild(value) for name, value in config.items() if name != "name"})
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON can hold it: a settings object becomes its kind and fields, a function only its name.
+def require_budget(budget: Budget | None, instead: str = "a noise_multiplier") -> Budget:
+    """The budget that noise is calibrated to.
 
-    Example:
-        >>> from equipoise.methods.thresholds import Fixed
-        >>> plain(Fixed(0.5))
-        {'kind': 'Fixed', 'clip_norm': 0.5}
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {"kind": type(value).__name__} | {
-            f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)
-        }
-    return {"opaque": getattr(value, "__qualname__", type(value).__name__)}
-
-
-def rebuild(described: Any, table: Mapping[str, type]) -> Any:
-    """The settings object that `plain` described, its class found in the table; plain values stay.
+    Args:
+        budget: as given to `Method.plan`.
+        instead: arguments of the method that would have made it needless.
 
     Raises:
-        ValueError: an opaque value or an unknown kind.
+        ValueError: none was given.
     """
-    if not isinstance(described, Mapping):
-        return described
-    fields = {name: value for name, value in described.items() if name != "kind"}
-    opaque = [
-        value["opaque"]
-        for value in [described, *fields.values()]
-        if isinstance(value, Mapping) and "opaque" in value
-    ]
-    if opaque or described.get("kind") not in table:
-        raise ValueError(
-            f"the settings {dict(described)!r} cannot be rebuilt from a file"
-            + (f": {opaque[0]} is a function of yours" if opaque else "")
-            + "; give the object again, for instance method=... to PrivateTraining.resume"
-        )
-    return table[described["kind"]](**fields)
+    if budget is None:
+        raise ValueError(f"budget is missing: give budget=Budget(epsilon, delta), or {instead} to the method")
+    return budget
+
+
+def calibrated(
+    with_noise: Callable[[float], PrivacyPlan], noise_multiplier: float | None, budget: Budget | None
+) -> PrivacyPlan:
+    """The plan with the given noise multiplier, or with the one that spends the budget where None is given.
+
+    Raises:
+        ValueError: neither is given.
+    """
+    if noise_multiplier is not None:
+        return with_noise(noise_multiplier)
+    return calibrate(with_noise, require_budget(budget))

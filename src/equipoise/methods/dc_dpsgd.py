@@ -27,17 +27,18 @@ weights in [c_2 / c_1, 1] on the body: it weighs records anew, it does not lower
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from equipoise.gradients.subspace import SeededSubspace
-from equipoise.methods.base import Context, DrawHandle, Method, Parameters, State, plain, rebuild
+from equipoise.methods.base import Context, DrawHandle, Method, Parameters, State, calibrated, require_budget
 from equipoise.methods.card import Card
-from equipoise.methods.clip_rules import CLIP_RULES, ClipRule, resolve_rule
+from equipoise.methods.checks import require_count, require_one_of, require_positive, require_share
+from equipoise.methods.clip_rules import ClipRule, resolve_rule
 from equipoise.methods.dc_published import claimed, code_step, printed_multiplier, share_multipliers
 from equipoise.methods.tail_scores import (
     Signs,
@@ -47,7 +48,6 @@ from equipoise.methods.tail_scores import (
     record_uniforms,
     sub_weibull,
 )
-from equipoise.methods.thresholds import require_positive
 from equipoise.privacy.bounded import Bounded, indicator
 from equipoise.privacy.private import Private, PrivateRows, join
 from equipoise.privacy.releases import PrivacyPlan, Release, Unproven
@@ -148,22 +148,21 @@ class DCDPSGD(Method):
                 f"body_clip_norm={body_clip_norm!r} exceeds clip_norm={clip_norm!r}: the tail has the larger "
                 "threshold; swap them"
             )
-        _require_one_of("recipe", recipe, tuple(_VARIANTS))
+        require_one_of("recipe", recipe, tuple(_VARIANTS))
         published = recipe == "as_published"
         variant = _VARIANTS[recipe][0] if variant is None else variant
         score = ("trace" if published else "norm") if score is None else score
         tail_fraction = (0.1 if published else 0.2) if tail_fraction is None else tail_fraction
         if subspace_structure is None:
             subspace_structure = "dense" if published else "khatri_rao"
-        _require_one_of("variant", variant, _VARIANTS[recipe])
-        _require_one_of("score", score, ("trace",) if published else _SCORES)
-        _require_one_of("subspace_signs", subspace_signs, ("symmetric", "positive"))
-        _require_one_of("subspace_structure", subspace_structure, ("khatri_rao", "dense"))
+        require_one_of("variant", variant, _VARIANTS[recipe])
+        require_one_of("score", score, ("trace",) if published else _SCORES)
+        require_one_of("subspace_signs", subspace_signs, ("symmetric", "positive"))
+        require_one_of("subspace_structure", subspace_structure, ("khatri_rao", "dense"))
         if not 0 <= tail_weight <= 1:
             raise ValueError(f"tail_weight={tail_weight!r}: a weight lies between 0 and 1")
         for argument, share in (("tail_fraction", tail_fraction), ("trace_share", trace_share)):
-            if not 0 < share < 1:
-                raise ValueError(f"{argument}={share!r}: a share lies strictly between 0 and 1")
+            require_share(argument, share)
         optional = {"noise_multiplier": noise_multiplier, "initial_threshold": initial_threshold}
         for argument, number in {"count_noise": count_noise, **optional}.items():
             if number is not None:
@@ -171,8 +170,7 @@ class DCDPSGD(Method):
         if tail_index < 0.5:
             raise ValueError(f"tail_index={tail_index!r}: the sub-Weibull laws have theta of at least 1/2")
         for argument, count in (("subspace_dimension", subspace_dimension), ("refresh_every", refresh_every)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ValueError(f"{argument}={count!r}: give a whole number of at least 1")
+            require_count(argument, count)
         self.recipe, self.variant, self.score = recipe, variant, score
         self.tail_fraction, self.tail_weight = float(tail_fraction), float(tail_weight)
         self.tail_threshold, self.initial_threshold = tail_threshold, initial_threshold
@@ -189,7 +187,7 @@ class DCDPSGD(Method):
     def _check_threshold(self) -> None:
         value = self.tail_threshold
         if isinstance(value, str):
-            _require_one_of("tail_threshold", value, ("adaptive", "null"))
+            require_one_of("tail_threshold", value, ("adaptive", "null"))
         else:
             # Infinity is a threshold, too: no tail at all.
             if isinstance(value, bool) or math.isnan(value) or value < 0:
@@ -241,25 +239,13 @@ class DCDPSGD(Method):
 
         if self.recipe == "as_published":
             return self._published_plan(sampling, budget, relation)
-        if self.noise_multiplier is not None:
-            return with_noise(self.noise_multiplier)
-        if budget is None:
-            raise ValueError(
-                "budget is missing: give budget=Budget(epsilon, delta), or a noise_multiplier to the method"
-            )
-        from equipoise.privacy import calibrate
-
-        return calibrate(with_noise, budget)
+        return calibrated(with_noise, self.noise_multiplier, budget)
 
     def _published_plan(self, sampling: Sampling, budget: Budget | None, relation: str) -> PrivacyPlan:
         if self.noise_multiplier is not None:
             self._published = (self.noise_multiplier, self.noise_multiplier)
-        elif budget is not None:
-            self._published = share_multipliers(budget, sampling, self.trace_share)
         else:
-            raise ValueError(
-                "budget is missing: give budget=Budget(epsilon, delta), or a noise_multiplier to the method"
-            )
+            self._published = share_multipliers(require_budget(budget), sampling, self.trace_share)
         if self.variant == "code":
             return PrivacyPlan([], sampling, relation, unproven=[Unproven("gradient")])
         multiplier = printed_multiplier(
@@ -418,40 +404,3 @@ class DCDPSGD(Method):
                 f"layers names {unknown}, which are no trainable parameters; there are {sorted(params)}"
             )
         return tuple(name for name in params if name in self.layers)
-
-    def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
-        return {
-            "name": self.name,
-            "clip_norm": self.clip_norm,
-            "body_clip_norm": self.body_clip_norm,
-            "recipe": self.recipe,
-            "variant": self.variant,
-            "score": self.score,
-            "tail_fraction": self.tail_fraction,
-            "tail_threshold": self.tail_threshold,
-            "initial_threshold": self.initial_threshold,
-            "count_noise": self.count_noise,
-            "tail_weight": self.tail_weight,
-            "clip_rule": plain(self.clip_rule),
-            "subspace_dimension": self.subspace_dimension,
-            "tail_index": self.tail_index,
-            "subspace_signs": self.subspace_signs,
-            "subspace_structure": self.subspace_structure,
-            "refresh_every": self.refresh_every,
-            "layers": plain(self.layers),
-            "trace_share": self.trace_share,
-            "noise_multiplier": self.noise_multiplier,
-        }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> DCDPSGD:
-        """The method that `config` described."""
-        arguments = {key: value for key, value in config.items() if key not in ("name", "clip_rule")}
-        rules = {rule.__name__: rule for rule in CLIP_RULES.values()}
-        return cls(clip_rule=rebuild(config["clip_rule"], rules), **arguments)
-
-
-def _require_one_of(argument: str, value: object, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{argument}={value!r} is unknown; give one of {', '.join(map(repr, choices))}")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from equipoise.methods import dice_noise
-from equipoise.methods.base import Context
+from equipoise.methods.base import Context, require_budget
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.memory import clipped
 from equipoise.privacy import Bounded, PrivacyPlan, PrivateRows, Sampling, Unproven, clip, gaussian_mu
@@ -72,10 +72,7 @@ class Published:
         """sigma1 on the mean scale: noise_multiplier C1 / B, or the chosen formula at the budget."""
         if noise_multiplier is not None:
             return noise_multiplier * self.clip_norm / sampling.expected_size
-        if budget is None:
-            raise ValueError(
-                "budget is missing: give budget=Budget(epsilon, delta), or a noise_multiplier to the method"
-            )
+        budget = require_budget(budget)
         if self.noise == "worst_case":
             largest = 1 / self.worst_case_multiplier(1.0, sampling, relation)
             return math.sqrt(sampling.steps) / gaussian_mu(budget.epsilon, budget.delta) * largest

@@ -32,12 +32,12 @@ import torch
 from torch import Tensor
 
 from equipoise.methods import dice_noise
-from equipoise.methods.base import Context, Method, State, plain
+from equipoise.methods.base import Context, Method, State, calibrated
 from equipoise.methods.card import Card
+from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.clip_rules import Abadi, layer_shares
 from equipoise.methods.dice_published import Published
 from equipoise.methods.memory import clipped, norm_of, zeros_like
-from equipoise.methods.thresholds import require_positive
 from equipoise.privacy.bounded import Bounded, clip
 from equipoise.privacy.correlated import CorrelatedNoise, clip_jointly
 from equipoise.privacy.private import Private, PrivateRows
@@ -117,15 +117,13 @@ class DiceSGD(Method):
         noise_multiplier: float | None = None,
     ) -> None:
         require_positive("clip_norm", clip_norm)
-        if recipe not in VARIANTS:
-            raise ValueError(f"recipe={recipe!r} is unknown; give one of {sorted(VARIANTS)}")
+        require_one_of("recipe", recipe, VARIANTS)
         variant = VARIANTS[recipe][0] if variant is None else variant
         if variant not in VARIANTS[recipe]:
             raise ValueError(f"variant={variant!r}: the recipe {recipe!r} has {VARIANTS[recipe]}")
         if noise_multiplier is not None:
             require_positive("noise_multiplier", noise_multiplier)
-        if published_noise not in PUBLISHED_NOISE:
-            raise ValueError(f"published_noise={published_noise!r} is unknown; give one of {PUBLISHED_NOISE}")
+        require_one_of("published_noise", published_noise, PUBLISHED_NOISE)
         self.clip_norm, self.recipe, self.variant = float(clip_norm), recipe, variant
         self.residual_clip_norm = 10 * self.clip_norm if residual_clip_norm is None else residual_clip_norm
         self.feedback_clip_norm = self.clip_norm if feedback_clip_norm is None else feedback_clip_norm
@@ -239,15 +237,7 @@ class DiceSGD(Method):
                 releases.append(Release(name, noise_multiplier, max_bound=bound, correlated_with="body"))
             return PrivacyPlan(releases, sampling, relation)
 
-        if self.noise_multiplier is not None:
-            return with_noise(self.noise_multiplier)
-        if budget is None:
-            raise ValueError(
-                "budget is missing: give budget=Budget(epsilon, delta), or a noise_multiplier to the method"
-            )
-        from equipoise.privacy import calibrate
-
-        return calibrate(with_noise, budget)
+        return calibrated(with_noise, self.noise_multiplier, budget)
 
     def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
         """As published: what the paper's formula claims for the noise."""
@@ -347,23 +337,5 @@ class DiceSGD(Method):
     # ---- settings
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
-        return {
-            "name": self.name,
-            "clip_norm": self.clip_norm,
-            "recipe": self.recipe,
-            "variant": self.variant,
-            **self._arguments,
-            "noise_inflation": self.noise_inflation,
-            "feedback_rate": self.feedback_rate,
-            "memory_clip_norm": self.memory_clip_norm,
-            "per_layer": plain(self.per_layer),
-            "regulariser": self.regulariser,
-            "published_noise": self.published_noise,
-            "noise_multiplier": self.noise_multiplier,
-        }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> DiceSGD:
-        """The method that `config` described."""
-        return cls(**{name: value for name, value in config.items() if name != "name"})
+        """The settings, as plain values; radii as they were given, not as they follow from others."""
+        return super().config() | self._arguments

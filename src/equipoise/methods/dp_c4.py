@@ -42,6 +42,7 @@ from equipoise.methods.anchor_thresholds import (
 from equipoise.methods.anchors import AnchoredMethod, Planned, check_above_zero, mean_of
 from equipoise.methods.base import Context, DrawHandle, Parameters, State
 from equipoise.methods.card import Card
+from equipoise.methods.checks import require_one_of
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dp_c4_claim import claimed_epsilon, published_noise_multipliers
 from equipoise.methods.thresholds import ReleasedQuantile
@@ -107,8 +108,7 @@ class _DPC4(AnchoredMethod):
             threshold_ratio=threshold_ratio,
             anchor_noise=anchor_noise,
         )
-        if recipe not in ("library", "as_published"):
-            raise ValueError(f'recipe={recipe!r}: it must be "library" or "as_published"')
+        require_one_of("recipe", recipe, ("library", "as_published"))
         for name, value in (
             ("clip_norm", clip_norm),
             ("coupled_scale", coupled_scale),
@@ -126,7 +126,7 @@ class _DPC4(AnchoredMethod):
         rules = self.published_rules if recipe == "as_published" else self.proven_rules
         self.coupled_rule = coupled_rule or rules[0]
         self.anchor_rule = anchor_rule or rules[1]
-        self._check_rules(settings)
+        self._check_rules()
         self.clip_norm, self.coupled_scale, self.anchor_scale = clip_norm, coupled_scale, anchor_scale
         self.shrink_limit, self.min_anchor_clip_norm = shrink_limit, min_anchor_clip_norm
         self.quantile = ReleasedQuantile(
@@ -139,13 +139,12 @@ class _DPC4(AnchoredMethod):
         )
         self._settings = settings
 
-    def _check_rules(self, settings: Mapping[str, Any]) -> None:
+    def _check_rules(self) -> None:
         for name, rule, known in (
             ("coupled_rule", self.coupled_rule, COUPLED_RULES),
             ("anchor_rule", self.anchor_rule, ANCHOR_RULES),
         ):
-            if rule not in known:
-                raise ValueError(f"{name}={settings[name]!r} is unknown; give one of {', '.join(known)}")
+            require_one_of(name, rule, known)
             if rule in RAW_RULES and self.recipe != "as_published":
                 raise ValueError(
                     f"{name}={rule!r} sets a threshold from raw private gradients, which no guarantee "
@@ -265,11 +264,6 @@ class _DPC4(AnchoredMethod):
     def config(self) -> dict[str, Any]:
         """The settings, as plain values."""
         return {"name": self.name, **self._settings}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> _DPC4:
-        """The method that `config` described."""
-        return cls(**{name: value for name, value in config.items() if name != "name"})
 
 
 class DPC4Plus(_DPC4):

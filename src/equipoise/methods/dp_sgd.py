@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.methods.base import Context, Method, Parameters, State, plain, rebuild
+from equipoise.methods.base import Context, Method, Parameters, State, calibrated
 from equipoise.methods.card import Card
-from equipoise.methods.clip_rules import CLIP_RULES, ClipRule, layer_shares, resolve_rule
+from equipoise.methods.checks import require_positive
+from equipoise.methods.clip_rules import ClipRule, layer_shares, resolve_rule
 from equipoise.methods.thresholds import (
-    THRESHOLDS,
     ReleasedQuantile,
     Threshold,
-    require_positive,
     resolve_threshold,
 )
 from equipoise.privacy.bounded import Bounded, centred_indicator, clip
@@ -67,6 +66,8 @@ class DPSGD(Method):
         avoid_when="Gradients are strongly asymmetric, so that any threshold that tames the noise biases.",
     )
 
+    kept_as: ClassVar[Mapping[str, str]] = {"clip_norm": "threshold"}
+
     def __init__(
         self,
         clip_norm: float | Callable[[int], float] | Threshold = 1.0,
@@ -103,15 +104,7 @@ class DPSGD(Method):
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
             return self._plan(sampling, relation, noise_multiplier)
 
-        if self.noise_multiplier is not None:
-            return with_noise(self.noise_multiplier)
-        if budget is None:
-            raise ValueError(
-                "budget is missing: give budget=Budget(epsilon, delta), or a noise_multiplier to the method"
-            )
-        from equipoise.privacy import calibrate
-
-        return calibrate(with_noise, budget)
+        return calibrated(with_noise, self.noise_multiplier, budget)
 
     def _plan(self, sampling: Sampling, relation: str, noise_multiplier: float) -> PrivacyPlan:
         releases = [Release("gradient", noise_multiplier, max_bound=self.threshold.upper(sampling.steps))]
@@ -155,26 +148,6 @@ class DPSGD(Method):
             return None, clip_norm
         groups, shares = layer_shares(tuple(params), self.per_layer)
         return groups, [clip_norm * share for share in shares]
-
-    def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
-        return {
-            "name": self.name,
-            "clip_norm": plain(self.threshold),
-            "clip_rule": plain(self.clip_rule),
-            "per_layer": plain(self.per_layer),
-            "noise_multiplier": self.noise_multiplier,
-        }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> DPSGD:
-        """The method that `config` described."""
-        return cls(
-            clip_norm=rebuild(config["clip_norm"], THRESHOLDS),
-            clip_rule=rebuild(config["clip_rule"], {rule.__name__: rule for rule in CLIP_RULES.values()}),
-            per_layer=config["per_layer"],
-            noise_multiplier=config["noise_multiplier"],
-        )
 
 
 def _at_most(norms: Private, clip_norm: float) -> Private:

@@ -16,15 +16,15 @@ the difference as if it were large, which is what DP-C4 changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from equipoise.methods.anchors import AnchoredMethod, mean_of
-from equipoise.methods.base import Context, State, plain, rebuild
+from equipoise.methods.base import Context, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
-from equipoise.methods.thresholds import THRESHOLDS, ReleasedQuantile, Threshold, resolve_threshold
+from equipoise.methods.thresholds import ReleasedQuantile, Threshold, resolve_threshold
 from equipoise.privacy.bounded import Bounded, clip
 from equipoise.privacy.private import PrivateRows
 
@@ -64,6 +64,8 @@ class DPSVRG(AnchoredMethod):
         use_when="As a baseline of DP-C4.",
         avoid_when="Otherwise: under interpolation it stalled three times further out than DP-SGD.",
     )
+
+    kept_as: ClassVar[Mapping[str, str]] = {"clip_norm": "threshold"}
 
     def __init__(
         self,
@@ -121,22 +123,3 @@ class DPSVRG(AnchoredMethod):
         draw = context.draw("batch")
         released = context.ledger.release(draw, draw.query(sums, at=(context.params, state["anchor"])))
         return mean_of(released["coupled"], context.sampling.expected_size), state
-
-    def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
-        return {
-            "name": self.name,
-            "clip_norm": plain(self.threshold),
-            "routine": self.routine,
-            "anchor_period": self.anchor_period,
-            "anchor_batch_size": self.anchor_batch_size,
-            "noise_multiplier": self.noise_multiplier,
-            "anchor_noise_multiplier": self.anchor_noise_multiplier,
-            "coupled_noise_factor": self.coupled_noise_factor,
-        }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> DPSVRG:
-        """The method that `config` described."""
-        settings = {name: value for name, value in config.items() if name != "name"}
-        return cls(**settings | {"clip_norm": rebuild(config["clip_norm"], THRESHOLDS)})

@@ -21,10 +21,10 @@ from torch import Tensor
 from equipoise.gradients.blocks import BlockSubspace
 from equipoise.gradients.principal import Basis
 from equipoise.methods.card import Card
+from equipoise.methods.checks import require_positive, require_share
 from equipoise.methods.clip_rules import ClipRule
 from equipoise.methods.projected import ProjectedGradient
 from equipoise.methods.subspaces import Blocks
-from equipoise.methods.thresholds import require_positive
 from equipoise.privacy.bounded import Bounded, clip, clip_coordinates
 from equipoise.privacy.private import PrivateRows
 from equipoise.privacy.releases import Release
@@ -136,10 +136,7 @@ class GEP(ProjectedGradient):
                 "rounding can make them too small, so that the bound would not hold; use basis='held' or "
                 "'auto'"
             )
-        if not 0 < residual_share < 1:
-            raise ValueError(
-                f"residual_share={residual_share!r} is a share: it must lie strictly between 0 and 1"
-            )
+        require_share("residual_share", residual_share)
 
     def _releases(self, sampling: Sampling, scale: float) -> list[Release]:
         """Two releases of one draw; where the noise is calibrated, `scale` is that of both together."""

@@ -25,7 +25,6 @@ Sources: PCDP-SGD, arXiv 2312.03792 (withdrawn by its authors in version 2); GEP
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -35,8 +34,9 @@ from torch import Tensor
 
 from equipoise.gradients.blocks import BlockSubspace
 from equipoise.gradients.principal import Basis
-from equipoise.methods.base import Context, Method, Parameters, State, plain, rebuild
-from equipoise.methods.clip_rules import CLIP_RULES, ClipRule, resolve_rule
+from equipoise.methods.base import Context, Method, Parameters, State, calibrated
+from equipoise.methods.checks import require_count, require_one_of, require_positive, require_share
+from equipoise.methods.clip_rules import ClipRule, resolve_rule
 from equipoise.methods.public_records import PublicRecords, require_public
 from equipoise.methods.subspaces import (
     Blocks,
@@ -49,7 +49,6 @@ from equipoise.methods.subspaces import (
     subspace_noise,
     warn_of_capture,
 )
-from equipoise.methods.thresholds import require_positive
 from equipoise.privacy.bounded import Bounded, clip, clip_coordinates
 from equipoise.privacy.private import PrivateRows
 from equipoise.privacy.releases import PrivacyPlan, Release
@@ -125,18 +124,18 @@ class ProjectedGradient(Method):
         history: int = 20,
         explore_every: int = 5,
     ) -> None:
-        self.recipe = _one_of("recipe", recipe, ("library", "as_published"))
+        self.recipe = require_one_of("recipe", recipe, ("library", "as_published"))
         self.clip_norm, self.clip_rule = clip_norm, resolve_rule(clip_rule)
         self.noise_multiplier, self.dimension, self.energy = noise_multiplier, dimension, energy
-        self.subspace = _one_of(
+        self.subspace = require_one_of(
             "subspace", subspace, ("public", "released", "private_moment", "private_iteration", "random")
         )
         chosen = self.default_blocks if blocks is None else blocks
-        self.blocks: Blocks = _one_of("blocks", chosen, ("per_tensor", "per_layer", "whole"))
-        self.normalise_public, self.split = normalise_public, _one_of("split", split, ("rbs", "ibs"))
+        self.blocks: Blocks = require_one_of("blocks", chosen, ("per_tensor", "per_layer", "whole"))
+        self.normalise_public, self.split = normalise_public, require_one_of("split", split, ("rbs", "ibs"))
         self.public_batch_size, self.basis = (
             public_batch_size,
-            _one_of("basis", basis, ("auto", "kernel", "held")),
+            require_one_of("basis", basis, ("auto", "kernel", "held")),
         )
         self.refresh_every = refresh_every
         self.subspace_clip_norm, self.subspace_noise_multiplier = (
@@ -177,13 +176,11 @@ class ProjectedGradient(Method):
             "history",
             "explore_every",
         ):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name}={value!r}: it must be a whole number of at least 1")
+            if getattr(self, name) is not None:
+                require_count(name, getattr(self, name))
         for name in ("energy", "subspace_share"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < 1:
-                raise ValueError(f"{name}={value!r} is a share: it must lie strictly between 0 and 1")
+            if getattr(self, name) is not None:
+                require_share(name, getattr(self, name))
         if self.recipe == "as_published" and (self.subspace != "public" or self.energy is not None):
             raise ValueError(
                 f"recipe='as_published' with subspace={self.subspace!r} and energy={self.energy!r}: the "
@@ -201,16 +198,7 @@ class ProjectedGradient(Method):
         def at(scale: float) -> PrivacyPlan:
             return PrivacyPlan(self._releases(sampling, scale), sampling, relation)
 
-        if self.noise_multiplier is not None:
-            plan = at(self.noise_multiplier)
-        elif budget is None:
-            raise ValueError(
-                "budget is missing: give budget=Budget(epsilon, delta), or a noise_multiplier to the method"
-            )
-        else:
-            from equipoise.privacy import calibrate
-
-            plan = calibrate(at, budget)
+        plan = calibrated(at, self.noise_multiplier, budget)
         self._planned_noise = plan["gradient"].noise_multiplier
         return plan
 
@@ -355,10 +343,9 @@ class ProjectedGradient(Method):
 
     def config(self) -> dict[str, Any]:
         """The settings, as plain values; of the public records only their number and a digest."""
-        found = {name: plain(getattr(self, name)) for name in self._arguments() if name != "public"}
-        if self.public is not None:
-            found["public"] = self.public.describe()
-        return {"name": self.name, **found}
+        found = super().config()
+        found.pop("public", None)
+        return found if self.public is None else {**found, "public": self.public.describe()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], public: Any = None) -> Self:
@@ -367,16 +354,10 @@ class ProjectedGradient(Method):
         Raises:
             ValueError: public records are missing, or others than before.
         """
-        given = {name: config[name] for name in cls._arguments() if name in config}
-        rules = {rule.__name__: rule for rule in CLIP_RULES.values()}
-        given["clip_rule"] = rebuild(given["clip_rule"], rules)
+        given = dict(config)
         if given.get("public") is not None:
             given["public"] = require_public(cls.name, given["public"], public)
-        return cls(**given)
-
-    @classmethod
-    def _arguments(cls) -> list[str]:
-        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+        return super().from_config(given)
 
 
 def renyi_2017(sampling: Sampling, noise_multiplier: float, delta: float) -> float:
@@ -422,9 +403,3 @@ def _projected(subspace: BlockSubspace, value: Parameters) -> dict[str, Tensor]:
 
     row = DenseGradients({name: tensor[None] for name, tensor in value.items()})
     return subspace.lift(subspace.coordinates(row)[0])
-
-
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> Any:
-    if value not in known:
-        raise ValueError(f"{name}={value!r} is unknown; give one of {list(known)}")
-    return value

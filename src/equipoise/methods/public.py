@@ -19,9 +19,9 @@ from torch import Tensor
 
 from equipoise.methods.base import Context, DrawHandle, Ledger, Method, Parameters, State
 from equipoise.methods.card import Card
+from equipoise.methods.checks import require_count, require_positive
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.public_records import PublicRecords, require_public
-from equipoise.methods.thresholds import require_positive
 from equipoise.privacy.releases import PrivacyPlan
 from equipoise.privacy.sampling import Sampling
 
@@ -58,7 +58,8 @@ class PublicOnly(Method):
 
     def __init__(self, public: Any, *, public_batch_size: int | None = None) -> None:
         self.public, self.public_batch_size = PublicRecords(public), public_batch_size
-        _require_count("public_batch_size", public_batch_size)
+        if public_batch_size is not None:
+            require_count("public_batch_size", public_batch_size)
 
     def plan(
         self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
@@ -136,8 +137,9 @@ class PublicWarmStart(Method):
     ) -> None:
         self.public, self.public_batch_size = PublicRecords(public), public_batch_size
         self.warm_steps, self.warm_scale = warm_steps, warm_scale
-        _require_count("public_batch_size", public_batch_size)
-        _require_count("warm_steps", warm_steps)
+        for argument, count in (("public_batch_size", public_batch_size), ("warm_steps", warm_steps)):
+            if count is not None:
+                require_count(argument, count)
         require_positive("warm_scale", warm_scale)
         if inner is not None and (clip_norm != 1.0 or noise_multiplier is not None):
             raise ValueError(
@@ -276,8 +278,3 @@ class _LaterContext:
 
     def public_rng(self, step: int) -> torch.Generator:
         return self._context.public_rng(step + self._offset)
-
-
-def _require_count(name: str, value: int | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ValueError(f"{name}={value!r}: it must be a whole number of at least 1")

@@ -11,16 +11,15 @@ Source: Zhu and Blaschko 2021, "Improving Differentially Private SGD via Randoml
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.methods.base import Context, Method, State, plain, rebuild
+from equipoise.methods.base import Context, Method, State, calibrated
 from equipoise.methods.card import Card
-from equipoise.methods.clip_rules import CLIP_RULES, ClipRule, resolve_rule
-from equipoise.methods.thresholds import require_positive
+from equipoise.methods.checks import require_positive
+from equipoise.methods.clip_rules import ClipRule, resolve_rule
 from equipoise.privacy.bounded import clip
 from equipoise.privacy.releases import PrivacyPlan, Release
 from equipoise.privacy.sampling import Sampling
@@ -85,15 +84,7 @@ class RandomSparsification(Method):
         def at(scale: float) -> PrivacyPlan:
             return PrivacyPlan([Release("gradient", scale, self.clip_norm)], sampling, relation)
 
-        if self.noise_multiplier is not None:
-            return at(self.noise_multiplier)
-        if budget is None:
-            raise ValueError(
-                "budget is missing: give budget=Budget(epsilon, delta), or a noise_multiplier to the method"
-            )
-        from equipoise.privacy import calibrate
-
-        return calibrate(at, budget)
+        return calibrated(at, self.noise_multiplier, budget)
 
     def init(self, context: Context) -> State:
         """Nothing is carried from step to step."""
@@ -113,24 +104,3 @@ class RandomSparsification(Method):
         released = context.ledger.release(draw, sums)["gradient"]
         size = context.sampling.expected_size
         return {name: value * masks[name] / size for name, value in released.items()}, state
-
-    def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
-        return {
-            "name": self.name,
-            "clip_norm": self.clip_norm,
-            "clip_rule": plain(self.clip_rule),
-            "drop_rate": self.drop_rate,
-            "noise_multiplier": self.noise_multiplier,
-        }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> RandomSparsification:
-        """The method that `config` described."""
-        rules = {rule.__name__: rule for rule in CLIP_RULES.values()}
-        return cls(
-            clip_norm=config["clip_norm"],
-            clip_rule=rebuild(config["clip_rule"], rules),
-            drop_rate=config["drop_rate"],
-            noise_multiplier=config["noise_multiplier"],
-        )

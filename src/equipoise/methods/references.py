@@ -10,18 +10,17 @@ disclose their sums: a run carries no guarantee, and its statement says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from equipoise.methods.base import Context, Method, State
 from equipoise.methods.card import Card
+from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dice_published import clipped_and_plain_sums
 from equipoise.methods.memory import clipped, zeros_like
-from equipoise.methods.thresholds import require_positive
 from equipoise.privacy import PrivacyPlan, Sampling, Unproven, clip
 
 if TYPE_CHECKING:
@@ -78,15 +77,6 @@ class ClipSGD(Method):
         total = context.ledger.disclose(sums["gradient"].value, HOLE)
         return {name: value / context.sampling.expected_size for name, value in total.items()}, state
 
-    def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
-        return {"name": self.name, "clip_norm": self.clip_norm}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ClipSGD:
-        """The method that `config` described."""
-        return cls(**{name: value for name, value in config.items() if name != "name"})
-
 
 class EFSGD(Method):
     """SGD on clipped gradients with clipped error feedback, without noise: NOT PRIVATE.
@@ -140,16 +130,3 @@ class EFSGD(Method):
         estimate = {name: total["clipped", name] / size + feedback[name] for name in memory}
         memory = {name: memory[name] + total["plain", name] / size - estimate[name] for name in memory}
         return estimate, {"memory": memory}
-
-    def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
-        return {
-            "name": self.name,
-            "clip_norm": self.clip_norm,
-            "feedback_clip_norm": self.feedback_clip_norm,
-        }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> EFSGD:
-        """The method that `config` described."""
-        return cls(**{name: value for name, value in config.items() if name != "name"})

@@ -24,7 +24,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from equipoise.methods.thresholds import require_positive
+from equipoise.methods.checks import require_positive
 
 __all__ = ["RMSRadius", "RadiusState"]
 

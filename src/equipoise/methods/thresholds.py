@@ -27,6 +27,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from equipoise.methods.checks import require_positive
+
 __all__ = [
     "THRESHOLDS",
     "ExponentialDecay",
@@ -275,9 +277,3 @@ def resolve_threshold(clip_norm: float | Callable[[int], float] | Threshold) -> 
     if isinstance(clip_norm, (int, float)):
         return Fixed(float(clip_norm))
     return Schedule(clip_norm)
-
-
-def require_positive(argument: str, value: float) -> None:
-    """Raise a ValueError that names the argument unless the value is a finite number above zero."""
-    if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-        raise ValueError(f"{argument}={value!r}: a clip norm or rate must be a finite number above zero")
