@@ -49,7 +49,8 @@ def client(method: Any = None, number: int = 0, **options: Any) -> Client:
     }
     method = method or eq.DPSGD(0.5, noise_multiplier=1.0)
     model = options.pop("model", None) or network()
-    return Client(model, loss, method=method, **(defaults | options))
+    loss_function = options.pop("loss_function", loss)
+    return Client(model, loss_function, method=method, **(defaults | options))
 
 
 def charges(one: Client) -> int:

@@ -21,6 +21,7 @@ from federated_problem import (
 
 import equipoise as eq
 from equipoise.federated import Proximal, Refused, ServerRMS
+from equipoise.methods import METHODS
 from equipoise.privacy import BudgetError, Journal
 
 
@@ -303,6 +304,37 @@ LOCAL = {
     "public-only": lambda: eq.PublicOnly(public()),
     "public-warm-start": lambda: eq.PublicWarmStart(public(), warm_steps=2, clip_norm=0.5),
 }
+
+
+def test_the_list_holds_every_method():
+    assert LOCAL.keys() == METHODS.keys()
+
+
+REBASED = {
+    "pcdp-sgd": (
+        {"age": 7},
+        {"age": 0},
+    ),  # public directions are free: they are found anew where the server is
+    "gep": ({"age": 7}, {"age": 0}),
+    "rpdp": ({"age": 7}, {"age": 0}),
+    "dp-c4": ({"gradient": 1, "anchor": 2}, {"gradient": 1, "anchor": 2}),  # released: it holds for its term
+    "dice-sgd": ({"memory": 1}, {"memory": 1}),  # what was cut off is still owed
+    "adaptive-rms": ({"clip_norm": 1.0}, {"clip_norm": 1.0}),
+    "dp-sgd": ({"threshold": 1.0}, {"threshold": 1.0}),
+}
+
+
+@pytest.mark.parametrize("name", REBASED)
+def test_what_a_method_keeps_when_the_server_moves_the_parameters(name):
+    before, after = REBASED[name]
+    assert LOCAL[name]().rebase(before, start()) == after
+
+
+def test_an_anchor_without_a_gradient_moves_along_and_a_paid_subspace_stays():
+    moved = LOCAL["dp-c4"]().rebase({"gradient": None, "anchor": {}}, start())
+    assert same(moved["anchor"], start())
+    paid = eq.PCDPSGD(subspace="private_moment", clip_norm=0.5)
+    assert paid.rebase({"age": 7}, start()) == {"age": 7}
 
 
 @pytest.mark.parametrize("name", LOCAL)

@@ -7,8 +7,16 @@ whatever leaves a client went through that client's ledger, and each client's ep
 from equipoise.federated.client import Client
 from equipoise.federated.driver import Exchange, History, Round, run_rounds, simulate
 from equipoise.federated.errors import Refused
+from equipoise.federated.fedlrs import FedLRS, SparseAverage
+from equipoise.federated.fedpcdp import RoundPCDP, SubspaceAverage
+from equipoise.federated.fedpdp import RoundPDP
+from equipoise.federated.moon import Moon, MoonLoss
 from equipoise.federated.partitions import dirichlet, iid, one_class
+from equipoise.federated.projected_upload import ProjectedUpload
 from equipoise.federated.proximal import Proximal
+from equipoise.federated.round_subspace import RoundSubspace
+from equipoise.federated.scaffold import Scaffold, ScaffoldAverage
+from equipoise.federated.server_quantile import QuantileFedAvg, ServerQuantile
 from equipoise.federated.server_radius import ServerRMS
 from equipoise.federated.strategies import AdaptDPFedAvg, FedAvg, Reply, Strategy
 
@@ -17,13 +25,26 @@ __all__ = [
     "Client",
     "Exchange",
     "FedAvg",
+    "FedLRS",
     "History",
+    "Moon",
+    "MoonLoss",
+    "ProjectedUpload",
     "Proximal",
+    "QuantileFedAvg",
     "Refused",
     "Reply",
     "Round",
+    "RoundPCDP",
+    "RoundPDP",
+    "RoundSubspace",
+    "Scaffold",
+    "ScaffoldAverage",
+    "ServerQuantile",
     "ServerRMS",
+    "SparseAverage",
     "Strategy",
+    "SubspaceAverage",
     "dirichlet",
     "iid",
     "one_class",

@@ -1,10 +1,10 @@
 """A client: one data owner, who trains for a few steps where the server asks, and keeps count of what leaves.
 
-What leaves: the parameters after K local steps, and, where the method has a radius query, one noised number
-a round. Both came through the client's own ledger, whose journal lies in the client's folder, was synced to
-its device before the answer left, and outlives restarts. The client decides: a request that makes no sense,
-comes out of order or exceeds the plan is refused and costs nothing; the same request again gets the same
-answer and costs nothing.
+What leaves: the parameters after K local steps, or what the method makes of them, and, where the method has a
+query or counts, one noised number a round. All came through the client's own ledger, whose journal lies in
+the client's folder, was synced to its device before the answer left, and outlives restarts. The client
+decides: a request that makes no sense, comes out of order or exceeds the plan is refused and costs nothing;
+the same request again gets the same answer and costs nothing.
 
 No loss, accuracy, batch size or true number of records leaves; the sampling's population is the client's
 public size.
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.federated.errors import Refused
+from equipoise.federated.hooks import RoundHooks
 from equipoise.federated.local import LocalTraining
 from equipoise.federated.server_radius import ServerRMS
 from equipoise.methods import Method, State
@@ -29,6 +30,8 @@ from equipoise.privacy import Budget, Journal, LedgerError, Sampling, Statement,
 from equipoise.training.attach import Loss
 
 __all__ = ["Client"]
+
+_WORDS = {"params": "parameters", "control": "control variates"}
 
 
 class Client:
@@ -193,24 +196,32 @@ class Client:
         return answer
 
     def train(
-        self, round_number: int, params: Parameters, clip_norm: float | None = None
+        self,
+        round_number: int,
+        params: Parameters,
+        clip_norm: float | None = None,
+        control: Parameters | None = None,
     ) -> dict[str, Tensor]:
-        """The parameters after K local steps from the global model.
+        """The parameters after K local steps from the global model, or what the method sends in their place.
 
         Args:
             round_number: from 1, rising; rounds may be left out.
             params: the global model.
             clip_norm: the radius of the round, for a method that follows the server's.
+            control: the server's control variate, for a method that takes one; None is zero.
 
         Raises:
             Refused: parameters of wrong names or shapes or not finite, a radius that is no finite number
                 above zero or above the agreed limit, a round that is over, or no steps left.
         """
         values = self._checked(params)
-        request = digest({"round": round_number, "params": values, "clip_norm": clip_norm})
+        steer = self._steering(clip_norm, control)
+        request = digest(
+            {"round": round_number, "params": values, "clip_norm": clip_norm}
+            | ({} if control is None else {"control": dict(control)})
+        )
         begun = self._begun
         again = begun is not None and begun["request"] == request
-        steer = self._steering(clip_norm)
         if not again:
             self._check_round(round_number, self._last_round())
             self._check_rounds_left()
@@ -231,7 +242,10 @@ class Client:
                 self.training.steer(steer)
         if self.training.steps_done < end:
             self._finish_round(round_number, end)
-        return {name: value.detach().clone() for name, value in self.training.parameters.items()}
+        found = {name: value.detach().clone() for name, value in self.training.parameters.items()}
+        if isinstance(self.method, RoundHooks):
+            return self.method.answer(self.training.method_state, values, found)
+        return found
 
     def _finish_round(self, round_number: int, end: int) -> None:
         try:
@@ -239,6 +253,10 @@ class Client:
                 self.training.take_step()
         except LedgerError as error:
             raise Refused(f"round {round_number}: the plan has no release left ({error})") from error
+        if isinstance(self.method, RoundHooks):
+            method = self.method
+            ended = {name: value.detach() for name, value in self.training.parameters.items()}
+            self.training.steer(lambda state: method.end_round(state, ended))
         if self.training.folder is not None:
             self.training.save_checkpoint()  # syncs the journal first
 
@@ -249,14 +267,30 @@ class Client:
             raise Refused(f"the client's method {self.method.name!r} has no radius that a server could set")
         return self.method
 
-    def _steering(self, clip_norm: float | None) -> Callable[[State], State] | None:
-        if clip_norm is None:
-            if isinstance(self.method, ServerRMS):
-                raise Refused("clip_norm is missing: the client's method follows the server's radius")
+    def _steering(
+        self, clip_norm: float | None, control: Parameters | None
+    ) -> Callable[[State], State] | None:
+        """What the server sets in the method's state; refuses before anything moves."""
+        method = self.method
+        follower = method if isinstance(method, RoundHooks) else RoundHooks()
+        if clip_norm is None and follower.follows_clip_norm:
+            raise Refused("clip_norm is missing: the client's method follows the server's radius")
+        if clip_norm is not None:
+            if not follower.follows_clip_norm:
+                raise Refused(f"the client's method {method.name!r} has no radius that a server could set")
+            follower.with_radius({}, clip_norm)
+        if control is not None and not follower.follows_control:
+            raise Refused(f"the client's method {method.name!r} takes no control variate")
+        checked = None if control is None else self._checked(control, "control")
+        if not (follower.follows_clip_norm or follower.follows_control):
             return None
-        method, radius = self._steered(), clip_norm
-        method.with_radius({}, radius)
-        return lambda state: method.with_radius(state, radius)
+
+        def steer(state: State) -> State:
+            if clip_norm is not None:
+                state = follower.with_radius(state, clip_norm)
+            return follower.with_control(state, checked)
+
+        return steer
 
     def _last_round(self) -> int:
         return 0 if self._begun is None else int(self._begun["round"])
@@ -277,12 +311,12 @@ class Client:
                 f"{self.local_steps}: the client's budget is used. Nothing was spent"
             )
 
-    def _checked(self, params: Parameters) -> dict[str, Tensor]:
+    def _checked(self, params: Parameters, what: str = "params") -> dict[str, Tensor]:
         mine = self.training.parameters
         if not isinstance(params, Mapping) or set(params) != set(mine):
+            found = sorted(params) if isinstance(params, Mapping) else params
             raise Refused(
-                f"the server's parameters are {sorted(params) if isinstance(params, Mapping) else params!r}, "
-                f"the client's {sorted(mine)}; nothing was spent"
+                f"the server's {_WORDS[what]} are {found!r}, the client's {sorted(mine)}; nothing was spent"
             )
         values = {}
         for name, parameter in mine.items():
@@ -290,16 +324,16 @@ class Client:
             if not isinstance(value, Tensor) or value.shape != parameter.shape:
                 shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise Refused(
-                    f"params[{name!r}] has shape {shape}, the client's {tuple(parameter.shape)}; nothing was "
+                    f"{what}[{name!r}] has shape {shape}, the client's {tuple(parameter.shape)}; nothing was "
                     "spent"
                 )
             if not value.is_floating_point() or value.layout is not torch.strided:
                 raise Refused(
-                    f"params[{name!r}] is a tensor of {value.dtype} in layout {value.layout}; dense floating "
+                    f"{what}[{name!r}] is a tensor of {value.dtype} in layout {value.layout}; dense floating "
                     "point numbers are exchanged. Nothing was spent"
                 )
             moved = value.detach().to(parameter.device, parameter.dtype)  # may overflow: checked afterwards
             if not bool(torch.isfinite(moved).all()):
-                raise Refused(f"params[{name!r}] holds numbers that are not finite; nothing was spent")
+                raise Refused(f"{what}[{name!r}] holds numbers that are not finite; nothing was spent")
             values[name] = moved
         return values

@@ -37,9 +37,13 @@ class Participant(Protocol):
         ...
 
     def train(
-        self, round_number: int, params: Parameters, clip_norm: float | None = None
+        self,
+        round_number: int,
+        params: Parameters,
+        clip_norm: float | None = None,
+        control: Parameters | None = None,
     ) -> dict[str, Tensor]:
-        """The parameters after the local steps."""
+        """The parameters after the local steps, or what is sent in their place."""
         ...
 
 
@@ -169,23 +173,23 @@ class _Messages:
     def __init__(self, exchange: Exchange, asked: Sequence[int], number: int, params: Parameters) -> None:
         self._exchange, self._present = exchange, list(asked)
         self._number, self._params = number, params
-        self._size = sum(value.numel() * value.element_size() for value in params.values())
+        self._size = _bytes(params)
         self.absent: dict[int, str] = {}
         self.bytes_down = self.bytes_up = 0
 
     def ask(self, square_limit: float) -> list[Reply]:
         """The answers to a query, in the order of the clients."""
         found = self._exchange.ask(self._present, self._number, self._params, square_limit)
-        return list(self._kept(found, 8).values())
+        return list(self._kept(found, 8).values())  # the limit U beside the parameters
 
     def train(self, instructions: Mapping[str, Any]) -> dict[int, dict[str, Tensor]]:
         """The parameters of those that answered, in the order of the clients."""
         found = self._exchange.train(self._present, self._number, self._params, instructions)
-        return self._kept(found, self._size)
+        return self._kept(found, sum(map(_bytes, instructions.values())))
 
-    def _kept(self, found: Mapping[int, Any], size: int) -> dict[int, Any]:
-        """What is an answer; who fails is out of the rest of the round."""
-        self.bytes_down += len(self._present) * (self._size + 8)
+    def _kept(self, found: Mapping[int, Any], beside: int) -> dict[int, Any]:
+        """What is an answer; who fails is out of the round. `beside`: bytes sent beside the model."""
+        self.bytes_down += len(self._present) * (self._size + beside)
         answers = {}
         for index in list(self._present):
             answer = found.get(index, "no answer")
@@ -194,7 +198,7 @@ class _Messages:
                 self._present.remove(index)
             else:
                 answers[index] = answer
-                self.bytes_up += size
+                self.bytes_up += _bytes(answer)
         return answers
 
 
@@ -228,6 +232,13 @@ class _InProcess:
             return one(self._clients[index])
         except ABSENT as error:
             return f"{type(error).__name__}: {error}"
+
+
+def _bytes(value: Any) -> int:
+    """Of a tensor, of a mapping of them, or of one number."""
+    if isinstance(value, Mapping):
+        return sum(map(_bytes, value.values()))
+    return value.numel() * value.element_size() if isinstance(value, Tensor) else 8
 
 
 def _pick(clients: int, count: int, seed: int, number: int) -> tuple[int, ...]:

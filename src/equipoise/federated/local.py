@@ -27,6 +27,12 @@ class LocalTraining(PrivateTraining):
         self.desk.position()  # syncs the journal: an answer that has left cannot be uncharged any more
         return answer
 
+    @property
+    def method_state(self) -> State:
+        """What the method carries, after the first step or question."""
+        assert self._stepper.state is not None
+        return self._stepper.state
+
     def steer(self, change: Callable[[State], State]) -> None:
         """Let `change` set public numbers of the method's state."""
         if self._stepper.state is None:

@@ -12,23 +12,18 @@ Networks".
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
+from equipoise.federated.wrapped import Wrapped
 from equipoise.methods import Context, Method, State
-from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
-
-if TYPE_CHECKING:
-    from equipoise.privacy import Budget, PrivacyPlan, Sampling
 
 __all__ = ["Proximal"]
 
 
-class Proximal(Method):
+class Proximal(Wrapped):
     """Any method with FedProx' pull; its releases, its plan and its cost are the inner method's.
 
     Args:
@@ -56,47 +51,18 @@ class Proximal(Method):
     def __init__(self, method: Method, strength: float) -> None:
         if not (math.isfinite(strength) and strength >= 0):
             raise ValueError(f"strength={strength!r}: mu is a finite number of at least 0")
-        self.inner, self.strength, self.recipe = method, float(strength), method.recipe
-
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
-        """The inner method's."""
-        return self.inner.plan(sampling, budget, relation, public_rng)
-
-    def init(self, context: Context) -> State:
-        """The inner state and the point to be pulled to."""
-        return {"inner": self.inner.init(context), "anchor": _copied(context.params)}
+        super().__init__(method)
+        self.strength = float(strength)
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """The inner estimate, pulled."""
-        estimate, inner = self.inner.step(context, state["inner"])
+        estimate, state = super().step(context, state)
         pulled = {
-            name: value + self.strength * (context.params[name] - state["anchor"][name])
+            name: value + self.strength * (context.params[name] - state["start"][name])
             for name, value in estimate.items()
         }
-        return pulled, {**state, "inner": inner}
-
-    def rebase(self, state: State, params: Parameters) -> State:
-        """The anchor is where the server put the parameters."""
-        return {"inner": self.inner.rebase(state["inner"], params), "anchor": _copied(params)}
-
-    def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
-        """The inner method's."""
-        return self.inner.claimed_epsilon(sampling, relation, delta)
-
-    def assumptions(self) -> Sequence[str]:
-        """The inner method's."""
-        return self.inner.assumptions()
-
-    def metrics(self, state: State) -> Mapping[str, float]:
-        """The inner method's."""
-        return self.inner.metrics(state["inner"])
+        return pulled, state
 
     def config(self) -> dict[str, Any]:
         """The settings, as plain values."""
-        return {"name": self.name, "method": self.inner.config(), "strength": self.strength}
-
-
-def _copied(params: Parameters) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in params.items()}
+        return {**super().config(), "strength": self.strength}

@@ -12,14 +12,15 @@ import math
 from typing import Any, ClassVar
 
 from equipoise.federated.errors import Refused
+from equipoise.federated.hooks import RoundHooks
 from equipoise.methods import AdaptiveRMS, Context, State
 
-__all__ = ["ServerRMS"]
+__all__ = ["ServerRMS", "agreed"]
 
 _ROUNDING = 1 + 1e-6
 
 
-class ServerRMS(AdaptiveRMS):
+class ServerRMS(RoundHooks, AdaptiveRMS):
     """The client's half of AdaptDP-FedAvg.
 
     Args:
@@ -37,6 +38,11 @@ class ServerRMS(AdaptiveRMS):
     def __init__(self, clip_norm: float = 1.0, *, round_length: int = 1, **settings: Any) -> None:
         super().__init__(clip_norm, round_length=round_length, **{"variant": "round"} | settings)
 
+    @property
+    def follows_clip_norm(self) -> bool:
+        """The server's radius."""
+        return True
+
     def begin_round(self, context: Context, state: State) -> State:
         """The server has set the radius already."""
         return state
@@ -47,7 +53,7 @@ class ServerRMS(AdaptiveRMS):
         Raises:
             Refused: it is no finite number above zero, or above G.
         """
-        return {**state, "clip_norm": _checked("clip_norm", clip_norm, self.radius.g_hat)}
+        return {**state, "clip_norm": agreed("clip_norm", clip_norm, self.radius.g_hat)}
 
     def with_limit(self, state: State, square_limit: float) -> State:
         """The state with the server's scale U of the squares.
@@ -55,12 +61,18 @@ class ServerRMS(AdaptiveRMS):
         Raises:
             Refused: it is no finite number above zero, or above G^2.
         """
-        return {**state, "square_limit": _checked("square_limit", square_limit, self.radius.g_hat**2)}
+        return {**state, "square_limit": agreed("square_limit", square_limit, self.radius.g_hat**2)}
 
 
-def _checked(name: str, value: float, largest: float) -> float:
+def agreed(name: str, value: float, largest: float, least: float = 0.0) -> float:
+    """A number of the server, if it lies in (0, largest] and not below `least`.
+
+    Raises:
+        Refused: it does not, or is no finite number.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise Refused(f"{name}={value!r} is no finite number; nothing was spent")
-    if not 0 < value <= largest * _ROUNDING:
-        raise Refused(f"{name}={value!r} lies outside the agreed (0, {largest:g}]; nothing was spent")
+    if not (0 < value <= largest * _ROUNDING and value * _ROUNDING >= least):
+        low = f"[{least:g}" if least else "(0"
+        raise Refused(f"{name}={value!r} lies outside the agreed {low}, {largest:g}]; nothing was spent")
     return min(float(value), largest)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from equipoise.methods.base import Parameters
 from equipoise.methods.rms_radius import RadiusState, RMSRadius
+from equipoise.methods.thresholds import require_positive
 
 __all__ = ["AdaptDPFedAvg", "Asker", "FedAvg", "Reply", "Strategy"]
 
@@ -65,25 +66,39 @@ class Strategy(ABC):
 class FedAvg(Strategy):
     """The unweighted mean of the clients' parameters.
 
+    Args:
+        server_rate: the step from the global model to the mean; 1 goes all the way.
+
     Example:
         >>> mean = FedAvg().aggregate({"w": torch.zeros(1)}, [{"w": torch.ones(1)}, {"w": 3 * torch.ones(1)}])
         >>> mean["w"].item()
         2.0
     """
 
+    def __init__(self, server_rate: float = 1.0) -> None:
+        require_positive("server_rate", server_rate)
+        self.server_rate = float(server_rate)
+
     def instructions(self, ask: Asker) -> dict[str, Any]:
         """None."""
         return {}
+
+    def received(self, params: Parameters, answer: Parameters) -> Parameters:
+        """The parameters of a client, from what it sent: here they are what it sent."""
+        return answer
 
     def aggregate(self, params: Parameters, answers: Sequence[Parameters]) -> dict[str, Tensor]:
         """The mean, name by name; of one answer, that answer bit for bit."""
         if not answers:
             raise ValueError("answers is empty: keep the global model where nobody answered")
-        return {
-            name: torch.stack([answer[name] for answer in answers]).mean(0) if len(answers) > 1
-            else answers[0][name].clone()
+        ends = [self.received(params, answer) for answer in answers]
+        mean = {
+            name: torch.stack([end[name] for end in ends]).mean(0) if len(ends) > 1 else ends[0][name].clone()
             for name in params
-        }  # fmt: skip
+        }
+        if self.server_rate == 1:
+            return mean
+        return {name: value + self.server_rate * (mean[name] - value) for name, value in params.items()}
 
 
 class AdaptDPFedAvg(FedAvg):
@@ -102,6 +117,7 @@ class AdaptDPFedAvg(FedAvg):
     """
 
     def __init__(self, radius: RMSRadius, rounds: int, clients: int) -> None:
+        super().__init__()
         self.radius, self._releases = radius, rounds * clients
         self._state: RadiusState = radius.start()
 

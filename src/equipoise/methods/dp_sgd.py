@@ -134,11 +134,15 @@ class DPSGD(Method):
         released = context.ledger.release(draw, draw.query(sums))
         if isinstance(self.threshold, ReleasedQuantile):
             (count,) = released["below_threshold"].values()
-            learned = self.threshold.update(state["threshold"], float(count), context.sampling.expected_size)
-            state = {"threshold": learned}
+            state = self.learn(state, float(count), context.sampling.expected_size)
         return {
             name: value / context.sampling.expected_size for name, value in released["gradient"].items()
         }, state
+
+    def learn(self, state: State, count: float, expected_size: float) -> State:
+        """The state after a released count of rows below the threshold."""
+        assert isinstance(self.threshold, ReleasedQuantile)
+        return {"threshold": self.threshold.update(state["threshold"], count, expected_size)}
 
     def _groups(
         self, params: Parameters, clip_norm: float

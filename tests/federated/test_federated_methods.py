@@ -1,0 +1,454 @@
+"""The federated methods: each trains through the clients' ledgers, at the price of its gradients."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+from federated_problem import LOCAL_STEPS, RECORDS, charges, client, loss, network, records, same, start
+from torch import nn
+
+import equipoise as eq
+from equipoise.federated import (
+    FedAvg,
+    FedLRS,
+    Moon,
+    MoonLoss,
+    ProjectedUpload,
+    Proximal,
+    QuantileFedAvg,
+    Refused,
+    RoundPCDP,
+    RoundPDP,
+    RoundSubspace,
+    Scaffold,
+    ScaffoldAverage,
+    ServerQuantile,
+    SparseAverage,
+    SubspaceAverage,
+    simulate,
+)
+from equipoise.federated.server_quantile import SHARE
+
+RATE, ROUNDS = 0.3, 3
+QUANTILE = eq.ReleasedQuantile(0.5, count_noise=0.3)
+
+
+def dp_sgd():
+    return eq.DPSGD(0.5, noise_multiplier=1.0)
+
+
+def directions(**options):
+    """Made anew: server and clients compute the same without having it from each other."""
+    return RoundSubspace(network(), loss, records(9, 20), **options)
+
+
+shared = functools.cache(directions)
+
+
+def moon_loss():
+    return MoonLoss(loss, lambda model, batch: model[1](model[0](batch["input"])), network(), strength=2.0)
+
+
+def moon():
+    term = moon_loss()
+    return Moon(dp_sgd(), term), {"loss_function": term}
+
+
+def corrected(method):
+    return Scaffold(method, local_steps=LOCAL_STEPS, learning_rate=RATE)
+
+
+def corrections(clients, **options):
+    return ScaffoldAverage(clients, **({"local_steps": LOCAL_STEPS, "learning_rate": RATE} | options))
+
+
+# name -> client's method (and further arguments of its client), server's strategy for two clients, and a
+# method that costs the same
+TABLE = {
+    "fedprox": (lambda: (Proximal(dp_sgd(), 0.1), {}), FedAvg, dp_sgd),
+    "fedpcdp": (
+        lambda: (RoundPCDP(shared(), 0.5, noise_multiplier=1.0), {}),
+        lambda: SubspaceAverage(shared()),
+        dp_sgd,
+    ),
+    "fedpcdp-coordinates": (
+        lambda: (RoundPCDP(shared(), 0.5, noise_multiplier=1.0, form="coordinates"), {}),
+        lambda: SubspaceAverage(shared()),
+        dp_sgd,
+    ),
+    "fedpdp": (
+        lambda: (RoundPDP(shared(dimension=5), 0.5, noise_multiplier=1.0), {}),
+        lambda: SubspaceAverage(shared(dimension=5)),
+        dp_sgd,
+    ),
+    "projected-upload": (
+        lambda: (ProjectedUpload(dp_sgd(), shared(blocks="whole")), {}),
+        lambda: SubspaceAverage(shared(blocks="whole"), server_rate=0.5),
+        dp_sgd,
+    ),
+    "scaffold": (lambda: (corrected(dp_sgd()), {}), lambda: corrections(2), dp_sgd),
+    "moon": (moon, FedAvg, dp_sgd),
+    "fedlrs": (lambda: (FedLRS(dp_sgd(), bound=0.01), {}), SparseAverage, dp_sgd),
+    "quantile": (
+        lambda: (ServerQuantile(QUANTILE, noise_multiplier=1.0), {}),
+        lambda: QuantileFedAvg(QUANTILE),
+        lambda: eq.DPSGD(QUANTILE, noise_multiplier=1.0),
+    ),
+}
+
+
+def make(name, number=0, **options):
+    method, further = TABLE[name][0]()
+    return client(method, number, **(options | further))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_federated_method_trains_at_the_price_of_its_gradients(name):
+    clients = [make(name, p) for p in range(2)]
+    history = simulate(TABLE[name][1](), clients, start(), ROUNDS)
+    assert [done.answered for done in history.rounds] == [(0, 1)] * ROUNDS
+    assert not same(history.params, start())
+    plain = client(TABLE[name][2]())
+    params = start()
+    for number in range(1, ROUNDS + 1):
+        params = plain.train(number, params)
+    for one in clients:
+        assert charges(one) == ROUNDS * LOCAL_STEPS
+        assert one.training.desk.spent(1e-3).value == plain.training.desk.spent(1e-3).value
+        assert one.statement().guarantee == "proven"
+
+
+@pytest.mark.parametrize("name", ["fedpcdp", "scaffold", "moon", "quantile"])
+def test_a_client_that_is_killed_goes_on_with_what_its_method_remembers(name, tmp_path):
+    def rounds(folder, killed):
+        one, strategy, params, sent = make(name, folder=folder), TABLE[name][1](), start(), []
+        for number in range(1, ROUNDS + 1):
+            asked = strategy.instructions(lambda limit: [])
+            answer = one.train(number, params, **asked)
+            if killed:
+                one = make(name, folder=folder)  # the old one is lost
+                assert same(one.train(number, params, **asked), answer)
+            sent.append(answer)
+            params = strategy.aggregate(params, [answer])
+        assert charges(one) == ROUNDS * LOCAL_STEPS
+        return sent
+
+    whole, broken = rounds(tmp_path / "a", False), rounds(tmp_path / "b", True)
+    assert all(same(a, b) for a, b in zip(whole, broken, strict=True))
+
+
+# ---- FedPCDP
+
+
+def displacement(seed=3):
+    rng = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(v.shape, generator=rng, dtype=v.dtype) for name, v in start().items()}
+
+
+def distance(a, b):
+    return max(float((a[name] - value).abs().max()) for name, value in b.items())
+
+
+@pytest.mark.parametrize("form", ["coordinates", "combination"])
+@pytest.mark.parametrize("options", [{}, {"dimension": 4}, {"blocks": "whole"}, {"normalise": True}])
+def test_what_is_sent_of_a_round_is_all_of_it(form, options):
+    """Both ends compute the subspace themselves; local steps stay in it."""
+    one = client(RoundPCDP(directions(**options), 0.5, noise_multiplier=1.0, form=form))
+    sent = one.train(1, start())
+    end = {name: value.detach() for name, value in one.training.parameters.items()}
+    assert not same(end, start())
+    restored = SubspaceAverage(directions(**options)).received(start(), sent)
+    assert distance(restored, end) < 1e-8
+    assert set(sent) == {form}
+
+
+def test_how_much_is_sent():
+    """K = sum of min(k, p_l) less what softmax' shift takes; one number a public record and block."""
+    basis = directions(dimension=4).at(start())
+    assert basis.encode(displacement(), "coordinates")["coordinates"].shape == (4 + 4 + 4 + 2,)
+    assert basis.encode(displacement(), "combination")["combination"].shape == (20, 4)
+
+
+def test_the_combination_does_not_know_the_basis_and_coordinates_do():
+    basis = directions(dimension=4).at(start())
+    flipped = directions(dimension=4).at(start())
+    for weights, block in zip(flipped.weights, flipped.exact.blocks, strict=True):
+        weights[:, 0] *= -1
+        for columns in block.columns.values():
+            columns[0] *= -1
+    there = {form: flipped.encode(displacement(), form) for form in ("combination", "coordinates")}
+    expected = basis.decode(basis.encode(displacement(), "combination"))
+    assert distance(basis.decode(there["combination"]), expected) < 1e-10
+    assert distance(basis.decode(there["coordinates"]), expected) > 1e-3
+
+
+def test_one_client_and_one_step_a_round_are_central_training():
+    for kind, central in ((RoundPCDP, eq.PCDPSGD), (RoundPDP, eq.PDPSGD)):
+        model = network()
+        training = eq.PrivateTraining(
+            model,
+            torch.optim.SGD(model.parameters(), lr=RATE),
+            loss=loss,
+            data=records(),
+            sampling=eq.Poisson(20, RECORDS, 4),
+            # noise far below the tolerance: the two draw it for columns of other signs
+            method=central(records(9, 20), 0.5, noise_multiplier=1e-10, refresh_every=1),
+            reproducible=True,
+        )
+        list(training)
+        one = client(
+            kind(directions(), 0.5, noise_multiplier=1e-10),
+            sampling=eq.Poisson(20, RECORDS, 4),
+            local_steps=1,
+        )
+        found = simulate(SubspaceAverage(directions()), [one], start(), 4).params
+        assert distance(found, {name: p.detach() for name, p in model.named_parameters()}) < 1e-8
+
+
+def test_the_subspace_is_renewed_where_the_server_puts_the_client_and_fixed_in_between():
+    seen = []
+
+    class Counting(RoundSubspace):
+        def _basis(self, params):
+            seen.append(float(params["0.bias"][0]))
+            return super()._basis(params)
+
+    method = RoundPCDP(Counting(network(), loss, records(9, 20)), 0.5, noise_multiplier=1.0)
+    one = client(method, local_steps=3, steps=6)
+    one.train(1, start())
+    moved = {name: value + 0.125 for name, value in start().items()}
+    one.train(2, moved)
+    assert seen == [float(start()["0.bias"][0]), float(moved["0.bias"][0])]
+
+
+def test_projected_upload_projects_the_mean_and_nothing_else():
+    space = directions(dimension=3)
+    clients = [client(ProjectedUpload(dp_sgd(), space), p) for p in range(2)]
+    found = simulate(SubspaceAverage(space), clients, start(), 1).params
+    ends = [client(dp_sgd(), p).train(1, start()) for p in range(2)]
+    mean = {name: value - (ends[0][name] + ends[1][name]) / 2 for name, value in start().items()}
+    basis = space.at(start())
+    kept = basis.decode(basis.encode(mean, "coordinates"))
+    assert distance(found, {name: value - kept[name] for name, value in start().items()}) < 1e-10
+    assert distance(kept, mean) > 1e-3
+
+
+def test_an_upload_of_another_subspace_is_refused_by_the_server():
+    server = SubspaceAverage(directions(dimension=3))
+    sent = directions(dimension=4).at(start()).encode(displacement(), "coordinates")
+    for answer in (sent, {}, {"combination": torch.zeros(3, 4)}, start()):
+        with pytest.raises(ValueError, match="expected are coordinates"):
+            server.received(start(), answer)
+
+
+def test_public_records_are_named_in_the_statement():
+    for name in ("fedpcdp", "fedpdp", "projected-upload"):
+        assert any("20 records are public" in text for text in make(name).method.assumptions())
+
+
+# ---- SCAFFOLD
+
+
+def test_a_single_client_needs_no_correction():
+    corrected_one = simulate(corrections(1), [client(corrected(dp_sgd()))], start(), ROUNDS)
+    plain = simulate(FedAvg(), [client(dp_sgd())], start(), ROUNDS)
+    assert same(corrected_one.params, plain.params)
+
+
+class Pull(nn.Module):
+    """Least squares in one dimension, with a curvature of the client's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+
+def pulls(method):
+    """Two clients with different optima and curvatures; the joint optimum is 3 / 4, drift ends elsewhere."""
+    sampling = eq.FullBatch(10, 3 * 12)
+    owners = [(1.0, 0.0), (3.0, 1.0)]  # curvature, optimum
+    return [
+        client(
+            method(),
+            p,
+            model=Pull(),
+            data={"a": torch.full((10,), a).double(), "t": torch.full((10,), t).double()},
+            sampling=sampling,
+            local_steps=3,
+            learning_rate=0.2,
+            loss_function=lambda model, batch: 0.5 * batch["a"] * (model.w - batch["t"]).square(),
+        )
+        for p, (a, t) in enumerate(owners)
+    ]
+
+
+def test_without_noise_scaffold_reaches_the_joint_optimum_and_fedavg_does_not():
+    zero = {"w": torch.zeros(1, dtype=torch.float64)}
+
+    def method():
+        return Scaffold(eq.ClipSGD(math.inf), local_steps=3, learning_rate=0.2)
+
+    server = corrections(2, local_steps=3, learning_rate=0.2)
+    found = simulate(server, pulls(method), zero, 12).params["w"]
+    drifted = simulate(FedAvg(), pulls(lambda: eq.ClipSGD(math.inf)), zero, 12).params["w"]
+    assert float(found) == pytest.approx(0.75, abs=1e-4)
+    assert abs(float(drifted) - 0.75) > 0.02
+
+
+def test_server_and_clients_agree_on_the_controls():
+    server, clients, params = corrections(2), [client(corrected(dp_sgd()), p) for p in range(2)], start()
+    for number in range(1, ROUNDS + 1):
+        asked = server.instructions(lambda limit: [])
+        params = server.aggregate(params, [one.train(number, params, **asked) for one in clients])
+    own = [one.training.method_state["own"] for one in clients]
+    control = server.instructions(lambda limit: [])["control"]
+    mean = {name: (own[0][name] + own[1][name]) / 2 for name in control}
+    assert distance(mean, control) < 1e-12
+    assert distance(own[0], own[1]) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda c: {**c, "0.bias": c["0.bias"][:-1]}, "shape"),
+        (lambda c: {**c, "0.bias": torch.full_like(c["0.bias"], math.nan)}, "not finite"),
+        (lambda c: {"0.bias": c["0.bias"]}, "control variates"),
+    ],
+)
+def test_a_control_that_makes_no_sense_costs_nothing(spoil, words):
+    one = client(corrected(dp_sgd()))
+    with pytest.raises(Refused, match=words):
+        one.train(1, start(), control=spoil(start()))
+    assert charges(one) == 0
+    with pytest.raises(Refused, match="takes no control"):
+        client().train(1, start(), control=start())
+
+
+# ---- MOON
+
+
+def test_the_term_is_what_it_says():
+    model = nn.Linear(2, 2, bias=False).double()
+    term = MoonLoss(lambda m, x: x[:, 0] * 0, lambda m, x: m(x), model, strength=3.0, temperature=0.5)
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(2))
+    turned = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+    term.compare_with({"weight": torch.eye(2)}, {"weight": turned})
+    # the global model agrees (cosine 1), the last one is at a right angle (0)
+    expected = 3 * math.log(1 + math.exp(-1 / 0.5))
+    found = term(model, torch.randn(4, 2, dtype=torch.float64))
+    torch.testing.assert_close(found, torch.full((4,), expected, dtype=torch.float64))
+
+
+def test_the_term_acts_from_the_second_round_on():
+    """In the first round the models to compare with are one, and the term has no gradient."""
+    ends = []
+    for one in (make("moon"), client(dp_sgd())):
+        first = one.train(1, start())
+        ends.append((first, one.train(2, {name: value + 0.1 for name, value in first.items()})))
+    (first, second), (plain_first, plain_second) = ends
+    assert distance(first, plain_first) < 1e-12
+    assert distance(second, plain_second) > 1e-4
+
+
+# ---- FedLRS
+
+
+def test_what_is_sent_are_the_largest_entries():
+    one = client(FedLRS(dp_sgd(), strength=0.0, share=0.25))
+    sent = one.train(1, start())
+    end = {name: value.detach() for name, value in one.training.parameters.items()}
+    update = torch.cat([(end[name] - value).flatten() for name, value in start().items()])
+    assert len(sent["values"]) == round(0.25 * len(update))
+    left_out = update.abs().sort().values[: -len(sent["values"])]
+    assert float(sent["values"].abs().min()) >= float(left_out.max())
+    whole = client(FedLRS(dp_sgd(), strength=0.0, share=1.0)).train(1, start())
+    assert distance(SparseAverage().received(start(), whole), end) < 1e-12
+
+
+def test_the_pull_begins_at_the_bound():
+    def ended(bound):
+        one = client(FedLRS(dp_sgd(), bound=bound, strength=1.0))
+        one.train(1, start())
+        return {name: value.detach() for name, value in one.training.parameters.items()}
+
+    plain = client(dp_sgd()).train(1, start())
+    assert same(ended(1e3), plain)
+    assert distance(ended(1e-6), plain) > 1e-4
+
+
+def test_positions_outside_are_refused_by_the_server():
+    for positions in ([10_000], [-1], [0, 1]):
+        sent = {"positions": torch.tensor(positions, dtype=torch.int32), "values": torch.ones(1)}
+        with pytest.raises(ValueError, match="a client sent"):
+            SparseAverage().received(start(), sent)
+
+
+# ---- the shared quantile
+
+
+def test_all_clients_clip_at_the_servers_norm_which_follows_their_counts(monkeypatch):
+    server, clients, params = QuantileFedAvg(QUANTILE), [make("quantile", p) for p in range(2)], start()
+    counts = {0: [], 1: []}
+    for p, one in enumerate(clients):
+        release = one.training.desk.release
+
+        def listening(draw, sums, noise=None, release=release, p=p):
+            found = release(draw, sums, noise)
+            counts[p].append(float(next(iter(found["below_threshold"].values()))))
+            return found
+
+        monkeypatch.setattr(one.training.desk, "release", listening)
+    norms = []
+    for number in range(1, ROUNDS + 1):
+        asked = server.instructions(lambda limit: [])
+        norms += [asked["clip_norm"]] * LOCAL_STEPS
+        answers = [one.train(number, params, **asked) for one in clients]
+        shares = [sum(counts[p][-LOCAL_STEPS:]) / LOCAL_STEPS / 20 + 0.5 for p in range(2)]
+        assert [float(answer[SHARE]) for answer in answers] == pytest.approx(shares)
+        params = server.aggregate(params, answers)
+        share = min(max(sum(shares) / 2, 0.0), 1.0)
+        assert server.metrics()["radius"] == pytest.approx(norms[-1] * math.exp(-0.2 * (share - 0.5)))
+    for one in clients:
+        entries = one.training.desk.ledger.journal.entries()
+        assert [entry["bounds"]["gradient"] for entry in entries if "bounds" in entry] == norms
+    assert len(set(norms)) == ROUNDS
+
+
+@pytest.mark.parametrize("norm", [None, math.nan, 0.0, 1e-9, 1e9])
+def test_clip_norms_outside_of_the_limits_cost_nothing(norm):
+    one = make("quantile")
+    with pytest.raises(Refused):
+        one.train(1, start(), clip_norm=norm)
+    assert charges(one) == 0
+
+
+def test_a_share_that_is_no_number_is_left_out():
+    server = QuantileFedAvg(QUANTILE)
+    answers = [{**start(), SHARE: torch.tensor(value)} for value in (math.nan, 1.0)]
+    server.aggregate(start(), answers)
+    assert server.metrics()["radius"] == pytest.approx(0.5 * math.exp(-0.2 * 0.5))
+
+
+@pytest.mark.parametrize(
+    ("make_it", "words"),
+    [
+        (lambda: Scaffold(dp_sgd(), local_steps=0, learning_rate=1.0), "local_steps=0"),
+        (lambda: Scaffold(dp_sgd(), local_steps=1, learning_rate=0.0), "learning_rate=0.0"),
+        (lambda: corrections(0), "clients=0"),
+        (lambda: FedAvg(0.0), "server_rate=0.0"),
+        (lambda: FedLRS(dp_sgd(), bound=0.0), "bound=0.0"),
+        (lambda: FedLRS(dp_sgd(), strength=-1.0), "strength=-1.0"),
+        (lambda: FedLRS(dp_sgd(), share=1.5), "share=1.5"),
+        (lambda: RoundPCDP(directions(), form="short"), "form='short'"),
+        (lambda: directions(dimension=0), "dimension=0"),
+        (lambda: MoonLoss(loss, loss, network(), strength=-1.0), "strength=-1.0"),
+        (lambda: MoonLoss(loss, loss, network(), temperature=0.0), "temperature=0.0"),
+    ],
+)
+def test_bad_settings_of_federated_methods_are_named(make_it, words):
+    with pytest.raises(ValueError, match=words):
+        make_it()
