@@ -18,7 +18,7 @@ from equipoise.methods.rms_claim import claimed_epsilon, order, published_noise,
 from equipoise.methods.rms_radius import RMSRadius
 from equipoise.privacy import BudgetError, Draw, Private, PrivateRows
 from equipoise.privacy.accounting import epsilon, rdp_epsilon
-from equipoise.privacy.bounded import capped
+from equipoise.privacy.counting import capped
 from equipoise.privacy.private import unwrap
 
 DELTA = 1e-5

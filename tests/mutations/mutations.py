@@ -151,7 +151,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a raw threshold passes as public",
-        "privacy/bounded.py",
+        "privacy/requirements.py",
         (
             (
                 "    if isinstance(value, Private):\n        raise PrivateError(",
@@ -173,7 +173,7 @@ MUTATIONS = (
     ),
     Mutation(
         "sums doubled after clipping",
-        "privacy/bounded.py",
+        "privacy/clipping.py",
         (
             (
                 "value = kept.weighted_sums(weights)\n        counts",
@@ -184,13 +184,13 @@ MUTATIONS = (
     ),
     Mutation(
         "a clip rule is taken at its word",
-        "privacy/bounded.py",
+        "privacy/clipping.py",
         (("    given = torch.maximum(torch.minimum(given, limit), -limit)\n", ""),),
         ("tests/methods/test_sensitivity.py::test_a_rule_that_breaks_its_promise_is_cut",),
     ),
     Mutation(
         "a record that is not finite keeps its row",
-        "privacy/bounded.py",
+        "privacy/clipping.py",
         (
             (
                 "finite = torch.isfinite(norms)\n        kept, kept_norms",

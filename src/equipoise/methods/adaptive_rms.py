@@ -32,7 +32,9 @@ from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.rms_claim import claimed_epsilon, published_noise
 from equipoise.methods.rms_radius import RMSRadius
 from equipoise.privacy import calibrate, gaussian_mu
-from equipoise.privacy.bounded import Bounded, capped, clip
+from equipoise.privacy.bounded import Bounded
+from equipoise.privacy.clipping import clip
+from equipoise.privacy.counting import capped
 from equipoise.privacy.private import Private, PrivateRows
 from equipoise.privacy.releases import PrivacyPlan, Release
 from equipoise.privacy.sampling import FullBatch, Poisson, Sampling, Unamplified

@@ -48,7 +48,8 @@ from equipoise.methods.tail_scores import (
     record_uniforms,
     sub_weibull,
 )
-from equipoise.privacy.bounded import Bounded, indicator
+from equipoise.privacy.bounded import Bounded
+from equipoise.privacy.counting import indicator
 from equipoise.privacy.private import Private, PrivateRows, join
 from equipoise.privacy.releases import PrivacyPlan, Release, Unproven
 from equipoise.privacy.sampling import Sampling

@@ -38,7 +38,8 @@ from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.clip_rules import Abadi, layer_shares
 from equipoise.methods.dice_published import Published
 from equipoise.methods.memory import clipped, norm_of, zeros_like
-from equipoise.privacy.bounded import Bounded, clip
+from equipoise.privacy.bounded import Bounded
+from equipoise.privacy.clipping import clip
 from equipoise.privacy.correlated import CorrelatedNoise, clip_jointly
 from equipoise.privacy.private import Private, PrivateRows
 from equipoise.privacy.releases import PrivacyPlan, Release

@@ -46,7 +46,9 @@ from equipoise.methods.checks import require_one_of
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dp_c4_claim import claimed_epsilon, published_noise_multipliers
 from equipoise.methods.thresholds import ReleasedQuantile
-from equipoise.privacy.bounded import Bounded, centred_indicator, clip, indicator, unbounded_sum
+from equipoise.privacy.bounded import Bounded
+from equipoise.privacy.clipping import clip, unbounded_sum
+from equipoise.privacy.counting import centred_indicator, indicator
 from equipoise.privacy.private import Private, PrivateRows
 from equipoise.privacy.sampling import Sampling
 

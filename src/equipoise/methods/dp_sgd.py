@@ -27,7 +27,9 @@ from equipoise.methods.thresholds import (
     Threshold,
     resolve_threshold,
 )
-from equipoise.privacy.bounded import Bounded, centred_indicator, clip
+from equipoise.privacy.bounded import Bounded
+from equipoise.privacy.clipping import clip
+from equipoise.privacy.counting import centred_indicator
 from equipoise.privacy.private import Private, PrivateRows
 from equipoise.privacy.releases import PrivacyPlan, Release
 from equipoise.privacy.sampling import Sampling

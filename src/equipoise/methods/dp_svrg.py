@@ -25,7 +25,8 @@ from equipoise.methods.base import Context, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.thresholds import ReleasedQuantile, Threshold, resolve_threshold
-from equipoise.privacy.bounded import Bounded, clip
+from equipoise.privacy.bounded import Bounded
+from equipoise.privacy.clipping import clip
 from equipoise.privacy.private import PrivateRows
 
 __all__ = ["DPSVRG"]

@@ -25,7 +25,8 @@ from equipoise.methods.checks import require_positive, require_share
 from equipoise.methods.clip_rules import ClipRule
 from equipoise.methods.projected import ProjectedGradient
 from equipoise.methods.subspaces import Blocks
-from equipoise.privacy.bounded import Bounded, clip, clip_coordinates
+from equipoise.privacy.bounded import Bounded
+from equipoise.privacy.clipping import clip, clip_coordinates
 from equipoise.privacy.private import PrivateRows
 from equipoise.privacy.releases import Release
 from equipoise.privacy.sampling import Sampling

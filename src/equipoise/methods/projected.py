@@ -49,7 +49,8 @@ from equipoise.methods.subspaces import (
     subspace_noise,
     warn_of_capture,
 )
-from equipoise.privacy.bounded import Bounded, clip, clip_coordinates
+from equipoise.privacy.bounded import Bounded
+from equipoise.privacy.clipping import clip, clip_coordinates
 from equipoise.privacy.private import PrivateRows
 from equipoise.privacy.releases import PrivacyPlan, Release
 from equipoise.privacy.sampling import Sampling

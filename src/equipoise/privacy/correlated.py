@@ -27,8 +27,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from .bounded import Bounded, _make, _private, _with_cut, _without_bad, check_groups, public_threshold
+from .bounded import Bounded, make_bounded
+from .clipping import as_private, with_cut, without_bad
 from .private import PrivateRows, unwrap
+from .requirements import check_groups, public_threshold
 
 RadialWeights = Callable[[torch.Tensor], torch.Tensor]
 TOLERANCE = 1e-6  # of whitened lengths and of bounds, the rounding of float32
@@ -188,7 +190,7 @@ def clip_jointly(
         )
     if groups is None:
         norms = unwrap(rows.row_norms())
-        kept, norms, counts = _without_bad(rows, norms, torch.isfinite(norms))
+        kept, norms, counts = without_bad(rows, norms, torch.isfinite(norms))
         weights = _joint_weights(noise, norms, 1.0)
         cut = weights < 1
         sums = kept.weighted_sums(weights)
@@ -196,7 +198,7 @@ def clip_jointly(
         groups = check_groups(groups, rows.names)
         shares = _check_shares(shares, len(groups))
         norms = unwrap(rows.row_norms(groups))
-        kept, norms, counts = _without_bad(rows, norms, torch.isfinite(norms).all(dim=1))
+        kept, norms, counts = without_bad(rows, norms, torch.isfinite(norms).all(dim=1))
         per_tensor: dict[str, torch.Tensor] = {}
         cut = torch.zeros(len(norms), len(noise.names), dtype=torch.bool, device=norms.device)
         for column, (group, share) in enumerate(zip(groups, shares, strict=True)):
@@ -206,9 +208,9 @@ def clip_jointly(
         sums = kept.weighted_sums(per_tensor)
     out = {}
     for j, (name, bound) in enumerate(zip(noise.names, noise.bounds, strict=True)):
-        value = _private({key: unwrap(tensor)[j] for key, tensor in sums.items()}, rows.draw)
-        told = _with_cut(counts, cut[:, j])
-        out[name] = _make(value, bound, 2 * bound, rows.draw, told, joint=noise.identity)
+        value = as_private({key: unwrap(tensor)[j] for key, tensor in sums.items()}, rows.draw)
+        told = with_cut(counts, cut[:, j])
+        out[name] = make_bounded(value, bound, 2 * bound, rows.draw, told, joint=noise.identity)
     return out
 
 

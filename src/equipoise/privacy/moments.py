@@ -20,8 +20,10 @@ from typing import Any
 
 import torch
 
-from .bounded import Bounded, ClipRule, _make, _private, _without_bad, limited_weights, public_threshold
+from .bounded import Bounded, make_bounded
+from .clipping import ClipRule, as_private, limited_weights, without_bad
 from .private import PrivateRows
+from .requirements import public_threshold
 
 __all__ = ["moment_action", "second_moment"]
 
@@ -53,7 +55,7 @@ def second_moment(
         part = kept.select(group).materialise().matrix() * weights.unsqueeze(1)
         value[str(number)] = part.t() @ part
     bound = total**2
-    return _make(_private(value, rows.draw), bound, math.sqrt(2) * bound, rows.draw, bad)
+    return make_bounded(as_private(value, rows.draw), bound, math.sqrt(2) * bound, rows.draw, bad)
 
 
 def moment_action(
@@ -83,7 +85,7 @@ def moment_action(
     value = {}
     for block, y in zip(columns, products, strict=True):
         value.update(kept.select(list(block)).weighted_sums(y * (weights.square() * over).unsqueeze(1)))
-    return _make(_private(value, rows.draw), bound, 2 * bound, rows.draw, bad)
+    return make_bounded(as_private(value, rows.draw), bound, 2 * bound, rows.draw, bad)
 
 
 def _clipped(rows: PrivateRows, rule: ClipRule, threshold: float) -> tuple[Any, torch.Tensor, Any, float]:
@@ -93,7 +95,7 @@ def _clipped(rows: PrivateRows, rule: ClipRule, threshold: float) -> tuple[Any, 
         )
     total = public_threshold("threshold", threshold)
     norms = rows._rows.row_norms()
-    kept, kept_norms, bad = _without_bad(rows, norms, torch.isfinite(norms))
+    kept, kept_norms, bad = without_bad(rows, norms, torch.isfinite(norms))
     return kept, limited_weights(rule, kept_norms, total), bad, total
 
 

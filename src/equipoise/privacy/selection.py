@@ -23,19 +23,11 @@ from typing import Any
 
 import torch
 
-from .bounded import (
-    Bounded,
-    ClipRule,
-    _make,
-    _private,
-    _without_bad,
-    limited_weights,
-    one_value_a_record,
-    public_threshold,
-    require_length,
-)
+from .bounded import Bounded, make_bounded
+from .clipping import ClipRule, as_private, limited_weights, without_bad
 from .draws import Draw
 from .private import Private, PrivateError, PrivateRows, unwrap
+from .requirements import one_value_a_record, public_threshold, require_length
 
 __all__ = [
     "Selection",
@@ -113,7 +105,7 @@ def clip_selected(
     gap = torch.where(norms > 0, (upper - lower) / norms, math.inf)
     high = torch.minimum(torch.maximum(limited_weights(rule, norms, upper), low), low + gap)
     value = kept.weighted_sums(torch.where(mask, high, low))
-    return _make(_private(value, rows.draw), 2 * upper - lower, 2 * upper, rows.draw, bad)
+    return make_bounded(as_private(value, rows.draw), 2 * upper - lower, 2 * upper, rows.draw, bad)
 
 
 def top_k(
@@ -146,7 +138,7 @@ def clip_either(rows: PrivateRows, mask: Private, upper: float, lower: float, ru
     """
     upper, lower = _thresholds(upper, lower)
     value, bad = _either(rows, one_value_a_record("mask", mask), upper, lower, rule)
-    return _make(value, upper, 2 * upper, rows.draw, bad)
+    return make_bounded(value, upper, 2 * upper, rows.draw, bad)
 
 
 def clip_unbounded(rows: PrivateRows, mask: Private, upper: float, lower: float, rule: ClipRule) -> Bounded:
@@ -158,7 +150,7 @@ def clip_unbounded(rows: PrivateRows, mask: Private, upper: float, lower: float,
     if not isinstance(mask, Private):
         raise TypeError(f"mask must be a Private tensor, got {type(mask).__name__}")
     value, bad = _either(rows, unwrap(mask), upper, lower, rule)
-    return _make(value, math.inf, math.inf, rows.draw, bad)
+    return make_bounded(value, math.inf, math.inf, rows.draw, bad)
 
 
 def clip_channels(rows: PrivateRows, mask: Private, upper: float, lower: float, rule: ClipRule) -> Bounded:
@@ -178,7 +170,7 @@ def clip_channels(rows: PrivateRows, mask: Private, upper: float, lower: float, 
     value: dict[str, torch.Tensor] = {}
     for name, pair in kept.weighted_sums(weights).items():
         value[f"tail/{name}"], value[f"body/{name}"] = pair[0], pair[1]
-    return _make(_private(value, rows.draw), upper, 2 * upper, rows.draw, bad)
+    return make_bounded(as_private(value, rows.draw), upper, 2 * upper, rows.draw, bad)
 
 
 def _either(
@@ -186,7 +178,7 @@ def _either(
 ) -> tuple[dict[str, Private], Private]:
     kept, norms, mask, bad = _usable(rows, mask, "mask")
     weights = torch.where(mask, limited_weights(rule, norms, upper), limited_weights(rule, norms, lower))
-    return _private(kept.weighted_sums(weights), rows.draw), bad
+    return as_private(kept.weighted_sums(weights), rows.draw), bad
 
 
 def _usable(
@@ -202,7 +194,7 @@ def _usable(
     norms = unwrap(rows.row_norms())
     require_length(name, mask, norms)
     finite = torch.isfinite(norms)
-    kept, kept_norms, bad = _without_bad(rows, norms, finite)
+    kept, kept_norms, bad = without_bad(rows, norms, finite)
     return kept, kept_norms, mask[finite], bad
 
 

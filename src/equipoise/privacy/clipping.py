@@ -1,0 +1,242 @@
+"""Clipped sums of rows, and what every sum of rows does with a record that is not finite.
+
+`clip` limits every weight to C / |g_i| whatever the clip rule asked for. Records with a non-finite norm get
+weight zero and their rows are left out of the sums (0 * inf would poison them).
+
+Source: Abadi et al. 2016 for clipped sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from .bounded import Bounded, make_bounded
+from .draws import Draw
+from .private import Private, PrivateError, PrivateRows, unwrap
+from .requirements import (
+    check_groups,
+    one_value_a_record,
+    public_threshold,
+    require_by_record,
+    require_length,
+)
+
+_SMALLEST_NORM = 1e-12
+SLACK = 1e-6  # weights are cut so that |weight * norm| <= threshold * (1 + SLACK), the rounding of float32
+
+
+class ClipRule(Protocol):
+    """Anything that turns row norms into row weights."""
+
+    def weights(self, norms: torch.Tensor, threshold: Any) -> torch.Tensor:
+        """Weights [B] for norms [B]; |weight * norm| must not exceed the threshold."""
+        ...
+
+
+def clip(
+    rows: PrivateRows,
+    rule: ClipRule,
+    threshold: float | Sequence[float],
+    groups: Sequence[Sequence[str]] | None = None,
+) -> Bounded:
+    """The clipped sum of the rows: add-or-remove bound C, replace bound 2C.
+
+    Args:
+        rows: per-sample rows, B x P.
+        rule: clip rule; `rule.weights(norms [B], threshold) -> [B]`. Whatever it returns, the weights are
+            cut to
+            |weight| <= threshold / norm.
+        threshold: C, a public number; with groups one number a group, or one number for the whole, shared
+            equally (C / sqrt(m) each).
+        groups: disjoint lists of parameter names that are clipped apart; the bound is the root of the sum of
+            squares.
+
+    Returns:
+        The sum as named tensors of the parameters' shapes.
+
+    Raises:
+        PrivateError: if a threshold is `Private`.
+        ValueError: if the groups do not cover every parameter exactly once.
+    """
+    if not isinstance(rows, PrivateRows):
+        raise TypeError(
+            f"rows must be PrivateRows, got {type(rows).__name__}; wrap raw rows: PrivateRows(rows, draw)"
+        )
+    if groups is None:
+        total = public_threshold("threshold", threshold)
+        norms = unwrap(rows.row_norms())
+        finite = torch.isfinite(norms)
+        kept, kept_norms, counts = without_bad(rows, norms, finite)
+        weights = limited_weights(rule, kept_norms, total)
+        value = kept.weighted_sums(weights)
+        counts = with_cut(counts, weights.abs() < 1)
+        return make_bounded(as_private(value, rows.draw), total, 2 * total, rows.draw, counts)
+    groups = check_groups(groups, rows.names)
+    if isinstance(threshold, Private):
+        public_threshold("threshold", threshold)
+    if isinstance(threshold, (int, float)) or (
+        isinstance(threshold, torch.Tensor) and threshold.numel() == 1
+    ):
+        limits = [public_threshold("threshold", threshold) / math.sqrt(len(groups))] * len(groups)
+    else:
+        limits = [public_threshold(f"threshold[{i}]", t) for i, t in enumerate(threshold)]
+    if len(limits) != len(groups):
+        raise ValueError(f"threshold has {len(limits)} entries for {len(groups)} groups; give one a group")
+    norms = unwrap(rows.row_norms(groups))
+    kept, kept_norms, counts = without_bad(rows, norms, torch.isfinite(norms).all(dim=1))
+    per_tensor = {}
+    cut = torch.zeros(len(kept_norms), dtype=torch.bool, device=norms.device)
+    for column, (group, limit) in enumerate(zip(groups, limits, strict=True)):
+        weights = limited_weights(rule, kept_norms[:, column], limit)
+        per_tensor.update(dict.fromkeys(group, weights))
+        cut |= weights.abs() < 1
+    bound = math.hypot(*limits)
+    value = as_private(kept.weighted_sums(per_tensor), rows.draw)
+    return make_bounded(value, bound, 2 * bound, rows.draw, with_cut(counts, cut))
+
+
+def clip_weighted(rows: PrivateRows, weights: Private, threshold: float) -> Bounded:
+    """The sum of rows with given weights [B], cut to |weight * norm| <= threshold: the bound of `clip`.
+
+    Raises:
+        PrivateError: for weights that are not by record (see `provenance`).
+    """
+    total = public_threshold("threshold", threshold)
+    given = one_value_a_record("weights", weights)
+    norms = unwrap(rows.row_norms())
+    require_length("weights", given, norms)
+    finite = torch.isfinite(norms)
+    kept, kept_norms, counts = without_bad(rows, norms, finite)
+    cut = limited_weights(_Given(given[finite]), kept_norms, total)
+    value = as_private(kept.weighted_sums(cut), rows.draw)
+    return make_bounded(value, total, 2 * total, rows.draw, with_cut(counts, cut.abs() < 1))
+
+
+def clip_coordinates(
+    coordinates: Private,
+    rule: ClipRule,
+    threshold: float,
+    name: str = "coordinates",
+    norms: Private | None = None,
+) -> Bounded:
+    """The clipped sum of subspace coordinates [B, K]: bound C, 2C.
+
+    Args:
+        coordinates: a row a record.
+        rule: clip rule.
+        threshold: C.
+        name: of the tensor that holds the sum.
+        norms: what the rule looks at, [B]: one number a record, which must be a function of that record
+            alone, such as the norm of its whole row; the norms of the coordinates when None. The weights
+            are cut by the coordinates' own norms in both cases.
+    """
+    if not isinstance(coordinates, Private) or coordinates.ndim != 2:
+        raise TypeError(
+            "coordinates must be a Private tensor of shape [B, K]; see PrivateRows.coordinates(subspace)"
+        )
+    total = public_threshold("threshold", threshold)
+    raw = require_by_record("coordinates", coordinates)
+    raw = raw.to(torch.float64 if raw.dtype == torch.float64 else torch.float32)
+    own = raw.norm(dim=1)
+    finite = torch.isfinite(own)
+    if norms is None:
+        raw, own = raw[finite], own[finite]
+        weights = limited_weights(rule, own, total)
+    else:
+        seen = one_value_a_record("norms", norms)
+        finite &= torch.isfinite(seen)
+        raw, own, seen = raw[finite], own[finite], seen[finite].to(own.dtype)
+        weights = limited_weights(_Given(limited_weights(rule, seen, total)), own, total)
+    value = Private(weights @ raw, coordinates.draw)
+    counts = with_cut(record_counts(finite, coordinates.draw), weights.abs() < 1)
+    return make_bounded({name: value}, total, 2 * total, coordinates.draw, counts)
+
+
+def unbounded_sum(rows: PrivateRows, weights: torch.Tensor | None = None) -> Bounded:
+    """The plain or weighted sum of the rows, with no bound: for recipes as published.
+
+    Its bounds are infinite, so that `ledger.release` refuses it; `ledger.release_unproven` and
+    `ledger.disclose` take its `value`. Rows with a non-finite norm or weight are left out.
+
+    Args:
+        rows: per-sample rows, B x P.
+        weights: [B], public or private; ones by default.
+    """
+    norms = unwrap(rows.row_norms())
+    given = torch.ones_like(norms) if weights is None else unwrap(weights).to(norms.dtype)
+    finite = torch.isfinite(norms) & torch.isfinite(given)
+    kept, given, bad = without_bad(rows, given, finite)
+    value = kept.weighted_sums(given)
+    return make_bounded(as_private(value, rows.draw), math.inf, math.inf, rows.draw, bad)
+
+
+def limited_weights(rule: ClipRule, norms: torch.Tensor, threshold: float) -> torch.Tensor:
+    """The rule's weights [B] for raw norms [B], cut to |weight| * norm <= threshold.
+
+    Raises:
+        PrivateError: for a rule whose weight of one record depends on others (a median of the norms): cut or
+            not, the sum has no bound then. A rule whose operations do not show it is asked again, in halves.
+    """
+    answer = rule.weights(Private(norms), threshold)
+    proved = (isinstance(answer, Private) and answer.by_record) or isinstance(rule, _Given)
+    given = unwrap(answer).to(norms.dtype)
+    if given.shape != norms.shape:
+        raise ValueError(
+            f"{type(rule).__name__}.weights returned shape {tuple(given.shape)} for norms of shape "
+            f"{tuple(norms.shape)}; "
+            "it must return one weight a record"
+        )
+    if len(norms) > 1 and not proved:
+        halves = [unwrap(rule.weights(Private(part), threshold)) for part in norms.chunk(2)]
+        if not torch.allclose(torch.cat(halves).to(given.dtype), given, rtol=1e-4, equal_nan=True):
+            raise PrivateError(
+                f"{type(rule).__name__}.weights gives a record another weight when other records are there; "
+                "a clip rule must look at each norm on its own, since the sum has no bound otherwise"
+            )
+    # Squares of the smallest floats vanish: a norm that reads zero may be as large as 1e-15. A weight of
+    # threshold / 1e-12 keeps even such a row far below the threshold.
+    limit = threshold / norms.clamp_min(_SMALLEST_NORM)
+    given = torch.where(torch.isfinite(given), given, torch.zeros_like(given))
+    given = torch.maximum(torch.minimum(given, limit), -limit)
+    # The quotient is rounded, coarsely so among the smallest floats: a step down where it is above.
+    over = given.abs().double() * norms.double() > threshold * (1 + SLACK)
+    return torch.where(over, torch.nextafter(given, torch.zeros_like(given)), given)
+
+
+class _Given:
+    def __init__(self, weights: torch.Tensor) -> None:
+        self._weights = weights
+
+    def weights(self, norms: torch.Tensor, threshold: Any) -> torch.Tensor:
+        return self._weights
+
+
+def as_private(value: Mapping[str, torch.Tensor], draw: Draw | None) -> dict[str, Private]:
+    """The tensors, made `Private`."""
+    return {name: Private(unwrap(tensor), draw) for name, tensor in value.items()}
+
+
+def without_bad(
+    rows: PrivateRows, norms: torch.Tensor, finite: torch.Tensor
+) -> tuple[Any, torch.Tensor, Private]:
+    """Raw rows and norms of the usable records, and the private counts of all records and of the others."""
+    raw, counts = rows._rows, record_counts(finite, rows.draw)
+    if bool(finite.all()):  # inside the room: the branch changes speed, never the result
+        return raw, norms, counts
+    keep = finite.nonzero().flatten()
+    return raw.rows(keep), norms[keep], counts
+
+
+def record_counts(finite: torch.Tensor, draw: Draw | None) -> Private:
+    """All records, and those that are not finite, [2]."""
+    bad = (~finite).sum()
+    return Private(torch.stack([torch.full_like(bad, len(finite)), bad]), draw)
+
+
+def with_cut(counts: Private, cut: torch.Tensor) -> Private:
+    """The counts with one more: the records whose row is made shorter, [3]."""
+    return Private(torch.cat([unwrap(counts), cut.sum().reshape(1)]), counts.draw)
