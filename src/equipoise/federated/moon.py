@@ -25,7 +25,7 @@ from equipoise.federated.wrapped import Wrapped, copied
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
-from equipoise.methods.thresholds import require_positive
+from equipoise.methods.checks import require_positive
 
 __all__ = ["Moon", "MoonLoss"]
 

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from equipoise.methods.base import Parameters
+from equipoise.methods.checks import require_positive
 from equipoise.methods.rms_radius import RadiusState, RMSRadius
-from equipoise.methods.thresholds import require_positive
 
 __all__ = ["AdaptDPFedAvg", "Asker", "FedAvg", "Reply", "Strategy"]
 

@@ -22,22 +22,20 @@ import torch
 
 from . import accounts
 from .accounting import EpsilonResult
+from .admission import check_sums, check_unproven, pattern_for
+from .books import Books, question
 from .bounded import Bounded
 from .calibration import Budget
 from .correlated import CorrelatedNoise
 from .digests import Digestible, as_digest, keyed_digest
 from .draws import Draw
-from .errors import BudgetError, ChangedQueryError, JournalError, LedgerError, PlanUsedUpError
+from .errors import BudgetError, ChangedQueryError, LedgerError
 from .journal import Journal
 from .noise import Secrets
-from .normals import NormalStream
+from .noising import Streams, Sums, correlated, noised
 from .private import Private, unwrap
-from .releases import Pattern, PrivacyPlan
+from .releases import PrivacyPlan
 from .statement import Hole, Statement, make_statement
-
-_ROUNDING = 1 + 1e-6
-Sums = dict[str, dict[str, torch.Tensor]]
-Streams = dict[torch.device, NormalStream]
 
 
 class Ledger:
@@ -101,7 +99,7 @@ class Ledger:
             others = [entry for entry in entries if entry.get("run") != self.run]
             self._others = accounts.other_runs(others, plan.relation)
             self._check_budget()
-            self._read_own(mine)
+            self._books = Books(mine, plan, position)
             if not any(entry["type"] == "run" for entry in mine):
                 self.journal.append(
                     {
@@ -137,15 +135,15 @@ class Ledger:
             text += str(self.position)
         known = [self.plan.fingerprint(), name, text, self.data_fingerprint, self.kernels]
         key = hashlib.sha256(json.dumps(known).encode()).hexdigest()
-        index = self.position
-        while index in self._lines and self._lines[index]["hash"] != key:
+        index, lines = self.position, self._books.lines
+        while index in lines and lines[index]["hash"] != key:
             index += 1
-        replayed = index in self._lines
+        replayed = index in lines
         if replayed:
-            ordinal = int(self._lines[index]["ordinal"])
+            ordinal = int(lines[index]["ordinal"])
         else:
-            ordinal = self._ordinals.get(name, 0)
-        self._ordinals[name] = max(self._ordinals.get(name, 0), ordinal + 1)
+            ordinal = self._books.ordinals.get(name, 0)
+        self._books.ordinals[name] = max(self._books.ordinals.get(name, 0), ordinal + 1)
         self.position = index + 1
         draw = Draw(name, index, ordinal, key, replayed, self.secrets.coins(index))
         self._open[draw] = True
@@ -174,12 +172,14 @@ class Ledger:
         """
         sums = dict(sums)
         self._check_draw(draw)
-        pattern = self._check_sums(draw, sums, noise)
+        check_sums(self.plan, draw, sums, noise)
+        books = self._books
+        pattern = None if draw.replayed else pattern_for(self._patterns, books.used, draw, frozenset(sums))
         bounds = {name: sums[name].add_remove for name in sorted(sums)}
         answer = self._answer({name: bounded.value for name, bounded in sums.items()})
         joint = None if noise is None else noise.identity
         if draw.replayed:
-            booked = self._lines[draw.index]
+            booked = books.lines[draw.index]
             if (booked.get("bounds"), booked.get("answer"), booked.get("joint")) != (bounds, answer, joint):
                 self._void(draw)
         else:
@@ -188,16 +188,16 @@ class Ledger:
             line.update(bounds=bounds, pattern=sorted(pattern.names), answer=answer, joint=joint)
             line["multipliers"] = {name: self.plan[name].noise_multiplier for name in bounds}
             self.journal.append(line)
-            self._lines[draw.index] = line
-            self._used[pattern] = self._used.get(pattern, 0) + 1
+            books.lines[draw.index] = line
+            books.used[pattern] = books.used.get(pattern, 0) + 1
         self._open[draw] = False
-        streams: Streams = {}
         if noise is not None:
-            return self._correlated(draw, sums, noise, streams)
+            return correlated(self.secrets, draw, sums, noise, self.plan[noise.names[0]].noise_multiplier)
+        streams: Streams = {}
         out: Sums = {}
         for name in sorted(sums):
             std = self.plan[name].noise_multiplier * sums[name].add_remove
-            out[name] = self._noised(draw, sums[name].value, std, "noise", streams)
+            out[name] = noised(self.secrets, draw, sums[name].value, std, "noise", streams)
         return {name: out[name] for name in sums}
 
     def _answer(self, values: Mapping[str, Mapping[str, Private]]) -> str:
@@ -207,7 +207,7 @@ class Ledger:
     def _void(self, draw: Draw) -> NoReturn:
         """Let no later draw repeat this index, and refuse this one."""
         self.journal.append({"type": "void", "run": self.run, "index": draw.index})
-        self._lines[draw.index]["hash"] = "void"
+        self._books.lines[draw.index]["hash"] = "void"
         self._open[draw] = False
         raise ChangedQueryError(
             f"draw {draw.index} repeats a journaled release, but what would be released is not what "
@@ -215,56 +215,6 @@ class Ledger:
             "same noise would serve two questions, so nothing left. The draw is void; take the step "
             "again: it gets new records and new noise and is charged"
         )
-
-    def _noised(
-        self,
-        draw: Draw,
-        value: Mapping[str, torch.Tensor],
-        std: float,
-        purpose: str,
-        streams: Streams,
-    ) -> dict[str, torch.Tensor]:
-        raws = {name: unwrap(value[name]) for name in sorted(value)}
-        noise = self._normals(draw, raws, std, purpose, streams)
-        out = {
-            name: noise[name].add_(raw) for name, raw in raws.items()
-        }  # the noise's memory becomes the result
-        return {name: out[name] for name in value}
-
-    def _normals(
-        self, draw: Draw, like: Mapping[str, torch.Tensor], std: float, purpose: str, streams: Streams
-    ) -> dict[str, torch.Tensor]:
-        """Normal noise in the shapes of `like`, in float32 at least; one piece of the stream a kind."""
-        kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
-        for name, raw in like.items():
-            dtype = torch.float64 if raw.dtype == torch.float64 else torch.float32
-            kinds.setdefault((raw.device, dtype), []).append(name)
-        out = {}
-        for (device, dtype), names in kinds.items():
-            if device not in streams:
-                where = purpose if device.type == "cpu" else f"{purpose} {device}"  # two devices, two streams
-                streams[device] = self.secrets.noise(draw.index, device, where)
-            flat = streams[device].draw(sum(like[name].numel() for name in names), std, dtype)
-            pieces = torch.split(flat, [like[name].numel() for name in names])
-            out.update(
-                {name: piece.view(like[name].shape) for name, piece in zip(names, pieces, strict=True)}
-            )
-        return out
-
-    def _correlated(
-        self, draw: Draw, sums: Mapping[str, Bounded], noise: CorrelatedNoise, streams: Streams
-    ) -> Sums:
-        scale = self.plan[noise.names[0]].noise_multiplier
-        first = {name: unwrap(raw) for name, raw in sums[noise.names[0]].value.items()}
-        normals = [self._normals(draw, first, scale, "noise", streams) for _ in noise.names]
-        out: Sums = {name: {} for name in sums}
-        for j, name in enumerate(noise.names):
-            for tensor in first:
-                total = unwrap(sums[name].value[tensor]).to(normals[0][tensor].dtype).clone()
-                for k in range(j + 1):
-                    total.add_(normals[k][tensor], alpha=noise.cholesky[j][k])
-                out[name][tensor] = total
-        return out
 
     # ---- what is not proved
 
@@ -281,7 +231,7 @@ class Ledger:
         for draw in draws or {None}:
             line = {"type": "hole", "run": self.run} if draw is None else self._line("hole", draw)
             self.journal.append(line | {"kind": "disclose", "hole": hole})
-        self._holes.setdefault(hole, Hole("disclose", hole, 0)).count += 1
+        self._books.holes.setdefault(hole, Hole("disclose", hole, 0)).count += 1
         if isinstance(value, Mapping):
             return {name: unwrap(tensor) for name, tensor in value.items()}
         return unwrap(value)
@@ -320,35 +270,23 @@ class Ledger:
             raise LedgerError(f"std of unproven release {name!r} must be finite and not negative, got {std}")
         line = self._line("unproven", draw) | {"name": name, "std": std, "hole": hole}
         line |= {"worst_case_multiplier": worst_case_multiplier, "answer": self._answer({name: value})}
-        booked = self._unproven_done.get((name, draw.index, draw.parameters))
+        booked = self._books.unproven_done.get((name, draw.index, draw.parameters))
         if booked is None:
-            self._check_unproven(draw, name)
+            check_unproven(self.plan, self._books.unproven_used, draw, name)
             self.journal.append(line)
-            self._lines.setdefault(draw.index, line)
-            self._book_unproven(line)
-        elif booked != _question(line):
-            self._lines.setdefault(draw.index, line)
+            self._books.lines.setdefault(draw.index, line)
+            self._books.book_unproven(line)
+        elif booked != question(line):
+            self._books.lines.setdefault(draw.index, line)
             self._void(draw)
         streams: Streams = {}
         purpose = f"unproven noise {name}"
         if through is None:
-            return self._noised(draw, value, std, purpose, streams)
+            return noised(self.secrets, draw, value, std, purpose, streams)
         shapes = value if like is None else like
         zero = {key: torch.zeros_like(unwrap(tensor)) for key, tensor in shapes.items()}
-        noise = through(self._noised(draw, zero, std, purpose, streams))
+        noise = through(noised(self.secrets, draw, zero, std, purpose, streams))
         return {key: unwrap(tensor) + noise[key] for key, tensor in value.items()}
-
-    def _check_unproven(self, draw: Draw, name: str) -> None:
-        planned = [item for item in self.plan.unproven if item.name == name and item.draw == draw.name]
-        if not planned:
-            raise LedgerError(
-                f"the plan holds no unproven release {name!r} on draw {draw.name!r}; it holds "
-                f"{[(item.name, item.draw) for item in self.plan.unproven]}"
-            )
-        if self._unproven_used.get(name, 0) >= self.plan.count(planned[0]):
-            raise PlanUsedUpError(
-                f"the plan's {self.plan.count(planned[0])} unproven releases of {name!r} are used up"
-            )
 
     def _unproven(self, what: str, hole: str) -> None:
         if not isinstance(hole, str) or not hole.strip():
@@ -367,7 +305,7 @@ class Ledger:
 
         Infinite where nothing is guaranteed.
         """
-        used, total = sum(self._used.values()), sum(p.count for p in self._patterns)
+        used, total = sum(self._books.used.values()), sum(p.count for p in self._patterns)
         if self.guarantee == "none":
             return math.inf
         if total == 0 or self.guarantee == "worst_case":
@@ -379,18 +317,18 @@ class Ledger:
         """Draws left for each draw name."""
         left: dict[str, int] = {}
         for pattern in self._patterns:
-            left[pattern.draw] = left.get(pattern.draw, 0) + pattern.count - self._used.get(pattern, 0)
+            left[pattern.draw] = left.get(pattern.draw, 0) + pattern.count - self._books.used.get(pattern, 0)
         for item in self.plan.unproven:
-            unused = self.plan.count(item) - self._unproven_used.get(item.name, 0)
+            unused = self.plan.count(item) - self._books.unproven_used.get(item.name, 0)
             left[item.draw] = max(left.get(item.draw, 0), unused)
         return left
 
     @property
     def guarantee(self) -> str:
         """ "proven", "worst_case" or "none"."""
-        if any(hole.kind == "disclose" or hole.worst_case is None for hole in self._holes.values()):
+        if any(hole.kind == "disclose" or hole.worst_case is None for hole in self._books.holes.values()):
             return "none"
-        return "worst_case" if self._holes else "proven"
+        return "worst_case" if self._books.holes else "proven"
 
     def statement(self, **facts: Any) -> Statement:
         """What this run may claim; `facts` as in `make_statement`, and `delta`."""
@@ -400,9 +338,9 @@ class Ledger:
             spent=None if self.guarantee == "none" else self.spent(self._delta(delta)),
             delta=self.budget.delta if delta is None and self.budget else delta,
             guarantee=self.guarantee,
-            holes=list(self._holes.values()),
+            holes=list(self._books.holes.values()),
             private=self.secrets.is_private,
-            used={p: self._used.get(p, 0) for p in self._patterns},
+            used={p: self._books.used.get(p, 0) for p in self._patterns},
             other_runs=len(self._others),
             **facts,
         )
@@ -435,59 +373,6 @@ class Ledger:
                 "left, close finished runs that used less than they reserved, or raise the budget"
             )
 
-    def _read_own(self, entries: list[dict[str, Any]]) -> None:
-        self._lines: dict[int, dict[str, Any]] = {}
-        self._used: dict[Pattern, int] = {}
-        self._ordinals: dict[str, int] = {}
-        self._holes: dict[str, Hole] = {}
-        self._unproven_done: dict[tuple[str, int, str], tuple[Any, ...]] = {}
-        self._unproven_used: dict[str, int] = {}
-        for entry in entries:
-            if entry["type"] == "run" and entry["fingerprint"] != self.plan.fingerprint():
-                raise LedgerError(
-                    "the journal holds this run with another plan; a run keeps its plan. Start a new run "
-                    "folder (a new key) for the "
-                    "new plan: the old one stays charged"
-                )
-            if entry["type"] == "release":
-                self._lines[entry["index"]] = entry
-                pattern = next(
-                    p
-                    for p in self._patterns
-                    if p.draw == entry["draw"] and sorted(p.names) == entry["pattern"]
-                )
-                self._used[pattern] = self._used.get(pattern, 0) + 1
-            elif entry["type"] == "void":
-                self._lines[entry["index"]]["hash"] = "void"
-            elif entry["type"] == "unproven":
-                self._lines.setdefault(entry["index"], entry)
-                self._book_unproven(entry)
-            elif entry["type"] == "hole":
-                if "index" in entry:
-                    self._lines.setdefault(entry["index"], entry)
-                self._holes.setdefault(entry["hole"], Hole("disclose", entry["hole"], 0)).count += 1
-            if "ordinal" in entry:
-                self._ordinals[entry["draw"]] = max(
-                    self._ordinals.get(entry["draw"], 0), entry["ordinal"] + 1
-                )
-        if self.position > 0 and self.position - 1 not in self._lines:
-            raise JournalError(
-                f"the checkpoint has seen {self.position} draws of this run, and the journal does not hold "
-                "the last of them: it was cut or replaced, and charges are lost. Restore the journal from a "
-                "copy, or start a new run and count the old one as spent in full"
-            )
-
-    def _book_unproven(self, line: dict[str, Any]) -> None:
-        self._unproven_done[line["name"], line["index"], line["hash"]] = _question(line)
-        self._unproven_used[line["name"]] = self._unproven_used.get(line["name"], 0) + 1
-        hole = self._holes.setdefault(line["hole"], Hole("release_unproven", line["hole"], 0, 0.0))
-        hole.count += 1
-        multiplier = line["worst_case_multiplier"]
-        if multiplier is None or hole.worst_case is None:
-            hole.worst_case = None
-        else:
-            hole.worst_case += multiplier**-2
-
     def _line(self, kind: str, draw: Draw) -> dict[str, Any]:
         return {
             "type": kind,
@@ -501,11 +386,11 @@ class Ledger:
 
     def _spent_event(self, fraction: float | None = None) -> Any:
         """Event of what is spent, or of a fraction of the plan, with the other runs."""
-        counts = {p: self._used.get(p, 0) for p in self._patterns}
+        counts = {p: self._books.used.get(p, 0) for p in self._patterns}
         if fraction is not None:
             counts = {p: min(p.count, math.ceil(fraction * p.count)) for p in self._patterns}
         events = [self.plan.event(counts), *self._others.values()]
-        worst = sum(hole.worst_case or 0.0 for hole in self._holes.values())
+        worst = sum(hole.worst_case or 0.0 for hole in self._books.holes.values())
         return accounts.compose(events, worst)
 
     def _check_draw(self, draw: Draw) -> None:
@@ -517,98 +402,3 @@ class Ledger:
             raise LedgerError(
                 f"draw {draw.index} ({draw.name!r}) was released already; open a new draw for a new release"
             )
-
-    def _check_sums(
-        self, draw: Draw, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None
-    ) -> Pattern | None:
-        if not sums:
-            raise LedgerError(
-                "nothing to release: sums is empty; do not release a draw that no sum came from"
-            )
-        joint = None if noise is None else noise.identity
-        for name, bounded in sums.items():
-            self._check_sum(draw, name, bounded, joint)
-        if noise is not None and set(noise.names) != set(sums):
-            raise LedgerError(
-                f"correlated noise covers {noise.names}, but {sorted(sums)} are released; release them "
-                "together"
-            )
-        groups = {self.plan[name].correlated_with or name for name in sums}
-        if noise is not None and groups != {noise.names[0]}:
-            raise LedgerError(
-                f"the plan does not hold {noise.names} as one correlated release: all but "
-                f"{noise.names[0]!r} need "
-                f"correlated_with={noise.names[0]!r}"
-            )
-        if noise is None and any(self.plan[name].correlated_with for name in sums):
-            raise LedgerError(
-                f"the plan holds {sorted(sums)} with correlated noise; pass noise=CorrelatedNoise(...)"
-            )
-        if draw.replayed:
-            return None
-        names = frozenset(sums)
-        fitting = [p for p in self._patterns if p.draw == draw.name and names <= p.names]
-        if not fitting:
-            raise LedgerError(f"the plan holds no draw {draw.name!r} that releases {sorted(names)} together")
-        left = [p for p in fitting if self._used.get(p, 0) < p.count]
-        if not left:
-            raise PlanUsedUpError(
-                f"the plan's {sum(p.count for p in fitting)} releases of {sorted(names)} on draw "
-                f"{draw.name!r} are used up; plan "
-                "more steps (a step repeated after a resume with other numbers counts again)"
-            )
-        count = sum(p.count for p in self._patterns if p.draw == draw.name)
-        if draw.ordinal >= count:
-            raise PlanUsedUpError(
-                f"draw {draw.name!r} was opened {draw.ordinal + 1} times, the plan holds {count}; open "
-                "only draws that are released"
-            )
-        return min(left, key=lambda p: (len(p.names), sorted(p.names)))
-
-    def _check_sum(self, draw: Draw, name: str, bounded: Bounded, joint: str | None) -> None:
-        if not isinstance(bounded, Bounded):
-            raise TypeError(
-                f"sums[{name!r}] must be Bounded, got {type(bounded).__name__}; bound it: clip, indicator, "
-                "capped or top_k"
-            )
-        try:
-            release = self.plan[name]
-        except ValueError as error:
-            raise LedgerError(str(error)) from None
-        if release.draw != draw.name:
-            raise LedgerError(f"release {name!r} belongs to draw {release.draw!r}, not to {draw.name!r}")
-        if bounded.draw != draw:
-            raise LedgerError(
-                f"sums[{name!r}] comes from {bounded.draw}, not from the draw being released, {draw}"
-            )
-        if bounded.joint != joint:
-            raise LedgerError(
-                f"sums[{name!r}] was made for correlated noise {bounded.joint}, but is released with "
-                f"{joint}; sums of "
-                "clip_jointly(rows, noise) go with release(..., noise=noise) and no others do"
-            )
-        if not (0 < bounded.add_remove < math.inf and bounded.add_remove <= release.max_bound * _ROUNDING):
-            raise LedgerError(
-                f"sums[{name!r}] has bound {bounded.add_remove:g}; the plan allows a positive bound of at "
-                "most "
-                f"{release.max_bound:g}: plan a larger max_bound"
-            )
-        if bounded.replace > release.replace_ratio * bounded.add_remove * _ROUNDING:
-            raise LedgerError(
-                f"sums[{name!r}] has a replace-one bound {bounded.replace:g}, above "
-                f"replace_ratio={release.replace_ratio} times its "
-                f"add-or-remove bound {bounded.add_remove:g}; plan the release with a larger replace_ratio"
-            )
-        for tensor, value in bounded.value.items():
-            raw = unwrap(value)
-            if raw.numel() and not bool(torch.isfinite(raw.sum())) and not bool(torch.isfinite(raw).all()):
-                raise LedgerError(
-                    f"sums[{name!r}][{tensor!r}] is not finite though bad records were left out: a bug in "
-                    "a factor or a "
-                    "kernel, or an overflow. Nothing was released"
-                )
-
-
-def _question(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What an unproven release was asked: with anything else, its noise must not be given again."""
-    return line["std"], line["worst_case_multiplier"], line.get("answer")

@@ -15,7 +15,8 @@ import torch
 
 from .bounded import Bounded
 from .draws import Draw
-from .ledger import Ledger, Sums
+from .ledger import Ledger
+from .noising import Sums
 from .private import Private, unwrap
 from .releases import PrivacyPlan
 
