@@ -5,11 +5,12 @@ whatever leaves a client went through that client's ledger, and each client's ep
 """
 
 from equipoise.federated.client import Client
-from equipoise.federated.driver import Exchange, History, Round, run_rounds, simulate
+from equipoise.federated.driver import Exchange, run_rounds, simulate
 from equipoise.federated.errors import Refused
 from equipoise.federated.fedlrs import FedLRS, SparseAverage
 from equipoise.federated.fedpcdp import RoundPCDP, SubspaceAverage
 from equipoise.federated.fedpdp import RoundPDP
+from equipoise.federated.history import History, Round
 from equipoise.federated.moon import Moon, MoonLoss
 from equipoise.federated.partitions import dirichlet, iid, one_class
 from equipoise.federated.projected_upload import ProjectedUpload

@@ -3,22 +3,26 @@
 Each round a public generator picks the clients. Those that refuse or cannot be reached, before the query or
 in the middle of the round, are left out of it; the others' answers make the next model. If none answers the
 model stays. What a client released before it dropped out is in its ledger.
+
+With a folder the server's state is on disk after every round. A server that was killed in the middle of a
+round asks the same again: clients that had answered give the same answers, and nothing is charged twice.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from equipoise.federated.errors import Refused
+from equipoise.federated.history import History, Round, ServerFolder
 from equipoise.federated.strategies import Reply, Strategy
 from equipoise.methods.base import Parameters
 
-__all__ = ["Exchange", "History", "Participant", "Round", "run_rounds", "simulate"]
+__all__ = ["Exchange", "Participant", "pick_clients", "run_rounds", "simulate"]
 
 # What takes a client out of a round without ending the training.
 ABSENT = (Refused, ConnectionError, TimeoutError)
@@ -67,41 +71,6 @@ class Exchange(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Round:
-    """What the server saw of a round.
-
-    Attributes:
-        number: from 1.
-        asked: clients that were picked.
-        answered: clients whose parameters made the next model.
-        absent: client -> why it is not among them.
-        metrics: the strategy's public numbers, and those of `evaluate`.
-        bytes_down, bytes_up: of parameters and numbers sent to and by the clients.
-    """
-
-    number: int
-    asked: tuple[int, ...]
-    answered: tuple[int, ...]
-    absent: Mapping[int, str]
-    metrics: Mapping[str, float]
-    bytes_down: int
-    bytes_up: int
-
-
-@dataclass
-class History:
-    """The rounds, and the global model after the last.
-
-    Attributes:
-        params: named tensors.
-        rounds: in order.
-    """
-
-    params: dict[str, Tensor]
-    rounds: list[Round] = field(default_factory=list)
-
-
 def simulate(
     strategy: Strategy,
     clients: Sequence[Participant],
@@ -124,6 +93,7 @@ def run_rounds(
     first_round: int = 1,
     evaluate: Callable[[Parameters], Mapping[str, float]] | None = None,
     on_round: Callable[[Round], None] | None = None,
+    folder: str | os.PathLike[str] | None = None,
 ) -> History:
     """Run rounds of federated training over any exchange of messages.
 
@@ -131,16 +101,18 @@ def run_rounds(
         strategy: the server's side.
         exchange: reaches the clients.
         params: the global model to begin with.
-        rounds: how many.
+        rounds: how many; those that `folder` holds already count.
         clients_per_round: picked at random each round; all when None. It amplifies nothing: the server knows
             who took part.
         seed: of the public choice of clients; round r's depends on (seed, r) alone.
-        first_round: number of the first round, to go on after a restart.
+        first_round: number of the first round, to go on from parameters of an earlier training.
         evaluate: params -> public numbers, from public data.
-        on_round: called after every round.
+        on_round: called after every round that is run now, when it is on disk.
+        folder: the server's own; model, strategy and rounds lie there after every round, and a folder that
+            holds some goes on after the last. None keeps everything in memory.
 
     Raises:
-        ValueError: numbers that make no sense.
+        ValueError: numbers that make no sense, or a folder of another training.
     """
     for name, value in (("rounds", rounds), ("first_round", first_round)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -149,8 +121,18 @@ def run_rounds(
     if not 1 <= count <= len(exchange):
         raise ValueError(f"clients_per_round={clients_per_round!r}: give 1 to {len(exchange)} or None")
     history = History({name: value.detach().clone() for name, value in params.items()})
-    for number in range(first_round, first_round + rounds):
-        asked = _pick(len(exchange), count, seed, number)
+    disk = None
+    if folder is not None:
+        plan = {
+            "clients": len(exchange),
+            "clients_per_round": count,
+            "seed": seed,
+            "first_round": first_round,
+        }
+        disk = ServerFolder(folder, plan)
+        history = disk.load(strategy, params) or history
+    for number in range(first_round + len(history.rounds), first_round + rounds):
+        asked = pick_clients(len(exchange), count, seed, number)
         messages = _Messages(exchange, asked, number, history.params)
         answers = messages.train(strategy.instructions(messages.ask))
         if answers:
@@ -162,6 +144,8 @@ def run_rounds(
             number, asked, tuple(answers), messages.absent, metrics, messages.bytes_down, messages.bytes_up
         )
         history.rounds.append(done)
+        if disk is not None:
+            disk.save(strategy, history)
         if on_round is not None:
             on_round(done)
     return history
@@ -241,8 +225,13 @@ def _bytes(value: Any) -> int:
     return value.numel() * value.element_size() if isinstance(value, Tensor) else 8
 
 
-def _pick(clients: int, count: int, seed: int, number: int) -> tuple[int, ...]:
-    """The clients of a round, sorted."""
+def pick_clients(clients: int, count: int, seed: int, number: int) -> tuple[int, ...]:
+    """The clients of round `number`, sorted: `count` of them, by the public seed.
+
+    Example:
+        >>> [pick_clients(5, 2, seed=0, number=r) for r in (1, 2)]
+        [(0, 4), (3, 4)]
+    """
     if count == clients:
         return tuple(range(clients))
     rng = torch.Generator().manual_seed((seed << 20) ^ number)

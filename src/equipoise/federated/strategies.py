@@ -62,6 +62,18 @@ class Strategy(ABC):
         """Public numbers of the round under way."""
         return {}
 
+    def state_dict(self) -> dict[str, Any]:
+        """What it carries from round to round, as tensors and plain values, for a server that restarts."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        if state:
+            raise ValueError(
+                f"state has {sorted(state)}, but {type(self).__name__} carries nothing: the folder belongs "
+                "to another strategy"
+            )
+
 
 class FedAvg(Strategy):
     """The unweighted mean of the clients' parameters.
@@ -138,3 +150,13 @@ class AdaptDPFedAvg(FedAvg):
     def metrics(self) -> Mapping[str, float]:
         """The radius."""
         return {"radius": self._state["clip_norm"]}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The radius, the scale of the squares and their average."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        if set(state) != set(self._state):
+            raise ValueError(f"state has {sorted(state)}, a radius has {sorted(self._state)}")
+        self._state = dict(state)

@@ -1,0 +1,30 @@
+"""The federated room on Flower (``pip install 'equipoise[federated]'``).
+
+`client_app` makes a Flower app of a `Client`, `serve` and `FlowerStrategy` run our strategies at Flower's
+server, `simulate_on_flower` runs both on one machine. Flower brings messages and processes; noise, ledgers,
+refusals and rounds are this library's. Flower's own wrappers for differential privacy are not used.
+"""
+
+import os
+from importlib.util import find_spec
+
+if find_spec("flwr") is None:
+    raise ImportError("equipoise.federated.flower needs Flower: pip install 'equipoise[federated]'")
+
+# Nobody's training calls home unasked. Both are read when the packages are imported.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+from equipoise.federated.flower.client import client_app, client_number
+from equipoise.federated.flower.grid import GridExchange
+from equipoise.federated.flower.simulation import simulate_on_flower
+from equipoise.federated.flower.strategy import FlowerStrategy, serve
+
+__all__ = [
+    "FlowerStrategy",
+    "GridExchange",
+    "client_app",
+    "client_number",
+    "serve",
+    "simulate_on_flower",
+]

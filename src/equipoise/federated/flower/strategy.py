@@ -1,0 +1,131 @@
+"""Our strategies as strategies of Flower's message API, for a server that runs Flower's own loop.
+
+`strategy.start(grid, initial_arrays, num_rounds)` of Flower calls `configure_train` and `aggregate_train` in
+turn. `serve` is the alternative: the driver's own loop over the grid, with the server's state on disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy as Base
+
+from equipoise.federated.driver import pick_clients, run_rounds
+from equipoise.federated.flower.grid import GridExchange
+from equipoise.federated.flower.wire import read_params, to_record, write_request
+from equipoise.federated.history import History, Round
+from equipoise.federated.strategies import Reply, Strategy
+from equipoise.methods.base import Parameters
+
+__all__ = ["FlowerStrategy", "serve"]
+
+
+class FlowerStrategy(Base):
+    """A strategy of this library in Flower's loop. Weights are equal; clients are never evaluated.
+
+    Args:
+        strategy: the server's arithmetic.
+        clients: P, how many there are.
+        clients_per_round: picked at random each round; all when None.
+        seed: of that choice.
+        timeout: seconds that the clients have for the radius query; Flower's loop has a `timeout` of its own
+            for the training.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        clients: int,
+        *,
+        clients_per_round: int | None = None,
+        seed: int = 0,
+        timeout: float = 3600.0,
+    ) -> None:
+        count = clients if clients_per_round is None else clients_per_round
+        if not 1 <= count <= clients:
+            raise ValueError(f"clients_per_round={clients_per_round!r}: give 1 to {clients} or None")
+        self.strategy, self._clients, self._count = strategy, clients, count
+        self._seed, self._timeout = seed, timeout
+        self._exchange: GridExchange | None = None
+        self._params: Parameters = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of a round; asks the round's clients first where the strategy does."""
+        if self._exchange is None:
+            self._exchange = GridExchange(grid, self._clients, timeout=self._timeout)
+            self._exchange.wait()
+        exchange, params = self._exchange, read_params(arrays)
+        present = list(pick_clients(self._clients, self._count, self._seed, server_round))
+
+        def ask(square_limit: float) -> list[Reply]:
+            found = exchange.ask(present, server_round, params, square_limit)
+            replies = {index: reply for index, reply in found.items() if isinstance(reply, Reply)}
+            present[:] = replies
+            return list(replies.values())
+
+        self._params = params
+        instructions = self.strategy.instructions(ask)
+        return exchange.messages(present, "train", write_request(server_round, params, instructions))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The next global model from those that answered; None, that is the old one, if nobody did."""
+        assert self._exchange is not None
+        found = self._exchange.answers(list(replies)).values()
+        answers = [answer for answer in found if isinstance(answer, dict)]
+        metrics = MetricRecord({**self.strategy.metrics(), "answered": len(answers)})
+        if not answers:
+            return None, metrics
+        return to_record(self.strategy.aggregate(self._params, answers)), metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """None: a client's accuracy on its private records would be a release."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """None."""
+        return None
+
+    def summary(self) -> None:
+        """Nothing to add to what Flower says."""
+
+
+def serve(
+    grid: Grid,
+    strategy: Strategy,
+    clients: int,
+    params: Parameters,
+    rounds: int,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    timeout: float = 3600.0,
+    wait: float = 60.0,
+    clients_per_round: int | None = None,
+    seed: int = 0,
+    evaluate: Callable[[Parameters], Mapping[str, float]] | None = None,
+    on_round: Callable[[Round], None] | None = None,
+) -> History:
+    """Run the rounds over a grid, in the main function of a server app.
+
+    Args:
+        grid: of the server app.
+        strategy, params, rounds, clients_per_round, seed, evaluate, on_round: as for `run_rounds`.
+        clients: P.
+        folder: the server's own; a server that restarts with it goes on after its last round.
+        timeout: seconds that clients have for an answer.
+        wait: seconds to wait for the clients before the first round; then it goes on with those that are
+            there.
+    """
+    exchange = GridExchange(grid, clients, timeout=timeout)
+    exchange.wait(seconds=wait)
+    options: dict[str, Any] = {"clients_per_round": clients_per_round, "seed": seed, "folder": folder}
+    return run_rounds(strategy, exchange, params, rounds, evaluate=evaluate, on_round=on_round, **options)

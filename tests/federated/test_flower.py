@@ -1,0 +1,271 @@
+"""Flower's messages around the same clients and strategies: same numbers, same refusals, same ledgers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from federated_problem import LOCAL_STEPS, ROUNDS, charges, client, same, start
+
+from equipoise.federated import AdaptDPFedAvg, FedAvg, ServerRMS, Strategy, simulate
+from equipoise.methods.rms_radius import RMSRadius
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
+
+from flower_grid import Building, LocalGrid
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from equipoise.federated.flower import FlowerStrategy, client_app, serve, simulate_on_flower
+from equipoise.federated.flower.wire import read_params, to_record, write_request
+
+CLIENTS = 3
+
+
+def follower():
+    return ServerRMS(0.5, round_length=LOCAL_STEPS, noise_multiplier=1.0, radius_noise_multiplier=3.0)
+
+
+def adaptive():
+    return AdaptDPFedAvg(RMSRadius(0.5), rounds=ROUNDS, clients=CLIENTS)
+
+
+def grid(folder, method=follower, **options):
+    return LocalGrid(client_app(Building(folder, method, **options)), CLIENTS)
+
+
+def in_process(**options):
+    clients = [client(follower(), p) for p in range(CLIENTS)]
+    return simulate(adaptive(), clients, start(), ROUNDS, **options)
+
+
+def close(a, b):
+    """Equal but for the rounding of kernels that were measured to be quickest in one process or the other."""
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        torch.testing.assert_close(value, b[name], rtol=1e-9, atol=1e-12)
+    assert not same(a, start())
+
+
+def charged(folder):
+    def one(number):
+        opened = client(follower(), number, folder=folder / str(number))
+        try:
+            return charges(opened)
+        finally:
+            opened.close()
+
+    return [one(p) for p in range(CLIENTS)]
+
+
+@pytest.mark.parametrize("picked", [None, 2])
+def test_the_grid_gives_what_one_process_gives(tmp_path, picked):
+    options = {"clients_per_round": picked, "seed": 3}
+    found = serve(grid(tmp_path), adaptive(), CLIENTS, start(), ROUNDS, **options)
+    expected = in_process(**options)
+    close(found.params, expected.params)
+    for ours, theirs in zip(found.rounds, expected.rounds, strict=True):
+        assert (ours.asked, ours.answered, ours.bytes_up) == (theirs.asked, theirs.answered, theirs.bytes_up)
+        assert ours.metrics == pytest.approx(theirs.metrics)
+
+
+def test_flowers_own_loop_gives_what_one_process_gives(tmp_path):
+    strategy = FlowerStrategy(adaptive(), CLIENTS, clients_per_round=2, seed=3)
+    result = strategy.start(grid(tmp_path), to_record(start()), num_rounds=ROUNDS)
+    expected = in_process(clients_per_round=2, seed=3)
+    close(read_params(result.arrays), expected.params)
+    radii = [result.train_metrics_clientapp[number]["radius"] for number in range(1, ROUNDS + 1)]
+    assert radii == pytest.approx([done.metrics["radius"] for done in expected.rounds])
+
+
+@pytest.mark.slow
+def test_flowers_simulation_gives_what_one_process_gives(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    build = Building(tmp_path / "clients", follower)
+    found = simulate_on_flower(adaptive(), build, CLIENTS, start(), ROUNDS, processes=2)
+    close(found.params, in_process().params)
+    assert charged(tmp_path / "clients") == [ROUNDS * (1 + LOCAL_STEPS)] * CLIENTS
+
+
+def test_a_node_that_is_lost_and_comes_back_under_another_name(tmp_path):
+    nodes = grid(tmp_path)
+
+    def change(done):
+        if done.number == 1:
+            nodes.away.add(101)
+        if done.number == 2:
+            nodes.away.clear()
+            del nodes.contexts[101]
+            nodes.contexts[207] = nodes.context(207, 1)
+
+    found = serve(nodes, adaptive(), CLIENTS, start(), ROUNDS, on_round=change)
+    assert [done.answered for done in found.rounds] == [(0, 1, 2), (0, 2), (0, 1, 2)]
+    whole = 1 + LOCAL_STEPS
+    assert charged(tmp_path) == [3 * whole, 2 * whole, 3 * whole]
+
+
+def test_a_node_lost_between_query_and_training(tmp_path):
+    for driver in ("ours", "flower"):
+        nodes = grid(tmp_path / driver)
+        nodes.away.add(("train", 102))
+        if driver == "ours":
+            done = serve(nodes, adaptive(), CLIENTS, start(), 1).rounds[0]
+            assert (done.answered, done.absent) == ((0, 1), {2: "no answer"})
+        else:
+            FlowerStrategy(adaptive(), CLIENTS).start(nodes, to_record(start()), num_rounds=1)
+        assert charged(tmp_path / driver) == [1 + LOCAL_STEPS, 1 + LOCAL_STEPS, 1]
+
+
+def test_only_released_numbers_leave(tmp_path):
+    """All that answers hold: parameters, the noised mean and its public noise, a number, a refusal."""
+    nodes = grid(tmp_path)
+    serve(nodes, adaptive(), CLIENTS, start(), ROUNDS + 1)
+    seen = set()
+    for _, content in nodes.replies:
+        for name, record in content.items():
+            keys = tuple(sorted(record)) if not isinstance(record, ArrayRecord) else tuple(sorted(start()))
+            seen.add((name, type(record).__name__, keys))
+    assert seen == {
+        ("answer", "ConfigRecord", ("client",)),
+        ("answer", "MetricRecord", ("mean", "noise")),
+        ("answer", "ArrayRecord", tuple(sorted(start()))),
+        ("refusal", "ConfigRecord", ("reason",)),
+    }
+    assert all(not context.state for context in nodes.contexts.values())
+
+
+def test_words_of_an_error_stay_at_the_client(tmp_path, caplog):
+    def build(context):
+        raise OSError("record 17 of patient Smith is torn")
+
+    reply = LocalGrid(client_app(build), 1).deliver("train", 100, write_request(1, start(), {}))
+    assert "Smith" not in str(reply.content)
+    assert "Smith" in caplog.text
+
+
+def spoilt(change):
+    content = write_request(1, start(), {"clip_norm": 0.1})
+    change(content)
+    return content
+
+
+def huge_header(content):
+    array = content["model"]["0.bias"]
+    array.data = array.data.replace(b"(5,)", b"(9,)")
+
+
+NONSENSE = {
+    "no round": lambda c: c["values"].pop("round"),
+    "a round in words": lambda c: c["values"].update({"round": "one"}),
+    "no values": lambda c: c.pop("values"),
+    "no model": lambda c: c.pop("model"),
+    "a metric for a model": lambda c: c.update({"model": MetricRecord({"a": 1.0})}),
+    "bytes": lambda c: setattr(c["model"]["0.bias"], "data", b"nonsense"),
+    "a shape that lies": huge_header,
+    "a name too many": lambda c: c["values"].update({"learning_rate": 10.0}),
+    "the model twice": lambda c: c["values"].update({"params": 1.0}),
+    "a group too many": lambda c: c.update({"group.control": to_record(start())}),
+    "no radius": lambda c: c["values"].pop("clip_norm"),
+    "NaN": lambda c: c["values"].update({"clip_norm": math.nan}),
+    "a radius in words": lambda c: c["values"].update({"clip_norm": "large"}),
+    "radii": lambda c: c["values"].update({"clip_norm": [0.1, 0.2]}),
+    "empty": lambda c: c.clear(),
+}
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("victim")
+    return folder, LocalGrid(client_app(Building(folder, follower)), 1)
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_from_the_server_is_refused_and_costs_nothing(victim, name):
+    folder, nodes = victim
+    reply = nodes.deliver("train", 100, spoilt(NONSENSE[name]))
+    assert reply.content["refusal"]["reason"].startswith("Refused:")
+    opened = client(follower(), 0, folder=folder / "0")
+    assert (charges(opened), opened.rounds_left) == (0, ROUNDS)
+    opened.close()
+
+
+@pytest.mark.parametrize("limit", [None, "1", math.inf, -1.0, 7])
+def test_nonsense_queries_are_refused_and_cost_nothing(victim, limit):
+    folder, nodes = victim
+    values = {} if limit is None else {"square_limit": limit}
+    reply = nodes.deliver("query.radius", 100, write_request(1, start(), values))
+    assert reply.content["refusal"]["reason"].startswith("Refused:")
+    opened = client(follower(), 0, folder=folder / "0")
+    assert charges(opened) == 0
+    opened.close()
+
+
+class Strange:
+    """An app whose answers cannot be read."""
+
+    def __init__(self, content):
+        self.content = content
+
+    def __call__(self, message, context):
+        from flwr.app import Message
+
+        kind = message.metadata.message_type
+        number = context.node_config["partition-id"]
+        hello = RecordDict({"answer": ConfigRecord({"client": number})})
+        return Message(hello if kind == "query.introduce" else self.content, reply_to=message)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({"answer": ConfigRecord({"client": 1})}),
+        RecordDict({"answer": MetricRecord({"mean": 1.0})}),
+        RecordDict({"refusal": ConfigRecord()}),
+    ],
+    ids=["nothing", "a number", "half", "no reason"],
+)
+def test_answers_that_cannot_be_read_count_as_none(content):
+    nodes = LocalGrid(Strange(content), 2)
+    done = serve(nodes, FedAvg(), 2, start(), 1).rounds[0]
+    assert done.answered == ()
+    assert set(done.absent) == {0, 1}
+
+
+def test_groups_of_tensors_travel():
+    """A strategy may send named tensors beside the model, and plain values."""
+    heard = []
+
+    class Listening:
+        radius_noise = 0.0
+
+        def train(self, number, params, control, strength=0.0):
+            heard.append((number, control, strength))
+            return {**params, "more": control["w"]}
+
+        def close(self):
+            pass
+
+    class Sending(FedAvg):
+        def instructions(self, ask):
+            return {"control": {"w": torch.tensor(3.0, dtype=torch.float64)}, "strength": 0.5}
+
+        def aggregate(self, params, answers):
+            assert answers[0]["more"].item() == 3.0
+            return dict(params)
+
+    strategy: Strategy = Sending()
+    serve(LocalGrid(client_app(lambda context: Listening()), 1), strategy, 1, start(), 1)
+    ((number, control, strength),) = heard
+    assert (number, strength) == (1, 0.5)
+    assert control["w"].dtype is torch.float64
+    assert control["w"].shape == ()
+
+
+def test_bad_settings_are_named(tmp_path):
+    with pytest.raises(ValueError, match="clients_per_round=4"):
+        FlowerStrategy(FedAvg(), 3, clients_per_round=4)
+    with pytest.raises(ValueError, match="timeout=0"):
+        serve(grid(tmp_path), FedAvg(), CLIENTS, start(), 1, timeout=0)
+    with pytest.raises(ValueError, match="clients=0"):
+        serve(grid(tmp_path), FedAvg(), 0, start(), 1)

@@ -1,0 +1,225 @@
+"""SIGKILL at a client and at the server in the middle of rounds: real processes, no clean-up, no goodbye.
+
+Every client is a process of its own behind a socket, the server another. The training goes on; afterwards
+every ledger holds each noise draw once, and the model is the one of an undisturbed training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.connection import Client as Connection
+from multiprocessing.connection import Listener
+
+import pytest
+from federated_problem import LOCAL_STEPS, ROUNDS, charges, client, same, start
+
+from equipoise.federated import AdaptDPFedAvg, ServerRMS, simulate
+from equipoise.methods.rms_radius import RMSRadius
+
+CLIENTS = 2
+fork = multiprocessing.get_context("fork")
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+
+
+def follower():
+    return ServerRMS(0.5, round_length=LOCAL_STEPS, noise_multiplier=1.0, radius_noise_multiplier=3.0)
+
+
+def adaptive():
+    return AdaptDPFedAvg(RMSRadius(0.5), rounds=ROUNDS, clients=CLIENTS)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def opened(folder, number):
+    return client(follower(), number, folder=folder / str(number))
+
+
+def work(folder, number, fatal):
+    """A client process: answers one request a connection; `fatal` prepares the client for its death."""
+    one = opened(folder, number)
+    if fatal is not None:
+        fatal(one)
+    path = folder / f"socket-{number}"
+    path.unlink(missing_ok=True)
+    with Listener(str(path)) as door:
+        while True:
+            with door.accept() as caller:
+                name, arguments = caller.recv()
+                caller.send(one.radius_noise if name == "radius_noise" else getattr(one, name)(*arguments))
+
+
+class Remote:
+    """The client behind the socket; a dead one raises ConnectionError."""
+
+    def __init__(self, folder, number):
+        self.path = str(folder / f"socket-{number}")
+
+    def _call(self, name, *arguments):
+        try:
+            with Connection(self.path) as line:
+                line.send((name, arguments))
+                return line.recv()
+        except EOFError as error:
+            raise ConnectionError("the client is dead") from error
+
+    @property
+    def radius_noise(self):
+        return self._call("radius_noise")
+
+    def ask(self, *arguments):
+        return self._call("ask", *arguments)
+
+    def train(self, number, params, clip_norm=None):
+        return self._call("train", number, params, clip_norm)
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """Start a client process, and stop all of them in the end."""
+    running = []
+    client(follower())  # what is imported on first use is imported before the processes fork
+
+    def run(number, fatal=None):
+        process = fork.Process(target=work, args=(tmp_path, number, fatal), daemon=True)
+        process.start()
+        running.append(process)
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            with (
+                contextlib.suppress(OSError, EOFError),
+                Connection(str(tmp_path / f"socket-{number}")) as line,
+            ):
+                line.send(("radius_noise", ()))
+                line.recv()
+                return process
+            time.sleep(0.01)
+        raise TimeoutError("the client process does not answer")
+
+    yield run
+    for process in running:
+        process.kill()
+        process.join()
+
+
+def at_call(target, name, count, after=False):
+    """Die at the count-th call of `target.name`, before or after it."""
+    calls, inner = [], getattr(target, name)
+
+    def dying(*arguments, **options):
+        calls.append(1)
+        if len(calls) == count and not after:
+            die()
+        answer = inner(*arguments, **options)
+        if len(calls) == count:
+            die()
+        return answer
+
+    setattr(target, name, dying)
+
+
+WHOLE = ROUNDS * (1 + LOCAL_STEPS)
+CLIENT_DEATHS = {
+    "after the query's release": lambda one: at_call(one._log, "append", 3),
+    "before the second step of round 2": lambda one: at_call(one.training, "take_step", LOCAL_STEPS + 2),
+    "after the last step of round 2": lambda one: at_call(one.training, "take_step", 2 * LOCAL_STEPS, True),
+    "before the checkpoint of round 2": lambda one: at_call(one.training, "save_checkpoint", 2),
+    "after the checkpoint of round 2": lambda one: at_call(one.training, "save_checkpoint", 2, True),
+}
+
+
+def some_slow(cases, quick):
+    """Three moments in the quick run, all of them in the slow one."""
+    return [pytest.param(c, marks=() if c.startswith(quick) else pytest.mark.slow) for c in cases]
+
+
+@pytest.mark.parametrize("when", some_slow(CLIENT_DEATHS, ("after the query", "before")))
+def test_a_client_process_is_killed(tmp_path, begin, when):
+    """It misses round 2 and is started again: its ledger holds what it released, each draw once."""
+    begin(0)
+    victim = begin(1, CLIENT_DEATHS[when])
+    revived = []
+
+    def revive(done):
+        if done.number == 2:
+            victim.join(20)
+            revived.append(begin(1))
+
+    remotes = [Remote(tmp_path, p) for p in range(CLIENTS)]
+    history = simulate(adaptive(), remotes, start(), ROUNDS, on_round=revive)
+    assert victim.exitcode == -signal.SIGKILL
+    assert [done.answered for done in history.rounds] == [(0, 1), (0,), (0, 1)], history.rounds
+    for process in (*revived, *multiprocessing.active_children()):
+        process.kill()
+        process.join()
+    ledgers = [opened(tmp_path, p) for p in range(CLIENTS)]
+    booked = [
+        [entry["index"] for entry in one.training.desk.ledger.journal.entries() if entry["type"] == "release"]
+        for one in ledgers
+    ]
+    assert all(len(set(indices)) == len(indices) for indices in booked)
+    assert charges(ledgers[0]) == WHOLE
+    # what had been released in round 2 when it died: the query, and the steps before its death
+    steps = {"after the query's release": 0, "before the second step of round 2": 1}.get(when, LOCAL_STEPS)
+    assert charges(ledgers[1]) == WHOLE - LOCAL_STEPS + steps
+
+
+def serve(folder, fatal):
+    strategy, remotes = adaptive(), [Remote(folder, p) for p in range(CLIENTS)]
+    fatal(strategy, remotes)
+    simulate(strategy, remotes, start(), ROUNDS, folder=folder / "server")
+
+
+SERVER_DEATHS = {
+    "after one answer to the query of round 2": lambda s, r: at_call(r[0], "ask", 2, True),
+    "before the training of round 2": lambda s, r: at_call(r[0], "train", 2),
+    "after one training of round 2": lambda s, r: at_call(r[0], "train", 2, True),
+    "before the mean of round 2": lambda s, r: at_call(s, "aggregate", 2),
+    "before round 2 is on disk": lambda s, r: at_call(s, "state_dict", 2),
+    "after round 2 is on disk": lambda s, r: at_call(s, "instructions", 3),
+}
+
+
+@pytest.mark.parametrize("when", some_slow(SERVER_DEATHS, ("after one", "before round 2")))
+def test_the_server_process_is_killed(tmp_path, begin, when):
+    """The next server asks the same again and gets the same answers: the model of an undisturbed training."""
+    for number in range(CLIENTS):
+        begin(number)
+    server = fork.Process(target=serve, args=(tmp_path, SERVER_DEATHS[when]))
+    server.start()
+    server.join()
+    assert server.exitcode == -signal.SIGKILL
+    remotes = [Remote(tmp_path, p) for p in range(CLIENTS)]
+    history = simulate(adaptive(), remotes, start(), ROUNDS, folder=tmp_path / "server")
+    undisturbed = simulate(adaptive(), [client(follower(), p) for p in range(CLIENTS)], start(), ROUNDS)
+    assert same(history.params, undisturbed.params)
+    assert [done.number for done in history.rounds] == [1, 2, 3]
+    assert history.rounds[-1].metrics == undisturbed.rounds[-1].metrics
+    for process in multiprocessing.active_children():
+        process.kill()
+        process.join()
+    assert [charges(opened(tmp_path, p)) for p in range(CLIENTS)] == [WHOLE] * CLIENTS
+
+
+def test_a_servers_folder_goes_on_and_stays_with_its_training(tmp_path):
+    def clients():
+        return [client(follower(), p) for p in range(CLIENTS)]
+
+    folder, both = tmp_path / "server", clients()
+    whole = simulate(adaptive(), clients(), start(), ROUNDS)
+    simulate(adaptive(), both, start(), 1, folder=folder)
+    seen = []
+    found = simulate(adaptive(), both, start(), ROUNDS, folder=folder, on_round=seen.append)
+    assert same(found.params, whole.params)
+    assert [done.number for done in seen] == [2, 3]
+    assert found.rounds == whole.rounds
+    with pytest.raises(ValueError, match="holds rounds under"):
+        simulate(adaptive(), both, start(), ROUNDS, folder=folder, seed=1)
+    with pytest.raises(ValueError, match="another model"):
+        simulate(adaptive(), both, {"w": start()["0.bias"]}, ROUNDS, folder=folder)
