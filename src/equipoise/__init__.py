@@ -47,12 +47,21 @@ if TYPE_CHECKING:
         FullBatch,
         Poisson,
         PrivacyPlan,
+        PrivateSearch,
         Statement,
         Unamplified,
         WithoutReplacement,
         calibrate_noise_multiplier,
     )
-    from equipoise.training import CSVWriter, PrivateTraining, TensorBoardWriter, load_model
+    from equipoise.training import (
+        CSVWriter,
+        PrivateTraining,
+        TensorBoardWriter,
+        charge_search,
+        load_model,
+        sign_run,
+        verify_run,
+    )
 
 __version__ = "0.1.0"
 
@@ -60,6 +69,9 @@ _CONTENTS = {
     # training
     "PrivateTraining": "training",
     "load_model": "training",
+    "verify_run": "training",
+    "sign_run": "training",
+    "charge_search": "training",
     "CSVWriter": "training",
     "TensorBoardWriter": "training",
     # methods, clip rules, thresholds
@@ -98,6 +110,7 @@ _CONTENTS = {
     "FullBatch": "privacy",
     "Unamplified": "privacy",
     "PrivacyPlan": "privacy",
+    "PrivateSearch": "privacy",
     "Statement": "privacy",
     "calibrate_noise_multiplier": "privacy",
     # gradients
@@ -136,6 +149,7 @@ __all__ = [
     "PerSampleGradients",
     "Poisson",
     "PrivacyPlan",
+    "PrivateSearch",
     "PrivateTraining",
     "PublicOnly",
     "PublicWarmStart",
@@ -149,10 +163,13 @@ __all__ = [
     "WithoutReplacement",
     "__version__",
     "calibrate_noise_multiplier",
+    "charge_search",
     "dense_gradients",
     "fix",
     "load_model",
     "per_sample_gradients",
+    "sign_run",
+    "verify_run",
 ]
 
 

@@ -271,8 +271,8 @@ MUTATIONS = (
         "privacy/accounting.py",
         (
             (
-                "return float(total.get_epsilon_for_delta(delta))",
-                "return float(total.get_epsilon_for_delta(delta)) / 2",
+                "return float(_composition(parts, relation, interval).get_epsilon_for_delta(delta))",
+                "return float(_composition(parts, relation, interval).get_epsilon_for_delta(delta)) / 2",
             ),
         ),
         ("tests/privacy/test_accounting.py::test_worked_numbers",),

@@ -28,6 +28,7 @@ from equipoise.cli.reproduction import experiment
 from equipoise.cli.results import predict, report
 from equipoise.cli.screen import fail
 from equipoise.cli.training import resume, train
+from equipoise.cli.trust import search, sign, verify
 
 __all__ = ["app", "main"]
 
@@ -37,6 +38,9 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     resume,
     report,
     predict,
+    verify,
+    sign,
+    search,
     methods,
     experiment,
     compare,

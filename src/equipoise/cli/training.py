@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise.cli.screen import emit, loading, open_console, quiet
+from equipoise.cli.trust import check_key, sign_with
 from equipoise.cli.words import DataDir, Device, Json, RunArgument, RunDir, chosen_folder
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ def train(
     ledger: Annotated[
         str | None, typer.Option(help="Journal shared by runs over one data set.", metavar="FILE")
     ] = None,
+    signing_key: Annotated[
+        str | None,
+        typer.Option("--sign", help="Sign the statement with this Ed25519 private key.", metavar="KEY"),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done; spend nothing.")
     ] = False,
@@ -111,6 +116,7 @@ def train(
         run_dir=run_dir,
     )
     settings.check()
+    password = None if signing_key is None else check_key(signing_key)
     with loading():
         from equipoise.experiments.run import describe_run, train_run
 
@@ -121,7 +127,10 @@ def train(
         if json_output:
             emit(found)
         return
-    _finish(train_run(settings, console), json_output, console)
+    found = train_run(settings, console)
+    if signing_key is not None and found["finished"]:
+        found |= {"signature": sign_with(found["run_dir"], signing_key, password, ledger)["signature"]}
+    _finish(found, json_output, console)
 
 
 def resume(

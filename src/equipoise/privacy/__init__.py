@@ -59,6 +59,7 @@ from .sampling import Poisson as Poisson
 from .sampling import Sampling as Sampling
 from .sampling import Unamplified as Unamplified
 from .sampling import WithoutReplacement as WithoutReplacement
+from .search import PrivateSearch as PrivateSearch
 from .selection import Selection as Selection
 from .selection import clip_channels as clip_channels
 from .selection import clip_either as clip_either
@@ -66,5 +67,9 @@ from .selection import clip_selected as clip_selected
 from .selection import clip_unbounded as clip_unbounded
 from .selection import top_k as top_k
 from .selection import top_share as top_share
+from .signatures import KeyFileError as KeyFileError
+from .signatures import Signature as Signature
 from .statement import Hole as Hole
 from .statement import Statement as Statement
+from .statement import statement_schema as statement_schema
+from .verification import Finding as Finding

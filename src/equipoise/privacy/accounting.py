@@ -7,6 +7,7 @@
 | the same | replace-one | PLD | none available |
 | Gaussians sampled without replacement, with or without plain ones | replace-one | RDP | none available |
 | without replacement | add-or-remove | none exists: an error | |
+| the best of a random number of runs of one of the above | where RDP has it | RDP | none available |
 
 **Convention**: noise multipliers in events are relative to the sensitivity under the stated relation (see
 `PrivacyPlan.event`). dp-accounting's PLD accountant doubles the sensitivity by itself under replace-one and
@@ -39,6 +40,7 @@ RELATIONS = {
 }
 _MAX_CELLS = 400_000  # cells of one discretised loss distribution
 _INTEGER_ORDERS = (*range(2, 64), 128, 256, 512, 1024)
+_SEARCH_ORDERS = (1.25, 1.5, 1.75, 2.5, 3.5, 4.5, *_INTEGER_ORDERS)
 
 
 @dataclass(frozen=True)
@@ -211,10 +213,42 @@ def epsilon(event: dp_accounting.DpEvent, delta: float, relation: str = "add_or_
         ('gdp', 4.377)
     """
     delta, relation = check_delta(delta), check_relation(relation)
+    if _holds_search(event):
+        return EpsilonResult(_search_epsilon(event, delta, relation), delta, relation, "rdp")
     parts = parts_of(event)
     if parts is None:
         return EpsilonResult(math.inf, delta, relation, "none")
     return _epsilon(parts, delta, relation)
+
+
+def _events_of(event: dp_accounting.DpEvent) -> list[dp_accounting.DpEvent]:
+    """The event and all events that it is made of."""
+    inner = list(getattr(event, "events", ())) or [getattr(event, "event", None)]
+    return [event, *(e for child in inner if child is not None for e in _events_of(child))]
+
+
+def _holds_search(event: dp_accounting.DpEvent) -> bool:
+    return any(isinstance(e, dp_accounting.dp_event.RepeatAndSelectDpEvent) for e in _events_of(event))
+
+
+def _search_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str) -> float:
+    """Epsilon of an event with a choice among runs; the accountant of that choice is RDP."""
+    inside = _events_of(event)
+    if any(isinstance(e, dp_accounting.NonPrivateDpEvent) for e in inside):
+        return math.inf
+    poisson = any(isinstance(e, dp_accounting.PoissonSampledDpEvent) for e in inside)
+    if poisson and relation != "add_or_remove_one":
+        raise PlanError(
+            "a search over runs with Poisson sampling is accounted for by RDP, which covers it under "
+            "add_or_remove_one alone; use that relation"
+        )
+    accountant = rdp.RdpAccountant(_SEARCH_ORDERS, neighboring_relation=RELATIONS[relation])
+    if not accountant.supports(event):
+        raise PlanError(
+            f"no accountant covers a search over these runs under {relation}; without replacement needs "
+            "replace_one"
+        )
+    return float(accountant.compose(event).get_epsilon(delta))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -261,6 +295,11 @@ def _event_of(parts: tuple[tuple[Part, int], ...]) -> list[tuple[Any, int]]:
 
 def pld_epsilon(parts: tuple[tuple[Part, int], ...], delta: float, relation: str, interval: float) -> float:
     """Epsilon by the privacy loss distribution at one discretisation interval."""
+    return float(_composition(parts, relation, interval).get_epsilon_for_delta(delta))
+
+
+@functools.lru_cache(maxsize=4)  # a statement asks for several deltas of the same event
+def _composition(parts: tuple[tuple[Part, int], ...], relation: str, interval: float) -> Any:
     total: Any = None
     for part, count in parts:
         if part.kind == "gaussian":  # n Gaussians of multiplier z are one of multiplier z / sqrt(n)
@@ -268,7 +307,7 @@ def pld_epsilon(parts: tuple[tuple[Part, int], ...], delta: float, relation: str
         else:
             piece = _distribution(part.multiplier, part.rate, relation, interval).self_compose(count)
         total = piece if total is None else total.compose(piece)
-    return float(total.get_epsilon_for_delta(delta))
+    return total
 
 
 @functools.lru_cache(maxsize=64)
@@ -304,6 +343,8 @@ def _pld_refined(
 
 def quick_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str) -> float:
     """Epsilon to about 1%, ten times faster than `epsilon`: for progress bars and brackets."""
+    if _holds_search(event):
+        return epsilon(event, delta, relation).value
     parts = parts_of(event)
     if parts is None:
         return math.inf

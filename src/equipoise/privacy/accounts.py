@@ -11,6 +11,7 @@ import dp_accounting
 from .accounting import EpsilonResult, epsilon, quick_epsilon
 from .errors import JournalError
 from .releases import Pattern, PrivacyPlan
+from .search import PrivateSearch
 
 
 def compose(events: Iterable[dp_accounting.DpEvent], worst_case: float = 0.0) -> dp_accounting.DpEvent:
@@ -73,7 +74,24 @@ def _event_of_run(run: str, entries: list[Mapping[str, Any]], relation: str) -> 
                     if p.draw == entry["draw"] and sorted(p.names) == entry["pattern"]
                 )
                 counts[pattern] = counts.get(pattern, 0) + 1
-    return compose([plan.event(counts)], worst)
+    return searched(compose([plan.event(counts)], worst), search_of(entries))
+
+
+def search_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The search that a run of the entries was charged for, as `PrivateSearch.describe` gives it.
+
+    Raises:
+        JournalError: if it was charged for several: which of them it came from is not known.
+    """
+    found = [entry["search"] for entry in entries if entry["type"] == "search"]
+    if len(found) > 1:
+        raise JournalError("the journal charges a run for several searches; a run comes out of one")
+    return dict(found[0]) if found else None
+
+
+def searched(event: dp_accounting.DpEvent, search: Mapping[str, Any] | None) -> dp_accounting.DpEvent:
+    """The event of a run, or of the search that it is the outcome of."""
+    return event if search is None else PrivateSearch.from_description(search).event(event)
 
 
 class Progress:

@@ -32,6 +32,7 @@ class Journal:
     Args:
         path: JSON-lines file; made if missing, together with its folder.
         durable: sync every entry to the device before it counts as written.
+        read_only: only for `entries`; the file must exist and is not touched.
 
     Example:
         >>> journal = Journal()
@@ -40,16 +41,22 @@ class Journal:
         [{'type': 'note'}]
     """
 
-    def __init__(self, path: str | os.PathLike | None = None, durable: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike | None = None, durable: bool = False, *, read_only: bool = False
+    ) -> None:
         self.path = None if path is None else Path(path)
         self.durable = durable
+        self.read_only = read_only
         self._memory: list[dict[str, Any]] = []
         self._descriptor: int | None = None
         self._locks = 0
         if self.path is not None:
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+                if not read_only:
+                    self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = os.open(
+                    self.path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT, 0o600
+                )
             except OSError as error:
                 raise JournalError(
                     f"the journal {self.path} cannot be opened ({error}); nothing can be released without "
@@ -90,7 +97,7 @@ class Journal:
                 entry = json.loads(line)
                 if not isinstance(entry, dict):
                     raise ValueError("not an object")
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise JournalError(
                     f"line {number} of {self.path} is damaged ({error}): charges may be lost, so nothing "
                     "more can be released "
@@ -107,6 +114,8 @@ class Journal:
         Raises:
             JournalError: if it cannot be written whole; nothing may leave then.
         """
+        if self.read_only:
+            raise JournalError(f"the journal {self.path} was opened for reading alone; nothing was released")
         if self._descriptor is None:
             self._memory.append(json.loads(json.dumps(entry)))
             return

@@ -35,7 +35,7 @@ from .noise import Secrets
 from .noising import Streams, Sums, correlated, noised
 from .private import Private, unwrap
 from .releases import PrivacyPlan
-from .statement import Hole, Statement, make_statement
+from .statement import Hole, Statement, further_deltas, make_statement
 
 
 class Ledger:
@@ -98,6 +98,7 @@ class Ledger:
             mine = [entry for entry in entries if entry.get("run") == self.run]
             others = [entry for entry in entries if entry.get("run") != self.run]
             self._others = accounts.other_runs(others, plan.relation)
+            self._search = accounts.search_of(mine)
             self._check_budget()
             self._books = Books(mine, plan, position)
             if not any(entry["type"] == "run" for entry in mine):
@@ -333,15 +334,20 @@ class Ledger:
     def statement(self, **facts: Any) -> Statement:
         """What this run may claim; `facts` as in `make_statement`, and `delta`."""
         delta = facts.pop("delta", None)
+        delta = self.budget.delta if delta is None and self.budget else delta
+        unsafe = self.guarantee == "none"
         return make_statement(
             plan=self.plan,
-            spent=None if self.guarantee == "none" else self.spent(self._delta(delta)),
-            delta=self.budget.delta if delta is None and self.budget else delta,
+            spent=None if unsafe else self.spent(delta),
+            further=() if unsafe else [self.spent(other) for other in further_deltas(self._delta(delta))],
+            delta=delta,
+            run=self.run,
             guarantee=self.guarantee,
             holes=list(self._books.holes.values()),
             private=self.secrets.is_private,
             used={p: self._books.used.get(p, 0) for p in self._patterns},
             other_runs=len(self._others),
+            search=self._search,
             **facts,
         )
 
@@ -389,9 +395,9 @@ class Ledger:
         counts = {p: self._books.used.get(p, 0) for p in self._patterns}
         if fraction is not None:
             counts = {p: min(p.count, math.ceil(fraction * p.count)) for p in self._patterns}
-        events = [self.plan.event(counts), *self._others.values()]
         worst = sum(hole.worst_case or 0.0 for hole in self._books.holes.values())
-        return accounts.compose(events, worst)
+        own = accounts.searched(accounts.compose([self.plan.event(counts)], worst), self._search)
+        return accounts.compose([own, *self._others.values()])
 
     def _check_draw(self, draw: Draw) -> None:
         if not isinstance(draw, Draw):

@@ -296,6 +296,6 @@ class PrivacyPlan:
         return PrivacyPlan(releases, sampling, description["relation"], unproven)
 
     def fingerprint(self) -> str:
-        """Hash of everything that the plan fixes."""
+        """SHA-256 of everything that the plan fixes."""
         text = json.dumps(self.describe(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(text.encode()).hexdigest()

@@ -1,17 +1,66 @@
-"""The statement: what a run may claim, as data and as a paragraph."""
+"""The statement: what a run may claim, as data and as a paragraph.
+
+`statement.schema.json` beside this file is its JSON schema. The statement holds all that a stranger needs to
+compute epsilon again: the whole plan, how often each release was made, and what the holes cost at worst.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import json
 import math
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .accounting import EpsilonResult
 from .releases import Pattern, PrivacyPlan
 
 GUARANTEES = ("proven", "worst_case", "none")
+DELTA_FACTORS = (10.0, 0.1, 0.01)  # the further deltas that a statement gives epsilon at, over its own
+_PACKAGES = ("equipoise", "torch", "dp-accounting", "numpy", "scipy", "cryptography")
+UNACCOUNTED_SEARCH = (
+    "no other run on these data chose the settings of this one, unless it is in the same journal: a search "
+    "for hyperparameters on private data costs privacy that this figure does not hold"
+)
+ACCOUNTED_SEARCH = (
+    "this run is the best of a random number of runs drawn before the first of them, each with a plan that "
+    "costs no more than this one's, and of the others nothing was published or used"
+)
+
+
+def statement_schema() -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of `statement.json`.
+
+    >>> sorted(statement_schema()["required"])[:3]
+    ['accountant', 'assumptions', 'cross_check']
+    """
+    text = Path(__file__).with_name("statement.schema.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """What computed the statement: Python and the packages that its figures and its noise come from."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # run from the sources, not installed
+            found[name] = "unknown"
+    return found
+
+
+def further_deltas(delta: float) -> tuple[float, ...]:
+    """The deltas besides its own that a statement gives epsilon at.
+
+    >>> further_deltas(1e-5)
+    (0.0001, 1e-06, 1e-07)
+    """
+    return tuple(float(f"{delta * factor:.12g}") for factor in DELTA_FACTORS if delta * factor < 1)
 
 
 @dataclass
@@ -41,6 +90,12 @@ class Statement:
         epsilon_claimed: what the recipe's publication claims, if anything.
         private: False if noise and sampling follow from a public seed: NOT PRIVATE.
         warnings: sentences on doubtful choices.
+        run: the run's name in the journal.
+        plan: SHA-256 of the privacy plan, which `relation`, `sampling`, `releases` and `unproven` give in
+            full.
+        epsilons: epsilon at further deltas.
+        search: the search for hyperparameters that the figure includes.
+        versions: of Python and the packages that the figures come from.
     """
 
     recipe: str
@@ -61,6 +116,12 @@ class Statement:
     other_runs: int = 0
     plan: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
+    run: str = ""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    unproven: list[dict[str, Any]] = field(default_factory=list)
+    epsilons: list[dict[str, float]] = field(default_factory=list)
+    search: dict[str, Any] | None = None
+    versions: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The statement as indented JSON."""
@@ -102,6 +163,14 @@ class Statement:
                 f"The published recipe claims epsilon = {self.epsilon_claimed:.4g}; that claim is not "
                 "proven here."
             )
+        if self.epsilons:
+            listed = ", ".join(f"{row['epsilon']:.4g} at delta {row['delta']:g}" for row in self.epsilons)
+            parts.append(f"Epsilon is {listed}.")
+        if self.search is not None:
+            parts.append(
+                f"The figure includes the choice of this run among a random number of runs, "
+                f"{self.search['mean']:g} on average."
+            )
         if self.other_runs:
             parts.append(f"The figure includes {self.other_runs} other run(s) over the same data.")
         if self.releases:
@@ -139,6 +208,9 @@ def make_statement(
     assumptions: Sequence[str] = (),
     epsilon_claimed: float | None = None,
     facts: Mapping[str, Any] | None = None,
+    run: str = "",
+    further: Sequence[EpsilonResult] = (),
+    search: Mapping[str, Any] | None = None,
 ) -> Statement:
     """Build the statement of a run.
 
@@ -156,6 +228,9 @@ def make_statement(
         assumptions: what else was taken as public; population and sampling are always listed.
         epsilon_claimed: figure of the publication.
         facts: further plain data.
+        run: the run's name in the journal.
+        further: epsilon at further deltas.
+        search: mean and shape of the number of runs of which this one was chosen; see `PrivateSearch`.
     """
     if guarantee not in GUARANTEES:
         raise ValueError(f"guarantee must be one of {GUARANTEES}, got {guarantee!r}")
@@ -203,10 +278,18 @@ def make_statement(
         epsilon_claimed=epsilon_claimed,
         private=private,
         releases=rows,
-        assumptions=[*public, *assumptions],
-        holes=[{"kind": h.kind, "reason": h.reason, "count": h.count} for h in holes],
+        assumptions=[*public, *assumptions, UNACCOUNTED_SEARCH if search is None else ACCOUNTED_SEARCH],
+        holes=[asdict(hole) for hole in holes],
         warnings=warnings,
         other_runs=other_runs,
         plan=plan.fingerprint(),
         facts=dict(facts or {}),
+        run=run,
+        sampling=described["sampling"],
+        unproven=described["unproven"],
+        epsilons=[{"delta": found.delta, "epsilon": found.value} for found in further]
+        if epsilon is not None
+        else [],
+        search=None if search is None else dict(search),
+        versions=dict(versions()),
     )

@@ -238,6 +238,7 @@ _STATEMENT_NAMES = {
     "guarantee": "Guarantee",
     "epsilon": "Epsilon",
     "delta": "Delta",
+    "epsilons": "Epsilon at other deltas",
     "epsilon_claimed": "Epsilon that the method's paper claims",
     "accountant": "Accountant",
     "cross_check": "Cross-check: epsilon by Renyi accounting",
@@ -246,12 +247,15 @@ _STATEMENT_NAMES = {
     "recipe": "Recipe",
     "private": "Noise and sampling",
     "assumptions": "Taken as public or true",
+    "search": "Search for settings included in the figure",
     "other_runs": "Other runs included in the figure",
     "holes": "Steps without a proof",
     "warnings": "Warnings",
     "facts": "Further facts",
     "interval": "Discretisation of the accountant",
-    "plan": "Fingerprint of the privacy plan",
+    "plan": "SHA-256 of the privacy plan",
+    "run": "Name of the run in the journal",
+    "versions": "Computed with",
 }
 
 
@@ -267,6 +271,16 @@ def _statement_rows(run: Run) -> list[dict[str, Any]]:
     )
     if not statement.get("other_runs"):
         statement.pop("other_runs", None)
+    # these two repeat what the table of releases shows, for who computes the plan's hash again
+    for key in ("sampling", "unproven"):
+        statement.pop(key, None)
+    epsilons = statement.get("epsilons")
+    if isinstance(epsilons, list):
+        statement["epsilons"] = [
+            f"{rounded_up(row['epsilon'])} at {plain(row['delta'])}"
+            for row in epsilons
+            if isinstance(row, Mapping) and _is_pair(row)
+        ]
     for key in [
         *(k for k in _STATEMENT_NAMES if k in statement),
         *(k for k in statement if k not in _STATEMENT_NAMES),
@@ -276,6 +290,10 @@ def _statement_rows(run: Run) -> list[dict[str, Any]]:
             continue
         rows.append({"name": _STATEMENT_NAMES.get(key, readable(key)), "lines": lines})
     return rows
+
+
+def _is_pair(row: Mapping[str, Any]) -> bool:
+    return all(isinstance(row.get(key), int | float) for key in ("epsilon", "delta"))
 
 
 def _release_rows(statement: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -16,7 +16,14 @@ from typing import Any
 
 __all__ = ["PUBLISHABLE_FILES", "WITHHELD_FILES", "Run", "RunFolderError", "read_run"]
 
-PUBLISHABLE_FILES = ("statement.json", "metrics.jsonl", "model.safetensors", "config.json", "report.html")
+PUBLISHABLE_FILES = (
+    "statement.json",
+    "statement.sig.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "config.json",
+    "report.html",
+)
 WITHHELD_FILES = ("checkpoint/", "private/")
 
 

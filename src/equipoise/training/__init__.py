@@ -7,6 +7,7 @@ from equipoise.training.loop import PrivateTraining
 from equipoise.training.metrics import CSVWriter, TensorBoardWriter
 from equipoise.training.model_file import load_model, save_model
 from equipoise.training.results import Result, Step
+from equipoise.training.verification import Verification, charge_search, sign_run, verify_run
 
 __all__ = [
     "CSVWriter",
@@ -17,6 +18,10 @@ __all__ = [
     "Result",
     "Step",
     "TensorBoardWriter",
+    "Verification",
+    "charge_search",
     "load_model",
     "save_model",
+    "sign_run",
+    "verify_run",
 ]

@@ -1,7 +1,7 @@
 """The folder of a run: what lies where, and who may see it.
 
-statement.json metrics.jsonl model.safetensors report.html config.json     may be published
-checkpoint/ private/                                                       may not
+statement.json statement.sig.json metrics.jsonl model.safetensors report.html config.json   may be published
+checkpoint/ private/                                                                        may not
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class RunFolder:
         self.private = self.path / "private"
         self.checkpoints = Checkpoints(self.path / "checkpoint")
         self.statement = self.path / "statement.json"
+        self.signature = self.path / "statement.sig.json"
         self.metrics = self.path / "metrics.jsonl"
         self.model = self.path / "model.safetensors"
         self.config = self.path / "config.json"

@@ -1,0 +1,168 @@
+"""``equipoise verify``, ``sign`` and ``search``: statements that others can rely on."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from equipoise.cli.screen import emit, loading, open_console, quiet
+from equipoise.cli.words import Json, RunArgument, RunDir, UsageError, chosen_folder
+
+if TYPE_CHECKING:
+    from equipoise.training import Verification
+
+__all__ = ["check_key", "search", "sign", "sign_with", "verify"]
+
+LedgerFile = Annotated[
+    str | None,
+    typer.Option("--ledger", help="The run's journal, where it is not in the folder.", metavar="FILE"),
+]
+
+
+def verify(
+    run: RunArgument = None,
+    ledger: LedgerFile = None,
+    key: Annotated[
+        str | None,
+        typer.Option(help="The issuer's public key; the run must be signed with it.", metavar="FILE"),
+    ] = None,
+    json_output: Json = False,
+    run_dir: RunDir = None,
+) -> None:
+    """Compute the privacy of a run again and say whether its statement is consistent; exit code 1 if not."""
+    folder = chosen_folder(run, run_dir)
+    with loading():
+        from equipoise.training import verify_run
+
+    quiet()
+    found = verify_run(folder, ledger_file=ledger, public_key=key)
+    if json_output:
+        emit(_finite(found.to_json()))
+    else:
+        _show(found)
+    if not found.consistent:
+        raise typer.Exit(1)
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """An edited statement may hold an epsilon that JSON has no word for."""
+    epsilon = values["epsilon"]
+    return {**values, "epsilon": epsilon if epsilon is not None and math.isfinite(epsilon) else None}
+
+
+def _show(found: Verification) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(style="bold")
+    table.add_column()
+    marks = {True: "[green]yes[/]", False: "[bold red]NO[/]", None: "[dim]?[/]"}
+    for finding in found.findings:
+        table.add_row(marks[finding.ok], finding.subject, finding.detail)
+    console = open_console(False)
+    console.print(table)
+    basis = "the journal" if found.with_journal else "its published files alone"
+    word = "[green]consistent[/]" if found.consistent else "[bold red]NOT CONSISTENT[/]"
+    console.print(f"\nThe statement is {word} with {basis}.")
+
+
+def sign(
+    run: RunArgument = None,
+    key: Annotated[
+        str | None, typer.Option(help="Ed25519 private key, PEM or OpenSSH.", metavar="FILE")
+    ] = None,
+    ledger: LedgerFile = None,
+    json_output: Json = False,
+    run_dir: RunDir = None,
+) -> None:
+    """Sign the statement and the published files of a run, after verifying them."""
+    folder = chosen_folder(run, run_dir)
+    if key is None:
+        raise UsageError(
+            "--key is missing: a private key, such as one of: openssl genpkey -algorithm ed25519 -out key.pem"
+        )
+    password = check_key(key)
+    found = sign_with(folder, key, password, ledger)
+    if json_output:
+        emit(found)
+        return
+    open_console(False).print(
+        f"signed by the key [bold]{found['signer']}[/]: {found['signature']}", soft_wrap=True
+    )
+
+
+def check_key(key: str) -> bytes | None:
+    """Look whether the key can be used, before anything else is done; the answer is its password, if any."""
+    with loading():
+        from equipoise.privacy import KeyFileError
+        from equipoise.privacy.signatures import read_private_key
+
+    try:
+        content = Path(key).read_bytes()
+    except OSError as error:
+        raise UsageError(f"the key {key!r} cannot be read ({error.strerror}). Name a key file.") from None
+    try:
+        read_private_key(content)
+    except KeyFileError as error:
+        if "assword" not in str(error):
+            raise UsageError(str(error)) from None
+    else:
+        return None
+    password = str(typer.prompt(f"password of {key}", hide_input=True, err=True)).encode()
+    read_private_key(content, password)
+    return password
+
+
+def sign_with(folder: str, key: str, password: bytes | None, ledger: str | None) -> dict[str, Any]:
+    """Sign, and tell by whom and where."""
+    from equipoise.privacy.signatures import fingerprint
+    from equipoise.training import sign_run
+
+    made = sign_run(folder, key, ledger_file=ledger, password=password)
+    return {
+        "run_dir": folder,
+        "signer": fingerprint(made.public_key),
+        "signature": str(Path(folder) / "statement.sig.json"),
+        "files": made.files,
+    }
+
+
+def search(
+    run: RunArgument = None,
+    mean: Annotated[float, typer.Option(help="Expected number of runs.")] = 10.0,
+    shape: Annotated[
+        float, typer.Option(help="Of the law of their number: 1 geometric, 0 logarithmic, inf Poisson.")
+    ] = 1.0,
+    ledger: LedgerFile = None,
+    json_output: Json = False,
+    run_dir: RunDir = None,
+) -> None:
+    """Draw the number of runs of a search for settings; with RUN, charge the chosen run for the search."""
+    with loading():
+        from equipoise.privacy import PrivateSearch
+        from equipoise.training import charge_search
+
+    quiet()
+    law = PrivateSearch(mean, shape)
+    console = open_console(json_output)
+    if run is None and run_dir is None:
+        runs = law.draw()
+        if json_output:
+            emit({**law.describe(), "runs": runs})
+            return
+        console.print(
+            f"[bold]{runs}[/] runs. Make that many, each with settings drawn at random from a list that you "
+            "fixed, publish and use the best alone, and charge it with: equipoise search RUN "
+            f"--mean {mean:g} --shape {shape:g}"
+        )
+        return
+    folder = chosen_folder(run, run_dir)
+    made = charge_search(folder, law, ledger_file=ledger)
+    if json_output:
+        emit({"run_dir": folder, **law.describe(), "epsilon": made.epsilon, "delta": made.delta})
+        return
+    console.print(f"epsilon [bold]{made.epsilon:.4g}[/] at delta {made.delta:g}, the search included")

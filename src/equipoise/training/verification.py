@@ -1,0 +1,279 @@
+"""Verifying, signing and charging the statement of a run folder.
+
+What a stranger has: statement.json, config.json, model.safetensors, metrics.jsonl and, where the issuer
+signed, statement.sig.json. What the keeper has besides: the journal, in private/ or where the run's ledger
+was put. Nothing else is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise.privacy import Finding, Journal, PrivateSearch, Signature, Statement
+from equipoise.privacy.signatures import KeyFileError, fingerprint, read_private_key, read_public_key, sign
+from equipoise.privacy.verification import check_published, check_with_journal, statement_from_journal
+from equipoise.report import RunFolderError, write_report
+from equipoise.training.checkpoint import write_atomically
+from equipoise.training.folder import RunFolder
+
+__all__ = ["Verification", "charge_search", "sign_run", "verify_run"]
+
+PathLike = str | os.PathLike[str]
+SIGNED_FILES = ("statement.json", "model.safetensors", "config.json", "metrics.jsonl")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found about the statement of a run.
+
+    Attributes:
+        run_dir: the folder.
+        with_journal: whether the run's journal was there, so that epsilon follows from what was booked.
+        epsilon: as the statement has it.
+        signer: fingerprint of the key that signed, or None.
+        findings: one a subject.
+    """
+
+    run_dir: str
+    with_journal: bool
+    epsilon: float | None
+    signer: str | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def consistent(self) -> bool:
+        """Whether nothing was found wrong."""
+        return all(finding.ok is not False for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "consistent": self.consistent}
+
+
+def verify_run(
+    run_dir: PathLike, *, ledger_file: PathLike | None = None, public_key: PathLike | None = None
+) -> Verification:
+    """Compute the statement of a run again and compare.
+
+    Args:
+        run_dir: the run folder, or the published part of one.
+        ledger_file: the journal, where it is not the folder's own.
+        public_key: file with the issuer's Ed25519 public key; the run must then be signed with it.
+
+    Raises:
+        RunFolderError: no statement, or a file that cannot be read.
+        JournalError: a journal that is damaged.
+        KeyFileError: no public key in the file.
+    """
+    folder = RunFolder(run_dir)
+    statement = _read_object(folder.statement)
+    config = _read_object(folder.config) if folder.config.is_file() else {}
+    journal = _journal_file(folder, ledger_file)
+    findings: list[Finding] = []
+    if journal is not None:
+        findings += check_with_journal(statement, _entries(journal))
+    findings += [
+        finding
+        for finding in check_published(statement, config.get("plan"))
+        if journal is None or finding.subject == "configuration"
+    ]
+    signature, found = _check_signature(folder, journal, statement, public_key)
+    value = statement.get("epsilon")
+    return Verification(
+        run_dir=str(run_dir),
+        with_journal=journal is not None,
+        epsilon=float(value) if isinstance(value, (int, float)) else None,
+        signer=None if signature is None else fingerprint(signature.public_key),
+        findings=(*findings, *found),
+    )
+
+
+def sign_run(
+    run_dir: PathLike,
+    key_file: PathLike,
+    *,
+    ledger_file: PathLike | None = None,
+    password: bytes | None = None,
+) -> Signature:
+    """Sign the statement of a run with the model and the other published files; writes statement.sig.json.
+
+    Args:
+        run_dir: the run folder.
+        key_file: an Ed25519 private key, PEM or OpenSSH. It is read and not kept.
+        ledger_file: the journal, where it is not the folder's own.
+        password: of the key file, if it has one.
+
+    Raises:
+        RunFolderError: no statement, or one that does not agree with the journal: it is not signed.
+        KeyFileError: no such key.
+    """
+    try:
+        key = read_private_key(Path(key_file).read_bytes(), password)
+    except OSError as error:
+        raise KeyFileError(f"key={str(key_file)!r} cannot be read ({error}); name a key file") from None
+    found = verify_run(run_dir, ledger_file=ledger_file)
+    wrong = [f"{f.subject}: {f.detail}" for f in found.findings if f.ok is False and f.subject != "signature"]
+    if wrong:
+        raise RunFolderError(
+            f"run={str(run_dir)!r} has a statement that is not consistent, so it was not signed. {wrong[0]}"
+        )
+    folder = RunFolder(run_dir)
+    journal = _journal_file(folder, ledger_file)
+    lines = None if journal is None else _lines_of(journal, str(_read_object(folder.statement)["run"]))
+    contents = {name: (folder.path / name) for name in SIGNED_FILES}
+    made = sign(key, {n: path.read_bytes() for n, path in contents.items() if path.is_file()}, lines)
+    write_atomically(folder.signature, made.to_json().encode(), mode=0o644)
+    return made
+
+
+def charge_search(
+    run_dir: PathLike, search: PrivateSearch, *, ledger_file: PathLike | None = None
+) -> Statement:
+    """Charge a run for having been chosen among a random number of runs; statement and report are rewritten.
+
+    Args:
+        run_dir: the folder of the chosen run, finished.
+        search: the law that the number of runs was drawn from before the first of them.
+        ledger_file: the journal, where it is not the folder's own.
+
+    Raises:
+        RunFolderError: no finished run, or one that was charged for a search before.
+        PlanError: no accountant covers a search over runs of this kind.
+    """
+    folder = RunFolder(run_dir)
+    statement = _read_object(folder.statement)
+    path = _journal_file(folder, ledger_file)
+    if path is None:
+        raise RunFolderError(f"run={str(run_dir)!r} has no journal here; name it with ledger_file=...")
+    wrong = [f for f in check_with_journal(statement, _entries(path)) if f.ok is False]
+    if wrong:
+        raise RunFolderError(f"run={str(run_dir)!r} is not consistent: {wrong[0].subject}: {wrong[0].detail}")
+    run, entries = str(statement["run"]), _entries(path)
+    own = [entry for entry in entries if entry.get("run") == run]
+    if not any(entry["type"] == "close" for entry in own):
+        raise RunFolderError(f"run={str(run_dir)!r} is not finished; a search ends with a finished run")
+    if any(entry["type"] == "search" for entry in own):
+        raise RunFolderError(f"run={str(run_dir)!r} was charged for a search already")
+    line = {"type": "search", "run": run, "search": search.describe()}
+    kept = {key: statement[key] for key in ("recipe", "unit", "epsilon_claimed", "facts")}
+    before = statement_from_journal(entries, run, statement["delta"]).assumptions
+    kept["assumptions"] = [text for text in statement["assumptions"] if text not in before]
+    made = statement_from_journal([*entries, line], run, statement["delta"], **kept)
+    journal = Journal(path, durable=True)
+    try:
+        journal.append(line)
+    finally:
+        journal.close()
+    folder.signature.unlink(missing_ok=True)  # it was of another statement
+    write_atomically(folder.statement, (made.to_json() + "\n").encode(), mode=0o644)
+    write_report(folder.path)
+    return made
+
+
+# ---- inside
+
+
+def _journal_file(folder: RunFolder, given: PathLike | None) -> Path | None:
+    """The journal of the run, if it is here."""
+    if given is not None:
+        if not Path(given).is_file():
+            raise RunFolderError(f"ledger={str(given)!r} is no file; name the journal that the run was given")
+        return Path(given)
+    named = folder.private / "ledger_file"
+    if named.is_file():
+        place = Path(named.read_text(encoding="utf-8", errors="replace"))
+        if not place.is_file():
+            raise RunFolderError(
+                f"run={str(folder.path)!r} was booked in {str(place)!r}, which is not there any more; name "
+                "the journal with --ledger"
+            )
+        return place
+    return folder.journal if folder.journal.is_file() else None
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    journal = Journal(path, read_only=True)
+    try:
+        return journal.entries()
+    finally:
+        journal.close()
+
+
+def _lines_of(path: Path, run: str) -> bytes:
+    """The run's lines of the journal, as bytes to be hashed; the same whatever other runs wrote since."""
+    own = [entry for entry in _entries(path) if entry.get("run") == run]
+    return json.dumps(own, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _check_signature(
+    folder: RunFolder, journal: Path | None, statement: Mapping[str, Any], public_key: PathLike | None
+) -> tuple[Signature | None, list[Finding]]:
+    key = None
+    if public_key is not None:
+        try:
+            key = read_public_key(Path(public_key).read_bytes())
+        except OSError as error:
+            raise KeyFileError(f"public_key={str(public_key)!r} cannot be read ({error})") from None
+    if not folder.signature.is_file():
+        ok = None if key is None else False
+        return None, [Finding("signature", ok, "the run is not signed: anybody could have written it")]
+    try:
+        signature = Signature.from_json(folder.signature.read_bytes())
+    except KeyFileError as error:
+        return None, [Finding("signature", False, str(error))]
+    name = fingerprint(signature.public_key)
+    if not signature.is_valid():
+        return signature, [Finding("signature", False, "it is not of what it stands beside: it was edited")]
+    if key is not None and not signature.is_valid(key):
+        other = fingerprint(key.public_bytes_raw())
+        detail = f"it is by the key {name}, not by the given one, {other}"
+        return signature, [Finding("signature", False, detail)]
+    by = "the given key" if key is not None else f"the key {name}; ask the issuer whether it is theirs"
+    findings = [Finding("signature", True, f"valid, by {by}")]
+    changed = [
+        file
+        for file in SIGNED_FILES
+        if signature.files.get(file) != _hash_of(folder.path / file)
+        # a published part may leave the model out
+        and (file == "statement.json" or (folder.path / file).is_file())
+    ]
+    absent = [file for file in signature.files if not _is_plain(file) or not (folder.path / file).is_file()]
+    detail = f"changed since they were signed: {', '.join(changed)}" if changed else "as they were signed"
+    if absent:
+        detail += f"; not here: {', '.join(absent)}"
+    findings.append(Finding("files", not changed, detail))
+    if journal is not None and signature.journal is not None:
+        same = hashlib.sha256(_lines_of(journal, str(statement.get("run")))).hexdigest() == signature.journal
+        findings.append(
+            Finding("signed journal", same, "as it was signed" if same else "changed since it was signed")
+        )
+    return signature, findings
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name from a file is one of the folder's own files: nothing else is looked for on the disk."""
+    return name in SIGNED_FILES
+
+
+def _hash_of(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RunFolderError(
+            f"run={str(path.parent)!r} holds no {path.name}. Give the folder that a training made."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path} is not valid JSON ({error}). Restore the file.") from None
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{path} holds a {type(value).__name__}, not a JSON object. Restore the file.")
+    return value

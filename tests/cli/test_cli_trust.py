@@ -1,0 +1,192 @@
+"""verify, sign, search: what a keeper and a stranger can tell of a real run folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from cryptography.hazmat.primitives import serialization as ser
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+import equipoise as eq
+from equipoise.privacy.verification import statement_from_journal
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of a finished run that a test may change."""
+    return shutil.copytree(trained[0], tmp_path / "run")
+
+
+def write_keys(folder, form=ser.PrivateFormat.PKCS8, password=None):
+    key = Ed25519PrivateKey.generate()
+    lock = ser.BestAvailableEncryption(password) if password else ser.NoEncryption()
+    (folder / "key").write_bytes(key.private_bytes(ser.Encoding.PEM, form, lock))
+    public = key.public_key().public_bytes
+    if form is ser.PrivateFormat.OpenSSH:
+        (folder / "public").write_bytes(public(ser.Encoding.OpenSSH, ser.PublicFormat.OpenSSH))
+    else:
+        (folder / "public").write_bytes(public(ser.Encoding.PEM, ser.PublicFormat.SubjectPublicKeyInfo))
+    return folder / "key", folder / "public"
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return write_keys(tmp_path)
+
+
+def edit(path, **changes):
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | changes))
+
+
+def published_part(run, to):
+    shutil.copytree(run, to, ignore=shutil.ignore_patterns("private", "checkpoint"))
+    return to
+
+
+def test_a_run_is_consistent_for_its_keeper_and_for_a_stranger(run, equipoise, tmp_path):
+    found = equipoise("verify", run, "--json")
+    assert found.code == 0
+    assert found.value["consistent"]
+    assert found.value["with_journal"]
+    assert found.value["signer"] is None
+    assert "consistent with the journal" in " ".join(equipoise("verify", run).out.split())
+    found = equipoise("verify", published_part(run, tmp_path / "published"), "--json")
+    assert (found.code, found.value["with_journal"], found.value["consistent"]) == (0, False, True)
+
+
+def test_an_edited_epsilon_is_caught(run, equipoise, tmp_path):
+    edit(run / "statement.json", epsilon=0.5)
+    assert equipoise("verify", run, "--json").code == 1
+    found = equipoise("verify", published_part(run, tmp_path / "published"), "--json")
+    assert found.code == 1
+    assert [f["subject"] for f in found.value["findings"] if f["ok"] is False] == ["epsilon"]
+    assert "NOT CONSISTENT" in equipoise("verify", run).out
+    assert equipoise("sign", run, "--key", write_keys(tmp_path)[0], "--json").code == 2
+
+
+@pytest.mark.parametrize("form", [ser.PrivateFormat.PKCS8, ser.PrivateFormat.OpenSSH])
+def test_a_signed_run(run, equipoise, tmp_path, form):
+    key, public = write_keys(tmp_path, form)
+    signed = equipoise("sign", run, "--key", key, "--json")
+    assert signed.code == 0
+    found = equipoise("verify", run, "--key", public, "--json")
+    assert (found.code, found.value["signer"]) == (0, signed.value["signer"])
+    (tmp_path / "other").mkdir()
+    _, other = write_keys(tmp_path / "other")
+    assert equipoise("verify", run, "--key", other, "--json").code == 1
+    (run / "statement.sig.json").unlink()
+    assert equipoise("verify", run, "--key", public, "--json").code == 1, "a signature left out"
+    assert equipoise("verify", run, "--json").code == 0
+
+
+def test_journal_and_statement_edited_together_are_caught_by_the_signature(run, equipoise, keys):
+    """The last release is taken out of the journal and the statement computed anew: consistent, but false."""
+    assert equipoise("sign", run, "--key", keys[0], "--json").code == 0
+    journal, statement = run / "private" / "journal.jsonl", json.loads((run / "statement.json").read_text())
+    entries = [json.loads(line) for line in journal.read_text().splitlines()]
+    last = max(entry["index"] for entry in entries if entry["type"] == "release")
+    left = [entry for entry in entries if entry.get("index") != last]
+    journal.write_text("".join(json.dumps(entry) + "\n" for entry in left))
+    assumptions = [statement["assumptions"][1]]
+    again = statement_from_journal(left, statement["run"], statement["delta"], assumptions=assumptions)
+    (run / "statement.json").write_text(again.to_json())
+    found = equipoise("verify", run, "--json").value
+    wrong = [f["subject"] for f in found["findings"] if f["ok"] is False]
+    assert wrong == ["files", "signed journal"]
+    (run / "statement.sig.json").unlink()
+    assert equipoise("verify", run, "--json").code == 0, "without the signature nobody could tell"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "metrics.jsonl"])
+def test_every_signed_file_is_held_to_its_hash(run, equipoise, keys, name):
+    equipoise("sign", run, "--key", keys[0])
+    with (run / name).open("ab") as file:
+        file.write(b"\n")
+    found = equipoise("verify", run, "--key", keys[1], "--json")
+    assert found.code == 1
+    assert name in next(f["detail"] for f in found.value["findings"] if f["subject"] == "files")
+
+
+def test_an_edited_signature_file_is_caught(run, equipoise, keys):
+    equipoise("sign", run, "--key", keys[0])
+    made = json.loads((run / "statement.sig.json").read_text())
+    for changes in (
+        {"files": {**made["files"], "statement.json": "0" * 64}},
+        {"files": {**made["files"], "../../secret": "0" * 64}},
+        {"journal": None},
+        {"signature": made["public_key"]},
+        {"format": "another"},
+        {"public_key": "x"},
+    ):
+        edit(run / "statement.sig.json", **{**made, **changes})
+        assert equipoise("verify", run, "--key", keys[1], "--json").code == 1, changes
+
+
+def test_keys_that_cannot_be_used(run, equipoise, tmp_path, monkeypatch):
+    assert "--key is missing" in equipoise("sign", run, "--json").value["error"]
+    assert "cannot be read" in equipoise("sign", run, "--key", tmp_path / "no", "--json").value["error"]
+    (tmp_path / "wrong").write_text("no key at all")
+    assert "openssl" in equipoise("sign", run, "--key", tmp_path / "wrong", "--json").value["error"]
+    other = X25519PrivateKey.generate()
+    content = other.private_bytes(ser.Encoding.PEM, ser.PrivateFormat.PKCS8, ser.NoEncryption())
+    (tmp_path / "wrong").write_bytes(content)
+    assert "Ed25519" in equipoise("sign", run, "--key", tmp_path / "wrong", "--json").value["error"]
+    assert equipoise("verify", run, "--key", tmp_path / "wrong", "--json").code == 2
+    key, _ = write_keys(tmp_path, password=b"secret")
+    for word, code in (("secret", 0), ("false", 2)):
+        monkeypatch.setattr("typer.prompt", lambda *_, word=word, **__: word)
+        assert equipoise("sign", run, "--key", key, "--json").code == code
+
+
+def test_signing_at_the_end_of_a_training(equipoise, tmp_path, keys):
+    line = "train --data digits --epochs 1 --noise-multiplier 2 --json --run-dir"
+    found = equipoise(line, tmp_path / "run", "--sign", keys[0])
+    assert found.code == 0
+    assert equipoise("verify", tmp_path / "run", "--key", keys[1], "--json").code == 0
+    found = equipoise(line, tmp_path / "other", "--sign", tmp_path / "no")
+    assert found.code == 2
+    assert not (tmp_path / "other").exists(), "a key that cannot be used is found before anything is spent"
+
+
+def test_a_search_is_drawn_and_charged_once(run, equipoise, keys):
+    assert equipoise("search --mean 5 --json").value["runs"] >= 1
+    assert "runs" in equipoise("search --mean 5").err + equipoise("search --mean 5").out
+    before = json.loads((run / "statement.json").read_text())
+    equipoise("sign", run, "--key", keys[0])
+    found = equipoise("search", run, "--mean", "5", "--json")
+    assert found.code == 0
+    assert found.value["epsilon"] > before["epsilon"]
+    again = equipoise("verify", run, "--json")
+    assert again.value["consistent"]
+    assert again.value["signer"] is None, "the signature was of another statement"
+    after = json.loads((run / "statement.json").read_text())
+    assert after["search"] == {"mean": 5.0, "shape": 1.0}
+    assert before["assumptions"][:-1] == after["assumptions"][:-1] != before["assumptions"]
+    assert "Search for settings" in (run / "report.html").read_text()
+    assert "already" in equipoise("search", run, "--json").value["error"]
+    edit(run / "statement.json", search=None, epsilon=before["epsilon"])
+    assert equipoise("verify", run, "--json").code == 1
+
+
+def test_a_journal_elsewhere(run, equipoise, tmp_path):
+    (run / "private" / "journal.jsonl").rename(tmp_path / "shared")
+    assert not equipoise("verify", run, "--json").value["with_journal"]
+    assert equipoise("verify", run, "--ledger", tmp_path / "shared", "--json").value["with_journal"]
+    (run / "private" / "ledger_file").write_text(str(tmp_path / "shared"))
+    assert eq.verify_run(run).with_journal
+    (tmp_path / "shared").unlink()
+    assert "not there any more" in equipoise("verify", run, "--json").value["error"]
+    assert equipoise("verify", run, "--ledger", tmp_path / "none", "--json").code == 2
+
+
+def test_verifying_changes_nothing(run, equipoise):
+    def state():
+        return {p: (p.stat().st_mtime_ns, p.stat().st_mode) for p in sorted(run.rglob("*"))}
+
+    before = state()
+    equipoise("verify", run)
+    assert state() == before

@@ -1,0 +1,130 @@
+"""The law of the number of runs, and the price of choosing among them against the published formula."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+
+import dp_accounting
+import pytest
+from scipy import stats
+
+from equipoise.privacy import (
+    FullBatch,
+    Journal,
+    Ledger,
+    Poisson,
+    PrivacyPlan,
+    PrivateSearch,
+    Release,
+    accounts,
+    epsilon,
+)
+from equipoise.privacy.errors import JournalError, PlanError
+
+POISSON = PrivateSearch(6.0, math.inf)
+
+
+def probabilities(search: PrivateSearch, most: int = 4000) -> list[float]:
+    """P[K = 0], P[K = 1], ... by the definitions."""
+    if math.isinf(search.shape):
+        return [float(p) for p in stats.poisson.pmf(range(most), search.mean)]
+    gamma, eta = search.gamma, search.shape
+    weights, product = [0.0], 1.0
+    for k in range(1, most):
+        product *= (1 - gamma) * ((k - 1 + eta) / k if k > 1 or eta != 0 else 1.0)
+        weights.append(product)
+    total = sum(weights)
+    return [w / total for w in weights]
+
+
+@pytest.mark.parametrize("search", [PrivateSearch(10), PrivateSearch(5, 0), PrivateSearch(8, 0.5), POISSON])
+def test_the_law_has_its_mean_and_its_quantiles(search):
+    law = probabilities(search)
+    assert sum(k * p for k, p in enumerate(law)) == pytest.approx(search.mean, rel=1e-6)
+    cumulated = list(accumulate(law))
+    for uniform in (1e-3, 0.2, 0.5, 0.9, 0.999):
+        assert search.quantile(uniform) == next(k for k, c in enumerate(cumulated) if c >= uniform)
+
+
+def test_geometric_is_geometric():
+    law = probabilities(PrivateSearch(4), 50)
+    assert law[1:] == pytest.approx([0.25 * 0.75**k for k in range(49)], rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [1.0, 0.0, 0.5, 2.0])
+def test_the_price_is_that_of_the_theorem(shape):
+    """Theorem 2 for a Gaussian, whose divergence at order a is a / (2 z^2), minimised over both orders."""
+    z, delta, search = 20.0, 1e-6, PrivateSearch(10, shape)
+
+    def rdp(a: float) -> float:
+        return a / (2 * z * z)
+
+    orders = [1 + 0.05 * k for k in range(1, 8000)]
+    price = min(
+        (1 + shape) * (1 - 1 / b) * rdp(b) + (1 + shape) * math.log(1 / search.gamma) / b for b in orders
+    )
+    best = min(
+        rdp(a)
+        + price
+        + math.log(search.mean) / (a - 1)
+        + math.log1p(-1 / a)
+        - math.log(delta * a) / (a - 1)  # from Renyi to (epsilon, delta)
+        for a in orders
+    )
+    found = epsilon(search.event(dp_accounting.GaussianDpEvent(z)), delta)
+    assert found.accountant == "rdp"
+    assert best * (1 - 1e-3) <= found.value <= 1.05 * best  # fewer orders than here: looser
+
+
+def test_many_runs_cost_less_searched_than_composed_and_a_few_more():
+    run = dp_accounting.GaussianDpEvent(2.0)
+    alone = epsilon(run, 1e-5).value
+    assert epsilon(POISSON.event(run), 1e-5).value > alone
+    for runs, dearer in ((2, True), (300, False)):
+        chosen = epsilon(PrivateSearch(runs).event(run), 1e-5).value
+        composed = epsilon(dp_accounting.SelfComposedDpEvent(run, runs), 1e-5).value
+        assert alone < min(chosen, composed)
+        assert (chosen > composed) is dearer
+
+
+def test_where_no_accountant_covers_it_is_said():
+    run = Poisson(20, 1000, 100).event(1.0)
+    with pytest.raises(PlanError, match="add_or_remove_one"):
+        epsilon(PrivateSearch(10).event(run), 1e-5, "replace_one")
+    assert epsilon(PrivateSearch(10).event(dp_accounting.NonPrivateDpEvent()), 1e-5).value == math.inf
+
+
+@pytest.mark.parametrize(
+    ("mean", "shape", "error"),
+    [
+        (1, 1, ValueError),
+        (0, math.inf, ValueError),
+        (10, -1, ValueError),
+        (math.inf, 1, ValueError),
+        ("10", 1, TypeError),
+        (10, math.nan, TypeError),
+        (True, 1, TypeError),
+    ],
+)
+def test_laws_that_there_are_not(mean, shape, error):
+    with pytest.raises(error):
+        PrivateSearch(mean, shape)
+
+
+def test_a_shared_journal_counts_the_search_of_another_run():
+    plan = PrivacyPlan([Release("g", 5.0, max_bound=1.0)], FullBatch(100, 4))
+    journal = Journal()
+    first = Ledger(plan, journal=journal)
+    without = accounts.exact(
+        accounts.compose(accounts.other_runs(journal.entries(), plan.relation).values()), 1e-5, plan.relation
+    )
+    line = {"type": "search", "run": first.run, "search": PrivateSearch(10).describe()}
+    journal.append(line)
+    second = Ledger(plan, journal=journal)
+    charged = second.spent(1e-5)
+    assert charged.accountant == "rdp"
+    assert charged.value > without.value
+    journal.append(line)
+    with pytest.raises(JournalError, match="several searches"):
+        Ledger(plan, journal=journal)

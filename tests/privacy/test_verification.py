@@ -1,0 +1,234 @@
+"""Every edit of a statement is caught: with the journal, and from the published files alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import jsonschema
+import pytest
+import torch
+
+from equipoise.privacy import (
+    Journal,
+    Ledger,
+    Poisson,
+    PrivacyPlan,
+    Private,
+    Release,
+    Secrets,
+    Unproven,
+    capped,
+    statement_schema,
+)
+from equipoise.privacy.sampling import FullBatch, Unamplified
+from equipoise.privacy.verification import check_published, check_with_journal, statement_from_journal
+
+DELTA = 1e-5
+
+
+def released(ledger: Ledger, name: str, *names: str) -> None:
+    draw = ledger.open(name)
+    values = Private(torch.tensor([1.0, 2.0]), draw)
+    ledger.release(draw, {n: capped(values, upper=5.0) for n in names})
+
+
+def plain_run(sampling=None, relation="add_or_remove_one", journal=None, steps=3) -> Ledger:
+    sampling = sampling or Unamplified(100, 100, 4)  # in closed form: quick
+    releases = [
+        Release("gradient", 2.0, max_bound=5.0),
+        Release("norm", 6.0, max_bound=5.0, count=2),
+        Release("radius", 9.0, max_bound=5.0, draw="other", count=1, sampling=FullBatch(100, 1)),
+    ]
+    if isinstance(sampling, Unamplified):
+        releases[1] = Release("norm", 6.0, max_bound=5.0, draw="other", count=1, sampling=FullBatch(100, 1))
+    ledger = Ledger(PrivacyPlan(releases, sampling, relation), journal=journal)
+    for step in range(steps):
+        both = step < 2 and ledger.plan["norm"].draw == "batch"
+        released(ledger, "batch", "gradient", *(["norm"] if both else []))
+    released(ledger, "other", "radius")
+    return ledger
+
+
+def unproven_run(multiplier) -> Ledger:
+    plan = PrivacyPlan(
+        [Release("gradient", 2.0, max_bound=5.0)], FullBatch(100, 4), unproven=[Unproven("raw")]
+    )
+    ledger = Ledger(plan)
+    draw = ledger.open("batch")
+    value = {"x": Private(torch.zeros(2), draw)}
+    ledger.release_unproven(
+        draw, "raw", value, 1.0, hole="no bound is known", worst_case_multiplier=multiplier
+    )
+    return ledger
+
+
+def statement_of(ledger: Ledger, **facts) -> dict:
+    return json.loads(ledger.statement(delta=DELTA, **facts).to_json())
+
+
+def verdicts(statement, ledger):
+    """Whether it is consistent: (with the journal, from the statement alone)."""
+    return tuple(
+        all(finding.ok is not False for finding in findings)
+        for findings in (check_with_journal(statement, ledger.journal.entries()), check_published(statement))
+    )
+
+
+RUNS = {
+    "poisson": lambda: plain_run(Poisson(20, 100, 4)),
+    "replace": lambda: plain_run(relation="replace_one"),
+    "unamplified": plain_run,
+    "nested": lambda: plain_run(FullBatch(100, 4)),
+    "worst case": lambda: unproven_run(3.0),
+    "no guarantee": lambda: unproven_run(None),
+    "nothing yet": lambda: plain_run(steps=0),
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_true_statement_is_consistent_and_fits_the_schema(kind):
+    ledger = RUNS[kind]()
+    statement = statement_of(
+        ledger, assumptions=["something else"], recipe="as_published", epsilon_claimed=2.0
+    )
+    assert verdicts(statement, ledger) == (True, True)
+    jsonschema.validate(statement, statement_schema())
+
+
+def edited(change):
+    def edit(statement):
+        change(statement)
+        return statement
+
+    return edit
+
+
+def every_release(key, value):
+    return edited(lambda s: [row.update({key: value}) for row in s["releases"]])
+
+
+EDITS = {
+    "epsilon halved": edited(lambda s: s.update(epsilon=s["epsilon"] / 2)),
+    "epsilon a little lower": edited(lambda s: s.update(epsilon=s["epsilon"] * (1 - 1e-5))),
+    "epsilon a little higher": edited(lambda s: s.update(epsilon=s["epsilon"] * (1 + 1e-5))),
+    "epsilon as text": edited(lambda s: s.update(epsilon=str(s["epsilon"]))),
+    "no epsilon": edited(lambda s: s.update(epsilon=None)),
+    "epsilon at another delta": edited(lambda s: s["epsilons"][0].update(epsilon=0.1)),
+    "delta": edited(lambda s: s.update(delta=1e-3)),
+    "delta and its epsilon": edited(lambda s: s.update(delta=1e-6, epsilon=s["epsilons"][1]["epsilon"])),
+    "noise multiplier": edited(lambda s: s["releases"][0].update(noise_multiplier=3.0)),
+    "number of steps planned": every_release("count", 2),
+    "number of steps made": edited(lambda s: s["releases"][0].update(used=2)),
+    "steps of the sampling": edited(lambda s: s["sampling"].update(steps=2)),
+    "sampling rate": edited(lambda s: s["releases"][0]["sampling"].update(batch_size=20)),
+    "population": edited(lambda s: s["releases"][0]["sampling"].update(population=10_000)),
+    "bound": edited(lambda s: s["releases"][0].update(max_bound=0.1)),
+    "plan": edited(lambda s: s.update(plan="0" * 64)),
+    "relation": edited(lambda s: s.update(relation="replace_one")),
+    "guarantee": edited(lambda s: s.update(guarantee="worst_case")),
+    "hole": edited(
+        lambda s: s["holes"].append({"kind": "disclose", "reason": "x", "count": 1, "worst_case": None})
+    ),
+    "a release left out": edited(lambda s: s["releases"].pop()),
+    "cross-check": edited(lambda s: s.update(cross_check=1.0)),
+    "accountant": edited(lambda s: s.update(accountant="pld")),
+    "warning": edited(lambda s: s.update(warnings=["all is well"])),
+    "assumption left out": edited(lambda s: s["assumptions"].pop(0)),
+    "search": edited(lambda s: s.update(search={"mean": 10.0, "shape": 1.0})),
+    "a key left out": edited(lambda s: s.pop("epsilons")),
+    "a key too many": edited(lambda s: s.update(certified_by="an authority")),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_statement_is_caught(edit):
+    ledger = plain_run()
+    statement = EDITS[edit](statement_of(ledger))
+    assert verdicts(statement, ledger) == (False, False)
+
+
+# What a stranger cannot see: the journal knows it.
+SILENT = {
+    "run": edited(lambda s: s.update(run="f" * 16)),
+    "other runs": edited(lambda s: s.update(other_runs=1)),
+    "private": edited(lambda s: s.update(private=False)),
+}
+
+
+@pytest.mark.parametrize("edit", SILENT)
+def test_edits_that_the_journal_alone_catches(edit):
+    ledger = plain_run()
+    assert verdicts(SILENT[edit](statement_of(ledger)), ledger) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "words"),
+    [
+        (0, lambda e: e["plan"]["releases"][0].update(noise_multiplier=9.0), "plan was edited"),
+        (1, lambda e: e["multipliers"].update(gradient=9.0), "noise multiplier"),
+        (1, lambda e: e["bounds"].update(gradient=50.0), "bound"),
+        (1, lambda e: e.update(pattern=["nothing"]), "does not hold"),
+        (1, lambda e: e.pop("bounds"), "KeyError"),
+        (0, lambda e: e.update(type="noise"), "holds no run"),
+        (2, lambda e: e.update(type="noise"), "unknown type"),
+    ],
+)
+def test_an_edited_journal_is_caught(line, change, words):
+    ledger = plain_run()
+    statement, entries = statement_of(ledger), copy.deepcopy(ledger.journal.entries())
+    change(entries[line])
+    wrong = [finding for finding in check_with_journal(statement, entries) if finding.ok is False]
+    assert words in wrong[0].detail
+
+
+def test_a_line_left_out_of_the_journal_is_caught():
+    ledger = plain_run()
+    statement, entries = statement_of(ledger), ledger.journal.entries()
+    for gone in range(1, len(entries)):
+        left = entries[:gone] + entries[gone + 1 :]
+        assert any(finding.ok is False for finding in check_with_journal(statement, left))
+
+
+def test_a_stranger_cannot_tell_lines_and_statement_edited_together():
+    """What signatures are for: a whole other run is consistent in itself."""
+    ledger = plain_run()
+    entries = ledger.journal.entries()
+    left = [entry for entry in entries if entry.get("index") != 2]
+    statement = json.loads(statement_from_journal(left, ledger.run, DELTA).to_json())
+    assert statement["epsilon"] < statement_of(ledger)["epsilon"]
+    assert all(finding.ok is not False for finding in check_with_journal(statement, left))
+
+
+def test_a_shared_journal_that_has_grown_since():
+    journal = Journal()
+    first = plain_run(journal=journal)
+    early = statement_of(first)
+    second = plain_run(journal=journal)
+    late = statement_of(second)
+    assert late["other_runs"] == 1
+    first.close()
+    third = plain_run(journal=journal)
+    for statement in (early, late, statement_of(third)):
+        assert verdicts(statement, first)[0]
+        assert not verdicts(statement | {"epsilon": statement["epsilon"] * 0.999}, first)[0]
+        assert not verdicts(statement | {"other_runs": 7}, first)[0]
+    # a stranger sees that the figure covers the run itself at least
+    assert verdicts(late, second)[1]
+    assert not verdicts(late | {"epsilon": 0.01}, second)[1]
+
+
+def test_a_reproducible_run_says_so():
+    plan = PrivacyPlan([Release("gradient", 2.0, max_bound=5.0)], FullBatch(100, 4))
+    ledger = Ledger(plan, secrets=Secrets(reproducible_seed=1))
+    statement = statement_of(ledger)
+    assert statement["private"] is False
+    assert verdicts(statement, ledger) == (True, True)
+    assert verdicts(statement | {"private": True}, ledger)[0] is False
+
+
+@pytest.mark.parametrize(
+    "value", [{}, {"delta": 0.1}, {"delta": "x"}, {"delta": 1e-5, "run": [], "releases": 3}]
+)
+def test_what_is_no_statement(value):
+    assert verdicts(value, plain_run()) == (False, False)
