@@ -40,6 +40,9 @@ __all__ = ["ConvFactor", "ConvGeometry"]
 #: As for other factors, but rows save a convolution its second weight gradient, and its kernels are small.
 ROWS_GROWTH = 4
 
+#: Elements of the unfolded input at once: it is many times the input, and fits the cache in pieces.
+UNFOLDED_ELEMENTS = CHUNK_ELEMENTS // 4
+
 _WEIGHT_GRADIENT: dict[int, Callable[..., Tensor]] = {
     1: conv1d_weight,
     2: conv2d_weight,
@@ -193,7 +196,7 @@ class ConvFactor(Factor):
         out = torch.empty(self.num_records, dtype=widen(self.x[:0]).dtype, device=self.device)
         kernel = self.kernels(False)[0] if self.kernel == "auto" else self.kernel
         if kernel == "gram":
-            for part in chunks(self.num_records, self._unfolded_elements()):
+            for part in chunks(self.num_records, self._unfolded_elements(), UNFOLDED_ELEMENTS):
                 factor = self.rows(part)
                 a, b = factor._patches(), factor._columns()
                 out[part] = gram_norms(a, b).view(-1, self.geometry.groups).sum(1)
@@ -292,8 +295,9 @@ class ConvFactor(Factor):
         return self.positions * self.x.shape[2] * self.geometry.taps
 
     def _record_chunks(self, kernel: str) -> list[slice]:
-        size = self.shape.numel() + (self._unfolded_elements() if kernel == "unfold" else 0)
-        return list(chunks(self.num_records, size, 2 * CHUNK_ELEMENTS))
+        if kernel == "unfold":
+            return list(chunks(self.num_records, self._unfolded_elements(), UNFOLDED_ELEMENTS))
+        return list(chunks(self.num_records, self.shape.numel(), 2 * CHUNK_ELEMENTS))
 
     def _rows_by(self, kernel: str) -> Tensor:
         if self.b.numel() == 0 or self.x.numel() == 0:
