@@ -22,8 +22,8 @@ __all__ = ["apply", "candidates", "choose", "measure", "predict"]
 #: A factor this small is not worth a measurement: its time is a step's rounding error.
 SMALL_ELEMENTS = 1 << 14
 
-#: Ways that take memory are chosen where they are this much faster: rows stay from the norms to the sums, and a
-#: grouped convolution reorders its operands.
+#: Ways that take memory are chosen where they are this much faster: rows stay from the norms to the sums,
+#: and a grouped convolution reorders its operands.
 ROWS_GAIN, GROUPED_GAIN = 1.1, 1.2
 
 
