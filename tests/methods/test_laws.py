@@ -25,6 +25,8 @@ from equipoise.methods import METHODS
 from equipoise.privacy import Ledger, clip
 from equipoise.privacy.private import unwrap
 from equipoise.training import desk
+from equipoise.training.batches import batch_size
+from equipoise.training.draws import RowMaker
 
 BUDGET = eq.Budget(8.0, 1e-3)
 every = pytest.mark.parametrize("make", EXAMPLES.values(), ids=EXAMPLES.keys())
@@ -110,6 +112,28 @@ def test_the_law_of_thresholds_sees_one_that_is_kept_and_never_released(monkeypa
     )
     assert first[:-1] == second[:-1]
     assert first[-1] != second[-1]
+
+
+@every
+def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
+    """So that `describe` tells the time of methods of several passes, too."""
+    method, given = make(), {"sampling": eq.FullBatch(RECORDS, STEPS)}  # draws of a size that is known
+    if getattr(method, "anchor_batch_size", None) is not None:  # smaller than everybody
+        given = {"sampling": eq.WithoutReplacement(20, RECORDS, STEPS), "relation": "replace_one"}
+        method.noise_multiplier = method.anchor_noise_multiplier = 1.0
+        given["budget"] = None
+    run = train(method, **given)
+    told = run.method.gradients_per_step(run.sampling, run.plan)
+    computed, rows = 0, RowMaker.rows
+
+    def counted(self, batch, points, coins):
+        nonlocal computed
+        computed += batch_size(batch) * len(points)
+        return rows(self, batch, points, coins)
+
+    monkeypatch.setattr(RowMaker, "rows", counted)
+    list(run)
+    assert told == pytest.approx(computed / STEPS)
 
 
 @every

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import torch
 from dp_accounting import DpEvent
 from torch import Tensor
 
@@ -21,8 +21,12 @@ from equipoise.experiments.settings import Settings, SettingsError
 from equipoise.methods import METHODS, ExponentialDecay, Method, ReleasedQuantile, Threshold
 from equipoise.privacy import Budget, Journal, Poisson, PrivacyPlan, epsilon
 from equipoise.privacy.accounts import compose, other_runs
+from equipoise.training.randomness import generator
 
 __all__ = ["make_method"]
+
+RELATION = "add_or_remove_one"
+MOST = 2.0**16  # so many times the noise that a method needs alone, and no more, is tried
 
 
 def make_method(
@@ -71,22 +75,33 @@ def make_method(
             f"--method {settings.method} needs public records: give --public-records M, which takes the "
             "last M training records out of the private set. They get no protection."
         )
-    method = kind(**{name: value for name, value in options.items() if name in known})
-    others = _other_runs(settings)
+    given = {name: value for name, value in options.items() if name in known}
+    method, others = kind(**given), _other_runs(settings)
+
+    def plan_of(chosen: Method, budget: Budget | None = None) -> PrivacyPlan:
+        # as the training will make it: the coins of a public schedule follow the seed
+        return chosen.plan(sampling, budget, RELATION, generator(settings.seed, "plan"))
+
     if settings.epsilon is not None:
         budget = Budget(settings.epsilon, settings.delta)
-        if others and (
-            "noise_multiplier" not in known or len(_plan_of(method, sampling, budget).releases) != 1
-        ):
+        if not others:
+            return method, budget
+        plan = plan_of(method, budget)
+        fitted = _fitted(plan, _free_noise(method, given, plan), others, budget)
+        noise = {
+            name: fitted[release].noise_multiplier
+            for name, release in kind.noise_arguments.items()
+            if release in _names(fitted)
+        }
+        method = kind(**{**given, **noise})
+        if plan_of(method).fingerprint() != fitted.fingerprint():
             raise SettingsError(
-                f"--ledger holds other runs, and the noise of --method {settings.method} cannot be fitted "
-                "to what they leave yet. Give this run a journal of its own."
+                f"--ledger holds other runs, and the noise of --method {settings.method} with these settings "
+                "cannot be fitted to what they leave: it follows from the budget in a way that its "
+                "arguments cannot express. Give this run a journal of its own."
             )
-        if others:
-            left = _noise_for_the_rest(method, sampling, others, budget)
-            method = kind(**{n: v for n, v in {**options, "noise_multiplier": left}.items() if n in known})
         return method, budget
-    found = _total(_plan_of(method, sampling), others, settings.delta)
+    found = _total(plan_of(method), others, settings.delta)
     if not math.isfinite(found):
         raise SettingsError(
             f"--noise-multiplier is {settings.noise_multiplier:g}, which is too little noise for any "
@@ -95,46 +110,71 @@ def make_method(
     return method, Budget(found, settings.delta)
 
 
-def _plan_of(method: Method, sampling: Poisson, budget: Budget | None = None) -> PrivacyPlan:
-    return method.plan(sampling, budget, "add_or_remove_one", torch.Generator().manual_seed(0))
-
-
 def _other_runs(settings: Settings) -> list[DpEvent]:
     """The events of the runs that the shared journal holds."""
     if settings.ledger is None or not Path(settings.ledger).is_file():
         return []
-    return list(other_runs(Journal(settings.ledger).entries(), "add_or_remove_one").values())
+    return list(other_runs(Journal(settings.ledger).entries(), RELATION).values())
 
 
 def _total(plan: PrivacyPlan, others: Sequence[DpEvent], delta: float) -> float:
     return epsilon(compose([plan.event(), *others]), delta, plan.relation).value
 
 
-def _noise_for_the_rest(
-    method: Method, sampling: Poisson, others: Sequence[DpEvent], budget: Budget
-) -> float:
-    """The noise multiplier with which this run and the others together just meet the budget."""
+def _names(plan: PrivacyPlan) -> set[str]:
+    return {release.name for release in plan.releases}
+
+
+def _free_noise(method: Method, given: Mapping[str, Any], plan: PrivacyPlan) -> set[str]:
+    """The releases whose noise an argument can fix that was not given, and those that share their noise.
+
+    Raises:
+        SettingsError: there are none.
+    """
+    free = {r for name, r in method.noise_arguments.items() if given.get(name) is None} & _names(plan)
+    if not free:
+        raise SettingsError(
+            f"--ledger holds other runs, and --method {method.name} with these settings has no noise that "
+            "could be fitted to what they leave. Give this run a journal of its own."
+        )
+    return free | {release.name for release in plan.releases if release.correlated_with in free}
+
+
+def _fitted(plan: PrivacyPlan, free: set[str], others: Sequence[DpEvent], budget: Budget) -> PrivacyPlan:
+    """The plan with so much more noise in the free releases that it and the others just meet the budget.
+
+    Raises:
+        SettingsError: the others leave nothing, or the releases that keep their noise take all of it.
+    """
     before = epsilon(compose(others), budget.delta).value
     if before >= budget.epsilon:
         raise SettingsError(
             f"--epsilon is {budget.epsilon:g}, but it is the budget of all runs in the shared ledger, and "
             f"the earlier ones have taken {before:.4g} of it. Raise it, or stop training on these data."
         )
-    plan = _plan_of(method, sampling, budget)
-    alone = plan.releases[0].noise_multiplier
 
-    def total(factor: float) -> float:
-        scaled = [replace(r, noise_multiplier=r.noise_multiplier * factor) for r in plan.releases]
-        return _total(PrivacyPlan(scaled, plan.sampling, plan.relation), others, budget.delta)
+    def scaled(factor: float) -> PrivacyPlan:
+        releases = [
+            replace(r, noise_multiplier=r.noise_multiplier * factor) if r.name in free else r
+            for r in plan.releases
+        ]
+        return PrivacyPlan(releases, plan.sampling, plan.relation, plan.unproven)
 
     low, high = 1.0, 2.0
-    while total(high) > budget.epsilon:
+    while _total(scaled(high), others, budget.delta) > budget.epsilon:
+        if high > MOST:
+            raise SettingsError(
+                f"--epsilon is {budget.epsilon:g}; the earlier runs in the shared ledger have taken "
+                f"{before:.4g} of it, and the releases of this method whose noise is a setting (such as "
+                "counts) take the rest. Give them more noise, or raise it."
+            )
         low, high = high, high * 2
     # one part in 500 of noise is worth less than the accountants' own precision
     while high / low > 1.002:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if total(middle) > budget.epsilon else (low, middle)
-    return alone * high
+        enough = _total(scaled(middle), others, budget.delta) <= budget.epsilon
+        low, high = (low, middle) if enough else (middle, high)
+    return scaled(high)
 
 
 def _clip_norm(text: str) -> float | Threshold:

@@ -23,12 +23,13 @@ from equipoise.experiments.assembly import (
     cache_folder,
     cross_entropy,
 )
-from equipoise.experiments.noise import make_method
 from equipoise.experiments.saved import SETTINGS_FILE, is_finished, read_settings
 from equipoise.experiments.settings import Settings
+from equipoise.methods import METHODS
 from equipoise.privacy import Budget
 from equipoise.report import read_run, write_report
 from equipoise.training import PrivateTraining
+from equipoise.training.folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,8 +90,9 @@ def resume_run(
     )
     experiment = _assemble(settings, console)
     method = None
-    if experiment.public is not None:
-        method, _ = make_method(experiment.settings, experiment.sampling, experiment.public)
+    if experiment.public is not None:  # which no file holds; the noise is that of the first start
+        described = RunFolder(folder).read_config()["method"]
+        method = METHODS[described["name"]].from_config(described, public=experiment.public)  # type: ignore[call-arg]
     training = PrivateTraining.resume(
         folder,
         experiment.model,

@@ -47,6 +47,14 @@ class Wrapped(RoundHooks, Method):
         """The round begins where the server put the parameters."""
         return {**state, "inner": self.inner.rebase(state["inner"], params), "start": copied(params)}
 
+    def passes_over(self, draw: str) -> int:
+        """The inner method's."""
+        return self.inner.passes_over(draw)
+
+    def gradients_per_step(self, sampling: Sampling, plan: PrivacyPlan) -> float:
+        """The inner method's."""
+        return self.inner.gradients_per_step(sampling, plan)
+
     def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
         """The inner method's."""
         return self.inner.claimed_epsilon(sampling, relation, delta)

@@ -90,6 +90,11 @@ class AdaptiveRMS(Method):
         avoid_when="A clip norm is tuned and no point fits all data, or few records have gradients at all.",
     )
 
+    noise_arguments: ClassVar[Mapping[str, str]] = {
+        "noise_multiplier": "gradient",
+        "radius_noise_multiplier": "squares",
+    }
+
     def __init__(
         self,
         clip_norm: float = 1.0,

@@ -18,7 +18,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -80,6 +80,11 @@ class AnchoredMethod(Method):
             at the same anchor every step, and pays for each.
     """
 
+    noise_arguments: ClassVar[Mapping[str, str]] = {
+        "noise_multiplier": "coupled",
+        "anchor_noise_multiplier": "anchor",
+    }
+
     def __init__(
         self,
         *,
@@ -111,6 +116,10 @@ class AnchoredMethod(Method):
         self.coupled_noise_factor, self.threshold_ratio = coupled_noise_factor, threshold_ratio
         self.anchor_noise = anchor_noise
         self._planned: Planned | None = None
+
+    def passes_over(self, draw: str) -> int:
+        """The coupled term takes the gradients of its records at two points."""
+        return 2 if draw == "batch" else 1
 
     # ---- what a method adds
 

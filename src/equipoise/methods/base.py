@@ -183,6 +183,23 @@ class Method(ABC):
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """One step: an estimate of the gradient for every trainable parameter, and the next state."""
 
+    def passes_over(self, draw: str) -> int:
+        """How often a step computes the gradients of the records of this draw: points times queries."""
+        return 1
+
+    def gradients_per_step(self, sampling: Sampling, plan: PrivacyPlan) -> float:
+        """Expected per-sample gradients that a step computes, private and public, on average over the run."""
+        counts: dict[str, int] = {}
+        for pattern in plan.patterns():
+            counts[pattern.draw] = counts.get(pattern.draw, 0) + pattern.count
+        for item in plan.unproven:
+            counts[item.draw] = max(counts.get(item.draw, 0), plan.count(item))
+        total = sum(
+            count * plan.sampling_of(draw).expected_size * self.passes_over(draw)
+            for draw, count in counts.items()
+        )
+        return total / sampling.steps
+
     def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
         """The epsilon that the method's publication claims for a recipe as published; None for none."""
         return None
@@ -201,6 +218,9 @@ class Method(ABC):
 
     kept_as: ClassVar[Mapping[str, str]] = {}
     """Arguments of the constructor that are attributes under another name."""
+
+    noise_arguments: ClassVar[Mapping[str, str]] = {}
+    """Arguments that fix a noise multiplier, and the releases that have it."""
 
     @classmethod
     def arguments(cls) -> tuple[str, ...]:

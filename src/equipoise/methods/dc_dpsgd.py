@@ -27,7 +27,7 @@ weights in [c_2 / c_1, 1] on the body: it weighs records anew, it does not lower
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -116,6 +116,8 @@ class DCDPSGD(Method):
         use_when="Gradients are skewed and heavy-tailed, as in regression with rare large errors.",
         avoid_when="Noise is symmetric or light-tailed, or classes are rare: a single threshold is better.",
     )
+
+    noise_arguments: ClassVar[Mapping[str, str]] = {"noise_multiplier": "gradient"}
 
     def __init__(
         self,
@@ -257,6 +259,10 @@ class DCDPSGD(Method):
             sampling.expected_size,
         )
         return PrivacyPlan([Release("gradient", multiplier, max_bound=self._bound)], sampling, relation)
+
+    def passes_over(self, draw: str) -> int:
+        """Two where the labels are decided over the whole draw: one for the scores, one for the sum."""
+        return 2 if self._joint else 1
 
     def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
         """As published: epsilon of the trace plus epsilon of the gradient, known once the plan is made."""

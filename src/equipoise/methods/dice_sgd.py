@@ -101,6 +101,8 @@ class DiceSGD(Method):
         avoid_when="DP-SGD's clip norm is well tuned, or training is short in high dimension.",
     )
 
+    noise_arguments: ClassVar[Mapping[str, str]] = {"noise_multiplier": "body"}
+
     def __init__(
         self,
         clip_norm: float = 1.0,

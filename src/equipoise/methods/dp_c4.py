@@ -198,6 +198,11 @@ class _DPC4(AnchoredMethod):
             routine=self.routine,
         )
 
+    def passes_over(self, draw: str) -> int:
+        """A threshold from raw gradients takes them once more."""
+        raw = {self.coupled_rule if draw == "batch" else self.anchor_rule} & set(RAW_RULES)
+        return super().passes_over(draw) * (2 if raw else 1)
+
     # ---- steps
 
     def init(self, context: Context) -> State:

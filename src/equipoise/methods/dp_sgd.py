@@ -69,6 +69,7 @@ class DPSGD(Method):
     )
 
     kept_as: ClassVar[Mapping[str, str]] = {"clip_norm": "threshold"}
+    noise_arguments: ClassVar[Mapping[str, str]] = {"noise_multiplier": "gradient"}
 
     def __init__(
         self,

@@ -92,6 +92,10 @@ class GEP(ProjectedGradient):
     default_blocks: ClassVar[Blocks] = "per_layer"
     default_refresh: ClassVar[int | None] = 1
     takes_residual: ClassVar[bool] = True
+    noise_arguments: ClassVar[Mapping[str, str]] = {
+        "noise_multiplier": "gradient",
+        "residual_noise_multiplier": "residual",
+    }
 
     def __init__(
         self,

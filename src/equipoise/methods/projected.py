@@ -100,6 +100,11 @@ class ProjectedGradient(Method):
     default_blocks: ClassVar[Blocks] = "per_tensor"
     default_refresh: ClassVar[int | None] = None
 
+    noise_arguments: ClassVar[Mapping[str, str]] = {
+        "noise_multiplier": "gradient",
+        "subspace_noise_multiplier": "moment",
+    }
+
     def __init__(
         self,
         public: Any = None,
@@ -210,6 +215,15 @@ class ProjectedGradient(Method):
             noise = subspace_noise(source, sampling, refreshes, scale, self.subspace_share)
         first = Release("gradient", scale, self.clip_norm)
         return [first, *source.releases(sampling, refreshes, noise)]
+
+    def gradients_per_step(self, sampling: Sampling, plan: PrivacyPlan) -> float:
+        """With those of the public records at every refresh."""
+        private = super().gradients_per_step(sampling, plan)
+        if self.public is None:
+            return private
+        count = self._refreshes(sampling)
+        parts = len(self.public) // count if self.split == "ibs" else self.public_batch_size
+        return private + count * self.public.drawn_size(parts) / sampling.steps
 
     def _interval(self, sampling: Sampling) -> int:
         default = 1 if self.recipe == "as_published" else self.default_refresh

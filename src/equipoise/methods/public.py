@@ -67,6 +67,10 @@ class PublicOnly(Method):
         """Nothing is released."""
         return PrivacyPlan([], sampling, relation)
 
+    def gradients_per_step(self, sampling: Sampling, plan: PrivacyPlan) -> float:
+        """Those of public records."""
+        return self.public.drawn_size(self.public_batch_size)
+
     def init(self, context: Context) -> State:
         """Nothing is carried from step to step."""
         return {}
@@ -124,6 +128,8 @@ class PublicWarmStart(Method):
         avoid_when="The public records are of another task.",
     )
 
+    noise_arguments: ClassVar[Mapping[str, str]] = {"noise_multiplier": "gradient"}
+
     def __init__(
         self,
         public: Any,
@@ -168,6 +174,17 @@ class PublicWarmStart(Method):
     ) -> PrivacyPlan:
         """The inner method's plan for the steps that are left."""
         return self.inner.plan(self._rest(sampling), budget, relation, public_rng)
+
+    def passes_over(self, draw: str) -> int:
+        """As the inner method's."""
+        return self.inner.passes_over(draw)
+
+    def gradients_per_step(self, sampling: Sampling, plan: PrivacyPlan) -> float:
+        """Those of public records in the public steps, those of the inner method in the others."""
+        warm, rest = self._warm(sampling), self._rest(sampling)
+        public = self.public.drawn_size(self.public_batch_size)
+        later = self.inner.gradients_per_step(rest, plan)
+        return (warm * public + rest.steps * later) / sampling.steps
 
     def init(self, context: Context) -> State:
         """The inner method starts after the public steps."""

@@ -66,6 +66,10 @@ class PublicRecords:
             return self.batch
         return self.take(torch.randperm(len(self), generator=rng)[:size])
 
+    def drawn_size(self, size: int | None) -> int:
+        """How many records `drawn` gives."""
+        return len(self) if size is None else min(size, len(self))
+
     def assumptions(self) -> tuple[str, ...]:
         """What a guarantee assumes of them, as a phrase for the statement."""
         return (f"{len(self)} records are public, get no protection, and none of them is a private record",)

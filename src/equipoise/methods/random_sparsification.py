@@ -11,6 +11,7 @@ Source: Zhu and Blaschko 2021, "Improving Differentially Private SGD via Randoml
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -57,6 +58,8 @@ class RandomSparsification(Method):
         use_when="As a comparison.",
         avoid_when="Models are large: the rows of every layer are formed.",
     )
+
+    noise_arguments: ClassVar[Mapping[str, str]] = {"noise_multiplier": "gradient"}
 
     def __init__(
         self,

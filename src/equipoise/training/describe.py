@@ -40,7 +40,8 @@ class Description:
         delta: of the guarantee.
         relation: neighbouring relation.
         memory_bytes: estimated peak above the model: factors of a micro-batch and copies of the parameters.
-        seconds_per_step: measured on one micro-batch and scaled to the expected batch.
+        passes: forward and backward passes over an expected batch that the method takes a step, on average.
+        seconds_per_step: measured on one micro-batch and scaled to the records of all passes.
         seconds: the whole training.
         processes: how many processes share the work.
         dense: parameters that are computed record by record for want of a rule, with the reason.
@@ -59,6 +60,7 @@ class Description:
     delta: float
     relation: str
     memory_bytes: int
+    passes: float
     seconds_per_step: float
     seconds: float
     processes: int
@@ -87,8 +89,9 @@ class Description:
                 else ""
             ),
             f"  memory      about {self.memory_bytes / 1e6:,.0f} MB beside the model",
-            f"  time        about {self.seconds_per_step * 1e3:,.0f} ms a step, {_duration(self.seconds)} "
-            "in all",
+            f"  time        about {self.seconds_per_step * 1e3:,.0f} ms a step"
+            + (f" of {self.passes:.1f} passes over a batch" if round(self.passes, 1) != 1 else "")
+            + f", {_duration(self.seconds)} in all",
         ]
         return "\n".join(lines)
 
@@ -96,7 +99,8 @@ class Description:
 def describe(pieces: Pieces) -> Description:
     """What a training of these pieces would do; a micro-batch is made and thrown away."""
     sampling, plan, rows = pieces.sampling, pieces.plan, pieces.rows
-    seconds = _seconds_per_step(pieces)
+    passes = pieces.method.gradients_per_step(sampling, plan) / sampling.expected_size
+    seconds = passes * _seconds_a_pass(pieces)
     return Description(
         method=pieces.method.name,
         parameters=pieces.num_parameters,
@@ -115,6 +119,7 @@ def describe(pieces: Pieces) -> Description:
             pieces.num_parameters,
             min(rows.micro_batch_size, 2 * sampling.expected_size),
         ),
+        passes=passes,
         seconds_per_step=seconds,
         seconds=seconds * sampling.steps,
         processes=pieces.processes.count,
@@ -122,7 +127,7 @@ def describe(pieces: Pieces) -> Description:
     )
 
 
-def _seconds_per_step(pieces: Pieces) -> float:
+def _seconds_a_pass(pieces: Pieces) -> float:
     """Time of the rows and sums of one micro-batch, scaled to this process' share of a batch."""
     rows = pieces.rows
     share = pieces.sampling.expected_size / pieces.processes.count
