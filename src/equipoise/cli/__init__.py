@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from equipoise import __version__
+from equipoise.cli.audit import audit
 from equipoise.cli.calibration import calibrate
 from equipoise.cli.comparison import compare
 from equipoise.cli.listing import methods
@@ -44,6 +45,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     methods,
     experiment,
     compare,
+    audit,
 )
 
 app = typer.Typer(

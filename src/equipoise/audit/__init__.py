@@ -1,0 +1,1 @@
+"""Audits: attacks on our own guarantees and on published ones."""

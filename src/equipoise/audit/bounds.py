@@ -1,0 +1,229 @@
+"""From counts to a certified lower bound on epsilon.
+
+An attacker who decides "present" where a statistic exceeds a threshold errs at rates that (epsilon, delta)
+limits, whatever the statistic: with P the law without the record and Q the law with it,
+
+    Q(S > t) <= e^epsilon P(S > t) + delta,      P(S <= t) <= e^epsilon Q(S <= t) + delta.
+
+So rates that were measured refute small values of epsilon. Three ways, by what is known:
+
+- *threshold*: nothing is known. Clopper and Pearson's exact limits of both rates, each with half of the
+  error probability, give epsilon >= log((Q - delta) / P). Threshold and side are chosen on one half of the
+  runs and certified on the other; n runs cannot certify more than about log n.
+- *gaussian*: both rates limit mu = Phi^-1(1 - P) - Phi^-1(1 - Q) from below. If the mechanism's trade-off is a
+  Gaussian's (unsampled Gaussian releases) then mu gives epsilon at any delta; for others it is a fit.
+- *known law*: P is known, and L is a log-likelihood ratio with E_P[e^L] <= 1. Then P(L > t) <= e^-t by
+  Markov's inequality, and only Q is measured: epsilon >= t + log(Q(L > t) - delta), whatever the number of
+  runs.
+
+Sources: Jagielski, Ullman and Oprea 2020 (Clopper and Pearson's limits); Nasr et al. 2023 (Gaussian fit).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from equipoise.privacy import gaussian_epsilon
+
+__all__ = ["Certificate", "certify_known_law", "certify_thresholds", "clopper_pearson", "epsilon_of_rates"]
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What runs with and without a record prove.
+
+    Attributes:
+        epsilon: lower bound on epsilon at `delta`, at least 0, true at `confidence`.
+        delta: as claimed.
+        confidence: probability that the bound is true.
+        law: "unknown" (threshold test) or "known" (likelihood ratio).
+        runs: how many runs certified it: (without, with).
+        false_positives, true_positives: counts at the chosen threshold.
+        threshold: the chosen one.
+        gaussian_epsilon: epsilon at delta of the Gaussian trade-off that the rates force; None where the law
+            is known or delta is 0.
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    law: str
+    runs: tuple[int, int]
+    false_positives: int
+    true_positives: int
+    threshold: float
+    gaussian_epsilon: float | None = None
+
+
+def clopper_pearson(successes: int, trials: int, alpha: float) -> tuple[float, float]:
+    """One-sided lower and upper limits of a rate, each wrong with probability at most alpha.
+
+    Args:
+        successes: out of `trials`.
+        trials: at least 1.
+        alpha: of either limit.
+
+    Example:
+        >>> low, high = clopper_pearson(0, 100, 0.05)
+        >>> low, round(high, 4)  # 1 - 0.05 ** (1 / 100)
+        (0.0, 0.0295)
+    """
+    if not 0 <= successes <= trials or trials < 1:
+        raise ValueError(f"successes={successes!r} of trials={trials!r}: give 0 <= successes <= trials")
+    low = 0.0 if successes == 0 else float(stats.beta.ppf(alpha, successes, trials - successes + 1))
+    high = 1.0 if successes == trials else float(stats.beta.isf(alpha, successes + 1, trials - successes))
+    return low, high
+
+
+def epsilon_of_rates(false_positive: float, true_positive: float, delta: float) -> float:
+    """The least epsilon >= 0 that allows rates at least this far apart: log((Q - delta) / P).
+
+    Example:
+        >>> round(epsilon_of_rates(0.01, 0.5, 1e-5), 3)
+        3.912
+    """
+    gain = true_positive - delta
+    if gain <= 0:
+        return 0.0
+    return math.inf if false_positive <= 0 else max(0.0, math.log(gain / false_positive))
+
+
+def certify_thresholds(
+    without: ArrayLike, with_record: ArrayLike, delta: float, confidence: float = 0.99
+) -> Certificate:
+    """The threshold test: chosen on the first half of the runs, certified on the second.
+
+    Args:
+        without: a statistic of independent runs without the record; large values speak for presence.
+        with_record: of independent runs with it.
+        delta: as claimed.
+        confidence: of the certificate.
+
+    Raises:
+        ValueError: fewer than 8 runs of a kind, or a statistic that is no number.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> found = certify_thresholds(rng.normal(size=20_000), rng.normal(2.0, 1.0, 20_000), 1e-5)
+        >>> 3.0 < found.epsilon < gaussian_epsilon(2.0, 1e-5)
+        True
+    """
+    p, q = (np.asarray(values, dtype=np.float64).ravel() for values in (without, with_record))
+    if min(len(p), len(q)) < 8 or np.isnan(p).any() or np.isnan(q).any():
+        raise ValueError(
+            f"{len(p)} runs without and {len(q)} with the record, of which {int(np.isnan(p).sum())} and "
+            f"{int(np.isnan(q).sum())} are no numbers: give at least 8 of each, all of them numbers"
+        )
+    alpha = (1 - confidence) / 2
+    halves = (p[: len(p) // 2], q[: len(q) // 2]), (p[len(p) // 2 :], q[len(q) // 2 :])
+    (choice, side, _), (best_mu, mu_side, _) = _select(*halves[0], delta, alpha)
+    fp, tp, runs = _counts(*halves[1], choice, side)
+    found = epsilon_of_rates(
+        clopper_pearson(fp, runs[0], alpha)[1], clopper_pearson(tp, runs[1], alpha)[0], delta
+    )
+    mu = _mu(*_counts(*halves[1], best_mu, mu_side), alpha)
+    return Certificate(
+        epsilon=found,
+        delta=delta,
+        confidence=confidence,
+        law="unknown",
+        runs=(len(halves[1][0]), len(halves[1][1])),
+        false_positives=fp,
+        true_positives=tp,
+        threshold=choice,
+        gaussian_epsilon=float(gaussian_epsilon(mu, delta)) if delta > 0 else None,
+    )
+
+
+def certify_known_law(log_ratios: ArrayLike, delta: float, confidence: float = 0.99) -> Certificate:
+    """The test of a known law: log-likelihood ratios L of runs *with* the record alone.
+
+    L must satisfy E[e^L] <= 1 without the record, as the log of a ratio of densities does, and as a sum of
+    such logs does whose laws were fixed by what was released before. The quantile of L is chosen beforehand
+    (the one that leaves the largest bound on the first half), so that selection and certification are apart.
+
+    Args:
+        log_ratios: L of independent runs with the record.
+        delta: as claimed.
+        confidence: of the certificate.
+
+    Example:
+        >>> certify_known_law([60.0] * 40, 1e-5).epsilon > 59
+        True
+    """
+    values = np.asarray(log_ratios, dtype=np.float64).ravel()
+    if len(values) < 8 or np.isnan(values).any():
+        raise ValueError(f"{len(values)} log-likelihood ratios: give at least 8 numbers")
+    first, second = values[: len(values) // 2], values[len(values) // 2 :]
+    alpha = 1 - confidence
+
+    def bound(sample: Numbers, threshold: float) -> float:
+        low = clopper_pearson(int((sample > threshold).sum()), len(sample), alpha)[0] - delta
+        return threshold + math.log(low) if low > 0 else 0.0
+
+    # a threshold that a fifth of the runs exceed: one at the very edge would hardly be exceeded again
+    highest = np.quantile(first, 0.8, method="lower")
+    candidates = np.nextafter(np.unique(first[first <= highest]), -np.inf)
+    threshold = float(max(candidates, key=lambda t: bound(first, float(t))))
+    return Certificate(
+        epsilon=max(0.0, bound(second, threshold)),
+        delta=delta,
+        confidence=confidence,
+        law="known",
+        runs=(0, len(second)),
+        false_positives=0,
+        true_positives=int((second > threshold).sum()),
+        threshold=threshold,
+    )
+
+
+Choice = tuple[float, int, float]
+
+
+def _select(p: Numbers, q: Numbers, delta: float, alpha: float) -> tuple[Choice, Choice]:
+    """Threshold and side of the largest bound, and of the largest mu, on the selection half."""
+    grid = np.concatenate([np.geomspace(1e-5, 0.5, 60), 1 - np.geomspace(1e-5, 0.5, 60)])
+    pooled = np.concatenate([p, q])
+    pooled = pooled[np.isfinite(pooled)]
+    thresholds = np.unique(np.quantile(pooled, grid)) if len(pooled) else np.zeros(1)
+    # also just outside of either sample: no false positive, or no false negative
+    thresholds = np.unique(np.concatenate([thresholds, np.nextafter(thresholds, -np.inf)]))
+    best: Choice = (float(thresholds[0]), 1, -1.0)
+    widest: Choice = (float(thresholds[0]), 1, -1.0)
+    for threshold in thresholds:
+        for side in (1, -1):
+            fp, tp, (n, m) = _counts(p, q, float(threshold), side)
+            high, low = clopper_pearson(fp, n, alpha)[1], clopper_pearson(tp, m, alpha)[0]
+            value = epsilon_of_rates(high, low, delta)
+            if value > best[2]:
+                best = (float(threshold), side, value)
+            mu = _mu(fp, tp, (n, m), alpha)
+            if mu > widest[2]:
+                widest = (float(threshold), side, mu)
+    return best, widest
+
+
+def _counts(p: Numbers, q: Numbers, threshold: float, side: int) -> tuple[int, int, tuple[int, int]]:
+    """False and true positives of "present where S > t" (side 1), or of the mirrored test (side -1).
+
+    The mirrored test decides "absent" where S <= t; without and with change places.
+    """
+    if side == 1:
+        return int((p > threshold).sum()), int((q > threshold).sum()), (len(p), len(q))
+    return int((q <= threshold).sum()), int((p <= threshold).sum()), (len(q), len(p))
+
+
+def _mu(fp: int, tp: int, runs: tuple[int, int], alpha: float) -> float:
+    """Lower limit of Phi^-1(1 - P) - Phi^-1(1 - Q)."""
+    high = clopper_pearson(fp, runs[0], alpha)[1]
+    low = clopper_pearson(tp, runs[1], alpha)[0]
+    if high >= 1 or low <= 0:
+        return 0.0
+    return max(0.0, float(stats.norm.isf(high) - stats.norm.isf(low)))

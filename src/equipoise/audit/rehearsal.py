@@ -1,0 +1,258 @@
+"""A training of canaries through the library's own code, and what an attacker makes of what it released.
+
+The training is run once with the canaries whose coin fell so, under a ledger that keeps what left. Then the
+attacker replays it: the same method on *all* canaries, every one in every draw, forced to the same releases.
+Its public state is then the same at every step (that is checked), and its raw sums are what each canary
+would have contributed. With y the release and s the contribution in a canary's coordinates, both in units of
+the noise, and q the rate of the draw,
+
+    L = sum over draws log(1 - q + q exp(<y, s> - |s|^2 / 2))
+
+is the log-likelihood ratio of presence, if noise and sampling are what the plan says; if they are not, it is
+a statistic like any other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.audit.canaries import Row, Rows, canary_loss, canary_records
+from equipoise.methods import Method
+from equipoise.privacy import Bounded, Budget, CorrelatedNoise, Draw, PrivacyPlan, Sampling
+from equipoise.privacy.ledger import Sums
+from equipoise.privacy.replay import RecordingLedger, ReplayLedger
+from equipoise.training.desk import Desk
+from equipoise.training.pieces import Pieces, connect
+from equipoise.training.processes import Processes
+from equipoise.training.settings import Settings
+from equipoise.training.step import Stepper
+
+__all__ = ["Rehearsal", "Stage", "Watching", "open_stage", "rehearse"]
+
+MakeMethod = Callable[[], Method]
+
+
+@dataclass(frozen=True)
+class Noted:
+    """How a release was noised."""
+
+    draw: Draw
+    stds: dict[str, float]
+    noise: CorrelatedNoise | None
+
+
+class Watching(RecordingLedger):
+    """A ledger that keeps what left and with how much noise."""
+
+    def __init__(self, plan: PrivacyPlan, *args: Any, **kwargs: Any) -> None:
+        super().__init__(plan, *args, **kwargs)
+        self.noted: list[Noted] = []
+
+    def release(self, draw: Draw, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None = None) -> Sums:
+        """As `Ledger.release`, kept."""
+        out = super().release(draw, sums, noise)
+        stds = {name: self.plan[name].noise_multiplier * bounded.add_remove for name, bounded in sums.items()}
+        if noise is not None:
+            stds = dict.fromkeys(sums, self.plan[noise.names[0]].noise_multiplier)
+        self.noted.append(Noted(draw, stds, noise))
+        return out
+
+
+class Everyone(ReplayLedger):
+    """The attacker's: every record in every draw, and the releases of the real training."""
+
+    def sample(self, draw: Draw, num_records: int) -> Tensor:
+        """All positions."""
+        return torch.arange(num_records)
+
+
+@dataclass
+class Stage:
+    """A training in memory that is taken step by step.
+
+    Attributes:
+        pieces: model, method, plan and the rest.
+        desk: takes the releases.
+        stepper: takes the steps.
+    """
+
+    pieces: Pieces
+    desk: Desk
+    stepper: Stepper
+
+    def run(self, steps: int | None = None) -> Stage:
+        """Take the remaining steps, or some of them."""
+        for _ in range(self.pieces.sampling.steps - self.stepper.done if steps is None else steps):
+            self.stepper.take()
+        return self
+
+    @property
+    def parameters(self) -> Tensor:
+        """All trainable parameters, [P]."""
+        return torch.cat([p.detach().flatten() for p in self.pieces.parameters.values()])
+
+
+def open_stage(
+    method: Method,
+    model: torch.nn.Module,
+    loss: Callable[..., Tensor],
+    data: Mapping[str, Tensor],
+    sampling: Sampling,
+    budget: Budget | None,
+    *,
+    seed: int,
+    learning_rate: float = 1.0,
+    relation: str = "add_or_remove_one",
+    make_ledger: Callable[..., Any] = Watching,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Stage:
+    """A training whose ledger can be looked through; noise and draws follow the seed."""
+    records = len(next(iter(data.values())))
+    settings = Settings(
+        seed=seed, reproducible=True, micro_batch_size=max(1, records), relation=relation, epsilon_every=10**9
+    )
+    pieces = connect(
+        model,
+        optimizer or torch.optim.SGD(model.parameters(), lr=learning_rate),
+        loss=loss,
+        data=dict(data),
+        sampling=sampling,
+        method=method,
+        budget=budget,
+        scheduler=None,
+        settings=settings,
+        augmentation=None,
+        device=None,
+        collate=None,
+    )
+    desk = Desk(pieces.plan, budget, None, settings, Processes(), make_ledger=make_ledger)
+    return Stage(pieces, desk, Stepper(pieces, desk))
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Canaries, and what is seen of them.
+
+    Attributes:
+        present: [M], the coins.
+        log_ratios: [M], L; zero where nothing was released with noise.
+        moved: [M], how far each canary's parameters moved.
+        plan: what was released, for the claim.
+    """
+
+    present: Tensor
+    log_ratios: Tensor
+    moved: Tensor
+    plan: PrivacyPlan
+
+
+def rehearse(
+    make_method: MakeMethod,
+    sampling: Sampling,
+    budget: Budget | None,
+    *,
+    canaries: int,
+    seed: int,
+    width: int = 1,
+    kind: Row = "linear",
+    apart: bool = False,
+    relation: str = "add_or_remove_one",
+    make_ledger: Callable[..., Any] = Watching,
+) -> Rehearsal:
+    """One training with about half of the canaries, and the attacker's log-likelihood ratios of all.
+
+    Args:
+        make_method: called twice: for the training and for the attacker.
+        sampling: its population is a public number; `canaries` or more is usual.
+        budget: as for `PrivateTraining`; None where the method has multipliers of its own.
+        canaries: M.
+        seed: of coins, draws and noise.
+        width, kind, apart: as for `Rows` and `canary_loss`.
+        relation: of the plan.
+        make_ledger: a kind of `Watching`; audits of planted bugs give their own.
+    """
+    coins = torch.Generator().manual_seed(seed)
+    present = torch.rand(canaries, generator=coins) < 0.5
+    everyone = torch.arange(canaries)
+    common: dict[str, Any] = {
+        "sampling": sampling,
+        "budget": budget,
+        "seed": seed,
+        "learning_rate": sampling.expected_size,
+        "relation": relation,
+    }
+    loss = canary_loss(kind)
+
+    def stage(index: Tensor, ledger: Callable[..., Any]) -> Stage:
+        model = Rows(canaries, width, apart)
+        return open_stage(
+            make_method(), model, loss, canary_records(index, width), make_ledger=ledger, **common
+        )
+
+    real = stage(everyone[present], make_ledger).run()
+    watched = real.desk.ledger
+    assert isinstance(watched, Watching)
+    moved = real.parameters.view(canaries, width).abs().amax(dim=1)
+    if not watched.transcript:
+        return Rehearsal(present, torch.zeros(canaries), moved, real.pieces.plan)
+    attacker = stage(everyone, lambda *args, **kwargs: Everyone(watched.transcript, *args, **kwargs)).run()
+    if not torch.equal(attacker.parameters, real.parameters):
+        raise RuntimeError(
+            f"the attacker's replay of {real.pieces.method.name!r} does not end at the parameters of the "
+            "training: its state is not a function of what was released"
+        )
+    replayed = attacker.desk.ledger
+    assert isinstance(replayed, Everyone)
+    ratios = torch.zeros(canaries, dtype=torch.float64)
+    for released, alone, noted in zip(watched.transcript, replayed.sums, watched.noted, strict=True):
+        rate = real.pieces.plan.sampling_of(noted.draw.name).sampling_rate
+        ratios += _log_ratio(released, alone, noted, rate, canaries)
+    return Rehearsal(present, ratios, moved, real.pieces.plan)
+
+
+def _log_ratio(released: Sums, alone: Sums, noted: Noted, rate: float, canaries: int) -> Tensor:
+    """log(1 - q + q exp(<y, s> - |s|^2 / 2)) of one draw, [M]."""
+    y, s = whitened(released, noted), whitened(alone, noted)
+    exponent = torch.zeros(canaries, dtype=torch.float64)
+    for name, tensors in s.items():
+        for tensor, shift in tensors.items():
+            if shift.numel() and shift.numel() % canaries == 0:
+                inner = y[name][tensor].flatten() * shift.flatten() - shift.flatten().square() / 2
+                exponent += inner.view(canaries, -1).sum(dim=1)
+            # anything else is a number about all records together, or one tensor of a canary's own
+            elif (owner := _owner(tensor)) is not None:
+                exponent[owner] += (y[name][tensor] * shift - shift.square() / 2).sum()
+    if rate >= 1:
+        return exponent
+    quiet = torch.full_like(exponent, 1 - rate).log()
+    return torch.logaddexp(quiet, exponent + torch.tensor(rate, dtype=torch.float64).log())
+
+
+def whitened(sums: Sums, noted: Noted) -> Sums:
+    """Sums in units of their noise, which is then standard and independent."""
+    if noted.noise is None:
+        return {
+            name: {key: value.double() / noted.stds[name] for key, value in tensors.items()}
+            for name, tensors in sums.items()
+        }
+    factor, names = noted.noise.cholesky, noted.noise.names
+    out: Sums = {name: {} for name in names}
+    for key in sums[names[0]]:
+        for j, name in enumerate(names):
+            rest = sums[name][key].double() / noted.stds[name]
+            for k in range(j):
+                rest = rest - factor[j][k] * out[names[k]][key]
+            out[name][key] = rest / factor[j][j] if factor[j][j] > 0 else torch.zeros_like(rest)
+    return out
+
+
+def _owner(name: str) -> int | None:
+    """The canary whose own parameter tensor this is, by the number in its name."""
+    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
+    return None if number is None else int(number.group(1))

@@ -1,0 +1,199 @@
+"""``equipoise audit``: attacks on a method, on a published claim, on planted bugs, or on a run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from equipoise.cli.screen import emit, loading, open_console, quiet
+from equipoise.cli.words import Json, RunDir, UsageError, chosen_folder
+
+if TYPE_CHECKING:
+    from equipoise.audit.attacks import Finding
+    from equipoise.audit.bounds import Certificate
+    from equipoise.audit.mechanism import Audit
+    from equipoise.audit.planted import Planted
+
+__all__ = ["audit"]
+
+
+def audit(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A finished run that was trained with --canaries."),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Audit a method of the table, by canaries in small trainings.")
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="What the method's noise is calibrated to.")] = 2.0,
+    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-5,
+    seeds: Annotated[int, typer.Option(help="Number of audits, each with a seed of its own.")] = 1,
+    attack: Annotated[
+        str | None, typer.Option(help="Attack a published claim: a method's name, or all.")
+    ] = None,
+    planted: Annotated[bool, typer.Option("--planted", help="Look for bugs planted on purpose.")] = False,
+    confidence: Annotated[float, typer.Option(help="Of what is certified, over all seeds together.")] = 0.99,
+    json_output: Json = False,
+    run_dir: RunDir = None,
+) -> None:
+    """Certify a lower bound on epsilon beside the claimed upper one."""
+    asked = [name for name, given in (
+        ("RUN", run is not None or run_dir is not None), ("--method", method is not None),
+        ("--attack", attack is not None), ("--planted", planted),
+    ) if given]  # fmt: skip
+    if len(asked) != 1:
+        raise UsageError(
+            "audit takes one of RUN, --method, --attack and --planted, and got "
+            f"{' and '.join(asked) or 'none of them'}."
+        )
+    if not 0.5 <= confidence < 1:
+        raise UsageError(f"--confidence is {confidence}, but it lies between 0.5 and 1.")
+    if seeds < 1:
+        raise UsageError(f"--seeds is {seeds}, but at least one audit is needed.")
+    with loading():
+        import warnings
+
+        from equipoise.privacy import Budget
+
+        Budget(epsilon, delta)
+    quiet()
+    warnings.filterwarnings("ignore", category=UserWarning, module="equipoise.methods")
+    if method is not None:
+        _show_method(_audit_method(method, epsilon, delta, seeds, confidence), json_output)
+    elif attack is not None:
+        _show_attacks(_attacks(attack), json_output)
+    elif planted:
+        _show_planted(json_output)
+    else:
+        _show_run(chosen_folder(run, run_dir), confidence, json_output)
+
+
+def _audit_method(name: str, epsilon: float, delta: float, seeds: int, confidence: float) -> Audit:
+    from equipoise.audit.mechanism import AUDITS, audit_method
+
+    if name not in AUDITS:
+        raise UsageError(f"--method is {name!r}, but it must be one of {', '.join(AUDITS)}.")
+    with open_console(True).status(f"training canaries with {name}"):
+        return audit_method(name, epsilon, delta, seeds=range(seeds), confidence=confidence)
+
+
+def _attacks(name: str) -> list[Finding]:
+    from equipoise.audit.attacks import ATTACKS
+
+    if name != "all" and name not in ATTACKS:
+        raise UsageError(f"--attack is {name!r}, but it must be all or one of {', '.join(ATTACKS)}.")
+    found = []
+    for chosen in ATTACKS if name == "all" else [name]:
+        with open_console(True).status(f"attacking {chosen} as published"):
+            found.append(ATTACKS[chosen]())
+    return found
+
+
+def _show_method(found: Audit, as_json: bool) -> None:
+    if as_json:
+        emit(
+            {
+                "method": found.method,
+                "claimed_epsilon": found.claimed,
+                "certified_epsilon": found.certified,
+                "delta": found.delta,
+                "confidence": found.confidence,
+                "holds": found.holds,
+                "certificates": [_plain(c) for c in found.certificates],
+            }
+        )
+        return
+    console = open_console(False)
+    claimed = "nothing" if found.claimed is None else f"epsilon at most [bold]{found.claimed:.4g}[/]"
+    console.print(f"[bold]{found.method}[/] claims {claimed} at delta {found.delta:g}")
+    for seed, c in enumerate(found.certificates):
+        console.print(
+            f"  seed {seed}: epsilon at least [bold]{c.epsilon:.3f}[/] is certified "
+            f"[dim]({c.true_positives:,} of {c.runs[1]:,} seen, {c.false_positives:,} of {c.runs[0]:,} "
+            f"falsely; a Gaussian of these rates has {c.gaussian_epsilon or 0:.3f})[/]"
+        )
+    verdict = "[green]no contradiction[/]" if found.holds else "[bold red]the claim is refuted[/]"
+    console.print(f"{verdict}; all of it with confidence {found.confidence:g}")
+
+
+def _show_attacks(findings: list[Finding], as_json: bool) -> None:
+    if as_json:
+        emit({"attacks": [_finding(found) for found in findings]})
+        return
+    console = open_console(False)
+    for found in findings:
+        certified = (
+            "no epsilon at all" if found.unbounded else f"epsilon at least {found.certificate.epsilon:.4g}"
+        )
+        console.print(f"[bold]{found.name}[/] as published: {found.target}")
+        console.print(
+            f"  claimed epsilon {found.claimed:g}, certified: [bold]{certified}[/] at delta "
+            f"{found.certificate.delta:g}, confidence {found.certificate.confidence:g} "
+            f"({'the claim fails' if found.succeeds else 'the claim stands'})"
+        )
+        for name, value in found.details.items():
+            console.print(f"  [dim]{name.replace('_', ' ')}: {value:.4g}[/]")
+
+
+def _show_planted(as_json: bool) -> None:
+    from equipoise.audit.planted import find_planted
+
+    with open_console(True).status("planting bugs and looking for them"):
+        rows = find_planted()
+    if as_json:
+        emit({"planted": [_row(row) for row in rows]})
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("planted bug", "check", "clean", "with the bug", "limit", ""):
+        table.add_column(name, justify="left" if name in ("planted bug", "check", "") else "right")
+    for row in rows:
+        table.add_row(
+            row.bug,
+            row.clean.name,
+            f"{row.clean.statistic:.2f}",
+            f"{row.planted.statistic:,.1f}",
+            f"{row.clean.limit:g}",
+            "found" if row.found else "[bold red]MISSED[/]",
+        )
+    open_console(False).print(table)
+
+
+def _show_run(folder: str, confidence: float, as_json: bool) -> None:
+    raise UsageError(f"{folder} was not trained with canaries, so there is nothing to audit in it.")
+
+
+def _row(row: Planted) -> dict[str, Any]:
+    return {
+        "bug": row.bug,
+        "check": row.clean.name,
+        "clean": row.clean.statistic,
+        "planted": row.planted.statistic,
+        "limit": row.clean.limit,
+        "found": row.found,
+    }
+
+
+def _finding(found: Finding) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "target": found.target,
+        "claimed_epsilon": found.claimed,
+        "certified_epsilon": None if found.unbounded else found.certificate.epsilon,
+        "unbounded": found.unbounded,
+        "succeeds": found.succeeds,
+        "certificate": _plain(found.certificate),
+        "details": found.details,
+    }
+
+
+def _plain(found: Certificate) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(found).items()
+    }

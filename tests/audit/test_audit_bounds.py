@@ -1,0 +1,125 @@
+"""Certificates: exact limits, known values, and that they are not wrong more often than they say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from equipoise.audit.bounds import (
+    certify_known_law,
+    certify_thresholds,
+    clopper_pearson,
+    epsilon_of_rates,
+)
+from equipoise.audit.one_run import certify_guesses, guess_by_score, p_value
+from equipoise.privacy import gaussian_epsilon
+
+
+@pytest.mark.parametrize("successes", [0, 1, 7, 19, 20])
+def test_clopper_pearson_inverts_the_binomial(successes):
+    low, high = clopper_pearson(successes, 20, 0.05)
+    if successes > 0:
+        assert stats.binom.sf(successes - 1, 20, low) == pytest.approx(0.05)
+    if successes < 20:
+        assert stats.binom.cdf(successes, 20, high) == pytest.approx(0.05)
+    assert low <= successes / 20 <= high
+
+
+def test_epsilon_of_rates():
+    assert epsilon_of_rates(0.1, 0.05, 1e-5) == 0
+    assert epsilon_of_rates(0.0, 0.5, 1e-5) == math.inf
+    assert epsilon_of_rates(0.1, 0.2 + 1e-5, 1e-5) == pytest.approx(math.log(2))
+
+
+def test_a_threshold_certificate_is_right_as_often_as_it_says():
+    """Randomised response at epsilon 1: at confidence 0.8 the bound exceeds 1 in a fifth of all cases."""
+    rng = np.random.default_rng(0)
+    p = 1 / (1 + math.e)
+    found = [
+        certify_thresholds(rng.random(400) < p, rng.random(400) < 1 - p, 0.0, 0.8).epsilon for _ in range(80)
+    ]
+    assert np.mean(np.array(found) > 1.0) < 0.2 + 3 * math.sqrt(0.2 * 0.8 / 80)
+    assert np.median(found) > 0.5
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.0, 3.0])
+def test_gaussians_of_known_distance(mu):
+    rng = np.random.default_rng(1)
+    found = certify_thresholds(rng.normal(size=40_000), rng.normal(mu, 1, 40_000), 1e-5)
+    truth = gaussian_epsilon(mu, 1e-5)
+    assert 0.3 * truth < found.epsilon < truth
+    assert 0.8 * truth < found.gaussian_epsilon < truth
+
+
+def test_nothing_is_certified_where_nothing_differs():
+    rng = np.random.default_rng(2)
+    assert certify_thresholds(rng.normal(size=5000), rng.normal(size=5000), 1e-5).epsilon == 0
+    assert certify_thresholds(np.zeros(50), np.zeros(50), 1e-5).epsilon == 0
+
+
+def test_the_mirrored_test_is_used_where_it_is_stronger():
+    """With the record the statistic is never below 0; without it often."""
+    found = certify_thresholds(np.tile([-1.0, 1.0], 500), np.ones(1000), 1e-5)
+    assert found.epsilon > 3
+    assert certify_thresholds(-np.ones(1000), np.tile([-1.0, 1.0], 500), 1e-5).epsilon > 3
+
+
+@pytest.mark.parametrize(("n", "bad"), [(4, 0.0), (100, math.nan)])
+def test_samples_that_prove_nothing_are_refused(n, bad):
+    values = np.full(n, bad)
+    with pytest.raises(ValueError, match="at least 8"):
+        certify_thresholds(values, values, 1e-5)
+    with pytest.raises(ValueError, match="at least 8"):
+        certify_known_law(values, 1e-5)
+
+
+@pytest.mark.parametrize("mu", [2.0, 20.0])
+def test_a_known_law_certifies_beyond_the_number_of_runs(mu):
+    """L of a Gaussian of distance mu is normal with mean mu^2/2 and deviation mu under the alternative."""
+    rng = np.random.default_rng(3)
+    found = certify_known_law(rng.normal(mu**2 / 2, mu, 200), 1e-5)
+    assert mu**2 / 2 - 3 * mu < found.epsilon < gaussian_epsilon(mu, 1e-5)
+
+
+def test_guesses_all_right():
+    """All of r = m guesses right and delta = 0: p^m = alpha, epsilon = logit(alpha^(1/m))."""
+    q = 0.05**0.01
+    assert certify_guesses(100, 100, 100, 0.0, 0.95).epsilon == pytest.approx(math.log(q / (1 - q)), rel=1e-6)
+
+
+def test_p_values_without_delta_are_binomial_tails():
+    p = math.e / (1 + math.e)
+    assert p_value(1.0, 0.0, 500, 100, 80) == pytest.approx(stats.binom.sf(79, 100, p))
+    assert p_value(1.0, 0.0, 500, 100, 0) == 1
+
+
+def test_delta_adds_the_worst_spoiling():
+    """By hand for two guesses of two: max(P(=1), (P(=1) + P(=0)) / 2) of Binomial(2, 1/2) is 1/2."""
+    assert p_value(0.0, 0.01, 2, 2, 2) == pytest.approx(0.25 + 2 * 2 * 0.01 * 0.5)
+
+
+def test_a_mechanism_that_attains_the_bound_is_not_accused():
+    """Randomised response of every coin at epsilon 1, and all coins told with probability delta m / m."""
+    rng = np.random.default_rng(4)
+    m, delta, epsilon, runs = 50, 0.01, 1.0, 4000
+    correct = rng.binomial(m, 1 / (1 + math.exp(-epsilon)), runs)
+    correct = np.where(rng.random(runs) < delta, m, correct)
+    for v in (40, 45, 50):
+        assert np.mean(correct >= v) <= p_value(epsilon, delta, m, m, v) + 3 * math.sqrt(0.25 / runs) / 4
+
+
+def test_scores_are_guessed_from_both_ends():
+    rng = np.random.default_rng(5)
+    coins = rng.random(1000) < 0.5
+    strong = guess_by_score(coins + 0.1 * rng.normal(size=1000), coins, 1e-5)
+    assert strong.epsilon > 4
+    assert guess_by_score(rng.normal(size=1000), coins, 1e-5).epsilon < 0.5
+    assert guess_by_score(-(coins + 0.1 * rng.normal(size=1000)), coins, 1e-5).epsilon == 0
+
+
+def test_counts_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="none may exceed"):
+        p_value(1.0, 0.0, 10, 11, 5)

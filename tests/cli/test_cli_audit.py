@@ -1,0 +1,54 @@
+"""`equipoise audit`: methods, published claims, planted bugs, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from equipoise.audit import mechanism, planted
+from equipoise.audit.attacks import ATTACKS, Finding
+from equipoise.audit.bounds import certify_known_law
+from equipoise.audit.checks import Check
+
+
+def test_a_method(equipoise, monkeypatch):
+    small = mechanism.Design(mechanism.AUDITS["dp-sgd"].make, canaries=500, trainings=1)
+    monkeypatch.setitem(mechanism.AUDITS, "dp-sgd", small)
+    found = equipoise("audit --method dp-sgd --epsilon 3 --seeds 2 --json").value
+    assert found["holds"]
+    assert found["claimed_epsilon"] <= 3
+    assert len(found["certificates"]) == 2
+    assert "no contradiction" in equipoise("audit --method dp-sgd").out
+
+
+def test_an_attack(equipoise, monkeypatch):
+    finding = Finding("dp-c4", "a target", 4.0, certify_known_law([90.0] * 20, 1e-5), details={"runs": 20.0})
+    monkeypatch.setitem(ATTACKS, "dp-c4", lambda: finding)
+    (found,) = equipoise("audit --attack dp-c4 --json").value["attacks"]
+    assert found["succeeds"]
+    assert found["certified_epsilon"] > 80
+    assert "the claim fails" in equipoise("audit --attack dp-c4").out
+
+
+def test_planted_bugs(equipoise, monkeypatch):
+    row = planted.Planted("a bug", Check("a check", 0.5), Check("a check", 50.0))
+    monkeypatch.setattr(planted, "find_planted", lambda: [row])
+    assert equipoise("audit --planted --json").value["planted"][0]["found"]
+    assert "a bug" in equipoise("audit --planted").out
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("audit", "none of them"),
+        ("audit --method dp-sgd --planted", "--method and --planted"),
+        ("audit --method dpsgd", "must be one of"),
+        ("audit --attack dpsgd", "must be all or one of"),
+        ("audit --method dp-sgd --seeds 0", "--seeds"),
+        ("audit --method dp-sgd --confidence 2", "--confidence"),
+        ("audit --method dp-sgd --epsilon -1", "epsilon"),
+    ],
+)
+def test_what_it_refuses(equipoise, line, word):
+    answer = equipoise(line)
+    assert answer.code == 2
+    assert word in answer.err
