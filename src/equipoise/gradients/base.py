@@ -147,6 +147,10 @@ class Factor(ABC):
             )
         return self._with(name)
 
+    def route(self) -> str:
+        """The way in which norms are taken: the chosen one, or the one predicted to be fastest."""
+        return self.kernels()[0] if self.kernel == "auto" else self.kernel
+
     def inner(self, other: Factor) -> Tensor:
         """Dot products of matching rows, [B]; ``other`` may be of any kind."""
         from equipoise.gradients.crossterms import inner

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equipoise.gradients.factored import DenseGradients, as_factored
+from equipoise.gradients.factored import DenseGradients, factored_over
 from equipoise.gradients.operator import PerSampleGradients
 from equipoise.gradients.precision import full_precision
 from equipoise.gradients.subspace import Subspace
@@ -108,12 +108,7 @@ class BlockSubspace(Subspace):
 
     @override
     def coordinates(self, gradients: PerSampleGradients) -> Tensor:
-        G = as_factored(gradients)
-        if G.shapes != self.shapes:
-            raise ValueError(
-                f"gradients is over {', '.join(G.names)}, the subspace over {', '.join(self.shapes)}; "
-                "names and shapes must agree"
-            )
+        G = factored_over(gradients, self.shapes)
         products: dict[str, Tensor] = {}
         if self.public is not None:
             found = G.select(self._kernel).cross_gram(self.public, per_tensor=True)

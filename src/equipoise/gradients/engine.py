@@ -25,7 +25,8 @@ from equipoise.gradients.factored import FactoredGradients
 from equipoise.gradients.kernels import choose
 from equipoise.gradients.mixing import MANY, find_mixing_module, mixing_change
 from equipoise.gradients.oracle import Loss, check_params, dense_rows, evaluate_loss, trainable_parameters
-from equipoise.gradients.planning import LARGE, learn_plan, undisturbed
+from equipoise.gradients.planning import LARGE, learn_plan
+from equipoise.gradients.undisturbed import undisturbed
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 

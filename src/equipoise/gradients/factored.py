@@ -24,6 +24,7 @@ from equipoise.gradients.base import DenseFactor, Factor, accumulation_dtype, ch
 from equipoise.gradients.operator import PerSampleGradients
 from equipoise.gradients.outer import CANCELLATION_SHARE
 from equipoise.gradients.precision import full_precision
+from equipoise.gradients.uses import checked_names, differing_uses, joined_uses, shapes_of
 
 __all__ = ["DenseGradients", "FactoredGradients", "concat"]
 
@@ -60,7 +61,7 @@ class FactoredGradients(PerSampleGradients):
         self.factors = {name: tuple(kept) for name, kept in factors.items()}
         self._losses = None if losses is None else losses.detach()
         every = [factor for kept in self.factors.values() for factor in kept]
-        self._shapes = _shapes_of(self.factors, shapes or {})
+        self._shapes = shapes_of(self.factors, shapes or {})
         counts = {factor.num_records for factor in every} | (
             {num_records} if num_records is not None else set()
         )
@@ -111,7 +112,7 @@ class FactoredGradients(PerSampleGradients):
             if groups is None:
                 norms = self._sum_of_squares(self.names).sqrt_()
             else:
-                columns = [self._sum_of_squares(_checked(names, self._shapes)) for names in groups]
+                columns = [self._sum_of_squares(checked_names(names, self._shapes)) for names in groups]
                 norms = torch.stack(columns, dim=1).sqrt_() if columns else self._zeros(0)
             return norms if self._operands is None else norms.add_(self.norm_guard(groups))
 
@@ -174,7 +175,7 @@ class FactoredGradients(PerSampleGradients):
         self._check_columns(right)
         self._check_records(right)
         with full_precision(self.device):
-            factors = {name: _differences(kept, right.factors[name]) for name, kept in self.factors.items()}
+            factors = {name: differing_uses(kept, right.factors[name]) for name, kept in self.factors.items()}
         out = self._new(factors)
         out._operands = (self, right)
         return out
@@ -199,7 +200,7 @@ class FactoredGradients(PerSampleGradients):
 
     @override
     def select(self, names: Sequence[str]) -> FactoredGradients:
-        chosen = _checked(names, self._shapes)
+        chosen = checked_names(names, self._shapes)
         out = self._new({name: self.factors[name] for name in chosen}, self._losses)
         if self._operands is not None:
             out._operands = (self._operands[0].select(chosen), self._operands[1].select(chosen))
@@ -366,7 +367,7 @@ def concat(parts: Sequence[PerSampleGradients]) -> PerSampleGradients:
     if operands and len(operands) != len(factored):
         raise ValueError("parts mixes differences with plain gradients, whose norms have different guards")
     with full_precision(first.device):
-        factors = {name: _concat_factors([part.factors[name] for part in factored]) for name in first.names}
+        factors = {name: joined_uses([part.factors[name] for part in factored]) for name in first.names}
     losses = [part.losses for part in factored if part.losses is not None]
     joined = torch.cat(losses) if len(losses) == len(factored) else None
     out = first._new(factors, joined, sum(part.num_records for part in factored))
@@ -376,62 +377,21 @@ def concat(parts: Sequence[PerSampleGradients]) -> PerSampleGradients:
     return out
 
 
-def _concat_factors(parts: Sequence[tuple[Factor, ...]]) -> tuple[Factor, ...]:
-    counts = {len(kept) for kept in parts}
-    if len(counts) == 1:
-        return tuple(Factor.concat(uses) for uses in zip(*parts, strict=True))
-    used = [kept for kept in parts if kept]
-    shape = used[0][0].shape
-    rows = []
-    for kept in parts:
-        if not kept:
-            raise ValueError(
-                f"a parameter of shape {tuple(shape)} is used in some parts and not in "
-                "others, so that its records cannot be counted; materialise() the parts first"
-            )
-        rows.append(torch.stack([factor.materialise() for factor in kept]).sum(0))
-    return (DenseFactor(torch.cat(rows)),)
-
-
-def _differences(left: tuple[Factor, ...], right: tuple[Factor, ...]) -> tuple[Factor, ...]:
-    """Uses paired in order where they match; rows where the two points use the parameter differently."""
-    if [factor.kind for factor in left] == [factor.kind for factor in right]:
-        return tuple(a.difference(b) for a, b in zip(left, right, strict=True))
-    if not left:
-        return (DenseFactor(-torch.stack([factor.materialise() for factor in right]).sum(0)),)
-    rows = torch.stack([factor.materialise() for factor in left]).sum(0)
-    for factor in right:
-        rows = rows - factor.materialise()
-    return (DenseFactor(rows),)
-
-
 def as_factored(gradients: PerSampleGradients) -> FactoredGradients:
     """Anything as factors; what is not factored is materialised."""
     return gradients if isinstance(gradients, FactoredGradients) else gradients.materialise()
 
 
-def _checked(names: Sequence[str], shapes: Mapping[str, torch.Size]) -> tuple[str, ...]:
-    if isinstance(names, str):
-        raise TypeError(f"names={names!r} is a string; pass a sequence of parameter names, [{names!r}]")
-    unknown = [name for name in names if name not in shapes]
-    if unknown or len(set(names)) != len(names):
+def factored_over(gradients: PerSampleGradients, shapes: Mapping[str, torch.Size]) -> FactoredGradients:
+    """The rows as factors, which must be over the parameters of a subspace.
+
+    Raises:
+        ValueError: they are over others.
+    """
+    G = as_factored(gradients)
+    if G.shapes != shapes:
         raise ValueError(
-            f"names holds {'unknown' if unknown else 'repeated'} parameters {unknown or list(names)}; "
-            f"there are {', '.join(shapes)}"
+            f"gradients is over {', '.join(G.names)}, the subspace over {', '.join(shapes)}; "
+            "names and shapes must agree"
         )
-    return tuple(names)
-
-
-def _shapes_of(
-    factors: Mapping[str, tuple[Factor, ...]], given: Mapping[str, Sequence[int]]
-) -> dict[str, torch.Size]:
-    shapes = {}
-    for name, kept in factors.items():
-        sizes = {factor.shape for factor in kept} | ({torch.Size(given[name])} if name in given else set())
-        if len(sizes) != 1:
-            raise ValueError(
-                f"the parameter {name!r} has factors of shapes {sorted(map(tuple, sizes))}; "
-                "all uses need the parameter's shape, and a parameter without a use needs it in shapes="
-            )
-        shapes[name] = sizes.pop()
-    return shapes
+    return G

@@ -79,7 +79,7 @@ class IndexFactor(Factor):
         b = self.wide_b()
         if self.positions == 1:
             return squared_rows(b)
-        kernel = self.kernels()[0] if self.kernel == "auto" else self.kernel
+        kernel = self.route()
         if kernel == "gram":
             out = b.new_empty(b.shape[0])
             for part in chunks(b.shape[0], self.positions**2):

@@ -104,7 +104,7 @@ class OuterFactor(Factor):
         a, b = widen(self.a), widen(self.b)
         if self.positions == 1:
             return outer_norms(a, b)
-        kernel = self.kernels()[0] if self.kernel == "auto" else self.kernel
+        kernel = self.route()
         if kernel == "gram":
             return gram_norms(a, b)
         return product_norms(a, b)

@@ -11,13 +11,11 @@ say), and the parameter is computed densely.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -27,85 +25,21 @@ from equipoise.gradients.capture import (
     OPENED,
     Capture,
     Plan,
-    Step,
-    Watch,
-    anchor,
     name_of,
     opened,
     output_tensors,
     tensor_arguments,
 )
 from equipoise.gradients.checks import LOW_PRECISION, TOLERANCE
-from equipoise.gradients.expressions import CASTS
-from equipoise.gradients.layouts import INCONSISTENT, Fold, Layout, learn_layout, record_first
+from equipoise.gradients.layouts import Layout, learn_layout
 from equipoise.gradients.mixing import losses_moved
 from equipoise.gradients.oracle import Loss, evaluate_loss
-from equipoise.gradients.rules import rule_for
+from equipoise.gradients.survey import RECORDS, Survey, resolve_fold
+from equipoise.gradients.undisturbed import undisturbed
 
-__all__ = ["learn_plan", "undisturbed"]
+__all__ = ["learn_plan"]
 
-SMALL, LARGE = 2, 3
-
-
-class _WithoutDropout(TorchFunctionMode):
-    """Dropout is the identity: masks of a batch and of single records cannot be compared."""
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if func is F.scaled_dot_product_attention:
-            if len(args) > 4:
-                args = (*args[:4], 0.0, *args[5:])
-            else:
-                kwargs = {**kwargs, "dropout_p": 0.0}
-        return func(*args, **kwargs)
-
-
-_DROPOUTS = frozenset(
-    getattr(module, name)
-    for module in (F, torch)
-    for name in [
-        "dropout",
-        "dropout_",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "alpha_dropout",
-        "alpha_dropout_",
-        "feature_dropout",
-        "feature_dropout_",
-        "feature_alpha_dropout",
-        "feature_alpha_dropout_",
-    ]
-    if hasattr(module, name)
-)
-
-
-@contextmanager
-def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False) -> Iterator[None]:
-    """Run something on the model and leave no trace: buffers and random states come back as they were."""
-    buffers = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    try:
-        with torch.random.fork_rng([d.index for d in devices if d.index is not None]):
-            torch.manual_seed(seed)
-            if dropout:
-                yield
-            else:
-                with _WithoutDropout():
-                    yield
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, value in buffers:
-                module._buffers[name] = buffer  # it may have been assigned anew
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+SMALL, LARGE = 2, RECORDS
 
 
 @dataclass
@@ -131,151 +65,6 @@ class _Trace(TorchFunctionMode):
         out = func(*args, **kwargs)
         self.calls.append(_Call(func, inputs, tuple(t.shape for t in output_tensors(out))))
         return out
-
-
-@dataclass
-class _Site:
-    step: Step
-    edge: Any
-    shape: torch.Size
-    value: Tensor | None  # a copy of the output, where the fold is unknown
-
-
-class _Survey(Watch):
-    """Decides the kind of every touching operation and cuts the parameters off from those with rules."""
-
-    def __init__(self, params: Mapping[str, Tensor], layouts: list[tuple[tuple, tuple]]) -> None:
-        super().__init__(params)
-        self.layouts = layouts
-        self.calls = 0
-        self.steps: list[Step] = []
-        self.sites: list[_Site] = []
-
-    def other(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        self.calls += 1
-        return func(*args, **kwargs)
-
-    def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if self.calls >= len(self.layouts):
-            raise RuntimeError("the model ran more operations than before on the same records")
-        inputs, outputs = self.layouts[self.calls]
-        self.calls += 1
-        tensors = tensor_arguments(args, kwargs)
-        names = tuple(
-            dict.fromkeys(
-                name for t in tensors if id(t) in self.tracked for name in self.tracked[id(t)].roots
-            )
-        )
-        step = Step(func, "opaque", names, inputs, outputs[0] if len(outputs) == 1 else None, rule_for(func))
-        self.steps.append(step)
-        out = self._decide(step, func, args, kwargs, tensors, outputs)
-        step.counts = any(t.requires_grad for t in output_tensors(out))
-        return out
-
-    def _decide(
-        self,
-        step: Step,
-        func: Callable,
-        args: tuple,
-        kwargs: dict[str, Any],
-        tensors: list[Tensor],
-        outputs: tuple[Layout | None, ...],
-    ) -> Any:
-        """Run the operation and say what kind of step it is."""
-        inputs = step.layouts
-        free = not any(inputs) or name_of(func) in CASTS
-        if not outputs:
-            step.kind = "skip"
-            if name_of(func) in ("__setitem__",):
-                step.kind, step.reason = "opaque", "it is written into another tensor in place"
-            return func(*args, **kwargs)
-        if not any(outputs) and free:
-            out = func(*args, **kwargs)
-            if not any(t.requires_grad for t in output_tensors(out)):
-                step.kind = "skip"
-            elif any(t.requires_grad for t in tensors if id(t) not in self.tracked):
-                step.reason = (
-                    f"{name_of(func)} joins it with a tensor that depends on the batch without a record axis"
-                )
-            else:
-                step.kind = "derive"
-                self.track(func, args, kwargs, out, tensors)
-            return out
-        if len(outputs) != 1 or outputs[0] is None or INCONSISTENT in (*inputs, *outputs):
-            step.reason = f"{name_of(func)} has no rule"
-            out = func(*args, **kwargs)
-            if not any(t.requires_grad for t in output_tensors(out)):
-                step.kind = "skip"
-            return out
-        return self._cut(step, func, args, kwargs, tensors)
-
-    def _cut(
-        self, step: Step, func: Callable, args: tuple, kwargs: dict[str, Any], tensors: list[Tensor]
-    ) -> Any:
-        """Run the operation on copies of its parameters that have no history."""
-        copies: dict[int, Tensor] = {}
-
-        def cut(value: Any) -> Any:
-            if id(value) in self.tracked:
-                return copies.setdefault(id(value), value.detach().requires_grad_())
-            if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-                parts = [cut(inner) for inner in value]
-                return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-            return value
-
-        out = func(*map(cut, args), **{key: cut(value) for key, value in kwargs.items()})
-        if not isinstance(out, Tensor) or not out.requires_grad:
-            step.kind = "skip"
-            return out
-        if len(step.rules) == 1:  # no special rule: type_as and its like look at a tensor's type only
-            reached = torch.autograd.grad(
-                out, list(copies.values()), torch.zeros_like(out), retain_graph=True, allow_unused=True
-            )
-            if all(g is None for g in reached):
-                step.kind = "skip"
-                return out
-        step.kind = "use"
-        out, target = anchor(out, tensors)
-        unknown = step.out_layout is not None and step.out_layout.fold == "unknown"
-        value = out.detach().clone() if unknown else None
-        self.sites.append(_Site(step, torch.autograd.graph.get_gradient_edge(target), out.shape, value))
-        return out
-
-
-def _views(tensor: Tensor, layout: Layout, fold: Fold) -> Tensor:
-    """Records first, everything else flattened, [LARGE, -1]."""
-    return record_first(tensor, replace(layout, fold=fold), LARGE).reshape(LARGE, -1)
-
-
-def _resolve(site: _Site, evidence: list[tuple[int, Tensor]]) -> bool:
-    """Find the fold that keeps each record's evidence (nonzero entries) in its own rows.
-
-    Returns False where records are mixed under every fold.
-    """
-    layout = site.step.out_layout
-    assert layout is not None
-    folds: tuple[Fold, ...] = ("major", "minor") if layout.fold == "unknown" else (layout.fold,)
-    fitting = []
-    for fold in folds:
-        fits = True
-        for record, support in evidence:
-            rows = _views(support, layout, fold)
-            outside = torch.cat([rows[:record], rows[record + 1 :]])
-            fits = fits and not bool(outside.any())
-        if fits:
-            fitting.append(fold)
-    if not fitting:
-        return False
-    if layout.fold == "unknown" and len(fitting) == 1:
-        fold = fitting[0]
-        site.step.out_layout = replace(layout, fold=fold)
-        site.step.layouts = tuple(
-            replace(known, fold=fold)
-            if known is not None and known.fold == "unknown" and known.axis == layout.axis
-            else known
-            for known in site.step.layouts
-        )
-    return True
 
 
 @dataclass
@@ -340,7 +129,7 @@ def learn_plan(
         ruled = {name: p for name, p in params.items() if name not in dense_found}
         if not ruled:
             return Learned(Plan([], (), dense_found), moved)
-        survey = _Survey(ruled, layouts)
+        survey = Survey(ruled, layouts)
         losses = run(three, survey)
         mixes = moved or not _learn_folds(
             survey, losses, lambda mode: run(perturb_record(three, 0), mode), ruled
@@ -369,7 +158,7 @@ def _compare(small: tuple[torch.Size, ...], large: tuple[torch.Size, ...]) -> tu
 
 
 def _learn_folds(
-    survey: _Survey,
+    survey: Survey,
     losses: Tensor,
     again: Callable[[TorchFunctionMode], Tensor],
     params: Mapping[str, Tensor],
@@ -385,7 +174,7 @@ def _learn_folds(
             if g is not None:
                 kept.append((record, (g != 0).reshape(site.shape)))
     if any(site.value is not None for site in survey.sites):
-        other = _Survey(params, survey.layouts)
+        other = Survey(params, survey.layouts)
         again(other)
         if len(other.sites) == len(survey.sites):
             for kept, one, two in zip(evidence, survey.sites, other.sites, strict=True):
@@ -393,11 +182,11 @@ def _learn_folds(
                     kept.append((0, one.value != two.value))
     separate = True
     for site, kept in zip(survey.sites, evidence, strict=True):
-        separate = _resolve(site, kept) and separate
+        separate = resolve_fold(site, kept) and separate
     return separate
 
 
-def _find_dense(survey: _Survey, losses: Tensor, ruled: Mapping[str, Tensor]) -> dict[str, str]:
+def _find_dense(survey: Survey, losses: Tensor, ruled: Mapping[str, Tensor]) -> dict[str, str]:
     """Parameters that rules cannot serve, with reasons."""
     found: dict[str, str] = {}
     for step in survey.steps:
@@ -419,7 +208,7 @@ def _find_dense(survey: _Survey, losses: Tensor, ruled: Mapping[str, Tensor]) ->
     return found
 
 
-def _unused(survey: _Survey, ruled: Mapping[str, Tensor]) -> frozenset[str]:
+def _unused(survey: Survey, ruled: Mapping[str, Tensor]) -> frozenset[str]:
     used = {name for step in survey.steps if step.kind == "use" for name in step.names}
     return frozenset(ruled) - used
 

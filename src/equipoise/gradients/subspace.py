@@ -22,7 +22,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from equipoise.gradients.base import Factor, accumulation_dtype, chunks, widen
-from equipoise.gradients.factored import DenseGradients, as_factored
+from equipoise.gradients.factored import DenseGradients, factored_over
 from equipoise.gradients.index import IndexFactor
 from equipoise.gradients.operator import PerSampleGradients
 from equipoise.gradients.outer import OuterFactor
@@ -193,12 +193,7 @@ class SeededSubspace(Subspace):
 
     @override
     def coordinates(self, gradients: PerSampleGradients) -> Tensor:
-        G = as_factored(gradients)
-        if G.shapes != self.shapes:
-            raise ValueError(
-                f"gradients is over {', '.join(G.names)}, the subspace over {', '.join(self.shapes)}; "
-                "names and shapes must agree"
-            )
+        G = factored_over(gradients, self.shapes)
         out = torch.zeros(G.num_records, self._dimension, dtype=G.dtype, device=G.device)
         with full_precision(G.device):
             for name, kept in G.factors.items():
