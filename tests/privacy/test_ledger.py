@@ -255,7 +255,7 @@ def test_line_is_written_before_anything_leaves(monkeypatch):
     monkeypatch.undo()
     assert ledger.spent(1e-5).value == 0
     # a crash after the line: charged, and given again on resume
-    monkeypatch.setattr("equipoise.privacy.ledger.noised", fail)
+    monkeypatch.setattr(ledger, "_noised", fail)
     with pytest.raises(JournalError):
         ledger.release(draw, {"gradient": gradient(draw)})
     assert ledger.spent(1e-5).value > 0

@@ -25,7 +25,7 @@ from torch import Tensor
 from equipoise.audit.canaries import Row, Rows, canary_loss, canary_records
 from equipoise.methods import Method
 from equipoise.privacy import Bounded, Budget, CorrelatedNoise, Draw, PrivacyPlan, Sampling
-from equipoise.privacy.ledger import Sums
+from equipoise.privacy.noising import Sums
 from equipoise.privacy.replay import RecordingLedger, ReplayLedger
 from equipoise.training.desk import Desk
 from equipoise.training.pieces import Pieces, connect

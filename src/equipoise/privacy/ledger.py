@@ -198,7 +198,7 @@ class Ledger:
         out: Sums = {}
         for name in sorted(sums):
             std = self.plan[name].noise_multiplier * sums[name].add_remove
-            out[name] = noised(self.secrets, draw, sums[name].value, std, "noise", streams)
+            out[name] = self._noised(draw, sums[name].value, std, "noise", streams)
         return {name: out[name] for name in sums}
 
     def _answer(self, values: Mapping[str, Mapping[str, Private]]) -> str:
@@ -216,6 +216,12 @@ class Ledger:
             "same noise would serve two questions, so nothing left. The draw is void; take the step "
             "again: it gets new records and new noise and is charged"
         )
+
+    def _noised(
+        self, draw: Draw, value: Mapping[str, torch.Tensor], std: float, purpose: str, streams: Streams
+    ) -> dict[str, torch.Tensor]:
+        """Where the noise is added; audits plant their bugs here."""
+        return noised(self.secrets, draw, value, std, purpose, streams)
 
     # ---- what is not proved
 
@@ -283,10 +289,10 @@ class Ledger:
         streams: Streams = {}
         purpose = f"unproven noise {name}"
         if through is None:
-            return noised(self.secrets, draw, value, std, purpose, streams)
+            return self._noised(draw, value, std, purpose, streams)
         shapes = value if like is None else like
         zero = {key: torch.zeros_like(unwrap(tensor)) for key, tensor in shapes.items()}
-        noise = through(noised(self.secrets, draw, zero, std, purpose, streams))
+        noise = through(self._noised(draw, zero, std, purpose, streams))
         return {key: unwrap(tensor) + noise[key] for key, tensor in value.items()}
 
     def _unproven(self, what: str, hole: str) -> None:
