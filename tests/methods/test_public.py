@@ -50,10 +50,31 @@ def test_the_private_records_do_not_matter_to_public_steps():
     assert torch.equal(*ends)
 
 
+@pytest.mark.parametrize(
+    ("warm", "expected"),
+    [("inner", 0.05), (0.05, 0.05), (None, None)],
+)
+def test_public_gradients_are_clipped_as_the_private_ones_will_be(warm, expected):
+    model, other = network(), network()
+    run = training(
+        eq.PublicWarmStart(public_batch(), warm_steps=1, warm_clip_norm=warm, clip_norm=0.05), model=model
+    )
+    before = parameters(model).clone()
+    next(iter(run))
+    rows = eq.per_sample_gradients(other, loss, public_batch())
+    norms = rows.row_norms()
+    assert bool((norms > 0.05).any()), "the test needs gradients that are clipped"
+    weights = torch.ones_like(norms) if expected is None else (expected / norms).clamp(max=1)
+    mean = rows.weighted_sums(weights / len(norms))
+    moved = torch.cat([-0.1 * mean[name].flatten() for name, _ in other.named_parameters()])
+    torch.testing.assert_close(parameters(model) - before, moved, rtol=1e-6, atol=1e-9)
+
+
 def test_a_warm_start_begins_with_public_steps():
     model = network()
     run = training(
-        eq.PublicWarmStart(public_batch(), warm_steps=4, warm_scale=0.5, clip_norm=0.5), model=model
+        eq.PublicWarmStart(public_batch(), warm_steps=4, warm_clip_norm=None, warm_scale=0.5, clip_norm=0.5),
+        model=model,
     )
     for step in run:
         if step.step == 4:
@@ -101,6 +122,7 @@ def test_an_inner_method_with_public_records_comes_back_from_a_file():
         (lambda: eq.PublicOnly(torch.zeros(0, 3)), "at least one"),
         (lambda: eq.PublicOnly(torch.eye(3), public_batch_size=0), "public_batch_size=0"),
         (lambda: eq.PublicWarmStart(torch.eye(3), warm_scale=0), "warm_scale=0"),
+        (lambda: eq.PublicWarmStart(torch.eye(3), warm_clip_norm=-1), "warm_clip_norm=-1"),
         (lambda: eq.PublicWarmStart(torch.eye(3), eq.DPSGD(), clip_norm=0.5), "those of the default inner"),
         (lambda: training(eq.PublicWarmStart(public_batch(), warm_steps=6)), "leaves no private step"),
     ],

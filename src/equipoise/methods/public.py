@@ -1,7 +1,8 @@
 """Training on the public records: alone, and before a private training.
 
     public-only:         estimate = mean of the public gradients                      nothing is released
-    public-warm-start:   the same, times a scale, for the first steps; then an inner method
+    public-warm-start:   the same, of gradients clipped as the private ones will be, for the first steps; then
+                         an inner method
 
 The baselines that papers on public directions leave out. What is computed from public records is free, so the
 first says how much of a private result the public records alone explain, and the second starts a private
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch import Tensor
 from equipoise.methods.base import Context, DrawHandle, Ledger, Method, Parameters, State
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_count, require_positive
+from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.public_records import PublicRecords, require_public
 from equipoise.privacy.releases import PrivacyPlan
@@ -105,8 +107,10 @@ class PublicWarmStart(Method):
         public: a batch of public records, as the loss takes it.
         inner: the method of the private steps; DP-SGD with `clip_norm` and `noise_multiplier` when None.
         warm_steps: public steps, of the steps of the sampling; a fifth of them when None.
-        warm_scale: factor on the public estimate. An inner method that clips at C answers estimates of norm
-            about C, a public gradient has its own size: one learning rate serves both with the right factor.
+        warm_clip_norm: norm to which each public record's gradient is clipped. "inner" takes the inner
+            method's `clip_norm` where that is a number, so that one learning rate serves both phases; None
+            does not clip.
+        warm_scale: factor on the public estimate.
         public_batch_size: records a public step, drawn afresh; all of them when None.
         clip_norm: of the default inner method.
         noise_multiplier: of the default inner method.
@@ -136,17 +140,20 @@ class PublicWarmStart(Method):
         inner: Method | None = None,
         *,
         warm_steps: int | None = None,
+        warm_clip_norm: float | Literal["inner"] | None = "inner",
         warm_scale: float = 1.0,
         public_batch_size: int | None = None,
         clip_norm: float = 1.0,
         noise_multiplier: float | None = None,
     ) -> None:
         self.public, self.public_batch_size = PublicRecords(public), public_batch_size
-        self.warm_steps, self.warm_scale = warm_steps, warm_scale
+        self.warm_steps, self.warm_clip_norm, self.warm_scale = warm_steps, warm_clip_norm, warm_scale
         for argument, count in (("public_batch_size", public_batch_size), ("warm_steps", warm_steps)):
             if count is not None:
                 require_count(argument, count)
         require_positive("warm_scale", warm_scale)
+        if warm_clip_norm not in ("inner", None):
+            require_positive("warm_clip_norm", warm_clip_norm)
         if inner is not None and (clip_norm != 1.0 or noise_multiplier is not None):
             raise ValueError(
                 "clip_norm and noise_multiplier are those of the default inner method; with inner=... give "
@@ -163,6 +170,13 @@ class PublicWarmStart(Method):
                 "steps, or use public-only"
             )
         return warm
+
+    def _warm_norm(self) -> float | None:
+        """The clip norm of the public steps."""
+        found = (
+            getattr(self.inner, "clip_norm", None) if self.warm_clip_norm == "inner" else self.warm_clip_norm
+        )
+        return float(found) if isinstance(found, (int, float)) else None
 
     def _rest(self, sampling: Sampling) -> Sampling:
         """The sampling of the private steps."""
@@ -194,7 +208,7 @@ class PublicWarmStart(Method):
         """A public step, or one of the inner method."""
         warm = self._warm(context.sampling)
         if context.step < warm:
-            estimate = mean_gradient(context, self.public, self.public_batch_size)
+            estimate = mean_gradient(context, self.public, self.public_batch_size, self._warm_norm())
             return {name: self.warm_scale * value for name, value in estimate.items()}, state
         later = _LaterContext(context, warm, self._rest(context.sampling))
         inner = self.inner.init(later) if state["inner"] is None else state["inner"]
@@ -221,6 +235,7 @@ class PublicWarmStart(Method):
             "public": self.public.describe(),
             "inner": self.inner.config(),
             "warm_steps": self.warm_steps,
+            "warm_clip_norm": self.warm_clip_norm,
             "warm_scale": self.warm_scale,
             "public_batch_size": self.public_batch_size,
         }
@@ -237,18 +252,22 @@ class PublicWarmStart(Method):
             inner = kind.from_config(described, public=public)  # type: ignore[call-arg]
         else:
             inner = kind.from_config(described)
-        names = ("warm_steps", "warm_scale", "public_batch_size")
+        names = ("warm_steps", "warm_clip_norm", "warm_scale", "public_batch_size")
         return cls(records, inner, **{name: config[name] for name in names})
 
 
-def mean_gradient(context: Context, public: PublicRecords, size: int | None) -> dict[str, Tensor]:
-    """The mean gradient of some public records at the current parameters.
+def mean_gradient(
+    context: Context, public: PublicRecords, size: int | None, clip_norm: float | None = None
+) -> dict[str, Tensor]:
+    """The mean gradient of some public records at the current parameters, each clipped to `clip_norm`.
 
     Raises:
         ValueError: it is not finite.
     """
     rows = context.public_gradients(public.drawn(size, context.public_rng(context.step)))
     weights = torch.full((rows.num_records,), 1 / rows.num_records, dtype=rows.dtype, device=rows.device)
+    if clip_norm is not None:
+        weights = weights * Abadi().weights(rows.row_norms(), clip_norm).to(weights.dtype)
     mean = rows.weighted_sums(weights)
     if not all(bool(torch.isfinite(value).all()) for value in mean.values()):
         raise ValueError(

@@ -219,7 +219,7 @@ def _digits_runs(noise: float) -> list[Run]:
         (
             "warm start, DP-SGD",
             lambda seed: PublicWarmStart(
-                public(seed), DPSGD(clip_norm, noise_multiplier=noise), warm_steps=100, warm_scale=1.0
+                public(seed), DPSGD(clip_norm, noise_multiplier=noise), warm_steps=100, warm_clip_norm=None
             ),
             0.3 if heavy else 1.0,
         ),
