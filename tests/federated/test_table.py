@@ -1,33 +1,59 @@
-"""Every line of the table trains: its two halves fit together."""
+"""Every line of the table trains: its two halves fit together, and its server goes on after a restart."""
 
 from __future__ import annotations
 
 import pytest
-from federated_problem import LOCAL_STEPS, client, records, same, start
+import torch
+from federated_problem import LOCAL_STEPS, client, loss, network, records, same, start
 
 import equipoise as eq
-from equipoise.federated import simulate
+from equipoise.federated import Moon, simulate
 from equipoise.federated.table import FEDERATED, Setup, find_federated
 
 SETTINGS = [(name, recipe) for name, line in FEDERATED.items() for recipe in line.recipes]
+SMALL = {"dimension": 6, "quantile": 0.5}
+
+
+def federation(name, recipe="library", rounds=2):
+    """The line's strategy and two clients, made anew."""
+    line = find_federated(name)
+    setup = Setup(
+        rounds=rounds, clients=2, clients_per_round=2, local_steps=LOCAL_STEPS, learning_rate=0.3,
+        model=network(), loss=loss, clip_norm=0.5, recipe=recipe,
+        options={key: SMALL.get(key, value) for key, value in line.options.items()},
+        public=records(9, 20) if line.needs_public else None,
+    )  # fmt: skip
+    clients = []
+    for p in range(2):
+        method = line.method(setup)
+        term = {"loss_function": method.term} if isinstance(method, Moon) else {}
+        clients.append(client(method, p, steps=rounds * LOCAL_STEPS, budget=eq.Budget(8.0, 1e-3), **term))
+    return line.strategy(setup), clients
 
 
 @pytest.mark.parametrize(("name", "recipe"), [*SETTINGS, ("fedavg:dp-c4", "library")])
-def test_a_line_trains_within_the_budget(name, recipe):
-    line, budget = find_federated(name), eq.Budget(8.0, 1e-3)
-    public = records(9, 20) if line.needs_public else None
-    setup = Setup(
-        rounds=2, clients=2, local_steps=LOCAL_STEPS, clip_norm=0.5, recipe=recipe, options=line.options,
-        public=public,
-    )  # fmt: skip
-    clients = [client(line.method(setup), p, steps=2 * LOCAL_STEPS, budget=budget) for p in range(2)]
-    history = simulate(line.strategy(setup), clients, start(), 2)
-    assert [done.answered for done in history.rounds] == [(0, 1)] * 2
-    assert not same(history.params, start())
+def test_a_line_trains_within_the_budget_and_goes_on(tmp_path, name, recipe):
+    strategy, clients = federation(name, recipe)
+    whole = simulate(strategy, clients, start(), 2)
+    assert [done.answered for done in whole.rounds] == [(0, 1)] * 2
+    assert not same(whole.params, start())
     for one in clients:
         assert one.statement().guarantee == "proven"
         assert 0 < one.epsilon() <= 8
         assert one.rounds_left == 0
+    strategy, clients = federation(name, recipe)
+    simulate(strategy, clients, start(), 1, folder=tmp_path)
+    another, _ = federation(name, recipe)
+    found = simulate(another, clients, start(), 2, folder=tmp_path)
+    for key, value in whole.params.items():
+        torch.testing.assert_close(found.params[key], value, rtol=1e-9, atol=1e-12)
+
+
+def test_a_state_of_another_strategy_is_refused():
+    for name in ("dp-fedavg", "adaptdp-fedavg", "scaffold", "dp-fedavg-quantile"):
+        strategy, _ = federation(name)
+        with pytest.raises(ValueError, match="state has"):
+            strategy.load_state_dict({"something": 1.0})
 
 
 def test_an_unknown_method_is_named():

@@ -24,6 +24,7 @@ from equipoise import __version__
 from equipoise.cli.audit import audit
 from equipoise.cli.calibration import calibrate
 from equipoise.cli.comparison import compare
+from equipoise.cli.federation import federate
 from equipoise.cli.listing import methods
 from equipoise.cli.reproduction import experiment
 from equipoise.cli.results import predict, report
@@ -45,6 +46,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     methods,
     experiment,
     compare,
+    federate,
     audit,
 )
 

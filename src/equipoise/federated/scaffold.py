@@ -16,7 +16,7 @@ for Federated Learning".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -138,6 +138,16 @@ class ScaffoldAverage(FedAvg):
             for name, value in now.items()
         }
         return super().aggregate(params, answers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The control variate."""
+        return {} if self._control is None else {"control": self._control}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        if not set(state) <= {"control"}:
+            raise ValueError(f"state has {sorted(state)}, SCAFFOLD has a control variate")
+        self._control = dict(state["control"]) if state else None
 
 
 def control_change(

@@ -122,3 +122,13 @@ class QuantileFedAvg(FedAvg):
     def metrics(self) -> Mapping[str, float]:
         """The clip norm of the next round."""
         return {"radius": self._clip_norm}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clip norm of the next round."""
+        return {"clip_norm": self._clip_norm}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        if set(state) != {"clip_norm"}:
+            raise ValueError(f"state has {sorted(state)}, a quantile has a clip norm")
+        self._clip_norm = float(state["clip_norm"])

@@ -9,13 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from torch import Tensor, nn
+
+from equipoise.federated.fedlrs import FedLRS, SparseAverage
+from equipoise.federated.fedpcdp import RoundPCDP, SubspaceAverage
+from equipoise.federated.fedpdp import RoundPDP
+from equipoise.federated.moon import Moon, MoonLoss
+from equipoise.federated.projected_upload import ProjectedUpload
 from equipoise.federated.proximal import Proximal
+from equipoise.federated.round_subspace import RoundSubspace
+from equipoise.federated.scaffold import Scaffold, ScaffoldAverage
+from equipoise.federated.server_quantile import QuantileFedAvg, ServerQuantile
 from equipoise.federated.server_radius import ServerRMS
 from equipoise.federated.strategies import AdaptDPFedAvg, FedAvg, Strategy
 from equipoise.methods import DPSGD, METHODS, Method, ReleasedQuantile
 from equipoise.methods.rms_radius import RMSRadius
+from equipoise.training.attach import Loss
 
 __all__ = ["FEDERATED", "FederatedMethod", "Setup", "find_federated"]
 
@@ -26,8 +38,12 @@ class Setup:
 
     Attributes:
         rounds: R.
-        clients: that take part in a round.
+        clients: P, all of them.
+        clients_per_round: that take part in a round.
         local_steps: K, steps a round.
+        learning_rate: of the local steps, which are plain SGD.
+        model: of the federation's make; its values do not matter.
+        loss: loss(model, batch) -> [B].
         clip_norm: bound on one record's gradient, or the largest radius.
         recipe: "library" or "as_published".
         options: the method's own settings, by name; see its line.
@@ -36,11 +52,21 @@ class Setup:
 
     rounds: int
     clients: int
+    clients_per_round: int
     local_steps: int
+    learning_rate: float
+    model: nn.Module
+    loss: Loss
     clip_norm: float = 1.0
     recipe: str = "library"
     options: Mapping[str, Any] = field(default_factory=dict)
     public: Any = None
+
+    @cached_property
+    def directions(self) -> RoundSubspace:
+        """The subspace of public gradients; in one process clients and server share it."""
+        options = {name: self.options[name] for name in ("dimension", "blocks")}
+        return RoundSubspace(self.model, self.loss, self.public, **options)
 
 
 @dataclass(frozen=True)
@@ -49,7 +75,8 @@ class FederatedMethod:
 
     Attributes:
         summary: one line for listings.
-        method: what estimates the gradient at a client; every client gets one of its own.
+        method: what estimates the gradient at a client; every client gets one of its own. Of a `Moon` the
+            term is the client's loss.
         strategy: the server's side.
         options: the method's own settings and their defaults; `Setup.options` holds all of them.
         recipes: which the method has.
@@ -71,8 +98,8 @@ def find_federated(name: str) -> FederatedMethod:
         ValueError: there is no such method.
 
     Example:
-        >>> find_federated("fedavg:dp-c4").method(Setup(rounds=1, clients=2, local_steps=1)).name
-        'dp-c4'
+        >>> find_federated("fedavg:dp-c4").summary == METHODS["dp-c4"].card.summary
+        True
     """
     if name in FEDERATED:
         return FEDERATED[name]
@@ -98,16 +125,35 @@ def _fixed(setup: Setup) -> Method:
     return DPSGD(setup.clip_norm)
 
 
-def _quantile(setup: Setup) -> Method:
-    return DPSGD(ReleasedQuantile(setup.clip_norm, quantile=setup.options["quantile"]))
+def _quantile(setup: Setup) -> ReleasedQuantile:
+    return ReleasedQuantile(setup.clip_norm, quantile=setup.options["quantile"])
 
 
-def _normalised(setup: Setup) -> Method:
-    return DPSGD(setup.clip_norm, clip_rule="auto_s")
+def _scaffold_server(setup: Setup) -> Strategy:
+    K, rate = setup.local_steps, setup.learning_rate
+    return ScaffoldAverage(setup.clients, local_steps=K, learning_rate=rate)
 
 
-def _proximal(setup: Setup) -> Method:
-    return Proximal(_fixed(setup), setup.options["strength"])
+def _moon(setup: Setup) -> Method:
+    return Moon(_fixed(setup), MoonLoss(setup.loss, _features, setup.model, **setup.options))
+
+
+def _features(model: nn.Module, batch: Any) -> Tensor:
+    """The input of a network's last layer."""
+    if not isinstance(model, nn.Sequential) or len(model) < 2:
+        raise ValueError(
+            "method='moon' compares what goes into the last layer, and takes it from an nn.Sequential; this "
+            f"model is a {type(model).__name__}. Use MoonLoss with a features function of your own."
+        )
+    return model[:-1](batch["input"]).flatten(1)
+
+
+def _projected(kind: type[RoundPCDP] | type[RoundPDP]) -> Callable[[Setup], Method]:
+    return lambda setup: kind(setup.directions, setup.clip_norm, form=setup.options["form"])
+
+
+def _subspace_server(setup: Setup) -> Strategy:
+    return SubspaceAverage(setup.directions)
 
 
 def _radius_client(setup: Setup) -> Method:
@@ -119,7 +165,7 @@ def _radius_server(setup: Setup) -> Strategy:
     options = {name: value for name, value in setup.options.items() if name != "radius_share"}
     if setup.recipe == "as_published":
         options |= {"offset": "paper", "scale": "g_hat", "kappa": None}
-    return AdaptDPFedAvg(RMSRadius(setup.clip_norm, **options), setup.rounds, setup.clients)
+    return AdaptDPFedAvg(RMSRadius(setup.clip_norm, **options), setup.rounds, setup.clients_per_round)
 
 
 _RADIUS = {
@@ -127,14 +173,20 @@ _RADIUS = {
     "minimum": None,
 }  # fmt: skip
 
+_SUBSPACE = {"dimension": 100, "blocks": "per_layer", "form": "combination"}
+
 FEDERATED: dict[str, FederatedMethod] = {
     "dp-fedavg": FederatedMethod("DP-SGD at a fixed clip norm, averaged", _fixed, _mean),
     "dp-fedavg-quantile": FederatedMethod(
-        "DP-SGD at a quantile that every client learns", _quantile, _mean, {"quantile": 0.5}
+        "DP-SGD at a quantile of all clients' gradient norms, from noised counts",
+        lambda setup: ServerQuantile(_quantile(setup)),
+        lambda setup: QuantileFedAvg(_quantile(setup)),
+        {"quantile": 0.5},
     ),
-    "dp-fedavg-normalised": FederatedMethod("DP-SGD with normalised gradients, averaged", _normalised, _mean),
-    "fedprox": FederatedMethod(
-        "DP-SGD with a pull to the global model, after the noise", _proximal, _mean, {"strength": 0.1}
+    "dp-fedavg-normalised": FederatedMethod(
+        "DP-SGD with normalised gradients, averaged",
+        lambda setup: DPSGD(setup.clip_norm, clip_rule="auto_s"),
+        _mean,
     ),
     "adaptdp-fedavg": FederatedMethod(
         "the clipping radius follows the clients' noised mean squared gradient norm",
@@ -142,6 +194,52 @@ FEDERATED: dict[str, FederatedMethod] = {
         _radius_server,
         _RADIUS,
         recipes=("library", "as_published"),
+    ),
+    "fedprox": FederatedMethod(
+        "DP-SGD with a pull to the global model, after the noise",
+        lambda setup: Proximal(_fixed(setup), setup.options["strength"]),
+        _mean,
+        {"strength": 0.1},
+    ),
+    "scaffold": FederatedMethod(
+        "DP-SGD corrected by control variates from noised displacements",
+        lambda setup: Scaffold(
+            _fixed(setup), local_steps=setup.local_steps, learning_rate=setup.learning_rate
+        ),
+        _scaffold_server,
+    ),
+    "moon": FederatedMethod(
+        "DP-SGD whose loss holds representations near the global model's",
+        _moon,
+        _mean,
+        {"strength": 1.0, "temperature": 0.5},
+    ),
+    "fedlrs": FederatedMethod(
+        "DP-SGD pulled back beyond a bound; the update's largest entries are sent",
+        lambda setup: FedLRS(_fixed(setup), **setup.options),
+        lambda setup: SparseAverage(),
+        {"bound": 1.0, "strength": 0.1, "share": 0.3},
+    ),
+    "fedpcdp": FederatedMethod(
+        "local steps inside the span of public gradients, clipped after the projection",
+        _projected(RoundPCDP),
+        _subspace_server,
+        _SUBSPACE,
+        needs_public=True,
+    ),
+    "fedpdp": FederatedMethod(
+        "local steps inside the span of public gradients, clipped before the projection",
+        _projected(RoundPDP),
+        _subspace_server,
+        _SUBSPACE,
+        needs_public=True,
+    ),
+    "projected-upload": FederatedMethod(
+        "DP-SGD; what is sent is projected on the span of public gradients, after PFA",
+        lambda setup: ProjectedUpload(_fixed(setup), setup.directions, form=setup.options["form"]),
+        _subspace_server,
+        _SUBSPACE,
+        needs_public=True,
     ),
 }
 """name -> its two halves."""

@@ -1,0 +1,232 @@
+"""A simulated federation from settings to report, as the command line runs it.
+
+Its folder: `federation.json` (settings, rounds, clients, as plain values), `report.html`,
+`model.safetensors`, `server/` with the server's state, `clients/000` and so on with each client's statement,
+journal and key. The same command on the same folder goes on after the last round.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+from equipoise.experiments.federation import ClientMaker, Federation, FederationSettings, federation
+from equipoise.experiments.options import SettingsError
+from equipoise.federated import Client, History, Round, simulate
+from equipoise.federated.pool import ClientPool
+from equipoise.methods.base import Parameters
+from equipoise.report.federation import write_federation_report
+from equipoise.training.checkpoint import write_atomically
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["run_federation"]
+
+SETTINGS, RESULT = "settings.json", "federation.json"
+WORST = ("proven", "worst_case", "none")
+
+
+def run_federation(settings: FederationSettings, folder: str, console: Console) -> dict[str, Any]:
+    """Run the rounds that the folder does not hold yet, and write report and statements.
+
+    Returns:
+        Plain values: what `federation.json` holds, with run_dir, report and seconds.
+
+    Raises:
+        SettingsError, DataError: before anything is spent.
+    """
+    path, began = Path(folder), time.perf_counter()
+    settings.check()
+    _check_folder(settings, path)
+    text = settings.to_json()
+    with console.status("loading the data"):
+        made = federation(text)
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomically(path / SETTINGS, text.encode())
+    _introduce(made, console)
+    maker = ClientMaker(text, str(path / "clients"))
+    with _progress(made, console) as on_round:
+        run = _inline if settings.driver == "inline" else _on_flower
+        history = run(made, maker, path, on_round)
+    with console.status("adding up every client's privacy"):
+        clients = [_client_values(made, maker, number) for number in range(len(made.parts))]
+    save_file(history.params, path / "model.safetensors")
+    found = _values(made, history, clients)
+    _write(path / RESULT, found)
+    report = write_federation_report(found, path)
+    return {**found, "run_dir": folder, "report": str(report), "seconds": time.perf_counter() - began}
+
+
+def _check_folder(settings: FederationSettings, path: Path) -> None:
+    """A folder is gone on with under the settings that it was begun with.
+
+    Raises:
+        SettingsError: the folder holds another federation, or something else.
+    """
+    kept = path / SETTINGS
+    if kept.is_file():
+        old = FederationSettings.from_json(kept.read_text(encoding="utf-8"))
+        was, now = ({**which.public(), "driver": None} for which in (old, settings))
+        changed = sorted(name for name in {**was, **now} if was.get(name) != now.get(name))
+        if changed:
+            raise SettingsError(
+                f"--run-dir {str(path)!r} holds a federation that was begun with another "
+                f"{', '.join(changed)}. Repeat the command that began it to go on, or name a new folder."
+            )
+    elif path.exists() and any(path.iterdir()):
+        raise SettingsError(f"--run-dir {str(path)!r} holds something else. Name a new folder.")
+
+
+def _inline(made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[Round], None]) -> History:
+    with ClientPool(maker.client, len(made.parts)).closing() as clients:
+        return simulate(made.strategy(), clients, *_common(made), **_options(made, path, on_round))
+
+
+def _on_flower(
+    made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[Round], None]
+) -> History:
+    from equipoise.federated.flower import simulate_on_flower
+
+    params, rounds = _common(made)
+    options = _options(made, path, on_round)
+    return simulate_on_flower(made.strategy(), maker, len(made.parts), params, rounds, **options)
+
+
+def _common(made: Federation) -> tuple[Parameters, int]:
+    start = {n: p.detach().clone() for n, p in made.model().named_parameters() if p.requires_grad}
+    return start, made.setup.rounds
+
+
+def _options(made: Federation, path: Path, on_round: Callable[[Round], None]) -> dict[str, Any]:
+    model = made.model()
+
+    def evaluate(params: Parameters) -> Mapping[str, float]:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in params:
+                    parameter.copy_(params[name])
+        return made.evaluate(model)
+
+    return {
+        "clients_per_round": made.setup.clients_per_round,
+        "seed": made.settings.base.seed,
+        "evaluate": evaluate,
+        "on_round": on_round,
+        "folder": path / "server",
+    }
+
+
+def _client_values(made: Federation, maker: ClientMaker, number: int) -> dict[str, Any]:
+    """What a client may claim; its statement is put into its folder."""
+    values: dict[str, Any] = {"client": number, "population": made.population(number)}
+    if not maker.place(number).exists():  # never picked: nothing left it
+        return {**values, "rounds": 0, "epsilon": 0.0, "guarantee": "proven", "statement": None}
+    client = maker.client(number)
+    try:
+        statement = asdict(client.statement())
+        done = _rounds_done(client)
+    finally:
+        client.close()
+    _write(maker.place(number) / "statement.json", statement)
+    return {
+        **values,
+        "rounds": done,
+        "epsilon": statement["epsilon"],
+        "guarantee": statement["guarantee"],
+        "statement": statement,
+    }
+
+
+def _rounds_done(client: Client) -> int:
+    return client.training.steps_done // client.local_steps
+
+
+def _values(made: Federation, history: History, clients: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole federation as plain values."""
+    epsilons = [one["epsilon"] for one in clients]
+    settings = made.settings
+    statements = [one["statement"] for one in clients if one["statement"]]
+    return {
+        "settings": settings.public(),
+        "command": settings.command(),
+        "summary": made.line.summary,
+        "parameters": sum(value.numel() for value in history.params.values()),
+        "test_records": len(made.dataset.test),
+        "rounds": [_round_values(done) for done in history.rounds],
+        "accuracy": history.rounds[-1].metrics.get("accuracy"),
+        "epsilon": None if None in epsilons else max(epsilons),
+        "delta": settings.base.delta,
+        "guarantee": max((one["guarantee"] for one in clients), key=WORST.index),
+        "private": not settings.base.reproducible,
+        "relation": statements[0]["relation"] if statements else None,
+        "bytes_up": sum(done.bytes_up for done in history.rounds),
+        "bytes_down": sum(done.bytes_down for done in history.rounds),
+        "clients": [{k: v for k, v in one.items() if k != "statement"} for one in clients],
+    }
+
+
+def _round_values(done: Round) -> dict[str, Any]:
+    return {
+        "round": done.number,
+        "asked": len(done.asked),
+        "answered": len(done.answered),
+        "absent": {str(index): reason for index, reason in done.absent.items()},
+        **{name: float(value) for name, value in done.metrics.items()},
+        "bytes_up": done.bytes_up,
+        "bytes_down": done.bytes_down,
+    }
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    write_atomically(path, (json.dumps(values, indent=1) + "\n").encode(), mode=0o644)
+
+
+def _introduce(made: Federation, console: Console) -> None:
+    base, sizes = made.settings.base, [len(part) for part in made.parts]
+    spread = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
+    console.print(
+        f"[bold]{base.method}[/]: {made.setup.clients} clients with {spread} records of [bold]{base.data}[/] "
+        f"each, {made.setup.clients_per_round} a round, {made.setup.rounds} rounds of "
+        f"{made.setup.local_steps} steps, budget epsilon {base.epsilon:.4g} at delta {base.delta:g} a client"
+    )
+    if base.reproducible:
+        console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")
+
+
+@contextmanager
+def _progress(made: Federation, console: Console) -> Iterator[Callable[[Round], None]]:
+    """A bar on a screen, a line now and then elsewhere."""
+    from rich.progress import Progress
+
+    rounds = made.setup.rounds
+    every = max(1, rounds // 20)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("calibrating the noise", total=rounds)
+
+        def on_round(done: Round) -> None:
+            words = _round_words(done)
+            bar.update(task, completed=done.number, description=words)
+            if not console.is_terminal and (done.number % every == 0 or done.number in (1, rounds)):
+                console.print(words, highlight=False)
+
+        yield on_round
+
+
+def _round_words(done: Round) -> str:
+    words = [f"round {done.number}"]
+    if "accuracy" in done.metrics:
+        words.append(f"accuracy {done.metrics['accuracy']:.2%}")
+    if "radius" in done.metrics:
+        words.append(f"radius {done.metrics['radius']:.4g}")
+    words.append(f"{len(done.answered)} of {len(done.asked)} answered")
+    words.append(f"{done.bytes_up / 1e6:.2f} MB up")
+    return ", ".join(words)

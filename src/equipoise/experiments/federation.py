@@ -1,0 +1,311 @@
+"""A simulated federation: its settings, and the clients and the server that they make.
+
+Every client samples with the same rate q, whatever its size n_p, so that clients of different sizes that take
+part in equally many rounds share one calibration. Who takes part in which round is public and known
+beforehand: a client's plan holds exactly its rounds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from equipoise.data import DataSet
+from equipoise.experiments.assembly import accuracy, cache_folder, cross_entropy, load_data, set_public_apart
+from equipoise.experiments.models import build_model, default_model, prepare_data
+from equipoise.experiments.options import SettingsError, check_choice, flag
+from equipoise.experiments.settings import Settings
+from equipoise.federated import Client, Moon, Strategy, dirichlet, iid, one_class
+from equipoise.federated.driver import pick_clients
+from equipoise.federated.table import FederatedMethod, Setup, find_federated
+from equipoise.privacy import Budget, Poisson
+
+__all__ = ["ClientMaker", "Federation", "FederationSettings", "federation"]
+
+DRIVERS = ("inline", "flower")
+PARTITIONS = ("iid", "dirichlet", "one-class")
+LEARNING_RATE = 2.0
+SAMPLING_RATE = 0.1
+# What a recipe fills in and local steps of plain SGD do not have.
+_OF_OTHER_TRAININGS: dict[str, Any] = dict.fromkeys(
+    ("epochs", "clip_rule", "optimizer", "momentum", "weight_decay", "schedule", "ema", "views")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationSettings:
+    """What a simulated federation needs to know; None where a default decides.
+
+    Attributes:
+        base: data, model, budget, seed and what else a training needs; `method` is the federated one,
+            `batch_size` what a client of average size expects to draw.
+        clients: P.
+        rounds: R.
+        clients_per_round: picked at random each round; all when None.
+        local_steps: K.
+        partition: iid, dirichlet or one-class.
+        alpha: concentration of dirichlet.
+        driver: inline, or flower for its simulation.
+    """
+
+    base: Settings
+    clients: int = 10
+    rounds: int = 60
+    clients_per_round: int | None = None
+    local_steps: int = 5
+    partition: str = "iid"
+    alpha: float = 0.5
+    driver: str = "inline"
+
+    def check(self) -> None:
+        """Refuse values that cannot be used.
+
+        Raises:
+            SettingsError: naming the option.
+        """
+        self.base.check()
+        check_choice("driver", self.driver, DRIVERS)
+        check_choice("partition", self.partition, PARTITIONS)
+        for name in ("clients", "rounds", "clients_per_round", "local_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingsError(f"{flag(name)} is {value}, but it must be at least 1.")
+        if self.clients_per_round is not None and self.clients_per_round > self.clients:
+            raise SettingsError(
+                f"--clients-per-round is {self.clients_per_round}, but there are {self.clients} clients."
+            )
+        if not self.alpha > 0:
+            raise SettingsError(f"--alpha is {self.alpha:g}, but the concentration is above 0.")
+        _line(self.base.method)
+
+    def public(self) -> dict[str, Any]:
+        """The settings as plain values, without paths."""
+        return {**self.base.publishable(), **self.own()}
+
+    def command(self) -> str:
+        """The command that repeats it, with placeholders for paths."""
+        words = self.base.command().replace("equipoise train", "equipoise federate", 1)
+        for name, value in self.own().items():
+            if name != "alpha" or self.partition == "dirichlet":
+                words += f" {flag(name)} {value:g}" if isinstance(value, float) else f" {flag(name)} {value}"
+        return words
+
+    def own(self) -> dict[str, Any]:
+        """The settings of a federation, without those of `base`."""
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "base"}
+        return {name: value for name, value in own.items() if value is not None}
+
+    def to_json(self) -> str:
+        """All settings, for a folder that is gone on with, and for other processes."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> FederationSettings:
+        """What `to_json` wrote."""
+        values = json.loads(text)
+        return cls(**{**values, "base": Settings.from_json(values["base"])})
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What the settings make.
+
+    Attributes:
+        settings: with the gaps filled.
+        dataset: prepared for the model; its training records are all clients' together.
+        parts: record numbers of each client.
+        planned: rounds that each client will be picked for.
+        public: the records declared public, or None.
+        setup: the public constants.
+        line: of the method.
+    """
+
+    settings: FederationSettings
+    dataset: DataSet
+    parts: list[Tensor]
+    planned: list[int]
+    public: dict[str, Tensor] | None
+    setup: Setup
+    line: FederatedMethod
+
+    def model(self) -> nn.Module:
+        """With initial weights from the seed."""
+        assert self.settings.base.model is not None
+        return build_model(self.settings.base.model, self.dataset, seed=self.settings.base.seed)
+
+    def strategy(self) -> Strategy:
+        """The server's side."""
+        return self.line.strategy(self.setup)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Accuracy on the test records."""
+        return {"accuracy": accuracy(model, self.dataset.test)}
+
+    def population(self, number: int) -> int:
+        """A client's public size: the partition of a simulation is public."""
+        return len(self.parts[number])
+
+    def client(self, number: int, folder: Path) -> Client:
+        """The client, in its folder; it goes on with what lies there."""
+        base, K = self.settings.base, self.setup.local_steps
+        assert base.batch_size is not None
+        assert base.delta is not None
+        n = self.population(number)
+        rate = base.batch_size / (sum(map(len, self.parts)) / len(self.parts))
+        method = self.line.method(self.setup)
+        budget = None if base.epsilon is None else Budget(base.epsilon, base.delta)
+        return Client(
+            self.model(),
+            method.term if isinstance(method, Moon) else cross_entropy,
+            self.dataset.train.subset(self.parts[number]),
+            Poisson(rate * n, n, max(1, self.planned[number]) * K),
+            method,
+            local_steps=K,
+            budget=budget,
+            learning_rate=base.learning_rate,
+            folder=folder,
+            seed=(base.seed << 16) + number,
+            reproducible=base.reproducible,
+            micro_batch_size=base.micro_batch_size,
+        )
+
+
+@dataclass(frozen=True)
+class ClientMaker:
+    """A picklable maker of clients: other processes load the data themselves, once each.
+
+    Attributes:
+        settings: `FederationSettings.to_json`.
+        folder: clients lie in 000, 001, ... in it.
+    """
+
+    settings: str
+    folder: str
+
+    def client(self, number: int) -> Client:
+        """The client of a number."""
+        return federation(self.settings).client(number, self.place(number))
+
+    def place(self, number: int) -> Path:
+        """The folder of a client."""
+        return Path(self.folder) / f"{number:03d}"
+
+    def __call__(self, context: Any) -> Client:
+        """The client of a Flower node."""
+        from equipoise.federated.flower import client_number
+
+        return self.client(client_number(context))
+
+
+@lru_cache(maxsize=1)
+def federation(text: str) -> Federation:
+    """The federation of settings as `FederationSettings.to_json` writes them, built once a process.
+
+    Raises:
+        SettingsError: a setting that cannot be used.
+        DataError: data that cannot be used.
+    """
+    settings = FederationSettings.from_json(text)
+    settings.check()
+    base, line = settings.base, _line(settings.base.method)
+    raw = load_data(base)
+    whole = prepare_data(base.model or default_model(raw), raw, cache_folder())
+    filled = base.resolved(default_model(raw))
+    if line.needs_public and base.public_records is None:
+        raise SettingsError(
+            f"--method {base.method} needs public records: give --public-records M, which takes the last M "
+            "training records out of the private set. They get no protection."
+        )
+    dataset, public = set_public_apart(filled, whole)
+    parts = _partition(settings, dataset)
+    average = sum(map(len, parts)) / len(parts)
+    if base.batch_size is not None and base.batch_size > average:
+        raise SettingsError(
+            f"--batch-size is {base.batch_size:g}, but a client of average size has {average:g} records. "
+            "Give at most that many."
+        )
+    base = replace(
+        filled,
+        batch_size=base.batch_size or SAMPLING_RATE * average,
+        learning_rate=base.learning_rate or LEARNING_RATE,
+        **_OF_OTHER_TRAININGS,
+    )
+    settings = replace(settings, base=base)
+    picked = settings.clients_per_round or settings.clients
+    planned = Counter(
+        number
+        for r in range(1, settings.rounds + 1)
+        for number in pick_clients(settings.clients, picked, base.seed, r)
+    )
+    assert base.model is not None
+    assert base.learning_rate is not None
+    setup = Setup(
+        rounds=settings.rounds,
+        clients=settings.clients,
+        clients_per_round=picked,
+        local_steps=settings.local_steps,
+        learning_rate=base.learning_rate,
+        model=build_model(base.model, dataset, seed=base.seed),
+        loss=cross_entropy,
+        clip_norm=_radius(base.clip_norm),
+        recipe=_recipe(base, line),
+        options=_options(base, line),
+        public=public,
+    )
+    return Federation(
+        settings, dataset, parts, [planned[p] for p in range(settings.clients)], public, setup, line
+    )
+
+
+def _line(name: str) -> FederatedMethod:
+    try:
+        return find_federated(name)
+    except ValueError as error:
+        raise SettingsError(f"--method: {error}") from error
+
+
+def _partition(settings: FederationSettings, dataset: DataSet) -> list[Tensor]:
+    """Record numbers of the clients; a simulation may look at the labels."""
+    labels, seed, P = dataset.train.fields["label"], settings.base.seed, settings.clients
+    deal: dict[str, Callable[[], list[Tensor]]] = {
+        "iid": lambda: iid(len(labels), P, seed),
+        "dirichlet": lambda: dirichlet(labels, P, settings.alpha, seed),
+        "one-class": lambda: one_class(labels, P, seed),
+    }
+    return deal[settings.partition]()
+
+
+def _radius(text: str | None) -> float:
+    try:
+        return float(text or "1")
+    except ValueError:
+        raise SettingsError(
+            f"--clip-norm is {text!r}, but a federation takes a number. A quantile is learned by --method "
+            "dp-fedavg-quantile."
+        ) from None
+
+
+def _recipe(base: Settings, line: FederatedMethod) -> str:
+    recipe = base.recipe or "library"
+    if recipe not in line.recipes:
+        raise SettingsError(
+            f"--recipe is {recipe!r}, but --method {base.method} has {', '.join(line.recipes)} alone."
+        )
+    return recipe
+
+
+def _options(base: Settings, line: FederatedMethod) -> dict[str, Any]:
+    unknown = sorted(set(base.options) - set(line.options))
+    if unknown:
+        has = ", ".join(line.options) or "none"
+        raise SettingsError(
+            f"--option {unknown[0]} is not an option of --method {base.method}; it has {has}."
+        )
+    return {**line.options, **base.options}

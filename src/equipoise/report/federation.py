@@ -1,0 +1,202 @@
+"""The page and the summary of a federation, from the plain values of `federation.json` alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equipoise import __version__
+from equipoise.report.charts import Series, line_chart
+from equipoise.report.page import GUARANTEES
+from equipoise.report.terminal import sparkline
+from equipoise.report.words import RELATIONS, epsilon_in_words, plain, promise_in_words, readable, rounded_up
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["federation_summary", "render_federation", "write_federation_report"]
+
+
+def write_federation_report(values: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
+    """Write ``report.html`` into a folder and return its path."""
+    path = Path(folder) / "report.html"
+    temporary = path.with_suffix(".html.tmp")
+    temporary.write_text(render_federation(values), encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def render_federation(values: Mapping[str, Any]) -> str:
+    """The page as text; it loads nothing and runs nothing."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("equipoise.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    settings = values["settings"]
+    return environment.get_template("federation.html.j2").render(
+        title=f"{settings['method']} on {settings['data']}",
+        subtitle=f"{settings['clients']} clients, {len(values['rounds'])} rounds: {values['summary']}",
+        figures=_figures(values),
+        not_private=not values["private"],
+        promise=_promise(values),
+        charts=[{**chart, "svg": Markup(chart["svg"])} for chart in _charts(values)],
+        clients=[_client_row(one) for one in values["clients"]],
+        absences=_absences(values),
+        settings=[{"name": readable(name), "value": _text(value)} for name, value in settings.items()],
+        command=values["command"],
+        version=__version__,
+    )
+
+
+def federation_summary(values: Mapping[str, Any]) -> RenderableType:
+    """Accuracy, epsilon and bytes as a rich renderable."""
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    accuracies = [row["accuracy"] for row in values["rounds"] if "accuracy" in row]
+    if accuracies:
+        line = Text(f"{accuracies[-1]:.1%}", style="bold")
+        line.append("  " + sparkline(accuracies), style="blue")
+        grid.add_row("test accuracy", line)
+    spent = "no value" if values["epsilon"] is None else f"ε = {rounded_up(values['epsilon'])}"
+    grid.add_row("privacy spent", f"{spent} at δ = {plain(values['delta'])}, the most at any client")
+    if not values["private"]:
+        grid.add_row("guarantee", Text("NOT PRIVATE: the noise follows the public seed", style="bold red"))
+    else:
+        grid.add_row("guarantee", values["guarantee"].replace("_", " ") + "; one record at one client")
+    grid.add_row("sent", f"{_megabytes(values['bytes_up'])} up, {_megabytes(values['bytes_down'])} down")
+    grid.add_row("report", Text(values["report"], overflow="fold"))
+    return Panel(grid, title=f"{values['settings']['method']}, {len(values['rounds'])} rounds in "
+                 f"{values['seconds']:,.0f} s", title_align="left", expand=False)  # fmt: skip
+
+
+def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
+    word, tone, why = GUARANTEES.get(values["guarantee"], GUARANTEES["none"])
+    if not values["private"]:
+        word, tone, why = "not private", "bad", "The noise follows a public seed, so anybody can subtract it."
+    accuracy, epsilon = values["accuracy"], values["epsilon"]
+    relation = RELATIONS.get(str(values["relation"]), "")
+    return [
+        {
+            "name": "Test accuracy",
+            "value": "none" if accuracy is None else f"{accuracy:.1%}",
+            "unit": "",
+            "tone": "",
+            "note": f"on {values['test_records']:,} test records, after the last round",
+        },
+        {
+            "name": "Privacy loss ε, largest of all clients",
+            "value": "no value" if epsilon is None else rounded_up(epsilon),
+            "unit": f"at δ = {plain(values['delta'])}",
+            "tone": "bad" if epsilon is None else "",
+            "note": f"for one record at one client; {relation}",
+        },
+        {"name": "Guarantee", "value": word, "unit": "", "tone": tone, "note": why},
+        {
+            "name": "Sent by all clients",
+            "value": _megabytes(values["bytes_up"]),
+            "unit": "",
+            "tone": "",
+            "note": f"{_megabytes(values['bytes_down'])} sent to them; {values['parameters']:,} parameters",
+        },
+    ]
+
+
+def _promise(values: Mapping[str, Any]) -> list[str]:
+    paragraphs = []
+    if values["epsilon"] is not None and values["private"] and values["guarantee"] != "none":
+        relation = str(values["relation"])
+        paragraphs.append(promise_in_words(values["epsilon"], values["delta"], relation))
+        paragraphs.append(epsilon_in_words(values["epsilon"], values["delta"], relation))
+    paragraphs.append(
+        "The unit is one record at one client, against the server, the other clients and whoever sees the "
+        "model. It is not the whole client: what is true of many of its records can show."
+    )
+    return paragraphs
+
+
+def _charts(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    rows, clients = values["rounds"], values["clients"]
+    charts: list[dict[str, Any]] = []
+
+    def add(title: str, caption: str, series: list[Series], x_label: str = "round", **options: Any) -> None:
+        svg = line_chart(series, title=title, x_label=x_label, **options)
+        if svg:
+            legend = [one.label for one in series] if len(series) > 1 else []
+            charts.append({"title": title, "caption": caption, "svg": svg, "legend": legend})
+
+    def curve(name: str, label: str | None = None) -> Series:
+        return Series(label or name, [(row["round"], row[name]) for row in rows if name in row])
+
+    add(
+        "Accuracy by round", "Share of test records classified rightly.", [curve("accuracy")],
+        y_label="accuracy", percent=True,
+    )  # fmt: skip
+    add(
+        "Radius by round", "The clipping radius of the round, made of noised numbers.", [curve("radius")],
+        y_label="radius", from_zero=True,
+    )  # fmt: skip
+    epsilons = [(one["client"], one["epsilon"]) for one in clients if one["epsilon"] is not None]
+    budget = values["settings"].get("epsilon")
+    add(
+        "Epsilon by client",
+        "What every client has spent in all; the largest is the one to quote.",
+        [Series("epsilon", epsilons)],
+        x_label="client",
+        y_label="epsilon",
+        from_zero=True,
+        target=(float(budget), f"budget {budget:g}") if budget is not None else None,
+    )
+    megabytes = [
+        Series(label, [(row["round"], row[name] / 1e6) for row in rows])
+        for name, label in (("bytes_up", "up"), ("bytes_down", "down"))
+    ]
+    add(
+        "Megabytes by round", "Of parameters and numbers, all clients together.", megabytes,
+        y_label="MB", from_zero=True,
+    )  # fmt: skip
+    return charts
+
+
+def _client_row(one: Mapping[str, Any]) -> dict[str, str]:
+    word, tone, _ = GUARANTEES.get(one["guarantee"], GUARANTEES["none"])
+    return {
+        "client": str(one["client"]),
+        "population": f"{one['population']:,}",
+        "rounds": str(one["rounds"]),
+        "epsilon": "none" if one["epsilon"] is None else rounded_up(one["epsilon"]),
+        "guarantee": word,
+        "tone": tone,
+    }
+
+
+def _absences(values: Mapping[str, Any]) -> list[str]:
+    found = [
+        f"round {row['round']}, client {client}: {reason}"
+        for row in values["rounds"]
+        for client, reason in row["absent"].items()
+    ]
+    return found[:50] + ([f"and {len(found) - 50} more"] if len(found) > 50 else [])
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:,.2f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{readable(str(name))} {_text(item)}" for name, item in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return plain(value, 5) if isinstance(value, float) else str(value)

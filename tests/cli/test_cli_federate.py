@@ -1,0 +1,136 @@
+"""equipoise federate: several owners from one command, its report, and going on after a kill."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SMALL = "federate --data digits --clients 3 --rounds 3 --local-steps 2"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished federation, shared by the tests that only read it: (folder, JSON answer)."""
+    import contextlib
+    import io
+
+    from equipoise.cli import main
+
+    folder, out = tmp_path_factory.mktemp("runs") / "three", io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        assert main(f"{SMALL} --partition dirichlet --run-dir {folder} --json".split()) == 0
+    return folder, json.loads(out.getvalue())
+
+
+def test_the_answer_and_the_files(finished):
+    folder, found = finished
+    assert [row["answered"] for row in found["rounds"]] == [3, 3, 3]
+    assert all(0 <= row["accuracy"] <= 1 and 0 < row["radius"] <= 0.1 for row in found["rounds"])
+    epsilons = [one["epsilon"] for one in found["clients"]]
+    assert found["epsilon"] == max(epsilons) <= 3
+    assert found["guarantee"] == "proven"
+    assert found["bytes_up"] == sum(row["bytes_up"] for row in found["rounds"])
+    assert len({one["population"] for one in found["clients"]}) > 1
+    for number, one in enumerate(found["clients"]):
+        statement = json.loads((folder / "clients" / f"{number:03d}" / "statement.json").read_text())
+        assert statement["epsilon"] == one["epsilon"]
+        assert {release["name"] for release in statement["releases"]} >= {"gradient"}
+    assert json.loads((folder / "federation.json").read_text())["accuracy"] == found["accuracy"]
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_the_report_is_self_contained_and_quotes_the_largest_epsilon(finished):
+    from equipoise.report.words import rounded_up
+
+    folder, found = finished
+    page = (folder / "report.html").read_text()
+    assert "<script" not in page
+    assert "src=" not in page
+    assert page.count("<svg") == 4  # accuracy, radius, epsilon by client, bytes
+    assert rounded_up(found["epsilon"]) in page
+    for number in range(3):
+        assert f"<tr><td>{number}</td>" in page
+    assert str(folder) not in page
+
+
+def test_the_same_command_again_has_nothing_left_to_do(finished, equipoise):
+    folder, found = finished
+    before = {p: p.read_bytes() for p in (folder / "clients").rglob("journal.jsonl")}
+    answer = equipoise(f"{SMALL} --partition dirichlet --json --run-dir", folder)
+    assert answer.code == 0
+    assert answer.value["rounds"] == found["rounds"]
+    assert {p: p.read_bytes() for p in before} == before
+    other = equipoise(f"{SMALL} --partition dirichlet --epsilon 5 --json --run-dir", folder)
+    assert (other.code, "epsilon" in other.value["error"]) == (2, True)
+
+
+def test_clients_that_are_never_picked_spend_nothing(tmp_path, equipoise):
+    line = "federate --data digits --clients 4 --rounds 1 --clients-per-round 1 --local-steps 1"
+    found = equipoise(f"{line} --method dp-fedavg --json --run-dir", tmp_path / "a").value
+    assert sorted(one["rounds"] for one in found["clients"]) == [0, 0, 0, 1]
+    assert sum(one["epsilon"] > 0 for one in found["clients"]) == 1
+
+
+def test_people_see_rounds_and_a_summary(tmp_path, equipoise):
+    answer = equipoise(f"{SMALL} --method fedprox --reproducible --run-dir", tmp_path / "a")
+    assert answer.code == 0
+    for words in ("NOT PRIVATE", "round 1, accuracy", "round 3", "3 of 3 answered", "report.html"):
+        assert words in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--method nothing", "no federated method"),
+        ("--method fedpcdp", "--public-records"),
+        ("--method dp-fedavg --option tau=1", "is not an option of"),
+        ("--method dp-fedavg --recipe as-published", "has library alone"),
+        ("--driver carrier-pigeon", "--driver"),
+        ("--partition by-lot", "--partition"),
+        ("--clients 0", "--clients"),
+        ("--clients-per-round 4", "there are 3 clients"),
+        ("--alpha 0", "--alpha"),
+        ("--batch-size 5000", "--batch-size"),
+        ("--clip-norm quantile", "takes a number"),
+    ],
+)
+def test_slips_are_named(tmp_path, equipoise, words, message):
+    answer = equipoise(f"{SMALL} {words} --json --run-dir", tmp_path / "a")
+    assert answer.code == 2
+    assert message in answer.value["error"]
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.slow
+def test_killed_and_gone_on_with(tmp_path):
+    """SIGKILL in the middle of the rounds, three times; the model is that of an undisturbed federation."""
+    command = [sys.executable, "-m", "equipoise", *SMALL.replace("rounds 3", "rounds 8").split()]
+    command += ["--method", "dp-fedavg", "--reproducible", "--json", "--run-dir"]
+    quiet: dict = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    whole = json.loads(subprocess.run([*command, tmp_path / "whole"], check=True, **quiet).stdout)
+    folder = tmp_path / "killed"
+    for least in (1, 3, 6):
+        process = subprocess.Popen([*command, folder], **quiet)
+        while process.poll() is None and newest(folder) < least:
+            time.sleep(0.01)
+        time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    found = json.loads(subprocess.run([*command, folder], check=True, **quiet).stdout)
+    assert [row["round"] for row in found["rounds"]] == list(range(1, 9))
+    assert found["epsilon"] == whole["epsilon"]
+    assert found["clients"] == whole["clients"]
+    assert found["accuracy"] == pytest.approx(whole["accuracy"], abs=0.02)
+
+
+def newest(folder: Path) -> int:
+    """The last round that the server has on disk."""
+    return max(
+        (int(path.stem.split("-")[1]) for path in folder.glob("server/checkpoint/step-*.pt")), default=0
+    )
