@@ -165,7 +165,7 @@ MUTATIONS = (
         "privacy/private.py",
         (
             (
-                '__float__ = _forbidden("float() or item()")',
+                '__float__ = forbidden("float() or item()")',
                 "__float__ = lambda self: float(self._held)",
             ),
         ),

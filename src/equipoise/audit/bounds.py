@@ -10,8 +10,8 @@ So rates that were measured refute small values of epsilon. Three ways, by what 
 - *threshold*: nothing is known. Clopper and Pearson's exact limits of both rates, each with half of the
   error probability, give epsilon >= log((Q - delta) / P). Threshold and side are chosen on one half of the
   runs and certified on the other; n runs cannot certify more than about log n.
-- *gaussian*: both rates limit mu = Phi^-1(1 - P) - Phi^-1(1 - Q) from below. If the mechanism's trade-off is a
-  Gaussian's (unsampled Gaussian releases) then mu gives epsilon at any delta; for others it is a fit.
+- *gaussian*: both rates limit mu = Phi^-1(1 - P) - Phi^-1(1 - Q) from below. If the mechanism's trade-off is
+  a Gaussian's (unsampled Gaussian releases) then mu gives epsilon at any delta; for others it is a fit.
 - *known law*: P is known, and L is a log-likelihood ratio with E_P[e^L] <= 1. Then P(L > t) <= e^-t by
   Markov's inequality, and only Q is measured: epsilon >= t + log(Q(L > t) - delta), whatever the number of
   runs.

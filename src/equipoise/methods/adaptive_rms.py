@@ -35,8 +35,9 @@ from equipoise.privacy import calibrate, gaussian_mu
 from equipoise.privacy.bounded import Bounded
 from equipoise.privacy.clipping import clip
 from equipoise.privacy.counting import capped
-from equipoise.privacy.private import Private, PrivateRows
+from equipoise.privacy.private import Private
 from equipoise.privacy.releases import PrivacyPlan, Release
+from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import FullBatch, Poisson, Sampling, Unamplified
 
 if TYPE_CHECKING:

@@ -50,8 +50,9 @@ from equipoise.methods.tail_scores import (
 )
 from equipoise.privacy.bounded import Bounded
 from equipoise.privacy.counting import indicator
-from equipoise.privacy.private import Private, PrivateRows, join
+from equipoise.privacy.private import Private, join
 from equipoise.privacy.releases import PrivacyPlan, Release, Unproven
+from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 from equipoise.privacy.selection import clip_channels, clip_either, clip_selected, top_share
 

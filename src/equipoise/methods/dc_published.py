@@ -42,7 +42,8 @@ from equipoise.methods.clip_rules import ClipRule
 from equipoise.methods.tail_scores import record_normals, sub_weibull
 from equipoise.privacy.accounting import rdp_epsilon
 from equipoise.privacy.bounded import Bounded
-from equipoise.privacy.private import Private, PrivateRows, join
+from equipoise.privacy.private import Private, join
+from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 from equipoise.privacy.selection import clip_unbounded
 

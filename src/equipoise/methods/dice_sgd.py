@@ -41,8 +41,9 @@ from equipoise.methods.memory import clipped, norm_of, zeros_like
 from equipoise.privacy.bounded import Bounded
 from equipoise.privacy.clipping import clip
 from equipoise.privacy.correlated import CorrelatedNoise, clip_jointly
-from equipoise.privacy.private import Private, PrivateRows
+from equipoise.privacy.private import Private
 from equipoise.privacy.releases import PrivacyPlan, Release
+from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 
 if TYPE_CHECKING:

@@ -49,7 +49,8 @@ from equipoise.methods.thresholds import ReleasedQuantile
 from equipoise.privacy.bounded import Bounded
 from equipoise.privacy.clipping import clip, unbounded_sum
 from equipoise.privacy.counting import centred_indicator, indicator
-from equipoise.privacy.private import Private, PrivateRows
+from equipoise.privacy.private import Private
+from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 
 if TYPE_CHECKING:

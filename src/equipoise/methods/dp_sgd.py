@@ -30,8 +30,9 @@ from equipoise.methods.thresholds import (
 from equipoise.privacy.bounded import Bounded
 from equipoise.privacy.clipping import clip
 from equipoise.privacy.counting import centred_indicator
-from equipoise.privacy.private import Private, PrivateRows
+from equipoise.privacy.private import Private
 from equipoise.privacy.releases import PrivacyPlan, Release
+from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 
 if TYPE_CHECKING:

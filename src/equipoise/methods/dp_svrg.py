@@ -27,7 +27,7 @@ from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.thresholds import ReleasedQuantile, Threshold, resolve_threshold
 from equipoise.privacy.bounded import Bounded
 from equipoise.privacy.clipping import clip
-from equipoise.privacy.private import PrivateRows
+from equipoise.privacy.rows import PrivateRows
 
 __all__ = ["DPSVRG"]
 

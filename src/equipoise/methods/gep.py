@@ -27,8 +27,8 @@ from equipoise.methods.projected import ProjectedGradient
 from equipoise.methods.subspaces import Blocks
 from equipoise.privacy.bounded import Bounded
 from equipoise.privacy.clipping import clip, clip_coordinates
-from equipoise.privacy.private import PrivateRows
 from equipoise.privacy.releases import Release
+from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 
 __all__ = ["GEP", "BiasedGEP"]

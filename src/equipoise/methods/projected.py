@@ -51,8 +51,8 @@ from equipoise.methods.subspaces import (
 )
 from equipoise.privacy.bounded import Bounded
 from equipoise.privacy.clipping import clip, clip_coordinates
-from equipoise.privacy.private import PrivateRows
 from equipoise.privacy.releases import PrivacyPlan, Release
+from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from scipy import special
 from torch import Tensor
 
 from equipoise.gradients.subspace import Subspace
-from equipoise.privacy.private import Private, PrivateRows
+from equipoise.privacy.private import Private
+from equipoise.privacy.rows import PrivateRows
 
 __all__ = ["Trace", "null_threshold", "record_normals", "record_uniforms", "sub_weibull"]
 

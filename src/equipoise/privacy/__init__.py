@@ -49,11 +49,11 @@ from .noise import Secrets as Secrets
 from .noise import coin_generator as coin_generator
 from .private import Private as Private
 from .private import PrivateError as PrivateError
-from .private import PrivateRows as PrivateRows
 from .releases import PrivacyPlan as PrivacyPlan
 from .releases import Release as Release
 from .releases import Unproven as Unproven
 from .replay import ReplayLedger as ReplayLedger
+from .rows import PrivateRows as PrivateRows
 from .sampling import FullBatch as FullBatch
 from .sampling import Poisson as Poisson
 from .sampling import Sampling as Sampling

@@ -16,7 +16,7 @@ import torch
 
 from .bounded import Bounded, make_bounded
 from .draws import Draw
-from .private import Private, PrivateError, PrivateRows, unwrap
+from .private import Private, PrivateError, unwrap
 from .requirements import (
     check_groups,
     one_value_a_record,
@@ -24,6 +24,7 @@ from .requirements import (
     require_by_record,
     require_length,
 )
+from .rows import PrivateRows
 
 _SMALLEST_NORM = 1e-12
 SLACK = 1e-6  # weights are cut so that |weight * norm| <= threshold * (1 + SLACK), the rounding of float32

@@ -29,8 +29,9 @@ import torch
 
 from .bounded import Bounded, make_bounded
 from .clipping import as_private, with_cut, without_bad
-from .private import PrivateRows, unwrap
+from .private import unwrap
 from .requirements import check_groups, public_threshold
+from .rows import PrivateRows
 
 RadialWeights = Callable[[torch.Tensor], torch.Tensor]
 TOLERANCE = 1e-6  # of whitened lengths and of bounds, the rounding of float32

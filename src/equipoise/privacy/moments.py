@@ -22,8 +22,8 @@ import torch
 
 from .bounded import Bounded, make_bounded
 from .clipping import ClipRule, as_private, limited_weights, without_bad
-from .private import PrivateRows
 from .requirements import public_threshold
+from .rows import PrivateRows
 
 __all__ = ["moment_action", "second_moment"]
 

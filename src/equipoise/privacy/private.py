@@ -40,13 +40,16 @@ class PrivateError(RuntimeError):
     """A private value was about to leave the private side other than through the ledger."""
 
 
-def _refuse(what: str) -> NoReturn:
+def refuse(what: str) -> NoReturn:
+    """Raise a `PrivateError` that says what would be shown, and how it may leave."""
     raise PrivateError(f"{what} would show a private value. {_REMEDY}")
 
 
-def _forbidden(what: str) -> Callable[..., Any]:
+def forbidden(what: str) -> Callable[..., Any]:
+    """A method that refuses."""
+
     def method(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        _refuse(what)
+        refuse(what)
 
     method.__doc__ = f"Raise `PrivateError`: {what} would show a private value."
     return method
@@ -122,11 +125,11 @@ class Private(torch.Tensor):
         private = [leaf for leaf in leaves if isinstance(leaf, Private)]
         written = _written_arguments(func, args, kwargs)
         if any(not isinstance(leaf, Private) for leaf in written):
-            _refuse(f"writing a Private tensor into an ordinary one ({func})")
+            refuse(f"writing a Private tensor into an ordinary one ({func})")
         if _shows_values(func, args):
             name = str(func)
-            _refuse("float() or item()" if "_local_scalar_dense" in name else f"the result of {name}")
-        out = func(*mapped(_value, args), **mapped(_value, kwargs))
+            refuse("float() or item()" if "_local_scalar_dense" in name else f"the result of {name}")
+        out = func(*mapped(raw_value, args), **mapped(raw_value, kwargs))
         if written:
             if not keeps_records_apart(func, args, kwargs, out):
                 for leaf in written:
@@ -152,7 +155,7 @@ class Private(torch.Tensor):
                 return made
             if leaf is None:
                 return None
-            _refuse(f"the number returned by {func}")
+            refuse(f"the number returned by {func}")
 
         return mapped(wrap, out)
 
@@ -165,29 +168,30 @@ class Private(torch.Tensor):
     def __iter__(self) -> Iterator[Private]:
         return iter(self.unbind(0))  # type: ignore[arg-type]
 
-    __str__ = _forbidden("printing")
-    __format__ = _forbidden("formatting")
-    __bool__ = _forbidden("bool() or `if`")
-    __float__ = _forbidden("float() or item()")
-    __int__ = _forbidden("int()")
-    __complex__ = _forbidden("complex()")
-    __index__ = _forbidden("use as a Python index")
-    __contains__ = _forbidden("`in`")
-    __array__ = _forbidden("conversion to a NumPy array")
-    __dlpack__ = _forbidden("DLPack export")
-    __reduce_ex__ = _forbidden("pickling or torch.save")
-    __reduce__ = _forbidden("pickling or torch.save")
-    item = _forbidden("float() or item()")
-    tolist = _forbidden("tolist()")
-    numpy = _forbidden("numpy()")
-    data_ptr = _forbidden("data_ptr()")
-    storage = _forbidden("storage()")
-    untyped_storage = _forbidden("untyped_storage()")
-    share_memory_ = _forbidden("share_memory_()")
-    is_nonzero = _forbidden("bool() or `if`")
+    __str__ = forbidden("printing")
+    __format__ = forbidden("formatting")
+    __bool__ = forbidden("bool() or `if`")
+    __float__ = forbidden("float() or item()")
+    __int__ = forbidden("int()")
+    __complex__ = forbidden("complex()")
+    __index__ = forbidden("use as a Python index")
+    __contains__ = forbidden("`in`")
+    __array__ = forbidden("conversion to a NumPy array")
+    __dlpack__ = forbidden("DLPack export")
+    __reduce_ex__ = forbidden("pickling or torch.save")
+    __reduce__ = forbidden("pickling or torch.save")
+    item = forbidden("float() or item()")
+    tolist = forbidden("tolist()")
+    numpy = forbidden("numpy()")
+    data_ptr = forbidden("data_ptr()")
+    storage = forbidden("storage()")
+    untyped_storage = forbidden("untyped_storage()")
+    share_memory_ = forbidden("share_memory_()")
+    is_nonzero = forbidden("bool() or `if`")
 
 
-def _value(leaf: Any) -> Any:
+def raw_value(leaf: Any) -> Any:
+    """The raw tensor of a `Private` leaf; any other leaf as it is. For the wrappers of this room alone."""
     return leaf._held if isinstance(leaf, Private) else leaf
 
 
@@ -228,190 +232,3 @@ def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat(list(parts))
     by_record = all(part.by_record for part in parts)  # type: ignore[attr-defined]
     return Private(torch.cat([unwrap(part) for part in parts]), parts[0].draw, by_record)  # type: ignore[attr-defined]
-
-
-def wrap(value: Any, draw: Draw | None, by_record: bool = False) -> Any:
-    """`value` with every tensor made `Private` and every operator of rows made `PrivateRows`.
-
-    Raises:
-        PrivateError: for a plain number, which could not be guarded.
-    """
-    if isinstance(value, torch.Tensor):
-        return Private(value, draw, by_record)
-    if isinstance(value, Mapping):
-        return {key: wrap(item, draw, by_record) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(wrap(item, draw, by_record) for item in value)
-    if hasattr(value, "row_norms"):
-        return PrivateRows(value, draw)
-    if value is None:
-        return None
-    _refuse(f"a result of type {type(value).__name__}")
-
-
-class PrivateRows:
-    """Per-sample rows whose every result is `Private`: the matrix of gradients as methods see it.
-
-    Wraps any object with the operations of a per-sample gradient matrix (`row_norms`, `weighted_sums`,
-    `cross_gram`, `inner`, `-`, `rows`, `select`, `residual`, `materialise`). Sizes, names, dtype
-    and device stay public.
-
-    Args:
-        rows: the wrapped matrix; B rows.
-        draw: the draw that the rows belong to; bounded sums made from them carry it.
-    """
-
-    def __init__(self, rows: Any, draw: Draw | None = None) -> None:
-        if isinstance(rows, PrivateRows):
-            draw = draw or rows.draw
-            rows = rows._rows
-        if not hasattr(rows, "row_norms") or not hasattr(rows, "weighted_sums"):
-            raise TypeError(
-                f"rows must offer row_norms and weighted_sums, got {type(rows).__name__}; "
-                "pass the result of a gradient engine or of eq.per_sample_gradients"
-            )
-        self._rows: Any = rows
-        self._known: tuple[Any, Private, torch.Tensor] | None = None
-        self.draw: Draw | None = draw
-
-    names: tuple[str, ...] = property(lambda self: self._rows.names)  # type: ignore[assignment]
-    shapes: dict[str, torch.Size] = property(lambda self: self._rows.shapes)  # type: ignore[assignment]
-    num_parameters: int = property(lambda self: self._rows.num_parameters)  # type: ignore[assignment]
-    dtype: torch.dtype = property(lambda self: self._rows.dtype)  # type: ignore[assignment]
-    device: torch.device = property(lambda self: self._rows.device)  # type: ignore[assignment]
-
-    @property
-    def num_records(self) -> int:
-        """Refused: how many records were drawn is private, and no divisor or scale."""
-        _refuse("the number of records drawn")
-
-    @property
-    def losses(self) -> Private | None:
-        """Per-record losses, [B], or None."""
-        losses = getattr(self._rows, "losses", None)
-        return None if losses is None else Private(losses, self.draw)
-
-    def _call(self, name: str, *args: Any, by_record: bool = False, **kwargs: Any) -> Any:
-        arguments = mapped(_raw, args)
-        keywords = mapped(_raw, kwargs)
-        return wrap(getattr(self._rows, name)(*arguments, **keywords), self.draw, by_record)
-
-    def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Private:
-        """Norms of the rows, [B], or [B, m] for m groups of parameter names."""
-        arguments = () if groups is None else (groups,)
-        return self._call("row_norms", *arguments, by_record=True)
-
-    def weighted_sums(self, weights: Any) -> dict[str, Private]:
-        """Weighted sums of the rows: weights [B], [B, m] or a mapping from parameter name to weights."""
-        return self._call("weighted_sums", weights)
-
-    def inner(self, other: Any) -> Private:
-        """Dot products of matching rows, [B]."""
-        return self._call("inner", other, by_record=isinstance(other, PrivateRows))
-
-    def cross_gram(self, other: Any, per_tensor: bool = False) -> Any:
-        """Dot products of all pairs of rows, [B, B']."""
-        return self._call(
-            "cross_gram", other, per_tensor=per_tensor, by_record=not isinstance(other, PrivateRows)
-        )
-
-    def rows(self, index: torch.Tensor) -> PrivateRows:
-        """The rows at a public index, each at most once.
-
-        Raises:
-            PrivateError: the index is `Private`: which rows are kept would depend on other records, and for a
-                mask so would their number.
-            ValueError: a row occurs more than once: its record would count as often in every sum.
-        """
-        if isinstance(index, Private):
-            kept = (
-                "number of rows that a Private mask keeps" if index.dtype == torch.bool else "choice of rows"
-            )
-            _refuse(f"the {kept}, which may follow from other records,")
-        if isinstance(index, torch.Tensor) and index.dtype != torch.bool:
-            places = index.remainder(max(1, self._rows.num_records))  # -1 is the last row
-            if len(set(places.tolist())) < places.numel():
-                raise ValueError(
-                    "index holds a row more than once: its record would count as often in every sum, beyond "
-                    "the bound; give every row once and use weights"
-                )
-        return self._call("rows", index)
-
-    def select(self, names: Sequence[str]) -> PrivateRows:
-        """The same rows on some of the parameters."""
-        return self._call("select", names)
-
-    def residual(self, subspace: Any, coordinates: Any = None) -> PrivateRows:
-        """The rows minus their part in a subspace.
-
-        Args:
-            subspace: the columns.
-            coordinates: the last answer of `self.coordinates(subspace)`, where there is one: it is not
-                computed again. Norms are those of the residual for these coordinates alone.
-
-        Raises:
-            ValueError: `coordinates` is anything else.
-        """
-        known = None
-        if coordinates is not None:
-            if self._known is None or self._known[0] is not subspace or self._known[1] is not coordinates:
-                raise ValueError(
-                    "coordinates must be what rows.coordinates(subspace) answered last, for these rows and "
-                    "this subspace: others need not come from each record alone, and the norms would be "
-                    "wrong; leave them out"
-                )
-            known = self._known[2]
-        return self._call("residual", subspace, known)
-
-    def projection(self, subspace: Any) -> PrivateRows:
-        """The rows' parts in a subspace."""
-        return self._call("projection", subspace)
-
-    def masked(self, masks: Mapping[str, torch.Tensor]) -> PrivateRows:
-        """The rows with the entries set to zero where a public mask is False."""
-        return self._call("masked", masks)
-
-    def coordinates(self, subspace: Any) -> Private:
-        """The rows' coordinates in a subspace, [B, K]."""
-        found = subspace.coordinates(self._rows)
-        answer: Private = wrap(found, self.draw, by_record=True)
-        # A copy of our own: the caller may write to the answer.
-        self._known = (subspace, answer, found.clone())
-        return answer
-
-    def matrix(self) -> Private:
-        """The rows as one matrix, [B, P], every parameter flattened in the order of `names`."""
-        return wrap(self._rows.materialise().matrix(), self.draw, by_record=True)
-
-    def materialise(self) -> PrivateRows:
-        """The dense matrix, still private."""
-        return self._call("materialise")
-
-    def concat(self, parts: Sequence[PrivateRows]) -> PrivateRows:
-        """Refused: a record that is in two parts would count twice in every sum, beyond its bound.
-
-        Raises:
-            PrivateError: always; that no record is in two parts cannot be seen from the rows.
-        """
-        raise PrivateError(
-            "rows cannot be joined: a record that is in two parts would count twice in every sum, beyond its "
-            "bound. Bound the sums of each part alone; draw.query unites those of the micro-batches"
-        )
-
-    def __sub__(self, other: Any) -> PrivateRows:
-        return PrivateRows(self._rows - _raw(other), self.draw)
-
-    def __len__(self) -> int:
-        return self.num_records
-
-    def __repr__(self) -> str:
-        return f"PrivateRows(parameters={self.num_parameters}, dtype={self.dtype})"
-
-    __str__ = __repr__
-    __reduce_ex__ = _forbidden("pickling or torch.save")
-
-
-def _raw(leaf: Any) -> Any:
-    if isinstance(leaf, PrivateRows):
-        return leaf._rows
-    return _value(leaf)

@@ -26,8 +26,9 @@ import torch
 from .bounded import Bounded, make_bounded
 from .clipping import ClipRule, as_private, limited_weights, without_bad
 from .draws import Draw
-from .private import Private, PrivateError, PrivateRows, unwrap
+from .private import Private, PrivateError, unwrap
 from .requirements import one_value_a_record, public_threshold, require_length
+from .rows import PrivateRows
 
 __all__ = [
     "Selection",
