@@ -139,20 +139,21 @@ def _numbers(state: Any) -> list[Any]:
     return [state] if isinstance(state, (int, float)) else []
 
 
-def _noise_scales(run: eq.PrivateTraining) -> list[Any]:
+def noise_scales(run: eq.PrivateTraining) -> list[Any]:
     """Bounds and noise of everything that left, as the journal holds them, and the numbers of the state."""
     entries = run.desk.ledger.journal.entries()
     left = [[e.get("bounds"), e.get("std")] for e in entries if e["type"] in ("release", "unproven")]
     return [*left, _numbers(run._stepper.state)]
 
 
-def scales_under_replay(
-    make: Callable[[], Method], monkeypatch: Any, scale: float = 3.0, **options: Any
-) -> tuple[list[Any], list[Any]]:
-    """Noise scales of a run, and of one on stretched data that is forced to the same releases.
+def under_replay(
+    make: Callable[[], Method], monkeypatch: Any, scale: float = 3.0, thinned: bool = False, **options: Any
+) -> tuple[eq.PrivateTraining, eq.PrivateTraining]:
+    """A run, and one on stretched data that is forced to the same releases.
 
-    Equal for a sound method: what left before is the same, so every threshold is. A method whose thresholds
-    come from raw gradients betrays the data by them.
+    Args:
+        scale: of the second run's inputs.
+        thinned: let every draw of the second run have only half of its records.
     """
     ledgers: list[RecordingLedger] = []
 
@@ -160,14 +161,31 @@ def scales_under_replay(
         ledgers.append(RecordingLedger(*args, **kwargs))
         return ledgers[-1]
 
+    class Replaying(ReplayLedger):
+        def sample(self, draw: Any, num_records: int) -> Tensor:
+            ids = super().sample(draw, num_records)
+            return ids[::2] if thinned else ids
+
     monkeypatch.setattr(desk, "Ledger", recording)
     first = training(make(), **options)
     list(first)
     transcript = ledgers[0].transcript
-    monkeypatch.setattr(desk, "Ledger", lambda *args, **kwargs: ReplayLedger(transcript, *args, **kwargs))
+    monkeypatch.setattr(desk, "Ledger", lambda *args, **kwargs: Replaying(transcript, *args, **kwargs))
     second = training(make(), data=records(scale=scale), **options)
     list(second)
-    return _noise_scales(first), _noise_scales(second)
+    return first, second
+
+
+def scales_under_replay(
+    make: Callable[[], Method], monkeypatch: Any, **options: Any
+) -> tuple[list[Any], list[Any]]:
+    """Noise scales of the two runs of `under_replay`.
+
+    Equal for a sound method: what left before is the same, so every threshold is. A method whose thresholds
+    come from raw gradients betrays the data by them.
+    """
+    first, second = under_replay(make, monkeypatch, **options)
+    return noise_scales(first), noise_scales(second)
 
 
 def holds_private(value: Any) -> bool:

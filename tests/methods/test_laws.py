@@ -14,9 +14,11 @@ from table import (
     holds_private,
     loss,
     network,
+    noise_scales,
     parameters,
     records,
     scales_under_replay,
+    under_replay,
 )
 from table import training as train
 
@@ -112,6 +114,36 @@ def test_the_law_of_thresholds_sees_one_that_is_kept_and_never_released(monkeypa
     )
     assert first[:-1] == second[:-1]
     assert first[-1] != second[-1]
+
+
+@proven
+def test_how_many_records_were_drawn_steers_nothing(make, monkeypatch):
+    """Sizes of private tensors are there to be read; given the releases, nothing may follow from them.
+
+    Half of the records of every draw are gone and the others are stretched: the same releases lead to the
+    same parameters, thresholds and state, to the last bit.
+    """
+    if make().card.guarantee != "proven":
+        pytest.skip("this method is a reference without a guarantee")
+    first, second = under_replay(make, monkeypatch, thinned=True)
+    assert torch.equal(parameters(first.model), parameters(second.model))
+    assert noise_scales(first) == noise_scales(second)
+
+
+def test_the_law_of_sizes_sees_a_divisor_that_is_counted(monkeypatch):
+    class Counted(eq.DPSGD):
+        def step(self, context, state):
+            draw = context.draw("batch")
+            size = draw.rows(lambda rows, ids: rows.row_norms()).shape[0]
+            sums = draw.query(lambda rows, ids: {"gradient": clip(rows, self.clip_rule, 0.5)})
+            released = context.ledger.release(draw, sums)["gradient"]
+            return {name: value / max(1, size) for name, value in released.items()}, state
+
+    first, second = under_replay(
+        lambda: Counted(clip_norm=0.5, noise_multiplier=1.0), monkeypatch, thinned=True, budget=None
+    )
+    assert not torch.equal(parameters(first.model), parameters(second.model))
+    assert noise_scales(first) == noise_scales(second)
 
 
 @every
