@@ -173,9 +173,11 @@ class PublicWarmStart(Method):
 
     def _warm_norm(self) -> float | None:
         """The clip norm of the public steps."""
-        found = (
-            getattr(self.inner, "clip_norm", None) if self.warm_clip_norm == "inner" else self.warm_clip_norm
-        )
+        found: Any = self.warm_clip_norm
+        if found == "inner":
+            found = self.inner.config().get("clip_norm")
+            if isinstance(found, Mapping):  # a threshold: only a fixed one is a number
+                found = found.get("clip_norm") if found.get("kind") == "Fixed" else None
         return float(found) if isinstance(found, (int, float)) else None
 
     def _rest(self, sampling: Sampling) -> Sampling:
