@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from equipoise.experiments import compare as module
-from equipoise.experiments.compare import Comparison, compare, read_entries, tuning_grid
+from equipoise.experiments.compare import Comparison, compare, tuning_grid
+from equipoise.experiments.entries import read_entries
 from equipoise.experiments.peak_memory import PeakMemory
 from equipoise.experiments.settings import Settings, SettingsError
 

@@ -15,7 +15,7 @@ from equipoise.gradients import DenseGradients, GradientEngine
 from equipoise.gradients.blocks import Block, BlockSubspace
 from equipoise.gradients.principal import principal_subspace
 from equipoise.methods import METHODS, Abadi
-from equipoise.methods.projected import check_orthonormal
+from equipoise.methods.projected_published import check_orthonormal
 from equipoise.methods.subspaces import groups_of
 from equipoise.privacy import (
     Bounded,

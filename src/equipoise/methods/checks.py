@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["require_count", "require_one_of", "require_positive", "require_share"]
 
 
-def require_positive(argument: str, value: float) -> None:
+def require_positive(argument: str, value: Any) -> None:
     """Raise a ValueError unless the value is a finite number above zero."""
     if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
         raise ValueError(f"{argument}={value!r}: a clip norm or rate must be a finite number above zero")

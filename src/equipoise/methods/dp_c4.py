@@ -21,11 +21,9 @@ ledger's `disclose`, and the statement says so.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from equipoise.methods.anchor_thresholds import (
@@ -40,15 +38,16 @@ from equipoise.methods.anchor_thresholds import (
     norm_of,
 )
 from equipoise.methods.anchors import AnchoredMethod, Planned, check_above_zero, mean_of
-from equipoise.methods.base import Context, DrawHandle, Parameters, State
+from equipoise.methods.base import Context, Parameters, State
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_one_of
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dp_c4_claim import claimed_epsilon, published_noise_multipliers
+from equipoise.methods.raw_norms import ANCHOR_HOLE, COUPLED_HOLE, disclosed_mean_norm
 from equipoise.methods.thresholds import ReleasedQuantile
 from equipoise.privacy.bounded import Bounded
-from equipoise.privacy.clipping import clip, unbounded_sum
-from equipoise.privacy.counting import centred_indicator, indicator
+from equipoise.privacy.clipping import clip
+from equipoise.privacy.counting import centred_indicator
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
@@ -59,14 +58,6 @@ if TYPE_CHECKING:
 __all__ = ["DPC4", "DPC4Plus"]
 
 SOURCE = "DP-C4, anonymous submission nw0pePP5qd at OpenReview, 2025"
-COUPLED_HOLE = (
-    "the coupled threshold is the norm of the batch's unclipped mean difference, a raw private number that "
-    "scales the noise"
-)
-ANCHOR_HOLE = (
-    "the anchor threshold is the norm of an unclipped mean gradient, a raw private number that scales the "
-    "noise"
-)
 TRACKED_COUNT_NOISE = 0.1
 """Noise of the count beside the coupled sum, as a share of the expected batch."""
 
@@ -218,7 +209,7 @@ class _DPC4(AnchoredMethod):
         draw, at = context.draw("anchor"), (state["anchor"],)
         clip_norm = following = state["next_anchor_clip_norm"] if new else state["anchor_clip_norm"]
         if new and self.anchor_rule in RAW_RULES:
-            raw = _disclosed_mean_norm(context, draw, at, lambda rows: rows, ANCHOR_HOLE)
+            raw = disclosed_mean_norm(context, draw, at, lambda rows: rows, ANCHOR_HOLE)
             following = max(min(self.clip_norm, self.anchor_scale * raw), FLOOR)
             if self.anchor_rule == "raw_current":
                 clip_norm = following
@@ -252,7 +243,7 @@ class _DPC4(AnchoredMethod):
         draw, at = context.draw("batch"), (context.params, state["anchor"])
         distance, factor = distance_between(context.params, state["anchor"]), state["coupled_factor"]
         if self.coupled_rule == "raw":
-            size = _disclosed_mean_norm(context, draw, at, lambda x, w: x - w, COUPLED_HOLE)
+            size = disclosed_mean_norm(context, draw, at, lambda x, w: x - w, COUPLED_HOLE)
         else:
             size = factor * distance
         clip_norm = max(min(self.clip_norm, self.coupled_scale * size), FLOOR)
@@ -383,28 +374,3 @@ def _released(
         count=counts[0] if counts else None,
         expected_size=size,
     )
-
-
-def _disclosed_mean_norm(
-    context: Context,
-    draw: DrawHandle,
-    at: Sequence[Parameters],
-    rows_of: Callable[..., PrivateRows],
-    hole: str,
-) -> float:
-    """The norm of the mean of the draw's unclipped rows, as it is: for recipes as published.
-
-    The mean is over the realised batch; an empty one has norm zero.
-    """
-
-    def sums(*given: Any) -> dict[str, Bounded]:
-        rows = rows_of(*given[:-1])
-        finite = torch.isfinite(rows.row_norms())
-        assert isinstance(finite, Private)
-        return {"sum": unbounded_sum(rows), "records": indicator(finite)}
-
-    found = draw.query(sums, at)
-    squares = [value.double().square().sum() for value in found["sum"].value.values()]
-    records = found["records"].value["count"].clamp(min=1)
-    norm = float(context.ledger.disclose(torch.stack(squares).sum().sqrt() / records, hole))
-    return norm if math.isfinite(norm) else math.inf

@@ -37,6 +37,7 @@ from equipoise.gradients.principal import Basis
 from equipoise.methods.base import Context, Method, Parameters, State, calibrated
 from equipoise.methods.checks import require_count, require_one_of, require_positive, require_share
 from equipoise.methods.clip_rules import ClipRule, resolve_rule
+from equipoise.methods.projected_published import check_orthonormal, projected, renyi_2017
 from equipoise.methods.public_records import PublicRecords, require_public
 from equipoise.methods.subspaces import (
     Blocks,
@@ -58,10 +59,9 @@ from equipoise.privacy.sampling import Sampling
 if TYPE_CHECKING:
     from equipoise.privacy import Budget
 
-__all__ = ["ProjectedGradient", "check_orthonormal"]
+__all__ = ["ProjectedGradient"]
 
 Origin = Literal["public", "released", "private_moment", "private_iteration", "random"]
-ORTHONORMAL = 1e-4
 
 
 class ProjectedGradient(Method):
@@ -319,7 +319,7 @@ class ProjectedGradient(Method):
             check_orthonormal(subspace)
             sums = draw.query(lambda rows, ids: {"gradient": self._clipped_in_full(rows, subspace)})
             released = context.ledger.release(draw, sums)["gradient"]
-            return _projected(subspace, released)
+            return projected(subspace, released)
         sums = draw.query(lambda rows, ids: self._sums(rows, subspace))
         released_sums = context.ledger.release(draw, sums)
         return self._lifted(subspace, released_sums)
@@ -373,48 +373,3 @@ class ProjectedGradient(Method):
         if given.get("public") is not None:
             given["public"] = require_public(cls.name, given["public"], public)
         return super().from_config(given)
-
-
-def renyi_2017(sampling: Sampling, noise_multiplier: float, delta: float) -> float:
-    """min over a of RDP(a) + ln(1/delta) / (a - 1): epsilon by the conversion of 2017.
-
-    It gives the figures that PCDP-SGD's paper prints (q = 0.025, 3,200 steps): valid, and loose.
-
-    Example:
-        >>> from equipoise.privacy import Poisson
-        >>> round(renyi_2017(Poisson(250, 10_000, 3200), 6.0, 1e-5), 2)
-        1.18
-    """
-    from dp_accounting import rdp
-
-    orders = [1 + x / 10 for x in range(1, 100)] + list(range(11, 257)) + [320, 512, 1024]
-    accountant = rdp.RdpAccountant(orders)
-    accountant.compose(sampling.event(noise_multiplier, sampling.steps))
-    return min(
-        float(value) + math.log(1 / delta) / (float(order) - 1)
-        for order, value in zip(accountant._orders, accountant._rdp, strict=True)
-    )
-
-
-def check_orthonormal(subspace: BlockSubspace) -> None:
-    """Raise unless the columns are orthonormal to 1e-4: noise that is projected by V V^T is too small else.
-
-    Raises:
-        ValueError: they are not.
-    """
-    gram = subspace.gram().double()
-    off = float((gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)).abs().max())
-    if off > ORTHONORMAL:
-        raise ValueError(
-            f"the subspace's columns differ from orthonormal ones by {off:.2g}, more than "
-            f"{ORTHONORMAL:g}: the "
-            "published form would add too little noise; use recipe='library', which needs no "
-            "orthonormal columns"
-        )
-
-
-def _projected(subspace: BlockSubspace, value: Parameters) -> dict[str, Tensor]:
-    from equipoise.gradients.factored import DenseGradients
-
-    row = DenseGradients({name: tensor[None] for name, tensor in value.items()})
-    return subspace.lift(subspace.coordinates(row)[0])
