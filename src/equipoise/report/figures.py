@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -41,6 +40,8 @@ def curves_figure(
 ) -> Figure:
     """Curves with bands, one panel a value of `panel`, in the order of their first appearance.
 
+    One legend stands below the figure where all panels show the same labels; else each panel has its own.
+
     Args:
         curves: what is drawn; a label keeps its colour in all panels.
         x_label: of the horizontal axes.
@@ -52,9 +53,11 @@ def curves_figure(
 
     panels = list(dict.fromkeys(curve.panel for curve in curves)) or [""]
     labels = list(dict.fromkeys(curve.label for curve in curves))
-    across = min(3, len(panels))
+    across = 2 if len(panels) == 4 else min(3, len(panels))
     down = -(-len(panels) // across)
-    figure = Figure(figsize=(1.2 + 4.4 * across, 0.9 + 3.3 * down), layout="constrained")
+    shared = all({c.label for c in curves if c.panel == panel} == set(labels) for panel in panels)
+    rows = 0 if shared else max(sum(c.panel == panel for c in curves) for panel in panels)
+    figure = Figure(figsize=(1.2 + 4.4 * across, 0.9 + (3.3 + 0.2 * rows) * down), layout="constrained")
     for number, panel in enumerate(panels):
         axes = figure.add_subplot(down, across, number + 1)
         for curve in curves:
@@ -70,16 +73,14 @@ def curves_figure(
             axes.set_ylabel(y_label)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(True, color="#00000014", linewidth=0.6)
-    handles: dict[str, Artist] = {}
-    for axes in figure.axes:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(str(label), handle)
-    if handles:
+        if labels and not shared:
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False, fontsize=8)
+    if shared and labels:
+        room = figure.get_figwidth() / (0.5 + 0.075 * max(map(len, labels)))  # inches an entry takes
         figure.legend(
-            handles=list(handles.values()),
-            labels=list(handles),
+            *figure.axes[0].get_legend_handles_labels(),
             loc="outside lower center",
-            ncols=min(4, len(handles)),
+            ncols=max(1, min(4, len(labels), int(room))),
             frameon=False,
             fontsize=9,
         )
