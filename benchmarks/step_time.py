@@ -42,6 +42,7 @@ KEEP = {
     "MALLOC_TOP_PAD_": "268435456",
     "MALLOC_ARENA_MAX": "1",
 }
+PUBLIC_RECORDS = 100  # for the methods that take some
 PREFIX = "method:"  # before a name of the method table
 CLIP_NORM, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.0, 0.01
 
@@ -110,10 +111,14 @@ def ours_training_step(task):
     return lambda: next(iterator)
 
 
-def equipoise_step(name: str):
-    """A step of ``PrivateTraining`` with any method of the table; public records are the task's own first
-    ones where the method takes some.
+def equipoise_step(words: str, public):
+    """A step of ``PrivateTraining`` with any method of the table.
+
+    Args:
+        words: a method's name and settings, such as ``pcdp-sgd:basis=held``.
+        public: a task whose records are public, for the methods that take some.
     """
+    name, _, settings = words.partition(":")
 
     def build(task):
         import inspect
@@ -123,17 +128,20 @@ def equipoise_step(name: str):
         import equipoise as eq
         from equipoise.methods import METHODS
 
-        batch = {"input": task.inputs, "label": task.labels}
+        def records(of):
+            return {"input": of.inputs, "label": of.labels}
+
         accepted = inspect.signature(METHODS[name]).parameters
-        options: dict = {"clip_norm": CLIP_NORM}
-        options["public"] = {key: value[:16] for key, value in batch.items()}
+        offered = {"clip_norm": CLIP_NORM, "public": records(public), "refresh_every": 10, "warm_steps": 1}
+        options = {key: value for key, value in offered.items() if key in accepted}
+        options |= dict(pair.split("=") for pair in settings.split(",") if pair)
         training = eq.PrivateTraining(
             task.model,
             torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE),
             loss=lambda model, b: task.losses(model(b["input"]), b["label"]),
-            data=batch,  # the noise is calibrated: its scale changes no time
+            data=records(task),  # the noise is calibrated: its scale changes no time
             sampling=eq.FullBatch(population=len(task.labels), steps=1_000),
-            method=METHODS[name](**{key: value for key, value in options.items() if key in accepted}),
+            method=METHODS[name](**options),
             budget=eq.Budget(epsilon=1000.0, delta=1e-5),
             micro_batch_size=len(task.labels),
         )
@@ -251,7 +259,10 @@ def worker(task_name: str, method: str, threads: int) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     task = TASKS[task_name]()
-    build = equipoise_step(method[len(PREFIX) :]) if method.startswith(PREFIX) else BUILDERS[method]
+    if method.startswith(PREFIX):
+        build = equipoise_step(method.removeprefix(PREFIX), TASKS[task_name](PUBLIC_RECORDS))
+    else:
+        build = BUILDERS[method]
     step = build(task)
     for _ in range(3):
         step()

@@ -113,10 +113,10 @@ def gpt2(batch_size: int = 16, linear: bool = False) -> Task:
     return Task(_Logits(model), ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), _language)
 
 
-TASKS: dict[str, Callable[[], Task]] = {
+TASKS: dict[str, Callable[..., Task]] = {
     "mlp": mlp,
     "cnn": cnn,
     "resnet20": resnet20,
-    "gpt2lin": lambda: gpt2(linear=True),
+    "gpt2lin": lambda batch_size=16: gpt2(batch_size, linear=True),
     "gpt2": gpt2,
 }
