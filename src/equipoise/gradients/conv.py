@@ -16,7 +16,6 @@ A transposed convolution is the same factor with its input and output gradient e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +32,7 @@ from equipoise.gradients.base import (
     take,
     widen,
 )
+from equipoise.gradients.geometry import ConvGeometry
 from equipoise.gradients.outer import gram_norms
 
 __all__ = ["ConvFactor", "ConvGeometry"]
@@ -49,82 +49,6 @@ _WEIGHT_GRADIENT: dict[int, Callable[..., Tensor]] = {
     3: conv3d_weight,
 }
 _CONVOLUTION: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-
-
-@dataclass(frozen=True)
-class ConvGeometry:
-    """Sizes of a convolution over 1, 2 or 3 spatial dimensions.
-
-    Args:
-        kernel_size, stride, dilation: one integer a dimension.
-        padding: zeros added (before, after) each dimension; other padding modes are applied to x beforehand.
-        groups: as in ``torch.nn.Conv2d``.
-    """
-
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    dilation: tuple[int, ...]
-    groups: int = 1
-
-    @classmethod
-    def of(
-        cls,
-        kernel_size: Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: int | str | Sequence[int] | Sequence[tuple[int, int]] = 0,
-        dilation: int | Sequence[int] = 1,
-        groups: int = 1,
-    ) -> ConvGeometry:
-        """The geometry from arguments as PyTorch's convolutions take them (``"same"`` and ``"valid"`` too).
-
-        >>> ConvGeometry.of((3, 2), padding="same").padding
-        ((1, 1), (0, 1))
-        """
-        kernel = tuple(kernel_size)
-        if not 1 <= len(kernel) <= 3:
-            raise ValueError(
-                f"kernel_size={kernel} has {len(kernel)} dimensions; convolutions of 1, 2 or 3 are known"
-            )
-        steps = _each(stride, len(kernel), "stride")
-        dilations = _each(dilation, len(kernel), "dilation")
-        pairs: tuple[tuple[int, int], ...]
-        if padding == "valid":
-            pairs = ((0, 0),) * len(kernel)
-        elif padding == "same":
-            totals = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
-            pairs = tuple((total // 2, total - total // 2) for total in totals)
-        elif isinstance(padding, str):
-            raise ValueError(f'padding={padding!r} is not known; use "same", "valid" or integers')
-        elif not isinstance(padding, int) and padding and not isinstance(padding[0], int):
-            pairs = tuple((int(before), int(after)) for before, after in padding)  # type: ignore[misc]
-        else:
-            pairs = tuple((p, p) for p in _each(padding, len(kernel), "padding"))  # type: ignore[arg-type]
-        return cls(kernel, steps, pairs, dilations, groups)
-
-    @property
-    def spatial(self) -> int:
-        """The number of spatial dimensions."""
-        return len(self.kernel_size)
-
-    @property
-    def taps(self) -> int:
-        """Positions of the kernel."""
-        return torch.Size(self.kernel_size).numel()
-
-    @property
-    def symmetric(self) -> bool:
-        """Whether as much is padded before as after."""
-        return all(before == after for before, after in self.padding)
-
-
-def _each(value: int | Sequence[int], count: int, name: str) -> tuple[int, ...]:
-    values = (value,) * count if isinstance(value, int) else tuple(value)
-    if len(values) == 1:
-        values *= count
-    if len(values) != count:
-        raise ValueError(f"{name}={value} has {len(values)} entries; the kernel has {count} dimensions")
-    return values
 
 
 def _split(tensor: Tensor, dimension: int, parts: int) -> Tensor:
@@ -168,32 +92,47 @@ class ConvFactor(Factor):
         if x.dtype != b.dtype:
             wide = torch.promote_types(x.dtype, b.dtype)
             x, b = x.to(wide), b.to(wide)
-        self.x, self.b, self.geometry, self.kernel = x, b, geometry, kernel
+        self._x, self._b, self.geometry, self.kernel = x, b, geometry, kernel
         self.shape = torch.Size((b.shape[2], x.shape[2] // geometry.groups, *geometry.kernel_size))
+
+    @property
+    def x(self) -> Tensor:
+        """The inputs, [B, R, Ci, *in]."""
+        return self._x
+
+    @property
+    def b(self) -> Tensor:
+        """The output gradients, [B, R, Co, *out]."""
+        return self._b
 
     @property
     @override
     def num_records(self) -> int:
-        return self.x.shape[0]
+        return self._x.shape[0]
 
     @property
     @override
     def dtype(self) -> torch.dtype:
-        return self.x.dtype
+        return self._x.dtype
 
     @property
     @override
     def device(self) -> torch.device:
-        return self.x.device
+        return self._x.device
+
+    @property
+    def uses(self) -> int:
+        """R, the uses of the kernel that a row sums."""
+        return self._x.shape[1]
 
     @property
     def positions(self) -> int:
         """Output positions that a row sums, all uses together."""
-        return self.b.shape[1] * self.b.shape[3:].numel()
+        return self.uses * self._b.shape[3:].numel()
 
     @override
     def norms_squared(self) -> Tensor:
-        out = torch.empty(self.num_records, dtype=widen(self.x[:0]).dtype, device=self.device)
+        out = torch.empty(self.num_records, dtype=widen(self._x[:0]).dtype, device=self.device)
         kernel = self.kernels(False)[0] if self.kernel == "auto" else self.kernel
         if kernel == "gram":
             for part in chunks(self.num_records, self._unfolded_elements(), UNFOLDED_ELEMENTS):
@@ -241,10 +180,7 @@ class ConvFactor(Factor):
         )
         if not same or not isinstance(other, ConvFactor):
             return self._materialised_difference(other)
-        # Linear in x and in b: (x_x, b_x) - (x_w, b_w) = (x_x, b_x - b_w) + (x_x - x_w, b_w).
-        x = torch.cat([self.x, self.x - other.x], dim=1)
-        b = torch.cat([self.b - other.b, other.b], dim=1)
-        return ConvFactor(x, b, self.geometry, self.kernel)
+        return _ConvDifference(self, other, self.kernel)
 
     @override
     def join(self, others: Sequence[Factor]) -> Factor | None:
@@ -260,7 +196,7 @@ class ConvFactor(Factor):
 
     @override
     def input_elements(self) -> int:
-        return self.x.shape[1:].numel() + self.b.shape[1:].numel()
+        return self.uses * (self._x.shape[2:].numel() + self._b.shape[2:].numel())
 
     @override
     def kernels(self, with_rows: bool = True) -> tuple[str, ...]:
@@ -280,7 +216,7 @@ class ConvFactor(Factor):
     def signature(self) -> str:
         g = self.geometry
         return (
-            f"conv R={self.x.shape[1]} in={tuple(self.x.shape[2:])} out={tuple(self.b.shape[2:])} "
+            f"conv R={self.uses} in={tuple(self._x.shape[2:])} out={tuple(self._b.shape[2:])} "
             f"kernel={g.kernel_size} stride={g.stride} "
             f"padding={g.padding} dilation={g.dilation} groups={g.groups}"
         )
@@ -292,7 +228,7 @@ class ConvFactor(Factor):
         return ConvFactor(self.x, self.b, self.geometry, kernel)
 
     def _unfolded_elements(self) -> int:
-        return self.positions * self.x.shape[2] * self.geometry.taps
+        return self.positions * self._x.shape[2] * self.geometry.taps
 
     def _record_chunks(self, kernel: str) -> list[slice]:
         if kernel == "unfold":
@@ -300,8 +236,8 @@ class ConvFactor(Factor):
         return list(chunks(self.num_records, self.shape.numel(), 2 * CHUNK_ELEMENTS))
 
     def _rows_by(self, kernel: str) -> Tensor:
-        if self.b.numel() == 0 or self.x.numel() == 0:
-            return widen(self.x[:0]).new_zeros(self.num_records, *self.shape)
+        if self._b.numel() == 0 or self._x.numel() == 0:
+            return widen(self._x[:0]).new_zeros(self.num_records, *self.shape)
         if kernel == "unfold":
             blocks = [
                 torch.bmm(part._columns().transpose(1, 2), part._patches()).view(-1, *self.shape)
@@ -329,11 +265,11 @@ class ConvFactor(Factor):
 
     def _rows_correlated(self) -> Tensor:
         """One forward convolution of x with b: stride and dilation change places, then a crop."""
-        g, records, uses = self.geometry, self.num_records, self.x.shape[1]
+        g, records, uses = self.geometry, self.num_records, self.uses
         x = self._padded(widen(self.x))
         x = _split(x, 2, g.groups)  # [B, R, g, Ci/g, *in]
         x = x.movedim(3, 0).transpose(2, 3).flatten(1, 3)  # [Ci/g, B * g * R, *in]
-        b = widen(self.b).movedim(1, 2).reshape(records * self.shape[0], uses, *self.b.shape[3:])
+        b = widen(self.b).movedim(1, 2).reshape(records * self.shape[0], uses, *self._b.shape[3:])
         out = _CONVOLUTION[g.spatial](x, b, stride=g.dilation, dilation=g.stride, groups=records * g.groups)
         for dimension, size in enumerate(g.kernel_size):
             out = out.narrow(2 + dimension, 0, size)  # [Ci/g, B * Co, *kernel]
@@ -351,7 +287,7 @@ class ConvFactor(Factor):
         lead, spatial = x.stride()[:4], x.stride()[4:]
         taps = [s * d for s, d in zip(spatial, g.dilation, strict=True)]
         steps = [s * d for s, d in zip(spatial, g.stride, strict=True)]
-        size = (*x.shape[:4], *g.kernel_size, *self.b.shape[3:])
+        size = (*x.shape[:4], *g.kernel_size, *self._b.shape[3:])
         view = x.as_strided(size, (*lead, *taps, *steps)).movedim(1, 3 + g.spatial)
         flat = view.reshape(x.shape[0] * g.groups, self.shape[1:].numel(), self.positions)
         return flat.transpose(1, 2)
@@ -362,3 +298,40 @@ class ConvFactor(Factor):
         b = _split(widen(self.b), 2, groups).movedim(1, 3)  # [B, g, Co/g, R, *out]
         flat = b.reshape(b.shape[0] * groups, self.shape[0] // groups, self.positions)
         return flat.transpose(1, 2)
+
+
+class _ConvDifference(ConvFactor):
+    """Linear in x and in b: (x_x, b_x) - (x_w, b_w) = (x_x, b_x - b_w) + (x_x - x_w, b_w).
+
+    The right side is put together for each use and dropped after it: a model's differences hold no more
+    memory than their operands.
+    """
+
+    def __init__(self, left: ConvFactor, right: ConvFactor, kernel: str) -> None:
+        super().__init__(left.x, right.b, left.geometry, kernel)  # checks, type and sizes
+        self._left, self._right = left, right
+
+    @property
+    @override
+    def x(self) -> Tensor:
+        return torch.cat([self._left.x, self._left.x - self._right.x], dim=1).to(self.dtype)
+
+    @property
+    @override
+    def b(self) -> Tensor:
+        return torch.cat([self._left.b - self._right.b, self._right.b], dim=1).to(self.dtype)
+
+    @property
+    @override
+    def uses(self) -> int:
+        return 2 * self._left.uses
+
+    @override
+    def rows(self, index: Tensor | slice) -> ConvFactor:
+        return _ConvDifference(self._left.rows(index), self._right.rows(index), self.kernel)
+
+    @override
+    def _with(self, kernel: str) -> Factor:
+        if kernel.startswith("rows_"):
+            return DenseFactor(self._rows_by(kernel.removeprefix("rows_")))
+        return _ConvDifference(self._left, self._right, kernel)

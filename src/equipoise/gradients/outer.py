@@ -70,7 +70,7 @@ class OuterFactor(Factor):
         if a.dtype != b.dtype:
             wide = torch.promote_types(a.dtype, b.dtype)
             a, b = a.to(wide), b.to(wide)
-        self.a, self.b, self.kernel = a, b, kernel
+        self._a, self._b, self.kernel = a, b, kernel
         self.matrix_shape = torch.Size((b.shape[2], a.shape[2]))
         self.shape = self.matrix_shape if shape is None else torch.Size(shape)
         if self.shape.numel() != self.matrix_shape.numel():
@@ -80,24 +80,34 @@ class OuterFactor(Factor):
             )
 
     @property
+    def a(self) -> Tensor:
+        """The inputs, [B, S, d_in]."""
+        return self._a
+
+    @property
+    def b(self) -> Tensor:
+        """The output gradients, [B, S, d_out]."""
+        return self._b
+
+    @property
     @override
     def num_records(self) -> int:
-        return self.a.shape[0]
+        return self._a.shape[0]
 
     @property
     def positions(self) -> int:
         """S, the number of positions summed in a row."""
-        return self.a.shape[1]
+        return self._a.shape[1]
 
     @property
     @override
     def dtype(self) -> torch.dtype:
-        return self.a.dtype
+        return self._a.dtype
 
     @property
     @override
     def device(self) -> torch.device:
-        return self.a.device
+        return self._a.device
 
     @override
     def norms_squared(self) -> Tensor:
@@ -149,10 +159,7 @@ class OuterFactor(Factor):
             other.b.shape,
         ):
             return self._materialised_difference(other)
-        # B_x^T A_x - B_w^T A_w = [B_x - B_w; B_w]^T [A_x; A_x - A_w]: no large terms that cancel.
-        a = torch.cat([self.a, self.a - other.a], dim=1)
-        b = torch.cat([self.b - other.b, other.b], dim=1)
-        return OuterFactor(a, b, self.shape)
+        return _OuterDifference(self, other)
 
     @override
     def join(self, others: Sequence[Factor]) -> Factor | None:
@@ -191,6 +198,43 @@ class OuterFactor(Factor):
         if kernel == "rows":
             return DenseFactor(self.materialise())
         return OuterFactor(self.a, self.b, self.shape, kernel)
+
+
+class _OuterDifference(OuterFactor):
+    """B_x^T A_x - B_w^T A_w = [B_x - B_w; B_w]^T [A_x; A_x - A_w]: no large terms that cancel.
+
+    The right side is put together for each use and dropped after it: a model's differences hold no more
+    memory than their operands.
+    """
+
+    def __init__(self, left: OuterFactor, right: OuterFactor, kernel: str = "auto") -> None:
+        super().__init__(left.a, right.b, left.shape, kernel)  # checks, type and sizes
+        self._left, self._right = left, right
+
+    @property
+    @override
+    def a(self) -> Tensor:
+        return torch.cat([self._left.a, self._left.a - self._right.a], dim=1).to(self.dtype)
+
+    @property
+    @override
+    def b(self) -> Tensor:
+        return torch.cat([self._left.b - self._right.b, self._right.b], dim=1).to(self.dtype)
+
+    @property
+    @override
+    def positions(self) -> int:
+        return 2 * self._left.positions
+
+    @override
+    def rows(self, index: Tensor | slice) -> OuterFactor:
+        return _OuterDifference(self._left.rows(index), self._right.rows(index), self.kernel)
+
+    @override
+    def _with(self, kernel: str) -> Factor:
+        if kernel == "rows":
+            return DenseFactor(self.materialise())
+        return _OuterDifference(self._left, self._right, kernel)
 
 
 def outer_norms(a: Tensor, b: Tensor) -> Tensor:
