@@ -310,6 +310,32 @@ def test_the_list_holds_every_method():
     assert LOCAL.keys() == METHODS.keys()
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"unit": "client"}, "unit='client'"),
+        ({"noise": "distributed"}, "noise='distributed' with local_steps=2"),
+        ({"noise": "distributed", "local_steps": 1}, "noise='distributed'"),
+    ],
+)
+def test_a_claim_that_no_proof_covers_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        client(**options)
+
+
+def test_a_shuffled_loader_gets_no_amplification():
+    """Slices of an epoch are sampled as such and counted as such; the published claim refuses them."""
+    slices = eq.Unamplified(20, RECORDS, ROUNDS * LOCAL_STEPS)
+    one = client(sampling=slices)
+    rounds_of(one, start())
+    amplified = client()
+    rounds_of(amplified, start())
+    assert one.training.desk.spent(1e-3).value > 1.2 * amplified.training.desk.spent(1e-3).value
+    published = ServerRMS(0.5, round_length=LOCAL_STEPS, recipe="as_published")
+    with pytest.raises(ValueError, match="fresh sample"):
+        client(published, sampling=slices, relation="replace_one", budget=eq.Budget(8.0, 1e-3))
+
+
 REBASED = {
     "pcdp-sgd": (
         {"age": 7},

@@ -144,8 +144,21 @@ def test_as_published_the_ledgers_epsilon_is_far_below_the_papers():
 
 def test_the_claim_does_not_cover_slices_of_an_epoch():
     method = eq.AdaptiveRMS(recipe="as_published", round_length=20)
-    with pytest.raises(ValueError, match="fresh sample"):
-        planned(method, eq.Unamplified(100, 10_000, 2000), "replace_one", eq.Budget(8.0, DELTA))
+    given = eq.AdaptiveRMS(
+        recipe="as_published", round_length=20, noise_multiplier=2.0, radius_noise_multiplier=1.0
+    )
+    for one, budget in ((method, eq.Budget(8.0, DELTA)), (given, None)):
+        with pytest.raises(ValueError, match="fresh sample"):
+            planned(one, eq.Unamplified(100, 10_000, 2000), "replace_one", budget)
+
+
+def test_slices_of_an_epoch_are_not_amplified():
+    """The library takes them, and counts one Gaussian an epoch: 46 at the paper's third level of T2."""
+    method = eq.DPSGD(noise_multiplier=3.0)
+    found = planned(method, eq.Unamplified(100, 22_600, 22_600), "replace_one")
+    fresh = planned(method, eq.Poisson(100, 22_600, 22_600), "replace_one")
+    assert found.epsilon(1e-4).value == pytest.approx(46, rel=0.02)
+    assert fresh.epsilon(1e-4).value == pytest.approx(1.5, rel=0.02)
 
 
 # ---- what it costs

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from equipoise.cli.screen import emit, loading, open_console, quiet
-from equipoise.cli.words import Json, RunDir
+from equipoise.cli.words import DataDir, Json, RunDir
 
 __all__ = ["experiment"]
 
@@ -15,6 +15,7 @@ __all__ = ["experiment"]
 def experiment(
     name: Annotated[str | None, typer.Argument(help="The experiment; without it they are listed.")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds; each experiment has a default.")] = None,
+    data_dir: DataDir = None,
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
@@ -32,7 +33,7 @@ def experiment(
         else:
             console.print(experiments_listing(found))
         return
-    findings, values = run_experiment(name, console, seeds=seeds, folder=run_dir)
+    findings, values = run_experiment(name, console, seeds=seeds, folder=run_dir, data_dir=data_dir)
     if json_output:
         emit(values)
         return

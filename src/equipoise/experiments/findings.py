@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from equipoise.experiments.kept import Kept
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Curve", "Findings", "PaperExperiment", "Progress", "Table", "Verdict"]
+__all__ = ["Curve", "Findings", "PaperExperiment", "Progress", "Site", "Table", "Verdict"]
 
 Progress = Callable[[int, int, str], None]
 """progress(done, total, what): so many of the experiment's runs are done, and what was the last one."""
@@ -201,6 +203,19 @@ def _draw(findings: Findings) -> Figure:
 
 
 @dataclass(frozen=True)
+class Site:
+    """Where a long experiment runs.
+
+    Attributes:
+        data_dir: folder with the data files; None where none was named.
+        kept: the finished runs, which are not run again.
+    """
+
+    data_dir: str | None
+    kept: Kept
+
+
+@dataclass(frozen=True)
 class PaperExperiment:
     """An experiment that anybody can run again with `equipoise experiment NAME`.
 
@@ -209,6 +224,8 @@ class PaperExperiment:
         title: one line.
         summary: what is compared, on what, and what was expected beforehand.
         run: run(seeds, progress) -> Findings; `seeds` are the seeds themselves.
+        run_on: run_on(seeds, progress, site) -> Findings, in the place of `run`, for an experiment that reads
+            data files or takes hours.
         draw: draw(findings) -> figure; by default the curves with their spread, one panel each.
         default_seeds: how many seeds without `--seeds`.
     """
@@ -216,6 +233,18 @@ class PaperExperiment:
     name: str
     title: str
     summary: str
-    run: Callable[[Sequence[int], Progress], Findings]
+    run: Callable[[Sequence[int], Progress], Findings] | None = None
+    run_on: Callable[[Sequence[int], Progress, Site], Findings] | None = None
     draw: Callable[[Findings], Figure] = _draw
     default_seeds: int = 5
+
+    def __post_init__(self) -> None:
+        if (self.run is None) == (self.run_on is None):
+            raise ValueError(f"the experiment {self.name!r} needs either run or run_on")
+
+    def carry_out(self, seeds: Sequence[int], progress: Progress, site: Site) -> Findings:
+        """Run it."""
+        if self.run_on is not None:
+            return self.run_on(seeds, progress, site)
+        assert self.run is not None
+        return self.run(seeds, progress)

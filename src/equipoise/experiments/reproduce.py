@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise import __version__
-from equipoise.experiments.findings import Findings
+from equipoise.experiments.findings import Findings, Site
+from equipoise.experiments.kept import Kept
 from equipoise.experiments.papers import EXPERIMENTS, find_experiment
 
 if TYPE_CHECKING:
@@ -27,7 +28,12 @@ def list_experiments() -> list[dict[str, Any]]:
 
 
 def run_experiment(
-    name: str, console: Console, *, seeds: int | None = None, folder: str | None = None
+    name: str,
+    console: Console,
+    *,
+    seeds: int | None = None,
+    folder: str | None = None,
+    data_dir: str | None = None,
 ) -> tuple[Findings, dict[str, Any]]:
     """Run an experiment with the seeds 0, 1, ... and write `findings.json` and `figure.png`.
 
@@ -35,7 +41,9 @@ def run_experiment(
         name: of the experiment.
         console: where progress is shown.
         seeds: how many; the experiment's own number by default.
-        folder: where to write; `runs/experiment-NAME` by default.
+        folder: where to write; `runs/experiment-NAME` by default. A long experiment keeps its finished runs
+            there in `runs.jsonl` and goes on with the others.
+        data_dir: folder with the data files, for experiments that read some.
 
     Returns:
         The findings, and all that is written about them as plain values.
@@ -67,14 +75,15 @@ def run_experiment(
         def note(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)
 
-        findings = experiment.run(range(count), note)
+        findings = experiment.carry_out(range(count), note, Site(data_dir, Kept(path / "runs.jsonl")))
     values = {
         "experiment": name,
         "title": experiment.title,
         "seeds": count,
         "seconds": time.perf_counter() - began,
         "version": __version__,
-        "command": f"equipoise experiment {name} --seeds {count}",
+        "command": f"equipoise experiment {name} --seeds {count}"
+        + ("" if experiment.run_on is None else " --data-dir DIR"),
         **findings.to_json(),
     }
     (path / "findings.json").write_text(

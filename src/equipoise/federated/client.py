@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.federated.claims import check_claim
 from equipoise.federated.errors import Refused
 from equipoise.federated.hooks import RoundHooks
 from equipoise.federated.local import LocalTraining
@@ -51,6 +52,7 @@ class Client:
         folder: where key, journal, rounds and checkpoints lie; a client whose folder holds a run goes on with
             it. None keeps everything in memory.
         relation, seed, reproducible, micro_batch_size: as for `PrivateTraining`.
+        unit, noise: of the guarantee; "record" and "local" are all that is proved: see `check_claim`.
 
     Raises:
         ValueError, TypeError, BudgetError: as `PrivateTraining`; nothing is spent then.
@@ -84,9 +86,12 @@ class Client:
         seed: int = 0,
         reproducible: bool = False,
         micro_batch_size: int | None = None,
+        unit: str = "record",
+        noise: str = "local",
     ) -> None:
         if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
             raise ValueError(f"local_steps={local_steps!r}: give a whole number of at least 1")
+        check_claim(unit, noise, local_steps)
         if isinstance(method, ServerRMS) and method.round_length != local_steps:
             raise ValueError(
                 f"local_steps={local_steps} differs from the method's round_length={method.round_length}: "

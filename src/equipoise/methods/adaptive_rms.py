@@ -191,6 +191,12 @@ class AdaptiveRMS(Method):
         self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
     ) -> PrivacyPlan:
         """The gradient of every step and the squares of every step or round."""
+        if self._published and isinstance(sampling, Unamplified):
+            raise ValueError(
+                f"sampling={sampling!r} with recipe='as_published': equation (1) assumes a fresh sample for "
+                "every step, which slices of an epoch are not. Give WithoutReplacement(...), as its proof "
+                "does, or use recipe='library'"
+            )
         rounds = math.ceil(sampling.steps / self.round_length)
         self._radius_sampling = (
             sampling if self.variant == "fused" else self._query_sampling(sampling, rounds)
@@ -254,12 +260,6 @@ class AdaptiveRMS(Method):
         """(z, z_C) of equation (1), which needs batches that are drawn afresh for every step."""
         query = self._radius_sampling
         assert query is not None
-        if isinstance(sampling, Unamplified):
-            raise ValueError(
-                f"sampling={sampling!r} with recipe='as_published': equation (1) assumes a fresh sample for "
-                "every step, which slices of an epoch are not. Give WithoutReplacement(...), as its proof "
-                "does, or use recipe='library'"
-            )
         target, records = (budget.epsilon, budget.delta), sampling.population
         size, query_size = sampling.expected_size, query.expected_size
         noise = published_noise(*target, population=records, batch=size, steps=sampling.steps)

@@ -13,6 +13,11 @@ from equipoise.experiments.findings import PaperExperiment
 __all__ = ["EXPERIMENTS", "find_experiment"]
 
 EXPERIMENTS: dict[str, str] = {
+    "adaptive-rms-images": "equipoise.experiments.papers.adaptive_rms_images",
+    "fed-pcdp": "equipoise.experiments.papers.fed_pcdp",
+    "fed-pcdp-images": "equipoise.experiments.papers.fed_pcdp_images",
+    "adaptive-rms": "equipoise.experiments.papers.adaptive_rms",
+    "adaptive-rms-fl": "equipoise.experiments.papers.adaptive_rms_fl",
     "pcdp-sgd": "equipoise.experiments.papers.pcdp_sgd",
     "dc-dpsgd": "equipoise.experiments.papers.dc_dpsgd",
     "dice-sgd": "equipoise.experiments.papers.dice_sgd",

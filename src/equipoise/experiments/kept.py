@@ -1,0 +1,93 @@
+"""Finished runs of a long experiment, one line of JSON each, so that it can be stopped and go on.
+
+A run is known by its settings: changed settings are another run, and its old line stays unused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Kept"]
+
+
+class Kept:
+    """The finished runs in a file.
+
+    Args:
+        path: of the file; None keeps them in memory.
+
+    Example:
+        >>> kept = Kept(None)
+        >>> [kept.result({"seed": 0}, lambda: {"accuracy": 0.9})["accuracy"] for _ in range(2)]
+        [0.9, 0.9]
+        >>> len(kept)
+        1
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self._path = None if path is None else Path(path)
+        self._runs: dict[str, dict[str, Any]] = {}
+        if self._path is not None and self._path.exists():
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                try:
+                    entry = json.loads(line)
+                except json.JSONDecodeError:
+                    continue  # the line that a kill cut off
+                self._runs[_key(entry["settings"])] = entry["result"]
+
+    def __len__(self) -> int:
+        """Number of finished runs."""
+        return len(self._runs)
+
+    def find(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The result of a run, if it is finished."""
+        return self._runs.get(_key(settings))
+
+    def result(self, settings: Mapping[str, Any], run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The result of the run with these settings: the kept one, or that of `run`, which is kept.
+
+        Args:
+            settings: plain values.
+            run: answers plain values.
+        """
+        found = self.find(settings)
+        if found is not None:
+            return found
+        result = run()
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # a kill may have cut the last line off: what follows begins a line of its own
+            cut = self._path.exists() and self._path.read_bytes()[-1:] not in (b"", b"\n")
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("\n" * cut + json.dumps({"settings": dict(settings), "result": result}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        self._runs[_key(settings)] = result
+        return result
+
+    def finish(
+        self,
+        runs: Sequence[tuple[Mapping[str, Any], Callable[[], dict[str, Any]]]],
+        progress: Callable[[int, int, str], None],
+    ) -> list[dict[str, Any] | None]:
+        """The results of many runs, in their order; an interrupt leaves the rest None.
+
+        Args:
+            runs: settings, and what answers the result.
+            progress: progress(done, total, what).
+        """
+        try:
+            for number, (settings, run) in enumerate(runs):
+                self.result(settings, run)
+                progress(number + 1, len(runs), " ".join(str(value) for value in settings.values()))
+        except KeyboardInterrupt:
+            pass
+        return [self.find(settings) for settings, _ in runs]
+
+
+def _key(settings: Mapping[str, Any]) -> str:
+    return json.dumps(dict(settings), sort_keys=True)
