@@ -168,7 +168,7 @@ def test_edits_that_the_journal_alone_catches(edit):
         (0, lambda e: e["plan"]["releases"][0].update(noise_multiplier=9.0), "plan was edited"),
         (1, lambda e: e["multipliers"].update(gradient=9.0), "noise multiplier"),
         (1, lambda e: e["bounds"].update(gradient=50.0), "bound"),
-        (1, lambda e: e.update(pattern=["nothing"]), "does not hold"),
+        (1, lambda e: e.update(pattern=["nothing"]), "holds no draw"),
         (1, lambda e: e.pop("bounds"), "KeyError"),
         (0, lambda e: e.update(type="noise"), "holds no run"),
         (2, lambda e: e.update(type="noise"), "unknown type"),

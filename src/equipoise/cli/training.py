@@ -66,6 +66,9 @@ def train(
     ledger: Annotated[
         str | None, typer.Option(help="Journal shared by runs over one data set.", metavar="FILE")
     ] = None,
+    hardened: Annotated[
+        bool, typer.Option("--hardened", help="Exact noise on a grid of integers; slower.")
+    ] = False,
     signing_key: Annotated[
         str | None,
         typer.Option("--sign", help="Sign the statement with this Ed25519 private key.", metavar="KEY"),
@@ -112,6 +115,7 @@ def train(
         device=device,
         seed=seed,
         reproducible=reproducible,
+        hardened=hardened,
         ledger=ledger,
         run_dir=run_dir,
     )

@@ -136,6 +136,7 @@ def build_training(
         augmentation=experiment.augmentation,
         run_dir=settings.run_dir if on_disk else None,
         ledger_file=settings.ledger if on_disk else None,
+        hardened=settings.hardened,
         seed=settings.seed,
         reproducible=settings.reproducible,
         micro_batch_size=settings.micro_batch_size,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from equipoise.experiments.settings import Settings
 from equipoise.report import RunFolderError, read_run
+from equipoise.report.run_folder import damage_named
 
 __all__ = ["SETTINGS_FILE", "check_model_file", "is_finished", "read_settings"]
 
@@ -28,7 +29,7 @@ def read_settings(folder: str) -> Settings:
         )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunFolderError(
             f"run={folder!r}: {SETTINGS_FILE} is damaged ({error}). Restore it from a copy."
         ) from error
@@ -56,7 +57,7 @@ def check_model_file(folder: str) -> None:
             header = json.loads(file.read(length)) if 8 + length <= size else None
             parts = [value for name, value in header.items() if name != "__metadata__"] if header else []
             whole = bool(parts) and 8 + length + max(part["data_offsets"][1] for part in parts) == size
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             whole = False
     if not whole:
         raise RunFolderError(
@@ -71,6 +72,7 @@ def is_finished(folder: str) -> bool:
     if (Path(folder) / "private" / "key").exists() or not (model.is_file() and statement.is_file()):
         return False
     # a reproducible run has no key, so the statement must say that all planned releases were made
-    releases = read_run(folder).statement.get("releases", [])
-    complete = all(release.get("used") == release.get("count") for release in releases)
+    with damage_named(folder):
+        releases = read_run(folder).statement.get("releases", [])
+        complete = all(release.get("used") == release.get("count") for release in releases)
     return complete and model.stat().st_mtime_ns >= statement.stat().st_mtime_ns

@@ -12,7 +12,8 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from equipoise.experiments.options import CLIP_RULES, SettingsError, check_choice, flag, parse_clip_norm
 from equipoise.experiments.recipes import DEFAULT_MODEL, find_recipe
@@ -58,6 +59,7 @@ class Settings:
         micro_batch_size: records held in memory at once.
         seed: of the initial weights and other public randomness.
         reproducible: let noise and sampling follow the seed too, which is not private.
+        hardened: exact noise on a grid of integers.
         device: where to compute.
         ledger: a journal shared by several runs over one data set.
         run_dir: the run folder.
@@ -91,6 +93,7 @@ class Settings:
     micro_batch_size: int | None = None
     seed: int = 0
     reproducible: bool = False
+    hardened: bool = False
     device: str | None = None
     ledger: str | None = None
     run_dir: str | None = None
@@ -225,7 +228,24 @@ class Settings:
                 f"{'the unknown names ' + ', '.join(unknown) if unknown else 'no data set'}; another "
                 "version of equipoise wrote them, or they were edited. Use the version that began the run."
             )
+        for name, kind in get_type_hints(cls).items():
+            value = values.get(name)
+            if name in values and not _is_of(value, kind):
+                raise SettingsError(
+                    f"the saved settings have {name}={value!r:.80}, which is no {kind}: they were edited. "
+                    "Restore them from a copy."
+                )
         return cls(**values)
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a plain value has the kind that a field is declared with."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (get_origin(kind) or kind,)
+    if isinstance(value, bool):
+        return bool in kinds
+    if isinstance(value, int):
+        return abs(value) < 2**63 and (int in kinds or float in kinds)
+    return isinstance(value, kinds)
 
 
 def parse_option(text: str) -> tuple[str, Any]:
@@ -240,7 +260,7 @@ def parse_option(text: str) -> tuple[str, Any]:
         raise SettingsError(f"--option is {text!r}, but it must be NAME=VALUE, such as anchor_period=8.")
     try:
         return name, json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return name, value
 
 

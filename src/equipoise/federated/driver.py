@@ -10,6 +10,7 @@ round asks the same again: clients that had answered give the same answers, and 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -134,7 +135,7 @@ def run_rounds(
     for number in range(first_round + len(history.rounds), first_round + rounds):
         asked = pick_clients(len(exchange), count, seed, number)
         messages = _Messages(exchange, asked, number, history.params)
-        answers = messages.train(strategy.instructions(messages.ask))
+        answers = messages.train(strategy.instructions(messages.ask), strategy.refusal)
         if answers:
             history.params = strategy.aggregate(history.params, list(answers.values()))
         metrics = dict(strategy.metrics())
@@ -164,21 +165,27 @@ class _Messages:
     def ask(self, square_limit: float) -> list[Reply]:
         """The answers to a query, in the order of the clients."""
         found = self._exchange.ask(self._present, self._number, self._params, square_limit)
-        return list(self._kept(found, 8).values())  # the limit U beside the parameters
+        return list(self._kept(found, 8, _not_a_reply).values())  # the limit U beside the parameters
 
-    def train(self, instructions: Mapping[str, Any]) -> dict[int, dict[str, Tensor]]:
-        """The parameters of those that answered, in the order of the clients."""
+    def train(
+        self, instructions: Mapping[str, Any], refusal: Callable[[Parameters, Any], str | None]
+    ) -> dict[int, dict[str, Tensor]]:
+        """The parameters of those whose answers can be used, in the order of the clients."""
         found = self._exchange.train(self._present, self._number, self._params, instructions)
-        return self._kept(found, sum(map(_bytes, instructions.values())))
+        beside = sum(map(_bytes, instructions.values()))
+        return self._kept(found, beside, lambda answer: refusal(self._params, answer))
 
-    def _kept(self, found: Mapping[int, Any], beside: int) -> dict[int, Any]:
+    def _kept(
+        self, found: Mapping[int, Any], beside: int, refusal: Callable[[Any], str | None]
+    ) -> dict[int, Any]:
         """What is an answer; who fails is out of the round. `beside`: bytes sent beside the model."""
         self.bytes_down += len(self._present) * (self._size + beside)
         answers = {}
         for index in list(self._present):
             answer = found.get(index, "no answer")
-            if isinstance(answer, str):
-                self.absent[index] = answer
+            why = answer if isinstance(answer, str) else refusal(answer)
+            if why is not None:
+                self.absent[index] = why
                 self._present.remove(index)
             else:
                 answers[index] = answer
@@ -216,6 +223,16 @@ class _InProcess:
             return one(self._clients[index])
         except ABSENT as error:
             return f"{type(error).__name__}: {error}"
+
+
+def _not_a_reply(answer: Any) -> str | None:
+    """Why the answer to a query cannot be used."""
+    if not isinstance(answer, Reply):
+        return f"it sent a {type(answer).__name__} for a released number"
+    values = (answer.mean, answer.noise)
+    if not all(isinstance(v, int | float) and math.isfinite(v) for v in values) or answer.noise < 0:
+        return "it sent a number that is not finite, or noise below zero"
+    return None
 
 
 def _bytes(value: Any) -> int:

@@ -58,6 +58,17 @@ class Strategy(ABC):
     def aggregate(self, params: Parameters, answers: Sequence[Parameters]) -> dict[str, Tensor]:
         """The next global model, from the parameters of those that answered (at least one)."""
 
+    def refusal(self, params: Parameters, answer: Any) -> str | None:
+        """Why a client's answer cannot be used, or None; such a client is out of the round."""
+        if not isinstance(answer, Mapping) or not answer:
+            return f"it sent a {type(answer).__name__} for named tensors"
+        for name, value in answer.items():
+            if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta:
+                return f"it sent something else than a dense tensor for {name!r:.80}"
+            if value.is_complex() or not bool(torch.isfinite(value).all()):
+                return f"it sent numbers for {name!r:.80} that are not finite or not real"
+        return None
+
     def metrics(self) -> Mapping[str, float]:
         """Public numbers of the round under way."""
         return {}
@@ -98,6 +109,23 @@ class FedAvg(Strategy):
     def received(self, params: Parameters, answer: Parameters) -> Parameters:
         """The parameters of a client, from what it sent: here they are what it sent."""
         return answer
+
+    def refusal(self, params: Parameters, answer: Any) -> str | None:
+        """Also where what it sent does not make parameters of the model's names, shapes and finite values."""
+        found = super().refusal(params, answer)
+        if found is not None:
+            return found
+        try:
+            end = self.received(params, answer)
+        except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+            return f"what it sent does not fit the model ({type(error).__name__})"
+        for name, value in params.items():
+            got = end.get(name)
+            if got is None or got.shape != value.shape or got.dtype != value.dtype:
+                return f"what it sent for {name!r} has not the model's shape and type"
+            if not bool(torch.isfinite(got).all()):
+                return f"what it sent for {name!r} is not finite"
+        return None
 
     def aggregate(self, params: Parameters, answers: Sequence[Parameters]) -> dict[str, Tensor]:
         """The mean, name by name; of one answer, that answer bit for bit."""

@@ -68,11 +68,7 @@ def _event_of_run(run: str, entries: list[Mapping[str, Any]], relation: str) -> 
         counts = {}
         for entry in entries:
             if entry["type"] == "release":
-                pattern = next(
-                    p
-                    for p in plan.patterns()
-                    if p.draw == entry["draw"] and sorted(p.names) == entry["pattern"]
-                )
+                pattern = plan.pattern(entry["draw"], entry["pattern"])
                 counts[pattern] = counts.get(pattern, 0) + 1
     return searched(compose([plan.event(counts)], worst), search_of(entries))
 

@@ -38,7 +38,6 @@ class Books:
         self.holes: dict[str, Hole] = {}
         self.unproven_done: dict[tuple[str, int, str], tuple[Any, ...]] = {}
         self.unproven_used: dict[str, int] = {}
-        patterns = plan.patterns()
         for entry in entries:
             if entry["type"] == "run" and entry["fingerprint"] != plan.fingerprint():
                 raise LedgerError(
@@ -48,9 +47,7 @@ class Books:
                 )
             if entry["type"] == "release":
                 self.lines[entry["index"]] = entry
-                pattern = next(
-                    p for p in patterns if p.draw == entry["draw"] and sorted(p.names) == entry["pattern"]
-                )
+                pattern = plan.pattern(entry["draw"], entry["pattern"])
                 self.used[pattern] = self.used.get(pattern, 0) + 1
             elif entry["type"] == "void":
                 self.lines[entry["index"]]["hash"] = "void"

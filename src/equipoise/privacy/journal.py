@@ -26,6 +26,21 @@ except ImportError:  # not a POSIX system: one process a journal
     fcntl = None  # type: ignore[assignment]
 
 
+@contextlib.contextmanager
+def written_by_us() -> Iterator[None]:
+    """Turn what entries of another form make their readers raise into a `JournalError` that says so."""
+    try:
+        yield
+    except JournalError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise JournalError(
+            f"the journal holds entries that this library does not write ({type(error).__name__}: {error}): "
+            "it was edited, or it is another file; nothing more can be released under it. Restore it from a "
+            "copy"
+        ) from error
+
+
 class Journal:
     """A journal in memory (path None) or in a file.
 

@@ -30,12 +30,15 @@ from .correlated import CorrelatedNoise
 from .digests import Digestible, as_digest, keyed_digest
 from .draws import Draw
 from .errors import BudgetError, ChangedQueryError, LedgerError
-from .journal import Journal
+from .grid import GridStream, grid_unit
+from .journal import Journal, written_by_us
 from .noise import Secrets
-from .noising import Streams, Sums, correlated, noised
+from .noising import Streams, Sums, correlated, noised, on_grid
 from .private import Private, unwrap
 from .releases import PrivacyPlan
 from .statement import Hole, Statement, further_deltas, make_statement
+
+NOISES = {False: "floating_point", True: "grid"}
 
 
 class Ledger:
@@ -50,10 +53,12 @@ class Ledger:
         data_fingerprint: digest of the records; changed data are never answered with old noise.
         kernels: digest of kernel choices or of anything else that the numbers depend on.
         forbid_unproven: refuse `disclose` and `release_unproven` (proven recipes run under it in tests).
+        hardened: exact noise on a grid of integers, which withstands attacks on floating-point noise.
 
     Raises:
         BudgetError: if the plan, with what the journal already holds, exceeds the budget.
-        LedgerError: if the journal holds this run with another plan.
+        LedgerError: if the journal holds this run with another plan or another kind of noise, or the plan
+            has correlated noise, which there is not on a grid.
 
     Example:
         >>> from equipoise.privacy import Poisson, PrivateRows, Release, capped
@@ -77,6 +82,7 @@ class Ledger:
         data_fingerprint: str = "",
         kernels: str = "",
         forbid_unproven: bool = False,
+        hardened: bool = False,
     ) -> None:
         if isinstance(position, bool) or not isinstance(position, int) or position < 0:
             raise ValueError(
@@ -90,6 +96,12 @@ class Ledger:
         self.data_fingerprint = data_fingerprint
         self.kernels = kernels
         self.forbid_unproven = forbid_unproven
+        self.hardened = hardened
+        if hardened and any(release.correlated_with for release in plan.releases):
+            raise LedgerError(
+                "hardened noise covers independent releases, and the plan has correlated ones; take the "
+                "method's variant with independent noise, or leave hardened out"
+            )
         self.run = self.secrets.identity
         self._open: dict[Draw, bool] = {}
         self._patterns = plan.patterns()
@@ -97,11 +109,18 @@ class Ledger:
             entries = self.journal.entries()
             mine = [entry for entry in entries if entry.get("run") == self.run]
             others = [entry for entry in entries if entry.get("run") != self.run]
-            self._others = accounts.other_runs(others, plan.relation)
-            self._search = accounts.search_of(mine)
+            with written_by_us():
+                self._others = accounts.other_runs(others, plan.relation)
+                self._search = accounts.search_of(mine)
+                self._books = Books(mine, plan, position)
             self._check_budget()
-            self._books = Books(mine, plan, position)
-            if not any(entry["type"] == "run" for entry in mine):
+            heads = [entry for entry in mine if entry["type"] == "run"]
+            if any(head.get("noise", NOISES[False]) != self.noise for head in heads):
+                raise LedgerError(
+                    f"the journal holds this run with another noise than {self.noise!r}; a run keeps its "
+                    "noise"
+                )
+            if not heads:
                 self.journal.append(
                     {
                         "type": "run",
@@ -110,9 +129,15 @@ class Ledger:
                         "fingerprint": plan.fingerprint(),
                         "data": data_fingerprint,
                         "private": self.secrets.is_private,
+                        "noise": self.noise,
                     }
                 )
         self._progress = accounts.Progress(self._spent_event, plan.relation)
+
+    @property
+    def noise(self) -> str:
+        """ "floating_point" or "grid"."""
+        return NOISES[self.hardened]
 
     # ---- opening draws
 
@@ -177,6 +202,10 @@ class Ledger:
         books = self._books
         pattern = None if draw.replayed else pattern_for(self._patterns, books.used, draw, frozenset(sums))
         bounds = {name: sums[name].add_remove for name in sorted(sums)}
+        if self.hardened:
+            for name, bounded in sums.items():  # refuses what does not fit on the grid before it is charged
+                coordinates = sum(value.numel() for value in bounded.value.values())
+                grid_unit(bounded.add_remove, coordinates, self.plan[name].noise_multiplier)
         answer = self._answer({name: bounded.value for name, bounded in sums.items()})
         joint = None if noise is None else noise.identity
         if draw.replayed:
@@ -195,8 +224,13 @@ class Ledger:
         if noise is not None:
             return correlated(self.secrets, draw, sums, noise, self.plan[noise.names[0]].noise_multiplier)
         streams: Streams = {}
+        grids: list[GridStream] = []
         out: Sums = {}
         for name in sorted(sums):
+            if self.hardened:
+                multiplier = self.plan[name].noise_multiplier
+                out[name] = on_grid(self.secrets, draw, sums[name], multiplier, grids)
+                continue
             std = self.plan[name].noise_multiplier * sums[name].add_remove
             out[name] = self._noised(draw, sums[name].value, std, "noise", streams)
         return {name: out[name] for name in sums}
@@ -351,6 +385,7 @@ class Ledger:
             guarantee=self.guarantee,
             holes=list(self._books.holes.values()),
             private=self.secrets.is_private,
+            noise=self.noise,
             used={p: self._books.used.get(p, 0) for p in self._patterns},
             other_runs=len(self._others),
             search=self._search,

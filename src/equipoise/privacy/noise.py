@@ -106,6 +106,10 @@ class Secrets:
         """The stream of normal numbers of release `index`."""
         return NormalStream(self._hash(purpose, index).digest(32), device)
 
+    def stream_key(self, index: int, purpose: str) -> bytes:
+        """32 bytes for a stream of release `index` of another kind."""
+        return bytes(self._hash(purpose, index).digest(32))
+
     def sampling_generator(self, index: int) -> torch.Generator:
         """The generator of the records of draw `index`; always on the CPU."""
         return self.generator("sampling", index)

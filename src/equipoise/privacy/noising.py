@@ -9,6 +9,7 @@ import torch
 from .bounded import Bounded
 from .correlated import CorrelatedNoise
 from .draws import Draw
+from .grid import GridStream, grid_unit, to_grid
 from .noise import Secrets
 from .normals import NormalStream
 from .private import unwrap
@@ -40,6 +41,34 @@ def noised(
     noise = _normals(secrets, draw, raws, std, purpose, streams)
     out = {name: noise[name].add_(raw) for name, raw in raws.items()}  # the noise's memory becomes the result
     return {name: out[name] for name in value}
+
+
+def on_grid(
+    secrets: Secrets, draw: Draw, bounded: Bounded, multiplier: float, streams: list[GridStream]
+) -> dict[str, torch.Tensor]:
+    """The sum with exact normal noise on a grid of integers; see `grid`.
+
+    Args:
+        secrets: whose noise it is.
+        draw: whose index picks the stream.
+        bounded: the sum.
+        multiplier: noise multiplier.
+        streams: the stream begun for this release, or nothing yet; a release with several sums goes on with
+            it.
+    """
+    if not streams:
+        streams.append(GridStream(secrets.stream_key(draw.index, "grid noise")))
+    raws = {name: unwrap(value) for name, value in bounded.value.items()}
+    unit = grid_unit(bounded.add_remove, sum(raw.numel() for raw in raws.values()), multiplier)
+    out = {}
+    for name in sorted(raws):
+        raw = raws[name]
+        sums = to_grid(raw, unit) + streams[0].draw(raw.numel())
+        # from here on post-processing: half a unit makes up for rounding down
+        values = torch.from_numpy(sums).to(torch.float64).add_(0.5).mul_(unit)
+        dtype = torch.float64 if raw.dtype == torch.float64 else torch.float32
+        out[name] = values.to(dtype).view(raw.shape).to(raw.device)
+    return {name: out[name] for name in bounded.value}
 
 
 def correlated(

@@ -217,6 +217,17 @@ class PrivacyPlan:
                 done = count
         return tuple(out)
 
+    def pattern(self, draw: str, names: Sequence[str]) -> Pattern:
+        """The pattern of draws of this name that release these names together, sorted.
+
+        Raises:
+            PlanError: the plan holds none.
+        """
+        for pattern in self.patterns():
+            if pattern.draw == draw and sorted(pattern.names) == names:
+                return pattern
+        raise PlanError(f"the plan holds no draw {draw!r} that releases {names!r} together")
+
     def combined_multiplier(self, names: frozenset[str], sampling: Sampling) -> float:
         """The multiplier of the joint event, relative to the sensitivity under the plan's relation."""
         total = 0.0

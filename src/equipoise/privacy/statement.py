@@ -96,6 +96,7 @@ class Statement:
         epsilons: epsilon at further deltas.
         search: the search for hyperparameters that the figure includes.
         versions: of Python and the packages that the figures come from.
+        noise: "floating_point", or "grid" for exact noise on integers.
     """
 
     recipe: str
@@ -122,6 +123,7 @@ class Statement:
     epsilons: list[dict[str, float]] = field(default_factory=list)
     search: dict[str, Any] | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    noise: str = "floating_point"
 
     def to_json(self) -> str:
         """The statement as indented JSON."""
@@ -211,6 +213,7 @@ def make_statement(
     run: str = "",
     further: Sequence[EpsilonResult] = (),
     search: Mapping[str, Any] | None = None,
+    noise: str = "floating_point",
 ) -> Statement:
     """Build the statement of a run.
 
@@ -231,6 +234,7 @@ def make_statement(
         run: the run's name in the journal.
         further: epsilon at further deltas.
         search: mean and shape of the number of runs of which this one was chosen; see `PrivateSearch`.
+        noise: "floating_point" or "grid".
     """
     if guarantee not in GUARANTEES:
         raise ValueError(f"guarantee must be one of {GUARANTEES}, got {guarantee!r}")
@@ -292,4 +296,5 @@ def make_statement(
         else [],
         search=None if search is None else dict(search),
         versions=dict(versions()),
+        noise=noise,
     )

@@ -54,6 +54,7 @@ class _Run:
     holes: list[Hole]
     private: bool
     search: dict[str, Any] | None
+    noise: str
 
     @property
     def guarantee(self) -> str:
@@ -147,15 +148,20 @@ def _read_run(entries: Entries) -> _Run:
             holes.setdefault(entry["hole"], Hole("disclose", entry["hole"], 0)).count += 1
         elif kind not in ("run", "void", "close", "search"):
             raise JournalError(f"line {number} of the run is of the unknown type {kind!r}")
-    return _Run(plan, used, list(holes.values()), heads[0]["private"] is True, accounts.search_of(entries))
+    return _Run(
+        plan=plan,
+        used=used,
+        holes=list(holes.values()),
+        private=heads[0]["private"] is True,
+        search=accounts.search_of(entries),
+        noise=heads[0].get("noise", "floating_point"),
+    )
 
 
 def _fitting(plan: PrivacyPlan, entry: Mapping[str, Any], number: int) -> Pattern:
     """The pattern of a release line, whose noise and bounds are the plan's."""
-    pattern = next(
-        (p for p in plan.patterns() if p.draw == entry["draw"] and sorted(p.names) == entry["pattern"]), None
-    )
-    if pattern is None or not set(entry["bounds"]) <= pattern.names:
+    pattern = plan.pattern(entry["draw"], entry["pattern"])
+    if not set(entry["bounds"]) <= pattern.names:
         raise JournalError(f"line {number} of the run releases what its plan does not hold")
     for name, bound in entry["bounds"].items():
         release = plan[name]
@@ -207,6 +213,7 @@ def _restated(
         other_runs=len(others),
         run=run,
         search=own.search,
+        noise=own.noise,
         **facts,
     )
 
@@ -261,7 +268,8 @@ def _published_run(statement: Mapping[str, Any]) -> _Run:
     if any(isinstance(n, bool) or not 0 <= n <= p.count for p, n in used.items()):
         raise ValueError("a count is not between 0 and the planned number")
     holes = [Hole(**row) for row in statement["holes"]]
-    return _Run(plan, used, holes, statement["private"] is True, statement["search"])
+    private = statement["private"] is True
+    return _Run(plan, used, holes, private, statement["search"], statement["noise"])
 
 
 # ---- comparing

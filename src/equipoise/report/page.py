@@ -14,7 +14,7 @@ from typing import Any
 
 from equipoise import __version__
 from equipoise.report.charts import Series, line_chart
-from equipoise.report.run_folder import PUBLISHABLE_FILES, WITHHELD_FILES, Run, read_run
+from equipoise.report.run_folder import PUBLISHABLE_FILES, WITHHELD_FILES, Run, damage_named, read_run
 from equipoise.report.words import (
     ACCOUNTANTS,
     RELATIONS,
@@ -66,23 +66,24 @@ def render_page(run: Run) -> str:
     )
     from markupsafe import Markup
 
-    charts = [{**chart, "svg": Markup(chart["svg"])} for chart in _charts(run)]
-    return environment.get_template("page.html.j2").render(
-        title=_title(run),
-        subtitle=_subtitle(run),
-        figures=_figures(run),
-        banners=_banners(run),
-        promise=_promise(run),
-        charts=charts,
-        statement=_statement_rows(run),
-        releases=_release_rows(run.statement),
-        configuration=_configuration_rows(run.details),
-        command=run.config.get("command", ""),
-        repeat_note=_repeat_note(run),
-        publishable=PUBLISHABLE_FILES,
-        withheld=WITHHELD_FILES,
-        version=__version__,
-    )
+    with damage_named(run.name):
+        charts = [{**chart, "svg": Markup(chart["svg"])} for chart in _charts(run)]
+        return environment.get_template("page.html.j2").render(
+            title=_title(run),
+            subtitle=_subtitle(run),
+            figures=_figures(run),
+            banners=_banners(run),
+            promise=_promise(run),
+            charts=charts,
+            statement=_statement_rows(run),
+            releases=_release_rows(run.statement),
+            configuration=_configuration_rows(run.details),
+            command=run.config.get("command", ""),
+            repeat_note=_repeat_note(run),
+            publishable=PUBLISHABLE_FILES,
+            withheld=WITHHELD_FILES,
+            version=__version__,
+        )
 
 
 def _title(run: Run) -> str:
@@ -246,6 +247,7 @@ _STATEMENT_NAMES = {
     "unit": "Unit of privacy",
     "recipe": "Recipe",
     "private": "Noise and sampling",
+    "noise": "Arithmetic of the noise",
     "assumptions": "Taken as public or true",
     "search": "Search for settings included in the figure",
     "other_runs": "Other runs included in the figure",
@@ -259,6 +261,12 @@ _STATEMENT_NAMES = {
 }
 
 
+NOISES = {
+    "floating_point": "floating point",
+    "grid": "exact, on a grid of integers: withstands attacks on floating-point noise",
+}
+
+
 def _statement_rows(run: Run) -> list[dict[str, Any]]:
     rows = []
     statement = dict(run.statement)
@@ -269,6 +277,8 @@ def _statement_rows(run: Run) -> list[dict[str, Any]]:
     statement["private"] = (
         "from a secret key of the operating system" if run.is_private else "from a public seed: NOT PRIVATE"
     )
+    if statement.get("noise") in NOISES:
+        statement["noise"] = NOISES[statement["noise"]]
     if not statement.get("other_runs"):
         statement.pop("other_runs", None)
     # these two repeat what the table of releases shows, for who computes the plan's hash again

@@ -7,9 +7,9 @@ is ever read, so a report cannot show a number that the statement does not cover
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,10 +132,26 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     )
 
 
+@contextmanager
+def damage_named(name: str) -> Iterator[None]:
+    """Turn what values of another kind make a page's writers raise into one error that says so.
+
+    Raises:
+        RunFolderError: whatever was raised inside, in words.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError) as error:
+        raise RunFolderError(
+            f"run={name!r}: statement, metrics or configuration hold values of another kind than they should "
+            f"({type(error).__name__}: {error!s:.200}). Restore the files or repeat the run."
+        ) from error
+
+
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise RunFolderError(
             f"{path} is not valid JSON ({error}). Restore the file or repeat the run."
         ) from None
@@ -148,10 +164,10 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes().splitlines():
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             # a kill can cut the last line short; what stands before it is good
             break
         if isinstance(row, dict):
@@ -160,7 +176,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # an integer of hundreds of digits is no number that a page could show
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
 def _number_or_none(value: object) -> float | None:

@@ -149,9 +149,9 @@ class Checkpoints:
             loaded = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
             if loaded["format"] != FORMAT:
                 raise ValueError(f"it has format {loaded['format']}, this version reads format {FORMAT}")
+            return dict(loaded["state"])
         except Exception as error:
             raise CheckpointError(f"the checkpoint {path} is corrupt: {error}.") from error
-        return dict(loaded["state"])
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes, mode: int = 0o600) -> None:

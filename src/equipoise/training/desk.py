@@ -89,6 +89,7 @@ class Desk:
                     position=position,
                     data_fingerprint=data_fingerprint,
                     kernels=kernels,
+                    hardened=settings.hardened,
                 )
 
             self._open_at = open_at

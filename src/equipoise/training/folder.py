@@ -109,6 +109,7 @@ class RunFolder:
 
         Raises:
             FileNotFoundError: no run lies here.
+            ValueError: the file is damaged.
         """
         if not self.config.exists():
             raise FileNotFoundError(
@@ -116,8 +117,16 @@ class RunFolder:
                 "folder that the "
                 "run was started with."
             )
-        config: dict[str, Any] = json.loads(self.config.read_text())
+        try:
+            config: dict[str, Any] = json.loads(self.config.read_bytes())
+            settings = dict(config["settings"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f"{self.config} is damaged ({type(error).__name__}: {error}). Restore it from a copy."
+            ) from None
+        # The published file names no place on the disk: only the keeper's own does.
+        settings.pop("ledger_file", None)
         ledger_file = self.private / "ledger_file"
         if ledger_file.exists():
-            config["settings"]["ledger_file"] = ledger_file.read_text()
-        return config
+            settings["ledger_file"] = ledger_file.read_text()
+        return {**config, "settings": settings}

@@ -17,10 +17,11 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from equipoise.methods import METHODS, Method, State
+from equipoise.methods import Method, State
 from equipoise.privacy import Budget, PlanUsedUpError, Sampling, Statement, mark, unmark
 from equipoise.training.attach import Loss
 from equipoise.training.batches import map_batch
+from equipoise.training.checkpoint import CheckpointError
 from equipoise.training.describe import Description, describe
 from equipoise.training.desk import Desk
 from equipoise.training.finishing import finish, state_privacy
@@ -31,7 +32,7 @@ from equipoise.training.notes import Notes
 from equipoise.training.pieces import Pieces, connect
 from equipoise.training.progress import progress_bar
 from equipoise.training.results import Result, Step
-from equipoise.training.settings import Settings, rebuild_sampling
+from equipoise.training.settings import Settings, rebuild, rebuild_method
 from equipoise.training.state import collect_state, restore_state
 from equipoise.training.step import Stepper
 
@@ -68,6 +69,7 @@ class PrivateTraining:
         relation: "add_or_remove_one" or "replace_one".
         collate: joins the items of a dataset to a batch.
         epsilon_every: steps between computations of the epsilon so far; 20 in all by default.
+        hardened: exact noise on a grid of integers, against attacks on floating-point noise; slower.
         writers: further writers of publishable metrics, such as `CSVWriter`.
         on_create: called with the run folder when it is there and before the first checkpoint: the moment to
             put down what a resumed run will need.
@@ -101,6 +103,7 @@ class PrivateTraining:
         relation: str = "add_or_remove_one",
         collate: Callable[[list[Any]], Any] | None = None,
         epsilon_every: int | None = None,
+        hardened: bool = False,
         writers: Sequence[MetricWriter] = (),
         on_create: Callable[[Path], None] | None = None,
     ) -> None:
@@ -113,6 +116,7 @@ class PrivateTraining:
             relation=relation,
             epsilon_every=epsilon_every,
             ledger_file=None if ledger_file is None else os.fspath(ledger_file),
+            hardened=hardened,
         )
         self._adopt(
             connect(
@@ -169,21 +173,22 @@ class PrivateTraining:
         """
         folder = RunFolder(run_dir)
         config = folder.read_config()
+        sampling, budget, settings = rebuild(config)
         pieces = connect(
             model,
             optimizer,
             loss=loss,
             data=data,
-            sampling=rebuild_sampling(config["sampling"]),
-            method=method or METHODS[config["method"]["name"]].from_config(config["method"]),
-            budget=Budget(**config["budget"]) if config["budget"] else None,
+            sampling=sampling,
+            method=method or rebuild_method(config),
+            budget=budget,
             scheduler=scheduler,
-            settings=Settings(**config["settings"]),
+            settings=settings,
             augmentation=augmentation,
             device=device,
             collate=collate,
         )
-        if pieces.plan.fingerprint() != config["plan"]:
+        if pieces.plan.fingerprint() != config.get("plan"):
             raise ValueError(
                 f"the privacy plan differs from the one that run_dir={str(run_dir)!r} was started with: "
                 "give the same method and settings. Nothing was spent."
@@ -212,6 +217,7 @@ class PrivateTraining:
         """Open the folder and the ledger; from here on the disk is written."""
         pieces, processes = self._pieces, self.processes
         self.folder = folder
+        self._resumed = resume  # until a step has shown that the loaded state fits
         if folder is not None:
             processes.first(folder.lock)
         desk: Desk | None = None
@@ -310,7 +316,17 @@ class PrivateTraining:
                 "since the noise is "
                 "calibrated to it. Plan more steps in a new run."
             )
-        taken = self._stepper.take()
+        try:
+            taken = self._stepper.take()
+        except (KeyError, AttributeError, TypeError, IndexError) as error:
+            if not self._resumed:
+                raise
+            raise CheckpointError(
+                f"the first step after resuming failed ({type(error).__name__}: {error}): the state in the "
+                "checkpoint is not what method and optimizer wrote, or the loss fails. Resume from a copy of "
+                "the checkpoint; the step is repeated with the noise it had."
+            ) from error
+        self._resumed = False
         return self._notes.step(self.steps_done, taken, self.desk)
 
     # ---- the whole training
@@ -400,9 +416,15 @@ class PrivateTraining:
         assert self.folder is not None
         done, state = self.folder.checkpoints.load()
         restore_state(state, self.model, self.optimizer, self.scheduler)
-        if self._average is not None:
-            self._average.values = {name: value.to(self.device) for name, value in state["average"].items()}
-        self.engine.load_state_dict(state["engine"])
-        self._evaluation = state["evaluation"]
-        method = unmark(map_batch(lambda value: value.to(self.device), state["method"]))
-        return int(state["ledger"]), done, method
+        try:
+            if self._average is not None:
+                self._average.values = {n: value.to(self.device) for n, value in state["average"].items()}
+            self.engine.load_state_dict(state["engine"])
+            self._evaluation = {name: float(value) for name, value in state["evaluation"].items()}
+            method = unmark(map_batch(lambda value: value.to(self.device), state["method"]))
+            return int(state["ledger"]), done, method
+        except Exception as error:
+            raise CheckpointError(
+                f"the checkpoint of step {done} does not fit this run ({type(error).__name__}: {error}): it "
+                "was edited, or another version wrote it. Nothing was spent."
+            ) from error

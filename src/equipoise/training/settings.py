@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from equipoise.methods import METHODS
 from equipoise.methods.base import Method
 from equipoise.privacy import Budget, FullBatch, Poisson, Sampling, Unamplified, WithoutReplacement
 from equipoise.training.attach import Loss
 from equipoise.training.batches import map_batch
 
-__all__ = ["Settings", "averaged_over_views", "check_pieces", "move", "rebuild_sampling"]
+__all__ = ["Settings", "averaged_over_views", "check_pieces", "move", "rebuild", "rebuild_method"]
 
 SAMPLINGS: dict[str, type[Sampling]] = {
     kind.__name__: kind for kind in (Poisson, WithoutReplacement, FullBatch, Unamplified)
@@ -35,8 +37,12 @@ class Settings:
     relation: str = "add_or_remove_one"
     epsilon_every: int | None = None
     ledger_file: str | None = None
+    hardened: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("reproducible", "hardened"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}={getattr(self, name)!r} is no truth value; give True or False")
         for name in ("seed", "views"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
@@ -97,10 +103,39 @@ def check_pieces(sampling: Any, method: Any, budget: Any, augmentation: Any, set
         )
 
 
-def rebuild_sampling(described: Mapping[str, Any]) -> Sampling:
-    """The sampling whose `describe()` this is."""
-    arguments = {name: value for name, value in described.items() if name != "scheme"}
-    return SAMPLINGS[described["scheme"]](**arguments)
+def rebuild(config: Mapping[str, Any]) -> tuple[Sampling, Budget | None, Settings]:
+    """Sampling, budget and settings from a `config.json`.
+
+    Raises:
+        ValueError: it was damaged or edited.
+    """
+    with _whole("sampling, budget or settings"):
+        described = dict(config["sampling"])
+        sampling = SAMPLINGS[described.pop("scheme")](**described)
+        budget = None if config["budget"] is None else Budget(**config["budget"])
+        return sampling, budget, Settings(**config["settings"])
+
+
+def rebuild_method(config: Mapping[str, Any]) -> Method:
+    """The method from a `config.json`.
+
+    Raises:
+        ValueError: it was damaged or edited.
+    """
+    with _whole("method"):
+        return METHODS[config["method"]["name"]].from_config(config["method"])
+
+
+@contextmanager
+def _whole(what: str) -> Iterator[None]:
+    """Turn whatever a damaged description makes constructors raise into one error that says so."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"the {what} in config.json cannot be rebuilt ({type(error).__name__}: {error}): the file was "
+            "damaged or edited, or another version wrote it. Restore it from a copy. Nothing was spent."
+        ) from error
 
 
 def move(

@@ -79,7 +79,8 @@ class FlowerStrategy(Base):
         """The next global model from those that answered; None, that is the old one, if nobody did."""
         assert self._exchange is not None
         found = self._exchange.answers(list(replies)).values()
-        answers = [answer for answer in found if isinstance(answer, dict)]
+        refusal = self.strategy.refusal
+        answers = [a for a in found if isinstance(a, dict) and refusal(self._params, a) is None]
         metrics = MetricRecord({**self.strategy.metrics(), "answered": len(answers)})
         if not answers:
             return None, metrics

@@ -1,0 +1,548 @@
+"""What reads files and messages of others, each with good inputs to start from and a way to mutate them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import strategies as st
+from mutating import HOSTILE, mutated_bytes, mutated_json, mutated_lines, mutated_text, mutated_tree
+from rich.console import Console
+from safetensors.torch import save_file
+from torch import nn
+
+import equipoise as eq
+from equipoise.data import cifar, cifar_shards, features, idx, medmnist, tables, text
+from equipoise.experiments import options, saved
+from equipoise.experiments.compare import parse_method_option, read_entries
+from equipoise.experiments.settings import Settings, parse_option
+from equipoise.federated import Client, FedAvg, simulate
+from equipoise.privacy import FullBatch, Journal, Ledger, Secrets
+from equipoise.report import read_run, render_page, summary
+
+Strategy = st.SearchStrategy[Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader of foreign input.
+
+    Attributes:
+        name: for the table.
+        inputs: strategy of mutated inputs.
+        feed: (input, empty folder) -> None; any error must be one that the library raises on purpose.
+        share: of the inputs of a whole run.
+        good: an input that must be accepted: a reader that refuses everything would pass otherwise.
+    """
+
+    name: str
+    inputs: Strategy
+    feed: Callable[[Any, Path], None]
+    share: int
+    good: Any
+
+
+class _Payload:
+    """Pickled, it would run a program when it is read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch executed",)
+
+
+PICKLE = pickle.dumps(_Payload(), protocol=2)
+
+
+# ---- run folders
+
+
+def _loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return (model(batch["x"])[:, 0] - batch["y"]).square()
+
+
+def _data() -> dict[str, torch.Tensor]:
+    return {"x": torch.arange(60.0).reshape(20, 3) / 60, "y": torch.arange(20.0) / 20}
+
+
+def _model() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Linear(3, 1)
+
+
+def _release(training: eq.PrivateTraining) -> None:
+    training.desk.ledger.journal.close()
+    if training.folder is not None:
+        training.folder.unlock()
+
+
+@functools.cache
+def _home() -> Path:
+    return Path(tempfile.mkdtemp(prefix="fuzz-seeds-"))
+
+
+@functools.cache
+def _begun_run() -> Path:
+    """A run of three steps that was left after two, with a momentum buffer in its checkpoint."""
+    folder = _home() / "begun"
+    model = _model()
+    training = eq.PrivateTraining(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        loss=_loss,
+        data=_data(),
+        sampling=FullBatch(20, 3),
+        method=eq.DPSGD(clip_norm=1.0, noise_multiplier=5.0),
+        run_dir=folder,
+        micro_batch_size=20,
+    )
+    for _ in range(2):
+        training.take_step()
+    training.save_checkpoint()
+    _release(training)
+    return folder
+
+
+@functools.cache
+def _finished_run() -> Path:
+    """The same run to its end, signed."""
+    folder = _home() / "finished"
+    shutil.copytree(_begun_run(), folder)
+    training = _resumed(folder)
+    training.run(progress=False)
+    _release(training)
+    key = Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (_home() / "key.pem").write_bytes(key)
+    eq.sign_run(folder, _home() / "key.pem")
+    return folder
+
+
+def _resumed(folder: Path) -> eq.PrivateTraining:
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return eq.PrivateTraining.resume(folder, model, optimizer, loss=_loss, data=_data())
+
+
+def _resume(folder: Path) -> None:
+    training = _resumed(folder)
+    try:
+        training.run(progress=False)
+    finally:
+        _release(training)
+
+
+def _with_file(
+    run: Callable[[], Path], name: str, then: Callable[[Path], None]
+) -> Callable[[bytes, Path], None]:
+    """Put the input in the place of one file of a copied run."""
+
+    def feed(content: bytes, folder: Path) -> None:
+        copied = shutil.copytree(run(), folder / "run")
+        (copied / name).write_bytes(content)
+        then(copied)
+
+    return feed
+
+
+def _look(folder: Path) -> None:
+    """Everything that reads a finished run without data: page, summary of the run, verification."""
+    run = read_run(folder)
+    page = render_page(run)
+    Console(file=io.StringIO()).print(summary(run, str(folder)))
+    assert "<script>alert" not in page, "text from a file reached the page unescaped"
+    eq.verify_run(folder).to_json()
+
+
+def _settled(folder: Path) -> None:
+    settings = saved.read_settings(str(folder))
+    settings.resolved("mlp-tanh")
+    settings.command()
+
+
+def _ledger(folder: Path) -> None:
+    plan = eq.PrivacyPlan.from_description(json.loads((folder / "config-plan.json").read_text()))
+    journal = Journal(folder / "private" / "journal.jsonl")
+    try:
+        secrets = Secrets(reproducible_seed=0)
+        ledger = Ledger(plan, None, journal, secrets)
+        ledger.open("batch", "parameters")
+        ledger.statement(delta=1e-5)
+    finally:
+        journal.close()
+
+
+@functools.cache
+def _journaled() -> Path:
+    """A folder with a journal of two runs, the first of which is that of the ledger's key."""
+    from equipoise.privacy import Private, Release, capped
+
+    folder = _home() / "journaled"
+    plan = eq.PrivacyPlan([Release("total", 2.0, max_bound=5.0)], FullBatch(20, 4))
+    for secrets in (Secrets(reproducible_seed=0), Secrets()):
+        journal = Journal(folder / "private" / "journal.jsonl")
+        ledger = Ledger(plan, None, journal, secrets)
+        for _ in range(2):
+            draw = ledger.open("batch", f"parameters {ledger.position}")
+            ledger.release(draw, {"total": capped(Private(torch.ones(3), draw), upper=5.0)})
+        ledger.close()
+        journal.close()
+    (folder / "config-plan.json").write_text(json.dumps(plan.describe()))
+    return folder
+
+
+def _file(run: Callable[[], Path], name: str) -> bytes:
+    return (run() / name).read_bytes()
+
+
+# ---- checkpoints
+
+
+def _sealed(content: bytes, folder: Path) -> None:
+    copied = shutil.copytree(_begun_run(), folder / "run")
+    path = copied / "checkpoint" / "step-00000002.pt"
+    for other in path.parent.glob("step-*"):
+        other.unlink()
+    path.write_bytes(content)
+    seal = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    path.with_suffix(".json").write_text(json.dumps(seal))
+    _resume(copied)
+
+
+@st.composite
+def _checkpoints(draw: Callable[..., Any]) -> bytes:
+    """A checkpoint edited and sealed again, broken bytes, or a pickle that would run a program."""
+    good = _file(_begun_run, "checkpoint/step-00000002.pt")
+    kind = draw(st.integers(0, 9))
+    if kind < 3:
+        return draw(mutated_bytes([good, PICKLE]))
+    tree = torch.load(io.BytesIO(good), weights_only=True)
+    if kind == 3:
+        tree = {**tree, "state": _Payload()}
+    else:
+        wrong = [torch.ones(7), torch.full((1, 3), float("nan")), torch.ones(1, 3, dtype=torch.int64)]
+        tree = draw(mutated_tree(tree, [*HOSTILE, *wrong]))
+    buffer = io.BytesIO()
+    torch.save(tree, buffer)
+    return buffer.getvalue()
+
+
+# ---- data files
+
+
+def _data_file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes, Path], None]:
+    def feed(content: bytes, folder: Path) -> None:
+        (folder / name).write_bytes(content)
+        read(folder / name)
+
+    return feed
+
+
+IDX = bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4]) + bytes(range(24))
+IDX_FLOATS = bytes([0, 0, 0x0D, 1, 0, 0, 0, 2]) + np.array([1.5, 2.5], ">f4").tobytes()
+CSV = b"age,member,group\n30, yes, a\n50, no, b\n# a remark\n61,?,a\n"
+FORM = tables.Table(
+    (
+        tables.Number("age", 0, 100),
+        tables.Category("member", ("no", "yes"), unknown="?"),
+        tables.Label("group", ("a", "b")),
+    ),
+    header=True,
+    comment="#",
+)
+LIBSVM = b"+1 1:0.5 3:2 # remark\n-1 2:1\n+1 1:-1e3\n"
+TSV = b"sentence\tlabel\na good film\t1\nnot 'so' good\t0\n"
+
+
+def _npz(**arrays: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def _shard() -> bytes:
+    folded = np.zeros(3 * 2 * 32 * 32, np.uint8)
+    stream = lzma.compress(folded.tobytes(), format=lzma.FORMAT_XZ)
+    images = cifar_shards.decode_images(stream, 2)
+    return _npz(
+        labels=np.array([1, 2], np.uint8),
+        index=np.array([0, 1], np.int32),
+        residual=np.frombuffer(stream, np.uint8),
+        sha256=np.array(hashlib.sha256(images.tobytes()).hexdigest()),
+    )
+
+
+def _medmnist() -> bytes:
+    return _npz(train_images=np.zeros((3, 4, 4), np.uint8), train_labels=np.zeros((3, 1), np.uint8))
+
+
+OBJECTS = _npz(train_images=np.array([_Payload()], dtype=object), train_labels=np.zeros(1, np.uint8))
+CIFAR = bytes([3]) + bytes(3072) + bytes([5]) + bytes([7]) * 3072
+
+
+def _cifar_pickle(protocol: int) -> bytes:
+    batch = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [1, 2]}
+    return pickle.dumps(batch, protocol=protocol)
+
+
+def _read_medmnist(path: Path) -> None:
+    medmnist.load_medmnist(path.parent, "train", name=path.stem, num_classes=2)
+
+
+# ---- models, keys, messages
+
+
+@functools.cache
+def _safetensors() -> bytes:
+    path = _home() / "model.safetensors"
+    save_file(_model().state_dict(), path)
+    return path.read_bytes()
+
+
+def _load_model(path: Path) -> None:
+    (path.parent / "checkpoint").mkdir()
+    saved.check_model_file(str(path.parent))
+    eq.load_model(_model(), path)
+
+
+def _read_features(content: bytes, folder: Path) -> None:
+    (folder / "features.safetensors").write_bytes(content)
+    features._read_cache(folder / "features.safetensors", "0" * 64, 3)
+
+
+def _verify_with_key(content: bytes, folder: Path) -> None:
+    copied = shutil.copytree(_finished_run(), folder / "run")
+    (folder / "key").write_bytes(content)
+    eq.verify_run(copied, public_key=folder / "key")
+    eq.sign_run(copied, folder / "key")
+
+
+def _key_files() -> list[bytes]:
+    key = Ed25519PrivateKey.generate()
+    private, public = key.private_bytes, key.public_key().public_bytes
+    form = serialization.PrivateFormat
+    pem, none = serialization.Encoding.PEM, serialization.NoEncryption()
+    return [
+        private(pem, form.PKCS8, none),
+        private(pem, form.OpenSSH, none),
+        public(pem, serialization.PublicFormat.SubjectPublicKeyInfo),
+        public(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH),
+    ]
+
+
+GOOD_REQUEST = {
+    "round": 1,
+    "params": {"weight": torch.zeros(1, 3), "bias": torch.zeros(1)},
+    "clip_norm": None,
+}
+_TENSORS = [
+    torch.zeros(3),
+    torch.zeros(1, 3, dtype=torch.int64),
+    torch.full((1, 3), float("nan")),
+    torch.full((1, 3), 1e308, dtype=torch.float64),
+    torch.zeros(1, 3).to_sparse(),
+    torch.zeros(0),
+    torch.zeros(1, 3, dtype=torch.complex64),
+    torch.zeros(1, 3, device="meta"),
+    np.zeros((1, 3)),
+]
+
+
+def _client() -> Client:
+    model = _model()
+    method, sampling = eq.DPSGD(clip_norm=1.0, noise_multiplier=5.0), FullBatch(20, 4)
+    return Client(model, _loss, _data(), sampling, method, local_steps=2, learning_rate=0.1)
+
+
+@functools.cache
+def _shared_client() -> list[Client]:
+    return [_client()]
+
+
+def _request(message: Any, folder: Path) -> None:
+    """A client of its own only after a request was accepted: refused ones must leave no trace."""
+    holder = _shared_client()
+    client = holder[0]
+    before = client.epsilon()
+    message = message if isinstance(message, dict) else {"round": message}
+    try:
+        client.train(message.get("round"), message.get("params"), message.get("clip_norm"))
+    except Exception:
+        assert client.epsilon() == before, "a refused request was charged"
+        raise
+    client.close()
+    holder[0] = _client()
+
+
+class _Liar:
+    """A client that answers what it is told to."""
+
+    radius_noise = 0.1
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def ask(self, *_: Any) -> Any:
+        return self._answer
+
+    def train(self, *_: Any, **__: Any) -> Any:
+        return self._answer
+
+
+def _reply(answer: Any, folder: Path) -> None:
+    """The server: what a client answers must not end the training, nor make the model unusable."""
+    params = {"weight": torch.zeros(1, 3), "bias": torch.zeros(1)}
+    honest = _Liar({"weight": torch.ones(1, 3), "bias": torch.ones(1)})
+    found = simulate(FedAvg(), [_Liar(answer), honest], params, 1)  # type: ignore[list-item]
+    assert {n: p.shape for n, p in found.params.items()} == {n: p.shape for n, p in params.items()}
+    assert all(bool(torch.isfinite(p).all()) for p in found.params.values())
+
+
+WORDS = st.sampled_from(
+    [str(value) for value in HOSTILE]
+    + [
+        "decay:1:0.5",
+        "quantile:0.5",
+        "decay:::",
+        "quantile:nan",
+        "dp-sgd",
+        "a=dp-sgd,b=auto-s",
+        "=,=",
+        "x" * 300,
+    ]
+    + [
+        "dp-sgd.clip_norm=0.1",
+        "dp-sgd.=",
+        ".",
+        "clip_norm=[[[[",
+        "a=" + "9" * 5000,
+        "clip_norm=" + "[" * 99_999,
+    ]
+)
+
+
+def _words(word: str, folder: Path) -> None:
+    """Each reader of one word of the command line; the first to refuse must not keep the others from it."""
+    from equipoise.cli import main
+
+    readers: list[Callable[[str], Any]] = [parse_option, parse_method_option, read_entries]
+    readers += [options.parse_clip_norm, lambda w: Settings(data=w).resolved("mlp-tanh").command()]
+    for reader in readers:
+        with contextlib.suppress(ValueError):
+            reader(word)
+    place = str(folder / word.replace("\x00", "0")[:200]) if not os.path.isabs(word) else word
+    assert main(["report", "--", place]) == 2
+    assert main(["verify", "--", place, "--json"]) == 2
+
+
+@functools.cache
+def targets() -> tuple[Target, ...]:
+    """All of them; the seeds are made on first use."""
+    good_checkpoint = _file(_begun_run, "checkpoint/step-00000002.pt")
+
+    def of_run(name: str, share: int, strategy: Callable[..., Strategy] = mutated_json) -> Target:
+        seed = _file(_finished_run, name)
+        inputs = strategy(seed) if strategy is mutated_lines else strategy([seed])
+        return Target(f"run folder: {name}", inputs, _with_file(_finished_run, name, _look), share, seed)
+
+    def of_data(
+        label: str, name: str, seeds: list[bytes], read: Callable[[Path], Any], share: int, words: Any = None
+    ) -> Target:
+        inputs = mutated_bytes(seeds) if words is None else mutated_text(seeds, words)
+        return Target(f"data: {label}", inputs, _data_file(name, read), share, seeds[0])
+
+    settings = json.dumps(Settings(data="digits", epsilon=3.0).resolved().to_json()).encode()
+    begun_config = _file(_begun_run, "config.json")
+    journal = _file(_journaled, "private/journal.jsonl")
+    return (
+        Target(
+            "resume: config.json",
+            mutated_json([begun_config]),
+            _with_file(_begun_run, "config.json", _resume),
+            900,
+            begun_config,
+        ),
+        Target("resume: checkpoint", _checkpoints(), _sealed, 1300, good_checkpoint),
+        Target(
+            "settings.json",
+            mutated_json([settings]),
+            lambda content, folder: (
+                (folder / "checkpoint").mkdir(),  # type: ignore[func-returns-value]
+                (folder / saved.SETTINGS_FILE).write_bytes(content),
+                _settled(folder),
+            )[-1],
+            800,
+            settings,
+        ),
+        of_run("statement.json", 900),
+        of_run("config.json", 300),
+        of_run("metrics.jsonl", 300, mutated_lines),
+        of_run("statement.sig.json", 400),
+        of_run("private/journal.jsonl", 700, mutated_lines),
+        Target(
+            "ledger: journal",
+            mutated_lines(journal),
+            _with_file(_journaled, "private/journal.jsonl", _ledger),
+            700,
+            journal,
+        ),
+        of_data("idx", "x-idx3-ubyte", [IDX, IDX_FLOATS], idx.read_idx, 500),
+        of_data("idx.gz", "x-idx3-ubyte.gz", [gzip.compress(IDX)], idx.read_idx, 200),
+        of_data("csv", "x.csv", [CSV], lambda p: tables.read_table(p, FORM), 400, ["yes", "a", "#", "?"]),
+        of_data(
+            "libsvm", "x.svm", [LIBSVM], lambda p: tables.read_libsvm(p, 3), 400, ["+1", "0:1", "3:", "#"]
+        ),
+        of_data(
+            "tsv text",
+            "x.tsv",
+            [TSV],
+            lambda p: text.read_labelled_text(p, text.HashingTokenizer(100, 4)),
+            300,
+            ["0", "1"],
+        ),
+        of_data("npz shard", "train-00.npz", [_shard()], cifar_shards.read_shard, 400),
+        of_data("npz set", "set.npz", [_medmnist(), OBJECTS], _read_medmnist, 400),
+        of_data("cifar binary", "x.bin", [CIFAR], lambda p: cifar.read_cifar_binary(p, 10), 200),
+        of_data(
+            "cifar pickle",
+            "x",
+            [_cifar_pickle(2), _cifar_pickle(4), PICKLE],
+            lambda p: cifar.read_cifar_pickle(p, 10),
+            400,
+        ),
+        of_data("model", "model.safetensors", [_safetensors()], _load_model, 300),
+        Target("features cache", mutated_bytes([_safetensors()]), _read_features, 200, _safetensors()),
+        Target("keys", mutated_bytes(_key_files()), _verify_with_key, 200, None),
+        Target(
+            "client: requests",
+            mutated_tree(GOOD_REQUEST, [*HOSTILE, *_TENSORS]),
+            _request,
+            400,
+            GOOD_REQUEST,
+        ),
+        Target(
+            "server: replies",
+            mutated_tree(GOOD_REQUEST["params"], [*HOSTILE, *_TENSORS]),
+            _reply,
+            300,
+            GOOD_REQUEST["params"],
+        ),
+        Target("words", WORDS, _words, 60, None),
+    )

@@ -1,0 +1,86 @@
+"""Where the secrets of a run are: nowhere in its files but in the key, and after the end nowhere at all."""
+
+from __future__ import annotations
+
+import base64
+import json
+import stat
+
+import pytest
+import torch
+from small_problems import loss, network, parameters, records, training
+
+import equipoise as eq
+from equipoise.privacy import FullBatch
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("hardened", [False, True])
+def test_no_file_holds_the_key_but_its_own_and_it_goes_at_the_end(tmp_path, hardened):
+    run = training(sampling=FullBatch(60, 3), run_dir=tmp_path / "run", reproducible=False, hardened=hardened)
+    run.take_step()
+    run.save_checkpoint()
+    key = run.desk.ledger.secrets.key
+    forms = [key, key.hex().encode(), base64.b64encode(key), base64.urlsafe_b64encode(key)]
+    own = tmp_path / "run" / "private" / "key"
+    assert own.read_bytes() == key
+    assert stat.S_IMODE(own.stat().st_mode) == 0o600
+    assert stat.S_IMODE(own.parent.stat().st_mode) == 0o700
+    holding = {path for path, content in files(tmp_path).items() if any(form in content for form in forms)}
+    assert holding == {own}
+    run.run(progress=False)
+    assert not own.exists()
+    assert not any(form in content for content in files(tmp_path).values() for form in forms)
+    statement = json.loads((tmp_path / "run" / "statement.json").read_text())
+    assert statement["private"] is True
+    assert statement["noise"] == ("grid" if hardened else "floating_point")
+    assert eq.verify_run(tmp_path / "run").consistent
+
+
+@pytest.mark.parametrize("hardened", [False, True])
+def test_the_seed_says_nothing_of_the_noise(hardened):
+    """Every record in every draw: what differs between two runs of one seed is noise alone."""
+    ends = []
+    for reproducible in (False, False, True, True):
+        model = network()
+        made = training(
+            model,
+            sampling=FullBatch(60, 2),
+            seed=5,
+            reproducible=reproducible,
+            hardened=hardened,
+            method=eq.DPSGD(clip_norm=0.5, noise_multiplier=5.0),
+        )
+        made.run(progress=False)
+        ends.append(parameters(model))
+        text = str(made.statement())
+        assert ("NOT PRIVATE" in text) is reproducible
+    assert not torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+    assert torch.equal(ends[2], ends[3])
+
+
+def test_a_reproducible_run_keeps_no_key_and_says_not_private_on_its_page(tmp_path):
+    run = training(sampling=FullBatch(60, 2), run_dir=tmp_path / "run", reproducible=True)
+    run.run(progress=False)
+    assert not (tmp_path / "run" / "private" / "key").exists()
+    assert "NOT PRIVATE" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_hardened_noise_survives_a_resume(tmp_path):
+    whole = network()
+    training(whole, sampling=FullBatch(60, 4), run_dir=tmp_path / "a", hardened=True).run(progress=False)
+    model = network()
+    half = training(model, sampling=FullBatch(60, 4), run_dir=tmp_path / "b", hardened=True)
+    half.take_step()
+    half.save_checkpoint()
+    half.desk.ledger.journal.close()
+    half.folder.unlock()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    again = eq.PrivateTraining.resume(tmp_path / "b", model, optimizer, loss=loss, data=records())
+    again.run(progress=False)
+    assert torch.equal(parameters(model), parameters(whole))
