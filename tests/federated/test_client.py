@@ -323,6 +323,20 @@ def test_a_claim_that_no_proof_covers_is_refused(options, words):
         client(**options)
 
 
+def test_a_client_that_is_never_asked_spends_what_dp_sgd_spends():
+    steered_one, plain = client(follower()), client()
+    for number in range(1, ROUNDS + 1):
+        steered_one.train(number, start(), clip_norm=0.5)
+    rounds_of(plain, start())
+    assert steered_one.training.desk.spent(1e-3).value == plain.training.desk.spent(1e-3).value
+    asked = client(follower())
+    asked.ask(1, start(), 0.25)
+    asked.train(1, start(), clip_norm=0.5)
+    once = client()
+    once.train(1, start())
+    assert asked.training.desk.spent(1e-3).value > once.training.desk.spent(1e-3).value
+
+
 def test_a_shuffled_loader_gets_no_amplification():
     """Slices of an epoch are sampled as such and counted as such; the published claim refuses them."""
     slices = eq.Unamplified(20, RECORDS, ROUNDS * LOCAL_STEPS)

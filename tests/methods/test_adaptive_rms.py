@@ -194,6 +194,13 @@ def test_worked_epsilons(method, sampling, value):
     assert found.epsilon(DELTA).value == pytest.approx(value, rel=5e-3)
 
 
+def test_fused_releases_cost_one_gaussian_of_the_joint_multiplier():
+    sampling = eq.Poisson(256, 60_000, 4680)
+    fused = planned(eq.AdaptiveRMS(noise_multiplier=1.2, radius_noise_multiplier=3.0), sampling)
+    alone = planned(eq.DPSGD(noise_multiplier=(1.2**-2 + 3.0**-2) ** -0.5), sampling)
+    assert fused.epsilon(DELTA).value == pytest.approx(alone.epsilon(DELTA).value, rel=1e-9)
+
+
 def test_conventions_of_replace_one():
     """A Gaussian of multiplier 2 relative to the true change costs 2.166; PLD's own doubling gives 4.377."""
     import dp_accounting
