@@ -21,9 +21,6 @@ from equipoise.methods.base import Parameters
 
 __all__ = ["GridExchange"]
 
-_INTRODUCTION = 30.0
-"""Seconds that a node has to say its number, at most; a busy one is asked again in the next round."""
-
 
 class GridExchange:
     """An `Exchange` with the nodes of a Flower grid.
@@ -31,7 +28,8 @@ class GridExchange:
     Args:
         grid: of the server app.
         clients: P, how many there are; their numbers are 0 to P - 1.
-        timeout: seconds that the clients have for an answer; who takes longer is out of the round.
+        timeout: seconds that the clients have for an answer, and new nodes for their introduction; who takes
+            longer is out of the round.
     """
 
     def __init__(self, grid: Grid, clients: int, *, timeout: float = 3600.0) -> None:
@@ -98,7 +96,7 @@ class GridExchange:
         new = sorted(there - set(self._nodes.values()))
         if new:
             hello = [Message(RecordDict(), dst_node_id=node, message_type="query.introduce") for node in new]
-            for reply in self._grid.send_and_receive(hello, timeout=min(self._timeout, _INTRODUCTION)):
+            for reply in self._grid.send_and_receive(hello, timeout=self._timeout):
                 index = _introduced(reply)
                 if index is not None and index < self._clients:
                     self._nodes[index] = reply.metadata.src_node_id

@@ -1,0 +1,142 @@
+"""A SuperLink and two SuperNodes as processes of this machine; one node is killed for two rounds.
+
+    python run.py FOLDER
+
+Everything is written under FOLDER. It ends with the accuracy of every round and what each owner has spent.
+Without encryption (`--insecure`), since nothing leaves the machine: see README.md for real networks.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+
+def free_port():
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Deployment:
+    """The processes, each in a group of its own, so that a kill takes its children along."""
+
+    def __init__(self, folder):
+        self.folder, self.link = Path(folder).resolve(), free_port()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tools = str(Path(sys.executable).parent)
+        self.environment = {
+            **os.environ,
+            "PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', '')}",
+            "FLWR_HOME": str(self.folder / "flower"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        }
+        self.running, self.shown = {}, 0
+
+    def start(self, name, *words):
+        """Start a process; what it says goes to FOLDER/name.log."""
+        log = (self.folder / f"{name}.log").open("a")
+        self.running[name] = subprocess.Popen(
+            words, stdout=log, stderr=log, env=self.environment, start_new_session=True
+        )
+
+    def start_link(self):
+        """The server's side."""
+        words = ["flower-superlink", "--insecure", "--port", str(self.link)]
+        self.start("superlink", *words, "--disable-runtime-dependency-installation")
+        config = Path(self.environment["FLWR_HOME"]) / "config.toml"
+        config.parent.mkdir(exist_ok=True)
+        address = f"127.0.0.1:{self.link}"
+        config.write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{address}"\ninsecure = true\n'
+        )
+        while True:  # until it listens
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.link)) == 0:
+                    return
+            time.sleep(0.2)
+
+    def start_node(self, number):
+        """A data owner's side."""
+        self.start(
+            f"owner-{number}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.link}",
+            "--port", str(free_port()), "--node-config", f'partition-id={number} folder="{self.folder}"',
+        )  # fmt: skip
+
+    def run(self):
+        """Hand the app to the SuperLink."""
+        words = ["flwr", "run", str(HERE), "--run-config", f'folder="{self.folder}"']
+        subprocess.run(words, env=self.environment, check=True)
+
+    def kill(self, name):
+        """SIGKILL, for the process and its children."""
+        process = self.running.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def rounds(self):
+        """The server's lines so far."""
+        log = self.folder / "rounds.log"
+        return log.read_text().splitlines() if log.exists() else []
+
+    def wait_for(self, count, seconds=900):
+        """Until so many rounds are over."""
+        end = time.monotonic() + seconds
+        while len(self.rounds()) < count:
+            if time.monotonic() > end:
+                raise TimeoutError(f"{len(self.rounds())} rounds after {seconds} s; see {self.folder}/*.log")
+            time.sleep(0.2)
+        for line in self.rounds()[self.shown :]:
+            print(line, flush=True)
+        self.shown = len(self.rounds())
+
+
+def main(folder):
+    """Six rounds; owner 1 is killed after the second and comes back after the fourth."""
+    deployment = Deployment(folder)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that nothing is left running
+    try:
+        deployment.start_link()
+        for number in range(2):
+            deployment.start_node(number)
+        deployment.run()
+        deployment.wait_for(2)
+        print("owner 1 is killed", flush=True)
+        deployment.kill("owner-1")
+        deployment.wait_for(4)
+        print("owner 1 comes back", flush=True)
+        deployment.start_node(1)
+        deployment.wait_for(6)
+    finally:
+        for name in list(deployment.running):
+            deployment.kill(name)
+    for number in range(2):
+        print(f"owner {number}: {spent(deployment.folder, number)}")
+
+
+def spent(folder, number):
+    """What an owner reads from its own folder."""
+    from types import SimpleNamespace
+
+    from hospitals.client import build
+
+    where = {"partition-id": number, "folder": str(folder)}
+    context = SimpleNamespace(node_config=where, run_config={"rounds": 6, "local-steps": 8})
+    client = build(context)
+    rounds = client.training.sampling.steps // client.local_steps - client.rounds_left
+    statement = client.statement()
+    client.close()
+    spent_of = f"epsilon {statement.epsilon:.3f} of {client.training.budget.epsilon:g}"
+    return f"{spent_of} after {rounds} rounds, {statement.guarantee}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "runs/hospitals")

@@ -1,0 +1,142 @@
+"""A server that tries everything: what it learns stays within each client's plan, whatever it asks."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from federated_problem import LOCAL_STEPS, ROUNDS, client, same, start
+
+import equipoise as eq
+from equipoise.federated import Refused, ServerRMS
+
+BUDGET, G = eq.Budget(4.0, 1e-3), 0.5
+
+
+def follower():
+    return ServerRMS(G, round_length=LOCAL_STEPS)
+
+
+def victim(**options):
+    return client(follower(), budget=BUDGET, **options)
+
+
+def entries(one):
+    return one.training.desk.ledger.journal.entries()
+
+
+def booked(one):
+    return [entry for entry in entries(one) if entry["type"] == "release"]
+
+
+def parameters(kind, rng):
+    """Global models that a server may send: the start, moved, repeated, huge, tiny, broken."""
+    scale = {"start": 0.0, "moved": 1.0, "huge": 1e30, "tiny": 1e-300, "NaN": math.nan}[kind]
+    noise = torch.Generator().manual_seed(rng.randrange(3))
+    return {
+        name: value + scale * torch.randn(value.shape, generator=noise, dtype=value.dtype)
+        for name, value in start().items()
+    }
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+def test_any_sequence_of_requests_stays_within_the_plan(tmp_path, seed):
+    """Random requests, restarts in between: refusals book nothing, answers are bounded, epsilon keeps."""
+    rng = random.Random(seed)
+    one, answers = victim(folder=tmp_path), {}
+    for _ in range(80):
+        if rng.random() < 0.03:
+            one.close()
+            one = victim(folder=tmp_path)
+        number = rng.choice([1, 1, 2, 2, 3, 4, 5, 0, -7, 2**62])
+        kind = rng.choice(["start", "start", "moved", "huge", "tiny", "NaN"])
+        radius = rng.choice([G, 1e-12, 0.1, 0.25, 1e9, -1.0, math.inf, math.nan, 5e-324])
+        params, before = parameters(kind, rng), len(entries(one))
+        key = (rng.choice(["ask", "train"]), number, kind, radius, float(params["0.bias"][0]))
+        try:
+            found = getattr(one, key[0])(number, params, radius)
+        except Refused:
+            continue
+        assert number >= 1
+        assert 0 < radius <= G
+        assert kind != "NaN"
+        if key in answers:  # asked before: the same answer, and nothing new in the ledger
+            known = answers[key]
+            assert found == known if key[0] == "ask" else same(found, known)
+            assert len(entries(one)) == before
+        answers[key] = found
+    indices = [entry["index"] for entry in booked(one)]
+    assert len(set(indices)) == len(indices) <= ROUNDS * (1 + LOCAL_STEPS)
+    for entry in entries(one):
+        assert all(0 < bound <= max(G, 1.0) for bound in entry.get("bounds", {}).values())
+    assert one.epsilon() <= BUDGET.epsilon
+    assert answers
+
+
+def test_a_refusal_leaves_the_journal_as_it_was(tmp_path):
+    one = victim(folder=tmp_path)
+    one.ask(1, start(), 0.25)
+    one.train(1, start(), 0.1)
+    journal = tmp_path / "private" / "journal.jsonl"
+    before = journal.read_bytes(), one.rounds_left
+    moved = {name: value + 1 for name, value in start().items()}
+    for request in (
+        lambda: one.train(1, moved, 0.1),
+        lambda: one.train(1, start(), 0.2),
+        lambda: one.train(2, start(), 1e9),
+        lambda: one.train(2, start(), None),
+        lambda: one.train(2, start(), 0.1, start()),
+        lambda: one.ask(1, moved, 0.25),
+        lambda: one.ask(2, start(), math.inf),
+    ):
+        with pytest.raises(Refused):
+            request()
+    assert (journal.read_bytes(), one.rounds_left) == before
+
+
+def test_averaging_the_noise_away_is_paid_for_each_time():
+    """The same model in every round: every round has noise of its own and is charged; then it is over."""
+    one = victim()
+    means = [one.ask(number, start(), 0.25) for number in range(1, ROUNDS + 1)]
+    spent = []
+    for number in range(ROUNDS + 1, 2 * ROUNDS + 1):
+        one.train(number, start(), 0.1)
+        spent.append(one.epsilon())
+    assert len(set(means)) == ROUNDS
+    assert spent == sorted(set(spent))
+    assert spent[-1] <= BUDGET.epsilon
+    for request in (lambda: one.train(99, start(), 0.1), lambda: one.ask(99, start(), 0.25)):
+        with pytest.raises(Refused):
+            request()
+    assert one.epsilon() == spent[-1]
+
+
+def test_a_server_cannot_jump_over_the_end():
+    """A round number beyond all others wastes the rounds before it, and buys nothing."""
+    one = victim()
+    one.train(2**62, start(), 0.1)
+    with pytest.raises(Refused, match="was asked for already"):
+        one.train(1, start(), 0.1)
+    assert len(booked(one)) == LOCAL_STEPS
+
+
+@pytest.mark.parametrize("radius", [5e-324, 1e-300, 1e-12])
+def test_the_smallest_radii_release_no_more_than_noise_of_their_size(radius):
+    """The noise shrinks with the radius, and so does what a record can do: the answer is near the start."""
+    one = victim()
+    found = one.train(1, start(), radius)
+    for name, value in start().items():
+        assert bool(torch.isfinite(found[name]).all())
+        assert float((found[name] - value).abs().max()) <= 1e3 * max(radius, 1e-15)
+    assert len(booked(one)) == LOCAL_STEPS
+
+
+def test_a_model_that_overflows_is_answered_with_noise():
+    """No record has a finite gradient there: sums of zero are noised and charged as any others."""
+    one = victim()
+    huge = {name: torch.full_like(value, 1e200) for name, value in start().items()}
+    found = one.train(1, huge, 0.1)
+    assert all(bool(torch.isfinite(value).all()) for value in found.values())
+    assert len(booked(one)) == LOCAL_STEPS
