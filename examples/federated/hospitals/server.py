@@ -32,6 +32,7 @@ def main(grid, context):
         params={name: value.detach() for name, value in make_model().named_parameters()},
         rounds=int(config["rounds"]),
         timeout=float(config["timeout"]),
+        wait=600.0,  # for both owners, before the first round
         folder=f"{config['folder']}/server",
         evaluate=accuracy,
         on_round=lambda done: say(done, config["folder"]),
