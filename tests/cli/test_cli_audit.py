@@ -52,3 +52,21 @@ def test_what_it_refuses(equipoise, line, word):
     answer = equipoise(line)
     assert answer.code == 2
     assert word in answer.err
+
+
+def test_a_run_with_canaries(equipoise, tmp_path):
+    folder = str(tmp_path / "run")
+    line = "train --data digits --epsilon 4 --canaries 100 --epochs 1 --json --reproducible --run-dir"
+    assert equipoise(line, folder).code == 0
+    found = equipoise("audit --json", folder).value
+    assert found["canaries"] == 100
+    assert set(found["attacks"]) == {"black box", "white box"}
+    assert all(attack["epsilon"] <= found["claimed_epsilon"] for attack in found["attacks"].values())
+    assert (tmp_path / "run" / "private" / "audit.json").is_file()
+    assert "white box" in equipoise("audit", folder).out
+
+
+def test_a_run_without_canaries(equipoise, trained):
+    answer = equipoise("audit", str(trained[0]))
+    assert answer.code == 2
+    assert "--canaries" in answer.err

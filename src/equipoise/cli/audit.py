@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise.cli.screen import emit, loading, open_console, quiet
-from equipoise.cli.words import Json, RunDir, UsageError, chosen_folder
+from equipoise.cli.words import DataDir, Json, RunDir, UsageError, chosen_folder
 
 if TYPE_CHECKING:
     from equipoise.audit.attacks import Finding
@@ -35,6 +35,7 @@ def audit(
     ] = None,
     planted: Annotated[bool, typer.Option("--planted", help="Look for bugs planted on purpose.")] = False,
     confidence: Annotated[float, typer.Option(help="Of what is certified, over all seeds together.")] = 0.99,
+    data_dir: DataDir = None,
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
@@ -67,7 +68,7 @@ def audit(
     elif planted:
         _show_planted(json_output)
     else:
-        _show_run(chosen_folder(run, run_dir), confidence, json_output)
+        _show_run(chosen_folder(run, run_dir), confidence, data_dir, json_output)
 
 
 def _audit_method(name: str, epsilon: float, delta: float, seeds: int, confidence: float) -> Audit:
@@ -162,8 +163,27 @@ def _show_planted(as_json: bool) -> None:
     open_console(False).print(table)
 
 
-def _show_run(folder: str, confidence: float, as_json: bool) -> None:
-    raise UsageError(f"{folder} was not trained with canaries, so there is nothing to audit in it.")
+def _show_run(folder: str, confidence: float, data_dir: str | None, as_json: bool) -> None:
+    with loading():
+        from equipoise.experiments.audit_run import audit_run
+
+    with open_console(True).status("guessing the canaries"):
+        found = audit_run(folder, confidence, data_dir)
+    if as_json:
+        emit(found)
+        return
+    console = open_console(False)
+    claims = "nothing" if found["claimed_epsilon"] is None else f"epsilon {found['claimed_epsilon']:.4g}"
+    console.print(
+        f"{folder} claims [bold]{claims}[/] at delta {found['delta']:g}; {found['canaries']} canaries",
+        soft_wrap=True,
+    )
+    for name, attack in found["attacks"].items():
+        console.print(
+            f"  {name}: epsilon at least [bold]{attack['epsilon']:.3f}[/] is certified "
+            f"[dim]({attack['correct']} of {attack['guesses']} guesses right, area under the curve "
+            f"{attack['auc']:.3f}, confidence {attack['confidence']:g})[/]"
+        )
 
 
 def _row(row: Planted) -> dict[str, Any]:

@@ -36,6 +36,12 @@ def train(
     public_records: Annotated[
         int | None, typer.Option(help="Declare the last so many training records public.")
     ] = None,
+    canaries: Annotated[
+        int | None,
+        typer.Option(
+            help="Put so many made-up records in others' places, each by the toss of a coin, to audit."
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Name of a model, or package.module:function.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget.")] = None,
     delta: Annotated[float | None, typer.Option(help="Failure probability of the guarantee.")] = None,
@@ -95,6 +101,7 @@ def train(
         options=dict(map(parse_option, option or [])),
         subset=subset,
         public_records=public_records,
+        canaries=canaries,
         model=model,
         epsilon=epsilon,
         delta=delta,

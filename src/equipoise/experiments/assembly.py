@@ -18,12 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise import data
+from equipoise.audit.inserted import InsertedCanaries
+from equipoise.audit.watched import Watched
 from equipoise.data import DataSet, Records
 from equipoise.data.custom import load_dataset
 from equipoise.experiments.augmentation import shift_and_flip
 from equipoise.experiments.models import build_model, default_model, prepare_data
 from equipoise.experiments.noise import make_method
 from equipoise.experiments.settings import Settings, SettingsError
+from equipoise.methods import Method
 from equipoise.privacy import Poisson
 from equipoise.training import PrivateTraining
 from equipoise.training.metrics import MetricWriter
@@ -55,6 +58,7 @@ class Experiment:
         augmentation: of a batch, where several views were asked for.
         sampling: Poisson, from the public population.
         public: the records declared public, as a batch, or None.
+        canaries: made-up records, for an audit, or None.
     """
 
     settings: Settings
@@ -65,6 +69,18 @@ class Experiment:
     augmentation: Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]] | None
     sampling: Poisson
     public: dict[str, Tensor] | None = None
+    canaries: InsertedCanaries | None = None
+
+    @property
+    def records(self) -> Records:
+        """The training records, with the canaries inserted."""
+        train = self.dataset.train
+        return train if self.canaries is None else self.canaries.insert(train)
+
+    def watched(self, method: Method) -> Watched:
+        """The method with the scores of the canaries beside it."""
+        assert self.canaries is not None
+        return Watched(method, self.canaries.batch(self.dataset.train))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Accuracy on the test records."""
@@ -124,11 +140,13 @@ def build_training(
     """
     settings = experiment.settings
     method, budget = make_method(settings, experiment.sampling, experiment.public)
+    if experiment.canaries is not None:
+        method = experiment.watched(method)
     return PrivateTraining(
         experiment.model,
         experiment.optimizer,
         loss=cross_entropy,
-        data=experiment.dataset.train,
+        data=experiment.records,
         sampling=experiment.sampling,
         method=method,
         budget=budget,

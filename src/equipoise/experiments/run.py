@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.audit.inserted import SCORES_FILE, InsertedCanaries, choose_canaries
+from equipoise.audit.watched import Watched
 from equipoise.experiments.assembly import (
     Experiment,
     Progress,
@@ -50,6 +52,7 @@ def train_run(settings: Settings, console: Console) -> dict[str, Any]:
     settings = replace(settings, run_dir=settings.run_dir or _new_folder(settings.data))
     assert settings.run_dir is not None
     experiment = _assemble(settings, console)
+    experiment = replace(experiment, canaries=_choose_canaries(experiment))
     with console.status("calibrating the noise and checking the gradients"):
         training = build_training(
             experiment,
@@ -93,12 +96,16 @@ def resume_run(
     if experiment.public is not None:  # which no file holds; the noise is that of the first start
         described = RunFolder(folder).read_config()["method"]
         method = METHODS[described["name"]].from_config(described, public=experiment.public)  # type: ignore[call-arg]
+    if settings.canaries is not None:
+        experiment = replace(experiment, canaries=InsertedCanaries.load(folder))
+        described = RunFolder(folder).read_config()["method"]
+        method = experiment.watched(method or METHODS[described["name"]].from_config(described))
     training = PrivateTraining.resume(
         folder,
         experiment.model,
         experiment.optimizer,
         loss=cross_entropy,
-        data=experiment.dataset.train,
+        data=experiment.records,
         method=method,
         scheduler=experiment.scheduler,
         augmentation=experiment.augmentation,
@@ -111,6 +118,8 @@ def _run(training: PrivateTraining, experiment: Experiment, folder: str, console
     began = time.perf_counter()
     _warn_of_noise(training, console)
     result = training.run(evaluate=experiment.evaluate, progress=console.is_terminal)
+    if isinstance(training.method, Watched) and training.method.scores is not None:
+        _write_json(Path(folder) / SCORES_FILE, {"scores": training.method.scores.tolist()})
     return _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
 
 
@@ -134,9 +143,24 @@ def _answer(folder: str, settings: Settings, finished: bool, seconds: float) -> 
     }
 
 
+def _choose_canaries(experiment: Experiment) -> InsertedCanaries | None:
+    settings, dataset = experiment.settings, experiment.dataset
+    if settings.canaries is None:
+        return None
+    return choose_canaries(
+        dataset.train,
+        dataset.num_classes,
+        settings.canaries,
+        seed=settings.seed,
+        reproducible=settings.reproducible,
+    )
+
+
 def _write_settings(folder: Path, experiment: Experiment) -> None:
     """Everything for resuming into the private part, what may be published into config.json."""
     settings = experiment.settings
+    if experiment.canaries is not None:
+        experiment.canaries.save(folder)
     path = folder / SETTINGS_FILE
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write_json(path, settings.to_json())
@@ -156,7 +180,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(json.dumps(content, indent=2) + "\n")
-    Path(name).chmod(0o600 if path.parent.name == "checkpoint" else 0o644)
+    Path(name).chmod(0o600 if path.parent.name in ("checkpoint", "private") else 0o644)
     Path(name).replace(path)
 
 

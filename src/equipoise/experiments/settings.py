@@ -39,6 +39,8 @@ class Settings:
         options: further constructor arguments of the method, by name.
         subset: only the first so many training records are used; their number is public.
         public_records: that many of the training records, the last ones, are declared public.
+        canaries: that many training records make room for made-up ones, each by the toss of a coin, for an
+            audit.
         model: the name of a model, or ``package.module:function``.
         epsilon: the budget, at `delta`; None with a noise multiplier.
         delta: failure probability of the guarantee.
@@ -74,6 +76,7 @@ class Settings:
     options: dict[str, Any] = field(default_factory=dict)
     subset: int | None = None
     public_records: int | None = None
+    canaries: int | None = None
     model: str | None = None
     epsilon: float | None = None
     delta: float | None = None
@@ -157,6 +160,7 @@ class Settings:
         positive("views", "the number of views of a record")
         positive("subset", "the number of training records that are used")
         positive("public_records", "the number of public records")
+        positive("canaries", "the number of canaries")
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise SettingsError(
                 f"--epsilon {self.epsilon:g} and --noise-multiplier {self.noise_multiplier:g} were both "

@@ -1,0 +1,93 @@
+"""Auditing a finished run that was trained with canaries: what the model tells, and what every step did."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from equipoise.audit.inserted import SCORES_FILE, InsertedCanaries
+from equipoise.audit.one_run import guess_by_score
+from equipoise.experiments.assembly import assemble, cross_entropy
+from equipoise.experiments.saved import check_model_file, is_finished, read_settings
+from equipoise.report import RunFolderError, read_run
+from equipoise.training.model_file import load_model
+
+__all__ = ["audit_run"]
+
+
+def audit_run(folder: str, confidence: float = 0.95, data_dir: str | None = None) -> dict[str, Any]:
+    """Guess the canaries of a run and certify what the guesses prove.
+
+    Black box: the final model's loss on each canary, low where it was trained on. White box: how far the
+    released steps pointed along each canary's gradient (`audit.watched`).
+
+    Args:
+        folder: of the run.
+        confidence: of each certificate.
+        data_dir: where the data files are now, if they have moved.
+
+    Returns:
+        Plain values: claimed epsilon, delta, and of either attack its certificate and the area under its
+        curve. They are also written to `private/audit.json`.
+
+    Raises:
+        RunFolderError: the run is not finished.
+        FileNotFoundError: it was not trained with canaries.
+    """
+    canaries = InsertedCanaries.load(folder)
+    settings = read_settings(folder)
+    check_model_file(folder)
+    if not is_finished(folder):
+        raise RunFolderError(f"run={folder!r} is not finished. Go on with it: equipoise resume {folder}")
+    run = read_run(folder)
+    if data_dir is not None:
+        from dataclasses import replace
+
+        settings = replace(settings, data_dir=data_dir)
+    experiment = assemble(settings)
+    model = load_model(experiment.model, Path(folder) / "model.safetensors").eval()
+    with torch.no_grad():
+        losses = cross_entropy(model, canaries.batch(experiment.dataset.train))
+    scores = {"black box": -losses.double().numpy()}
+    path = Path(folder) / SCORES_FILE
+    if path.is_file():
+        scores["white box"] = np.array(json.loads(path.read_text(encoding="utf-8"))["scores"])
+    present = canaries.present.numpy()
+    delta = float(run.delta or 1e-5)
+    found: dict[str, Any] = {
+        "run_dir": folder,
+        "canaries": len(canaries),
+        "claimed_epsilon": run.epsilon,
+        "delta": delta,
+        "confidence": confidence,
+        "attacks": {
+            name: {
+                **asdict(guess_by_score(values, present, delta, confidence)),
+                "auc": area_under_curve(values, present),
+            }
+            for name, values in scores.items()
+        },
+    }
+    out = Path(folder) / "private" / "audit.json"
+    out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    out.chmod(0o600)
+    return found
+
+
+def area_under_curve(scores: np.ndarray, present: np.ndarray) -> float:
+    """The chance that a present canary scores above an absent one.
+
+    Example:
+        >>> area_under_curve(np.array([0.0, 1.0, 2.0]), np.array([False, False, True]))
+        1.0
+    """
+    ranks = np.argsort(np.argsort(scores, kind="stable")) + 1
+    inside, outside = int(present.sum()), int((~present).sum())
+    if not inside or not outside:
+        return 0.5
+    return float((ranks[present].sum() - inside * (inside + 1) / 2) / (inside * outside))
