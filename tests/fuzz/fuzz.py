@@ -4,7 +4,7 @@
 
 Every input must be accepted or refused with an error that the library raises on purpose (see
 `equipoise.cli`). An error from anywhere else, a program run, a write outside the input's folder or more than
-ten seconds are failures; the exit code is 1 then.
+ten seconds of processor time are failures; the exit code is 1 then.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def fuzz(target: Target, count: int, start: int) -> tuple[Counter[str], list[str
     )
     @given(target.inputs)
     def one(value: Any) -> None:
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             counts[feed(target, value)] += 1
         except (Exception, Harm, TooSlow) as error:
@@ -92,7 +92,7 @@ def fuzz(target: Target, count: int, start: int) -> tuple[Counter[str], list[str
             where = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
             failures.setdefault(where, f"{where}: {error!s:.200} | input: {value!r:.300}")
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
 
     one()
     return counts, list(failures.values())
@@ -105,7 +105,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="part of a target's name")
     given_words = parser.parse_args()
-    signal.signal(signal.SIGALRM, _alarm)
+    signal.signal(signal.SIGPROF, _alarm)
     chosen = [target for target in targets() if given_words.only in target.name]
     whole = sum(target.share for target in chosen)
     total: Counter[str] = Counter()

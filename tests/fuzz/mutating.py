@@ -122,7 +122,7 @@ def mutated_tree(draw: Callable[..., Any], tree: Any, leaves: Sequence[Any] = tu
     for _ in range(draw(st.integers(1, 3))):
         places = paths(tree)
         place = draw(st.sampled_from(places))
-        leaf = draw(st.sampled_from(list(leaves)))
+        leaf = copy.deepcopy(draw(st.sampled_from(list(leaves))))  # later edits may go into it
         if not place:
             if draw(st.integers(0, 9)) == 0:
                 return leaf

@@ -31,7 +31,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.data import cifar, cifar_shards, features, idx, medmnist, tables, text
 from equipoise.experiments import options, saved
-from equipoise.experiments.compare import parse_method_option, read_entries
+from equipoise.experiments.entries import parse_method_option, read_entries
 from equipoise.experiments.settings import Settings, parse_option
 from equipoise.federated import Client, FedAvg, simulate
 from equipoise.privacy import FullBatch, Journal, Ledger, Secrets

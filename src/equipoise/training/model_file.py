@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import nn
 
@@ -41,12 +42,14 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: names or shapes do not fit the model.
+        ValueError: names or shapes do not fit the model, or the file is damaged.
     """
     if not Path(path).exists():
         raise FileNotFoundError(f"{path} does not exist: name the model.safetensors of a finished run")
     try:
         safetensors.load_model(model, str(path))
-    except RuntimeError as error:
-        raise ValueError(f"{path} does not fit the model ({type(model).__name__}): {error}") from error
+    except (RuntimeError, SafetensorError) as error:
+        raise ValueError(
+            f"{path} is damaged or does not fit the model ({type(model).__name__}): {error}"
+        ) from error
     return model
