@@ -94,7 +94,8 @@ def _whole(
     return Run(part, label or kind, problem, method, FullBatch(population, steps), rate)
 
 
-# kind -> clip norm and rate, chosen on the problems of seeds 100 to 102
+# kind -> clip norm and rate, chosen on the problems of seeds 100 to 102; a fixed clip norm still gains a little
+# at half of its smallest value here, but may then not arrive in time
 TUNED: dict[str, dict[str, tuple[float, float]]] = {
     "interpolation, epsilon 8": {
         "fixed": (0.02, 15), "AUTO-S": (1.0, 0.4), "published": (0.02, 15), "self-scaled": (0.3, 15),
@@ -111,9 +112,9 @@ TUNED: dict[str, dict[str, tuple[float, float]]] = {
 }  # fmt: skip
 BY_SIZE = {  # N -> of fixed, of published
     500: ((0.005, 30), (0.005, 30)),
-    2000: ((0.005, 25), (0.01, 15)),
-    8000: ((0.005, 25), (0.01, 15)),
-    32000: ((0.005, 25), (0.01, 15)),
+    2000: ((0.01, 15), (0.01, 15)),
+    8000: ((0.01, 15), (0.01, 15)),
+    32000: ((0.01, 15), (0.01, 15)),
 }
 
 
@@ -166,7 +167,7 @@ def by_size() -> list[Run]:
 def failures() -> list[Run]:
     """D."""
     slow = {
-        "fixed": (0.005, 25),
+        "fixed": (0.01, 15),
         "published": (0.01, 15),
         "self-scaled": (0.01, 15),
         "quantile": (0.02, 5),
