@@ -94,8 +94,8 @@ def _whole(
     return Run(part, label or kind, problem, method, FullBatch(population, steps), rate)
 
 
-# kind -> clip norm and rate, chosen on the problems of seeds 100 to 102; a fixed clip norm still gains a little
-# at half of its smallest value here, but may then not arrive in time
+# kind -> clip norm and rate, chosen on the problems of seeds 100 to 102; a smaller fixed clip norm can gain a
+# little more, and may then not arrive in time
 TUNED: dict[str, dict[str, tuple[float, float]]] = {
     "interpolation, epsilon 8": {
         "fixed": (0.02, 15), "AUTO-S": (1.0, 0.4), "published": (0.02, 15), "self-scaled": (0.3, 15),
