@@ -83,14 +83,13 @@ def test_directions_from_private_records_give_them_away():
 
 
 def test_far_records_are_fed_back():
-    found = attack_dice_sgd(runs=4000)
+    found = attack_dice_sgd(runs=2000)
     assert found.details["mean_shift_in_stds"] > 2.5
 
 
-@pytest.mark.parametrize("rounds", [200])
-def test_the_noise_of_equation_one_without_amplification(rounds):
-    found = attack_adaptive_rms(population=1000, batch=100, rounds=rounds, epsilon=8.0, canaries=500)
-    assert found.details["releases_a_record"] == rounds / 10
+def test_the_noise_of_equation_one_without_amplification():
+    found = attack_adaptive_rms(population=200, batch=20, rounds=50, epsilon=8.0, canaries=200)
+    assert found.details["releases_a_record"] == 5
 
 
 @pytest.mark.slow

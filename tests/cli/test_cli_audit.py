@@ -8,6 +8,7 @@ from equipoise.audit import mechanism, planted
 from equipoise.audit.attacks import ATTACKS, Finding
 from equipoise.audit.bounds import certify_known_law
 from equipoise.audit.checks import Check
+from equipoise.experiments import shadow_run
 
 
 def test_a_method(equipoise, monkeypatch):
@@ -46,12 +47,39 @@ def test_planted_bugs(equipoise, monkeypatch):
         ("audit --method dp-sgd --seeds 0", "--seeds"),
         ("audit --method dp-sgd --confidence 2", "--confidence"),
         ("audit --method dp-sgd --epsilon -1", "epsilon"),
+        ("audit --shadow --models 3", "--models"),
+        ("audit --shadow --data my_project:records", "named data sets"),
     ],
 )
 def test_what_it_refuses(equipoise, line, word):
     answer = equipoise(line)
     assert answer.code == 2
     assert word in answer.err
+
+
+def test_shadow_models(equipoise, monkeypatch, tmp_path):
+    of = {"area_under_curve": 0.5, "true_positives": {"0.01": 0.02}, "epsilon": 3.0}
+    found = {
+        "data": "digits",
+        "model": "linear",
+        "models": 6,
+        "records": 100,
+        "trainings": {"private": of, "not private": {**of, "epsilon": None}},
+        "allowed": {"0.01": 0.2},
+        "figure": "roc.png",
+    }
+
+    def audit_shadow(settings, models, folder, progress):
+        assert (settings.data, settings.epsilon, models, folder) == ("digits", 3.0, 6, str(tmp_path))
+        progress(1, 12)
+        return found
+
+    monkeypatch.setattr(shadow_run, "audit_shadow", audit_shadow)
+    line = "audit --shadow --epsilon 3 --models 6"
+    assert equipoise(f"{line} --json --run-dir", tmp_path).value == found
+    shown = equipoise(f"{line} --run-dir", tmp_path).out
+    assert "allowed by epsilon 3" in shown
+    assert "20.00%" in shown
 
 
 def test_a_run_with_canaries(equipoise, tmp_path):

@@ -77,9 +77,8 @@ def clopper_pearson(successes: int, trials: int, alpha: float) -> tuple[float, f
     """
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"successes={successes!r} of trials={trials!r}: give 0 <= successes <= trials")
-    low = 0.0 if successes == 0 else float(stats.beta.ppf(alpha, successes, trials - successes + 1))
-    high = 1.0 if successes == trials else float(stats.beta.isf(alpha, successes + 1, trials - successes))
-    return low, high
+    low, high = _limits(np.array(successes), trials, alpha)
+    return float(low), float(high)
 
 
 def epsilon_of_rates(false_positive: float, true_positive: float, delta: float) -> float:
@@ -123,7 +122,7 @@ def certify_thresholds(
         )
     alpha = (1 - confidence) / 2
     halves = (p[: len(p) // 2], q[: len(q) // 2]), (p[len(p) // 2 :], q[len(q) // 2 :])
-    (choice, side, _), (best_mu, mu_side, _) = _select(*halves[0], delta, alpha)
+    (choice, side), (best_mu, mu_side) = _select(*halves[0], delta, alpha)
     fp, tp, runs = _counts(*halves[1], choice, side)
     found = epsilon_of_rates(
         clopper_pearson(fp, runs[0], alpha)[1], clopper_pearson(tp, runs[1], alpha)[0], delta
@@ -184,30 +183,33 @@ def certify_known_law(log_ratios: ArrayLike, delta: float, confidence: float = 0
     )
 
 
-Choice = tuple[float, int, float]
+Choice = tuple[float, int]
 
 
 def _select(p: Numbers, q: Numbers, delta: float, alpha: float) -> tuple[Choice, Choice]:
     """Threshold and side of the largest bound, and of the largest mu, on the selection half."""
-    grid = np.concatenate([np.geomspace(1e-5, 0.5, 60), 1 - np.geomspace(1e-5, 0.5, 60)])
+    shares = np.concatenate([np.geomspace(1e-5, 0.5, 60), 1 - np.geomspace(1e-5, 0.5, 60)])
     pooled = np.concatenate([p, q])
     pooled = pooled[np.isfinite(pooled)]
-    thresholds = np.unique(np.quantile(pooled, grid)) if len(pooled) else np.zeros(1)
+    thresholds = np.unique(np.quantile(pooled, shares)) if len(pooled) else np.zeros(1)
     # also just outside of either sample: no false positive, or no false negative
     thresholds = np.unique(np.concatenate([thresholds, np.nextafter(thresholds, -np.inf)]))
-    best: Choice = (float(thresholds[0]), 1, -1.0)
-    widest: Choice = (float(thresholds[0]), 1, -1.0)
-    for threshold in thresholds:
-        for side in (1, -1):
-            fp, tp, (n, m) = _counts(p, q, float(threshold), side)
-            high, low = clopper_pearson(fp, n, alpha)[1], clopper_pearson(tp, m, alpha)[0]
-            value = epsilon_of_rates(high, low, delta)
-            if value > best[2]:
-                best = (float(threshold), side, value)
-            mu = _mu(fp, tp, (n, m), alpha)
-            if mu > widest[2]:
-                widest = (float(threshold), side, mu)
-    return best, widest
+    # [T, 2]: every threshold with either side, as `_counts` counts
+    absent = np.searchsorted(np.sort(p), thresholds, side="right")
+    missed = np.searchsorted(np.sort(q), thresholds, side="right")
+    (n, m), grid = (len(p), len(q)), []
+    for fp, negatives, tp, positives in ((n - absent, n, m - missed, m), (missed, m, absent, n)):
+        high, low = _limits(fp, negatives, alpha)[1], _limits(tp, positives, alpha)[0]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            value = np.where(low > delta, np.maximum(np.log((low - delta) / high), 0.0), 0.0)
+        grid.append((value, _widths(low, high)))
+
+    def largest(number: int) -> Choice:
+        table = np.stack([side[number] for side in grid], axis=1)
+        row, column = np.unravel_index(table.argmax(), table.shape)
+        return float(thresholds[row]), (1, -1)[column]
+
+    return largest(0), largest(1)
 
 
 def _counts(p: Numbers, q: Numbers, threshold: float, side: int) -> tuple[int, int, tuple[int, int]]:
@@ -224,6 +226,17 @@ def _mu(fp: int, tp: int, runs: tuple[int, int], alpha: float) -> float:
     """Lower limit of Phi^-1(1 - P) - Phi^-1(1 - Q)."""
     high = clopper_pearson(fp, runs[0], alpha)[1]
     low = clopper_pearson(tp, runs[1], alpha)[0]
-    if high >= 1 or low <= 0:
-        return 0.0
-    return max(0.0, float(stats.norm.isf(high) - stats.norm.isf(low)))
+    return float(_widths(np.array(low), np.array(high)))
+
+
+def _widths(low: Numbers, high: Numbers) -> Numbers:
+    """mu at least 0, from lower limits of Q and upper limits of P; 0 where a limit says nothing."""
+    found = np.maximum(stats.norm.isf(high) - stats.norm.isf(low), 0.0)
+    return np.where((high >= 1) | (low <= 0), 0.0, found)
+
+
+def _limits(successes: NDArray[np.int64], trials: int, alpha: float) -> tuple[Numbers, Numbers]:
+    """Clopper and Pearson's limits, both one-sided at alpha, of many counts."""
+    low = np.where(successes == 0, 0.0, stats.beta.ppf(alpha, successes, trials - successes + 1))
+    high = np.where(successes == trials, 1.0, stats.beta.isf(alpha, successes + 1, trials - successes))
+    return low, high

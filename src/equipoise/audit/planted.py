@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -231,7 +232,9 @@ def _same_scale(kind: type[DPSGD], planted: bool, seed: int, far: bool) -> Check
     return same_scale(*worlds)
 
 
-def _sampler(planted: bool, seed: int, check: Callable[[Tensor, float], Check]) -> Check:
+@lru_cache(maxsize=4)
+def _draws(planted: bool, seed: int) -> tuple[Tensor, float]:
+    """Who was drawn, [5000, 20] bool, and the rate that is accounted."""
     records, rate, draws = 20, 0.25, 5000
     sampling = (FixedSize if planted else Poisson)(rate * records, records, draws)
     ledger = Ledger(
@@ -240,7 +243,12 @@ def _sampler(planted: bool, seed: int, check: Callable[[Tensor, float], Check]) 
     drawn = torch.zeros(draws, records, dtype=torch.bool)
     for number in range(draws):
         drawn[number, ledger.sample(ledger.open("batch", str(number)), records)] = True
-    return check(drawn, rate)
+    return drawn, rate
+
+
+def _sizes(planted: bool, seed: int) -> Check:
+    drawn, rate = _draws(planted, seed)
+    return batch_sizes(drawn.sum(dim=1), drawn.shape[1], rate)
 
 
 BUGS: Mapping[str, Callable[[bool, int], Check]] = {
@@ -249,10 +257,8 @@ BUGS: Mapping[str, Callable[[bool, int], Check]] = {
     "divisor by the realised batch size": lambda planted, seed: _same_scale(
         DividesByRealised, planted, seed, far=False
     ),
-    "without replacement accounted as Poisson (sizes)": lambda planted, seed: _sampler(
-        planted, seed, lambda drawn, rate: batch_sizes(drawn.sum(dim=1), drawn.shape[1], rate)
-    ),
-    "without replacement accounted as Poisson (pairs)": lambda planted, seed: _sampler(planted, seed, pairs),
+    "without replacement accounted as Poisson (sizes)": _sizes,
+    "without replacement accounted as Poisson (pairs)": lambda planted, seed: pairs(*_draws(planted, seed)),
     "the same noise used twice": _repeats,
     "threshold from the raw batch": lambda planted, seed: _same_scale(RawThreshold, planted, seed, far=True),
 }

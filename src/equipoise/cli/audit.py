@@ -34,6 +34,11 @@ def audit(
         str | None, typer.Option(help="Attack a published claim: a method's name, or all.")
     ] = None,
     planted: Annotated[bool, typer.Option("--planted", help="Look for bugs planted on purpose.")] = False,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Guess members with shadow models, with privacy and without.")
+    ] = False,
+    data: Annotated[str, typer.Option(help="Data set of the shadow models.")] = "digits",
+    models: Annotated[int, typer.Option(help="Number of shadow models of either kind.")] = 32,
     confidence: Annotated[float, typer.Option(help="Of what is certified, over all seeds together.")] = 0.99,
     data_dir: DataDir = None,
     json_output: Json = False,
@@ -41,18 +46,22 @@ def audit(
 ) -> None:
     """Certify a lower bound on epsilon beside the claimed upper one."""
     asked = [name for name, given in (
-        ("RUN", run is not None or run_dir is not None), ("--method", method is not None),
-        ("--attack", attack is not None), ("--planted", planted),
+        ("RUN", run is not None or (run_dir is not None and not shadow)), ("--method", method is not None),
+        ("--attack", attack is not None), ("--planted", planted), ("--shadow", shadow),
     ) if given]  # fmt: skip
     if len(asked) != 1:
         raise UsageError(
-            "audit takes one of RUN, --method, --attack and --planted, and got "
+            "audit takes one of RUN, --method, --attack, --planted and --shadow, and got "
             f"{' and '.join(asked) or 'none of them'}."
         )
     if not 0.5 <= confidence < 1:
         raise UsageError(f"--confidence is {confidence}, but it lies between 0.5 and 1.")
     if seeds < 1:
         raise UsageError(f"--seeds is {seeds}, but at least one audit is needed.")
+    if shadow and ":" in data:
+        raise UsageError(f"--data is {data!r}, but shadow models take one of the named data sets.")
+    if shadow and models < 4:
+        raise UsageError(f"--models is {models}, but 4 shadow models are the fewest that can be compared.")
     with loading():
         import warnings
 
@@ -67,6 +76,8 @@ def audit(
         _show_attacks(_attacks(attack), json_output)
     elif planted:
         _show_planted(json_output)
+    elif shadow:
+        _show_shadow(_audit_shadow(data, data_dir, epsilon, delta, models, run_dir), json_output)
     else:
         _show_run(chosen_folder(run, run_dir), confidence, data_dir, json_output)
 
@@ -90,6 +101,19 @@ def _attacks(name: str) -> list[Finding]:
         with open_console(True).status(f"attacking {chosen} as published"):
             found.append(ATTACKS[chosen]())
     return found
+
+
+def _audit_shadow(
+    data: str, data_dir: str | None, epsilon: float, delta: float, models: int, run_dir: str | None
+) -> dict[str, Any]:
+    from equipoise.experiments.settings import Settings
+    from equipoise.experiments.shadow_run import audit_shadow
+
+    settings = Settings(data=data, data_dir=data_dir, epsilon=epsilon, delta=delta)
+    with open_console(True).status("training shadow models") as status:
+        return audit_shadow(
+            settings, models, run_dir, lambda done, of: status.update(f"shadow model {done} of {of}")
+        )
 
 
 def _show_method(found: Audit, as_json: bool) -> None:
@@ -161,6 +185,31 @@ def _show_planted(as_json: bool) -> None:
             "found" if row.found else "[bold red]MISSED[/]",
         )
     open_console(False).print(table)
+
+
+def _show_shadow(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        emit(found)
+        return
+    from rich.table import Table
+
+    console = open_console(False)
+    console.print(
+        f"{found['models']} models of either kind ({found['model']}), each on half of {found['records']:,} "
+        f"records of [bold]{found['data']}[/]"
+    )
+    levels = list(found["allowed"])
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("", "area under the curve", *(f"seen at {float(level):.1%} falsely" for level in levels)):
+        table.add_column(name, justify="right" if name else "left")
+    for name, training in found["trainings"].items():
+        seen = (f"{training['true_positives'][level]:.2%}" for level in levels)
+        table.add_row(name, f"{training['area_under_curve']:.3f}", *seen)
+    epsilon = found["trainings"]["private"]["epsilon"]
+    allowed = (f"{found['allowed'][level]:.2%}" for level in levels)
+    table.add_row(f"allowed by epsilon {epsilon:.4g}", "", *allowed)
+    console.print(table)
+    console.print(found["figure"], markup=False, soft_wrap=True)
 
 
 def _show_run(folder: str, confidence: float, data_dir: str | None, as_json: bool) -> None:

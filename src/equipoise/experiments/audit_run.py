@@ -12,6 +12,7 @@ import torch
 
 from equipoise.audit.inserted import SCORES_FILE, InsertedCanaries
 from equipoise.audit.one_run import guess_by_score
+from equipoise.audit.roc import roc
 from equipoise.experiments.assembly import assemble, cross_entropy
 from equipoise.experiments.saved import check_model_file, is_finished, read_settings
 from equipoise.report import RunFolderError, read_run
@@ -68,7 +69,7 @@ def audit_run(folder: str, confidence: float = 0.95, data_dir: str | None = None
         "attacks": {
             name: {
                 **asdict(guess_by_score(values, present, delta, confidence)),
-                "auc": area_under_curve(values, present),
+                "auc": roc(values, present).area,
             }
             for name, values in scores.items()
         },
@@ -77,17 +78,3 @@ def audit_run(folder: str, confidence: float = 0.95, data_dir: str | None = None
     out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     out.chmod(0o600)
     return found
-
-
-def area_under_curve(scores: np.ndarray, present: np.ndarray) -> float:
-    """The chance that a present canary scores above an absent one.
-
-    Example:
-        >>> area_under_curve(np.array([0.0, 1.0, 2.0]), np.array([False, False, True]))
-        1.0
-    """
-    ranks = np.argsort(np.argsort(scores, kind="stable")) + 1
-    inside, outside = int(present.sum()), int((~present).sum())
-    if not inside or not outside:
-        return 0.5
-    return float((ranks[present].sum() - inside * (inside + 1) / 2) / (inside * outside))

@@ -1,0 +1,142 @@
+"""Shadow models: the score on laws that are known, the bound, and a small attack from end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from equipoise.audit.roc import bound_on_roc, roc
+from equipoise.audit.shadow import likelihood_ratios, scaled_confidence, train_shadows
+from equipoise.experiments.settings import Settings
+from equipoise.experiments.shadow_run import audit_shadow
+
+MODELS, RECORDS = 300, 200
+
+
+def _synthetic(shift: float, spread: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """phi ~ N(a_i, 1) outside and N(a_i + shift, spread^2) inside, with a level a_i of every record."""
+    rng = np.random.default_rng(0)
+    inside = rng.random((MODELS, RECORDS)) < 0.5
+    noise = rng.normal(size=inside.shape)
+    return 5 * rng.normal(size=RECORDS) + np.where(inside, shift + spread * noise, noise), inside
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shift", [0.0, 1.0, 2.0])
+def test_a_known_shift_gives_the_rates_of_two_gaussians(shift, shared):
+    """TPR(f) = Phi(Phi^-1(f) + shift), area Phi(shift / sqrt 2): the best that any attack can do."""
+    phi, inside = _synthetic(shift)
+    found = roc(likelihood_ratios(phi, inside, shared_variance=shared), inside)
+    assert found.area == pytest.approx(stats.norm.cdf(shift / math.sqrt(2)), abs=0.01)
+    for level in (0.1, 0.01):
+        truth = stats.norm.cdf(stats.norm.ppf(level) + shift)
+        assert found.at(level) == pytest.approx(truth, rel=0.15)
+
+
+def test_a_law_that_differs_in_its_width_alone_is_seen():
+    """The likelihood ratio of N(0, 3^2) and N(0, 1) grows with |x|: 2 Phi(-x/3) against 2 Phi(-x)."""
+    phi, inside = _synthetic(0.0, spread=3.0)
+    truth = 2 * stats.norm.cdf(stats.norm.ppf(0.005) / 3)
+    for shared in (True, False):
+        found = roc(likelihood_ratios(phi, inside, shared_variance=shared), inside)
+        assert found.at(0.01) == pytest.approx(truth, rel=0.1)
+
+
+@pytest.mark.parametrize("models", [4, 6])
+def test_the_targets_own_coin_does_not_leak(models):
+    """Few models, nothing to see: fits that held the target would find it, balanced halves the opposite."""
+    rng = np.random.default_rng(1)
+    inside = rng.random((models, 20_000)) < 0.5
+    found = roc(likelihood_ratios(rng.normal(size=inside.shape), inside), inside)
+    assert found.area == pytest.approx(0.5, abs=5 * math.sqrt(1 / (3 * inside.size)))
+
+
+def test_a_record_without_shadows_on_both_sides_scores_nothing():
+    inside = np.array([[True, False], [False, False], [False, False], [False, False]])
+    scores = likelihood_ratios(np.arange(8.0).reshape(4, 2), inside)
+    assert (scores[:, 1] == 0).all()
+    assert scores[0, 0] == 0
+    assert (scores[1:, 0] != 0).all()
+
+
+def test_equal_confidences_stay_finite():
+    inside = np.array([[True], [False], [True], [False]])
+    assert (likelihood_ratios(np.full((4, 1), 3.0), inside) == 0).all()
+
+
+def test_confidence_is_the_log_odds_of_the_label():
+    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.tensor([0, 1, 2, 3, 0, 1])
+    p = logits.softmax(1)[torch.arange(6), labels]
+    torch.testing.assert_close(scaled_confidence(logits, labels), (p / (1 - p)).log())
+    assert torch.isfinite(scaled_confidence(1000 * logits, labels)).all()
+
+
+def test_ties_count_half_and_are_told_together():
+    found = roc(np.array([1.0, 1.0, 1.0, 0.0]), np.array([True, False, True, False]))
+    assert found.area == pytest.approx(0.75)
+    assert found.at(0.4) == 0
+    assert found.at(0.5) == 1
+    assert roc([1.0, 2.0], [True, True]).area == 0.5
+    with pytest.raises(ValueError, match="one number for each"):
+        roc([1.0, math.nan], [True, False])
+
+
+def test_the_bound_is_attained_by_randomised_response():
+    """A coin told truly with probability e^eps / (1 + e^eps): FPR 1 / (1 + e^eps), TPR the rest."""
+    epsilon = 1.3
+    rate = 1 / (1 + math.exp(epsilon))
+    assert bound_on_roc(rate, epsilon, 0.0) == pytest.approx(1 - rate)
+    rates = np.linspace(0, 1, 101)
+    assert bound_on_roc(rates, 0.0, 0.0) == pytest.approx(rates)
+    # a Gaussian mechanism stays below the bound of its own (epsilon, delta)
+    delta = stats.norm.cdf(0.5 - 1.0) - math.exp(1.0) * stats.norm.cdf(-0.5 - 1.0)
+    truth = stats.norm.cdf(stats.norm.ppf(rates) + 1.0)
+    assert (truth <= bound_on_roc(rates, 1.0, delta) + 1e-12).all()
+
+
+def test_models_that_remember_are_seen_through():
+    def observe(number, inside):
+        noise = torch.randn(100, generator=torch.Generator().manual_seed(number))
+        return noise + 6.0 * inside
+
+    found = train_shadows(observe, 100, 16, seed=0)
+    assert found.roc.area > 0.99
+    assert 0.4 < found.inside.mean() < 0.6
+    with pytest.raises(ValueError, match="at least 4"):
+        train_shadows(observe, 100, 3, seed=0)
+
+
+def test_a_small_attack_from_end_to_end(tmp_path):
+    settings = Settings(data="digits", subset=60, epochs=2, batch_size=30, epsilon=2.0, delta=1e-5)
+    done = []
+    found = audit_shadow(settings, 4, str(tmp_path), lambda *count: done.append(count))
+    assert done[-1] == (8, 8)
+    private, plain = (found["trainings"][name] for name in ("private", "not private"))
+    assert private["epsilon"] <= 2.0
+    assert plain["epsilon"] is None
+    assert plain["steps"] == 4 * private["steps"]
+    assert found["allowed"]["0.01"] == pytest.approx(0.01 * math.exp(private["epsilon"]) + 1e-5)
+    figure, numbers = tmp_path / "private" / "roc.png", tmp_path / "private" / "shadow.json"
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (figure, numbers)} == {0o600}
+    curves = json.loads(numbers.read_text())["curves"]
+    assert [curve["label"].split(" (")[0] for curve in curves] == [
+        "private", "not private", "allowed by epsilon 2", "guessing",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_privacy_hides_members_and_plain_training_does_not(tmp_path):
+    found = audit_shadow(Settings(data="digits", epsilon=2.0, delta=1e-5), 16, str(tmp_path))
+    private, plain = (found["trainings"][name] for name in ("private", "not private"))
+    assert abs(private["area_under_curve"] - 0.5) < 0.02
+    assert plain["area_under_curve"] > private["area_under_curve"] + 0.03
+    # allowed in expectation; the rates scatter by about a tenth of a percent
+    assert private["true_positives"]["0.01"] < found["allowed"]["0.01"] + 0.003
