@@ -114,7 +114,7 @@ def test_models_that_remember_are_seen_through():
 
 
 def test_a_small_attack_from_end_to_end(tmp_path):
-    settings = Settings(data="digits", subset=60, epochs=2, batch_size=30, epsilon=2.0, delta=1e-5)
+    settings = Settings(data="digits", subset=60, epochs=1, batch_size=30, epsilon=2.0, delta=1e-5)
     done = []
     found = audit_shadow(settings, 4, str(tmp_path), lambda *count: done.append(count))
     assert done[-1] == (8, 8)
