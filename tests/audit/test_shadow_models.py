@@ -58,11 +58,16 @@ def test_the_targets_own_coin_does_not_leak(models):
 
 
 def test_a_record_without_shadows_on_both_sides_scores_nothing():
-    inside = np.array([[True, False], [False, False], [False, False], [False, False]])
-    scores = likelihood_ratios(np.arange(8.0).reshape(4, 2), inside)
-    assert (scores[:, 1] == 0).all()
-    assert scores[0, 0] == 0
-    assert (scores[1:, 0] != 0).all()
+    inside = np.array([[1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]], dtype=bool)
+    scores = likelihood_ratios(np.arange(18.0).reshape(6, 3) ** 1.5, inside)
+    assert (scores[:, 0] != 0).all()
+    # its only model inside is the target itself
+    assert scores[0, 1] == 0
+    assert (scores[1:, 1] != 0).all()
+    assert (scores[:, 2] == 0).all()
+    assert (
+        likelihood_ratios(np.arange(4.0)[:, None], inside[:4, 1:2]) == 0
+    ).all()  # one value has no variance
 
 
 def test_equal_confidences_stay_finite():

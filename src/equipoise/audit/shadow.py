@@ -115,12 +115,13 @@ def likelihood_ratios(confidences: ArrayLike, inside: ArrayLike, *, shared_varia
         shared_variance: one variance a side for all records; else one for each record.
 
     Returns:
-        [K, N]; 0 where none of the others, or all of them, saw the record.
+        [K, N]; 0 where none of the others, or all of them, saw the record, or a side shows no variance.
 
     Example:
-        >>> phi, inside = np.array([[0.0], [0.2], [5.0], [5.2]]), np.array([[False], [False], [True], [True]])
+        >>> phi = np.array([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2]])
+        >>> inside = phi > 1
         >>> (likelihood_ratios(phi, inside) > 0)[:, 0].tolist()
-        [False, False, True, True]
+        [False, False, False, True, True, True]
     """
     phi, present = np.asarray(confidences, dtype=np.float64), np.asarray(inside, dtype=bool)
     logs, known = [], np.ones(phi.shape, dtype=bool)
@@ -138,5 +139,5 @@ def likelihood_ratios(confidences: ArrayLike, inside: ArrayLike, *, shared_varia
             variance = np.where(freedom > 0, spread / np.maximum(freedom, 1), variance)
         variance = np.maximum(variance, LEAST)
         logs.append(-((centred - mean) ** 2) / (2 * variance) - np.log(variance) / 2)
-        known &= count > 0
+        known &= (count > 0) & freedom.any(axis=1, keepdims=True)
     return np.where(known, logs[0] - logs[1], 0.0)
