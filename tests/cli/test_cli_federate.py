@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +69,29 @@ def test_the_same_command_again_has_nothing_left_to_do(finished, equipoise):
     assert {p: p.read_bytes() for p in before} == before
     other = equipoise(f"{SMALL} --partition dirichlet --epsilon 5 --json --run-dir", folder)
     assert (other.code, "epsilon" in other.value["error"]) == (2, True)
+
+
+def test_resume_goes_on_with_a_federation(finished, tmp_path, equipoise):
+    """A server set back to its first round, as after a kill: the clients answer again, nothing is charged twice."""
+    folder, found = finished
+    copied = tmp_path / "copied"
+    shutil.copytree(folder, copied)
+    assert equipoise("resume", copied, "--json").value["rounds"] == found["rounds"]
+    before = {path: path.read_bytes() for path in (copied / "clients").rglob("journal.jsonl")}
+    for path in copied.glob("server/checkpoint/step-*.pt"):
+        if not path.stem.endswith("2"):
+            path.unlink()
+    (copied / "federation.json").unlink()
+    again = equipoise("resume", copied, "--json")
+    assert again.code == 0, again.err
+    assert again.value["rounds"] == found["rounds"]
+    assert again.value["epsilon"] == found["epsilon"]
+    assert {path: path.read_bytes() for path in before} == before
+    (copied / "settings.json").write_text("{")
+    damaged = equipoise("resume", copied, "--json")
+    assert damaged.code != 0
+    assert "settings.json is damaged" in damaged.value["error"]
+    assert equipoise("resume", folder, "--device", "cpu", "--json").code == 2
 
 
 def test_clients_that_are_never_picked_spend_nothing(tmp_path, equipoise):

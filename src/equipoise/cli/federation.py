@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.words import DataDir, Json, RunDir
 
-__all__ = ["federate"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["federate", "resume_folder"]
 
 
 def federate(
@@ -101,7 +104,20 @@ def federate(
     quiet()
     console = open_console(json_output)
     name = f"runs/{method}-{data}-{time.strftime('%Y%m%d-%H%M%S')}".replace(":", "-")
-    found = run_federation(settings, run_dir or name, console)
+    _show(run_federation(settings, run_dir or name, console), json_output, console)
+
+
+def resume_folder(folder: str, data_dir: str | None, json_output: bool) -> None:
+    """``equipoise resume`` on the folder of a federation."""
+    with loading():
+        from equipoise.experiments.federate import resume_federation
+
+    quiet()
+    console = open_console(json_output)
+    _show(resume_federation(folder, console, data_dir), json_output, console)
+
+
+def _show(found: dict[str, Any], json_output: bool, console: Console) -> None:
     if json_output:
         emit(found)
         return

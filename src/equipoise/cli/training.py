@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from equipoise.cli.federation import resume_folder
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.trust import check_key, sign_with
 from equipoise.cli.words import DataDir, Device, Json, RunArgument, RunDir, chosen_folder
@@ -151,10 +152,15 @@ def resume(
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
-    """Go on with an interrupted run."""
-    from equipoise.experiments.saved import read_settings
+    """Go on with an interrupted run or federation."""
+    from equipoise.experiments.saved import is_federation, read_settings
 
     folder = chosen_folder(run, run_dir)
+    if is_federation(folder):
+        if device is not None:
+            raise typer.BadParameter("a federation runs where it was begun", param_hint="--device")
+        resume_folder(folder, data_dir, json_output)
+        return
     read_settings(folder)
     with loading():
         from equipoise.experiments.run import resume_run

@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +20,20 @@ from safetensors.torch import save_file
 
 from equipoise.experiments.federation import ClientMaker, Federation, FederationSettings, federation
 from equipoise.experiments.options import SettingsError
+from equipoise.experiments.saved import FEDERATION_FILE
 from equipoise.federated import Client, History, Round, simulate
 from equipoise.federated.pool import ClientPool
 from equipoise.methods.base import Parameters
+from equipoise.report import RunFolderError
 from equipoise.report.federation import write_federation_report
 from equipoise.training.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["run_federation"]
+__all__ = ["resume_federation", "run_federation"]
 
-SETTINGS, RESULT = "settings.json", "federation.json"
+RESULT = "federation.json"
 WORST = ("proven", "worst_case", "none")
 
 
@@ -51,7 +53,7 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
     with console.status("loading the data"):
         made = federation(text)
     path.mkdir(parents=True, exist_ok=True)
-    write_atomically(path / SETTINGS, text.encode())
+    write_atomically(path / FEDERATION_FILE, text.encode())
     _introduce(made, console)
     maker = ClientMaker(text, str(path / "clients"))
     with _progress(made, console) as on_round:
@@ -66,13 +68,35 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
     return {**found, "run_dir": folder, "report": str(report), "seconds": time.perf_counter() - began}
 
 
+def resume_federation(folder: str, console: Console, data_dir: str | None = None) -> dict[str, Any]:
+    """Go on with the federation of a folder, as `run_federation` does.
+
+    Args:
+        folder: where `run_federation` began it.
+        data_dir: where the data are now, if they have moved.
+
+    Raises:
+        RunFolderError: the folder's settings are damaged.
+    """
+    path = Path(folder) / FEDERATION_FILE
+    try:
+        settings = FederationSettings.from_json(path.read_text(encoding="utf-8"))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RunFolderError(
+            f"run={folder!r}: {FEDERATION_FILE} is damaged ({error}). Restore it from a copy."
+        ) from error
+    if data_dir is not None:
+        settings = replace(settings, base=replace(settings.base, data_dir=data_dir))
+    return run_federation(settings, folder, console)
+
+
 def _check_folder(settings: FederationSettings, path: Path) -> None:
     """A folder is gone on with under the settings that it was begun with.
 
     Raises:
         SettingsError: the folder holds another federation, or something else.
     """
-    kept = path / SETTINGS
+    kept = path / FEDERATION_FILE
     if kept.is_file():
         old = FederationSettings.from_json(kept.read_text(encoding="utf-8"))
         was, now = ({**which.public(), "driver": None} for which in (old, settings))

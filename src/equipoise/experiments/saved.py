@@ -9,9 +9,23 @@ from equipoise.experiments.settings import Settings
 from equipoise.report import RunFolderError, read_run
 from equipoise.report.run_folder import damage_named
 
-__all__ = ["SETTINGS_FILE", "check_model_file", "is_finished", "read_settings"]
+__all__ = [
+    "FEDERATION_FILE",
+    "SETTINGS_FILE",
+    "check_model_file",
+    "is_federation",
+    "is_finished",
+    "read_settings",
+]
 
 SETTINGS_FILE = "checkpoint/settings.json"
+FEDERATION_FILE = "settings.json"
+
+
+def is_federation(folder: str) -> bool:
+    """Whether `equipoise federate` began the folder."""
+    path = Path(folder)
+    return (path / FEDERATION_FILE).is_file() and not (path / SETTINGS_FILE).is_file()
 
 
 def read_settings(folder: str) -> Settings:
