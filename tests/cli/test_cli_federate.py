@@ -72,7 +72,7 @@ def test_the_same_command_again_has_nothing_left_to_do(finished, equipoise):
 
 
 def test_resume_goes_on_with_a_federation(finished, tmp_path, equipoise):
-    """A server set back to its first round, as after a kill: the clients answer again, nothing is charged twice."""
+    """A server set back by a round, as after a kill: clients answer again, and nothing is charged twice."""
     folder, found = finished
     copied = tmp_path / "copied"
     shutil.copytree(folder, copied)

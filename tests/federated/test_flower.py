@@ -116,6 +116,67 @@ def test_a_node_lost_between_query_and_training(tmp_path):
         assert charged(tmp_path / driver) == [1 + LOCAL_STEPS, 1 + LOCAL_STEPS, 1]
 
 
+class SlowGrid(LocalGrid):
+    """Node 102 works longer than the server waits in the rounds `slow`: its answer comes, and too late.
+
+    As Flower's grid, which gives back what answers the messages of one call within its time.
+    """
+
+    slow, late, timeouts = (2,), (), ()
+
+    def send_and_receive(self, messages, *, timeout=None):
+        self.timeouts = (*self.timeouts, timeout)
+        replies = super().send_and_receive(messages, timeout=timeout)
+        rounds = [m.content["values"]["round"] for m in messages if m.metadata.message_type == "train"]
+        late = [r for r in replies if set(rounds) & set(self.slow) and r.metadata.src_node_id == 102]
+        self.late = (*self.late, *late)
+        return [r for r in replies if r not in late]
+
+
+def test_a_straggler_past_the_timeout_is_charged_once_and_its_answer_is_not_used(tmp_path):
+    nodes = SlowGrid(client_app(Building(tmp_path, follower)), CLIENTS)
+    found = serve(nodes, adaptive(), CLIENTS, start(), ROUNDS, timeout=7.0)
+    assert set(nodes.timeouts) == {7.0}
+    assert [done.answered for done in found.rounds] == [(0, 1, 2), (0, 1), (0, 1, 2)]
+    assert found.rounds[1].absent == {2: "no answer"}
+    assert charged(tmp_path) == [ROUNDS * (1 + LOCAL_STEPS)] * CLIENTS  # it did release: its ledger says so
+
+    class Straggler:
+        """Does all the work of round 2, and is not heard."""
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        radius_noise = property(lambda self: self.inner.radius_noise)
+
+        def ask(self, *request):
+            return self.inner.ask(*request)
+
+        def train(self, number, *request, **more):
+            answer = self.inner.train(number, *request, **more)
+            if number == 2:
+                raise TimeoutError("too late")
+            return answer
+
+    clients = [client(follower(), p) for p in range(CLIENTS)]
+    unheard = simulate(adaptive(), [*clients[:2], Straggler(clients[2])], start(), ROUNDS)
+    close(found.params, unheard.params)
+    (late,) = nodes.late
+    assert not any(same(read_params(late.content["answer"]), one) for one in (found.params, start()))
+
+
+def test_a_straggler_that_is_asked_again_gives_the_same_answer_at_no_charge(tmp_path):
+    """The server gave up on it, was restarted and asks the same again before it goes on."""
+    nodes = SlowGrid(client_app(Building(tmp_path, follower)), CLIENTS)
+    nodes.slow = (1,)
+    serve(nodes, adaptive(), CLIENTS, start(), 1)
+    once = charged(tmp_path)
+    ((_, _, request),) = [sent for sent in nodes.sent if sent[:2] == ("train", 102)]
+    again = nodes.deliver("train", 102, request)
+    assert same(read_params(again.content["answer"]), read_params(nodes.late[0].content["answer"]))
+    assert charged(tmp_path) == once == [1 + LOCAL_STEPS] * CLIENTS
+
+
 def test_only_released_numbers_leave(tmp_path):
     """All that answers hold: parameters, the noised mean and its public noise, a number, a refusal."""
     nodes = grid(tmp_path)

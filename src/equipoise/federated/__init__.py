@@ -17,6 +17,8 @@ from equipoise.federated.projected_upload import ProjectedUpload
 from equipoise.federated.proximal import Proximal
 from equipoise.federated.round_subspace import RoundSubspace
 from equipoise.federated.scaffold import Scaffold, ScaffoldAverage
+from equipoise.federated.secure_client import SecureClient, SumClaim, noise_share
+from equipoise.federated.secure_sum import SecureSum
 from equipoise.federated.server_quantile import QuantileFedAvg, ServerQuantile
 from equipoise.federated.server_radius import ServerRMS
 from equipoise.federated.strategies import AdaptDPFedAvg, FedAvg, Reply, Strategy
@@ -41,13 +43,17 @@ __all__ = [
     "RoundSubspace",
     "Scaffold",
     "ScaffoldAverage",
+    "SecureClient",
+    "SecureSum",
     "ServerQuantile",
     "ServerRMS",
     "SparseAverage",
     "Strategy",
     "SubspaceAverage",
+    "SumClaim",
     "dirichlet",
     "iid",
+    "noise_share",
     "one_class",
     "run_rounds",
     "simulate",

@@ -39,5 +39,5 @@ def check_claim(unit: str, noise: str, local_steps: int) -> None:
     if noise != "local":
         raise ValueError(
             f"noise={noise!r}: a client counts the noise that it adds itself, and counts on nobody else's. "
-            "Give noise='local'"
+            "Give noise='local'; the share of a noise that is whole in a sum alone is SecureClient's"
         )

@@ -13,13 +13,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from equipoise.federated.errors import Refused
 from equipoise.federated.history import History, Round, ServerFolder
+from equipoise.federated.secure_client import SecureClient
+from equipoise.federated.secure_exchange import Request, SecureExchange, check_secure
+from equipoise.federated.secure_sum import SecureSum
 from equipoise.federated.strategies import Reply, Strategy
 from equipoise.methods.base import Parameters
 
@@ -74,13 +78,29 @@ class Exchange(Protocol):
 
 def simulate(
     strategy: Strategy,
-    clients: Sequence[Participant],
+    clients: Sequence[Participant] | Sequence[SecureClient],
     params: Parameters,
     rounds: int,
+    *,
+    secure: SecureSum | None = None,
     **options: Any,
 ) -> History:
-    """Run rounds of federated training with clients of this process; `options` as for `run_rounds`."""
-    return run_rounds(strategy, _InProcess(clients), params, rounds, **options)
+    """Run rounds of federated training with clients of this process; `options` as for `run_rounds`.
+
+    Args:
+        strategy, params, rounds: as for `run_rounds`.
+        clients: in the order of their numbers; each a `SecureClient` with `secure`.
+        secure: let the server learn sums alone (experimental).
+
+    Raises:
+        ValueError: as `run_rounds`, or a strategy that needs more than sums.
+    """
+    if secure is None:
+        exchange: Exchange = _InProcess(cast("Sequence[Participant]", clients))
+    else:
+        check_secure(strategy)
+        exchange = SecureExchange(_Relay(cast("Sequence[SecureClient]", clients)), secure)
+    return run_rounds(strategy, exchange, params, rounds, **options)
 
 
 def run_rounds(
@@ -219,10 +239,30 @@ class _InProcess:
         return {index: self._tried(index, one) for index in present}
 
     def _tried(self, index: int, one: Callable[[Participant], Any]) -> Any:
-        try:
-            return one(self._clients[index])
-        except ABSENT as error:
-            return f"{type(error).__name__}: {error}"
+        return _tried(lambda: one(self._clients[index]))
+
+
+class _Relay:
+    """Messages of secure sums to clients of this process."""
+
+    def __init__(self, clients: Sequence[SecureClient]) -> None:
+        self._clients = clients
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def relay(self, number: int, requests: Mapping[int, Request]) -> dict[int, dict[str, Any] | str]:
+        return {
+            index: _tried(partial(self._clients[index].answer, number, params, values))
+            for index, (params, values) in requests.items()
+        }
+
+
+def _tried(answer: Callable[[], Any]) -> Any:
+    try:
+        return answer()
+    except ABSENT as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def _not_a_reply(answer: Any) -> str | None:

@@ -21,6 +21,7 @@ from flwr.clientapp import ClientApp
 from equipoise.federated.client import Client
 from equipoise.federated.errors import Refused
 from equipoise.federated.flower.wire import ANSWER, read_request, to_record, write_refusal
+from equipoise.federated.secure_client import SecureClient
 
 __all__ = ["client_app", "client_number"]
 
@@ -44,15 +45,16 @@ def client_number(context: Context) -> int:
     return number
 
 
-def client_app(build: Callable[[Context], Client]) -> ClientApp:
+def client_app(build: Callable[[Context], Client | SecureClient]) -> ClientApp:
     """An app that answers the requests of `GridExchange` and `FlowerStrategy`.
 
     Args:
         build: makes the client of a node, with a `folder` that only this client uses; called for every
-            message. It must be picklable where Flower's simulation runs it.
+            message. It must be picklable where Flower's simulation runs it. A `SecureClient` answers in
+            secure sums alone.
 
     Returns:
-        An app with `train`, `query.radius` and `query.introduce`.
+        An app with `train`, `query.radius`, `query.secure` and `query.introduce`.
     """
     app = ClientApp()
 
@@ -66,6 +68,10 @@ def client_app(build: Callable[[Context], Client]) -> ClientApp:
     def ask(message: Message, context: Context) -> Message:
         return _answer(message, context, build, _ask)
 
+    @app.query("secure")
+    def secure(message: Message, context: Context) -> Message:
+        return _answer(message, context, build, _secure)
+
     @app.train()
     def train(message: Message, context: Context) -> Message:
         return _answer(message, context, build, _train)
@@ -73,17 +79,31 @@ def client_app(build: Callable[[Context], Client]) -> ClientApp:
     return app
 
 
-def _ask(client: Client, content: RecordDict) -> RecordDict:
+def _ask(sealed: Client | SecureClient, content: RecordDict) -> RecordDict:
+    client = _plain(sealed)
     number, params, values = read_request(content)
     _check_names(client.ask, values)
     mean = client.ask(number, params, **values)
     return RecordDict({ANSWER: MetricRecord({"mean": mean, "noise": client.radius_noise})})
 
 
-def _train(client: Client, content: RecordDict) -> RecordDict:
+def _train(sealed: Client | SecureClient, content: RecordDict) -> RecordDict:
+    client = _plain(sealed)
     number, params, values = read_request(content)
     _check_names(client.train, values)
     return RecordDict({ANSWER: to_record(client.train(number, params, **values))})
+
+
+def _secure(client: Client | SecureClient, content: RecordDict) -> RecordDict:
+    if not isinstance(client, SecureClient):
+        raise Refused("this client takes part in no secure sums; nothing was spent")
+    return RecordDict({ANSWER: ConfigRecord(client.answer(*read_request(content)))})
+
+
+def _plain(client: Client | SecureClient) -> Client:
+    if isinstance(client, SecureClient):
+        raise Refused("this client answers in secure sums alone; nothing was spent")
+    return client
 
 
 def _check_names(method: Callable[..., Any], values: dict[str, Any]) -> None:
@@ -105,8 +125,8 @@ def _check_names(method: Callable[..., Any], values: dict[str, Any]) -> None:
 def _answer(
     message: Message,
     context: Context,
-    build: Callable[[Context], Client],
-    work: Callable[[Client, RecordDict], RecordDict],
+    build: Callable[[Context], Client | SecureClient],
+    work: Callable[[Client | SecureClient, RecordDict], RecordDict],
 ) -> Message:
     """Open the client, work, close it; whatever goes wrong becomes an answer without details."""
     try:

@@ -15,7 +15,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from equipoise.federated.flower.wire import ANSWER, read_reply, write_request
+from equipoise.federated.flower.wire import ANSWER, read_reply, read_values, write_request
+from equipoise.federated.secure_exchange import Request
 from equipoise.federated.strategies import Reply
 from equipoise.methods.base import Parameters
 
@@ -65,6 +66,23 @@ class GridExchange:
         content = write_request(number, params, instructions)
         found = self._exchange(self.messages(present, "train", content))
         return {p: r if isinstance(r, dict | str) else "an answer of another kind" for p, r in found.items()}
+
+    def relay(self, number: int, requests: Mapping[int, Request]) -> dict[int, dict[str, Any] | str]:
+        """The clients' answers to messages of secure sums, each client's its own."""
+        self._refresh()
+        messages = [
+            Message(
+                write_request(number, params, values),
+                dst_node_id=self._nodes[index],
+                message_type="query.secure",
+            )
+            for index, (params, values) in requests.items()
+            if index in self._nodes
+        ]
+        replies = self._grid.send_and_receive(messages, timeout=self._timeout) if messages else []
+        numbers = {node: index for index, node in self._nodes.items()}
+        known = [reply for reply in replies if reply.metadata.src_node_id in numbers]
+        return {numbers[reply.metadata.src_node_id]: read_values(reply) for reply in known}
 
     def messages(self, present: Sequence[int], kind: str, content: RecordDict) -> list[Message]:
         """A message to each of these clients that is there."""

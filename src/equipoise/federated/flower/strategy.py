@@ -18,6 +18,8 @@ from equipoise.federated.driver import pick_clients, run_rounds
 from equipoise.federated.flower.grid import GridExchange
 from equipoise.federated.flower.wire import read_params, to_record, write_request
 from equipoise.federated.history import History, Round
+from equipoise.federated.secure_exchange import SecureExchange, check_secure
+from equipoise.federated.secure_sum import SecureSum
 from equipoise.federated.strategies import Reply, Strategy
 from equipoise.methods.base import Parameters
 
@@ -110,6 +112,7 @@ def serve(
     folder: str | os.PathLike[str] | None = None,
     timeout: float = 3600.0,
     wait: float = 60.0,
+    secure: SecureSum | None = None,
     clients_per_round: int | None = None,
     seed: int = 0,
     evaluate: Callable[[Parameters], Mapping[str, float]] | None = None,
@@ -125,8 +128,15 @@ def serve(
         timeout: seconds that clients have for an answer.
         wait: seconds to wait for the clients before the first round; then it goes on with those that are
             there.
+        secure: let the server learn sums alone, of nodes that are `SecureClient`s (experimental).
+
+    Raises:
+        ValueError: as `run_rounds`, or a strategy that needs more than sums.
     """
-    exchange = GridExchange(grid, clients, timeout=timeout)
-    exchange.wait(seconds=wait)
+    if secure is not None:
+        check_secure(strategy)
+    nodes = GridExchange(grid, clients, timeout=timeout)
+    nodes.wait(seconds=wait)
+    exchange = nodes if secure is None else SecureExchange(nodes, secure)
     options: dict[str, Any] = {"clients_per_round": clients_per_round, "seed": seed, "folder": folder}
     return run_rounds(strategy, exchange, params, rounds, evaluate=evaluate, on_round=on_round, **options)

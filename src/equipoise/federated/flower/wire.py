@@ -18,7 +18,15 @@ from equipoise.federated.errors import Refused
 from equipoise.federated.strategies import Reply
 from equipoise.methods.base import Parameters
 
-__all__ = ["read_params", "read_reply", "read_request", "to_record", "write_refusal", "write_request"]
+__all__ = [
+    "read_params",
+    "read_reply",
+    "read_request",
+    "read_values",
+    "to_record",
+    "write_refusal",
+    "write_request",
+]
 
 MODEL, VALUES, ANSWER, REFUSAL = "model", "values", "answer", "refusal"
 ROUND, GROUP = "round", "group."
@@ -100,11 +108,9 @@ def read_reply(message: Message) -> Reply | dict[str, Tensor] | str:
 
     What cannot be read counts as no answer.
     """
-    if message.has_error():
-        return f"no answer (Flower's error {message.error.code})"
-    refusal = message.content.get(REFUSAL)
-    if isinstance(refusal, ConfigRecord):
-        return str(refusal.get("reason", "refused"))
+    why = _why_none(message)
+    if why is not None:
+        return why
     answer = message.content.get(ANSWER)
     if isinstance(answer, MetricRecord):
         try:
@@ -115,3 +121,19 @@ def read_reply(message: Message) -> Reply | dict[str, Tensor] | str:
         return read_params(answer)
     except ValueError as error:
         return f"the answer cannot be read: {error}"
+
+
+def read_values(message: Message) -> dict[str, Any] | str:
+    """Plain values that a client answered, or why there are none."""
+    why = _why_none(message)
+    if why is not None:
+        return why
+    answer = message.content.get(ANSWER)
+    return dict(answer) if isinstance(answer, ConfigRecord) else "the answer cannot be read"
+
+
+def _why_none(message: Message) -> str | None:
+    if message.has_error():
+        return f"no answer (Flower's error {message.error.code})"
+    refusal = message.content.get(REFUSAL)
+    return str(refusal.get("reason", "refused")) if isinstance(refusal, ConfigRecord) else None

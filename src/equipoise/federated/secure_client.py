@@ -1,0 +1,289 @@
+"""A client whose answers leave inside secure sums alone (experimental).
+
+The answers are the client's usual ones: the noised mean square of a radius query, or the displacement y - x
+of the K local steps. With noise="local" the ledger's guarantee holds whatever becomes of the masks, since
+clipping, rounding and adding up are post-processing: the sum hides more, and nothing is claimed for it.
+
+With noise="distributed" a client adds only its share of the noise. If h honest clients at least are in every
+sum, with equal batches and rates, and each adds z / sqrt(h) times the bound C, then the sum has noise of
+
+    std >= sqrt(h) (z / sqrt(h)) C = z C
+
+whatever c colluding clients tell the server. That is exact for the scalar and for K = 1, but for the rounding
+before the sum, which is no post-processing of the noised sum: a strict proof needs discrete noise. With K > 1
+there is none. So the client's statement stays that of its own small noise, which is proved and large;
+`sum_claim` says what the sum would have, and claims no guarantee. In this mode a client is in no sum of fewer
+than h + c clients, and uploads once for each query and round: two sums, with and without one client, would
+give that client away.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.federated.client import Client
+from equipoise.federated.errors import Refused
+from equipoise.federated.secure_sum import Party, SecureSum
+from equipoise.federated.server_radius import ServerRMS
+from equipoise.methods import DPSGD
+from equipoise.methods.base import Parameters
+from equipoise.methods.thresholds import Fixed
+from equipoise.privacy import Journal, PrivacyPlan, Statement, digest
+from equipoise.training.checkpoint import write_atomically
+
+__all__ = ["SecureClient", "SumClaim", "noise_share"]
+
+HOLES = (
+    "answers are rounded before they are added, which is no post-processing of the noised sum: a proof needs "
+    "discrete noise",
+    "masks hide single answers from a server that computes within bounds and hands public keys on unchanged",
+)
+
+
+def noise_share(noise_multiplier: float, honest: int) -> float:
+    """z / sqrt(h), a client's share of the noise.
+
+    Args:
+        noise_multiplier: z of the sum.
+        honest: h, the honest clients that are in every sum.
+
+    Example:
+        >>> noise_share(2.0, honest=4)
+        1.0
+    """
+    if isinstance(honest, bool) or not isinstance(honest, int) or honest < 1:
+        raise ValueError(f"honest={honest!r}: give a whole number of at least 1")
+    return noise_multiplier / math.sqrt(honest)
+
+
+@dataclass(frozen=True)
+class SumClaim:
+    """What would hold of a client's records against those who see sums alone.
+
+    Attributes:
+        guarantee: "none": not all of it is proved.
+        epsilon: None, as always without a guarantee.
+        epsilon_claimed: of all rounds planned, with the noise of h honest clients.
+        epsilon_alone: what is proved, of the client's own noise.
+        delta: of both.
+        assumptions, holes: what the claim rests on, and what is not proved.
+    """
+
+    guarantee: str
+    epsilon: None
+    epsilon_claimed: float
+    epsilon_alone: float
+    delta: float
+    assumptions: tuple[str, ...]
+    holes: tuple[str, ...]
+
+
+class SecureClient:
+    """A `Client` behind secure sums; give the server this one alone.
+
+    Args:
+        client: the client; "distributed" takes `DPSGD` at a fixed clip norm or `ServerRMS`, with their noise
+            given, `local_steps=1` and plain SGD.
+        rule: settings of the sums, the same at all clients and at the server.
+        number: the client's number, from 0.
+        noise: "local", or "distributed".
+        honest: h, for distributed noise.
+
+    Raises:
+        ValueError: distributed noise where even its claim does not hold.
+    """
+
+    def __init__(
+        self, client: Client, rule: SecureSum, number: int, *, noise: str = "local", honest: int | None = None
+    ) -> None:
+        if noise not in ("local", "distributed") or (honest is not None) != (noise == "distributed"):
+            raise ValueError(
+                f"noise={noise!r} with honest={honest!r}: give 'local', or 'distributed' with the least "
+                "number of honest clients in a sum"
+            )
+        if honest is not None:
+            _check_distributed(client, rule, honest)
+        self.client, self.rule, self.number, self.honest = client, rule, number, honest
+        folder = client.training.folder
+        self._place = None if folder is None else folder.private / "secure_sum.json"
+        self._log = Journal(None if folder is None else folder.private / "secure.jsonl", durable=True)
+        self._party = Party(rule, number, _saved(self._place))
+
+    # ---- what is public
+
+    def epsilon(self) -> float:
+        """As the client's: of its own noise."""
+        return self.client.epsilon()
+
+    def statement(self) -> Statement:
+        """As the client's: of its own noise, whatever the sums hide."""
+        return self.client.statement()
+
+    def sum_claim(self, delta: float) -> SumClaim:
+        """What would hold of the sums under distributed noise.
+
+        Raises:
+            ValueError: the noise is local; the statement says everything.
+        """
+        if self.honest is None:
+            raise ValueError("noise='local': the statement is the whole claim")
+        plan, h, c = self.client.training.plan, self.honest, self.rule.colluding
+        summed = [
+            replace(release, noise_multiplier=release.noise_multiplier * math.sqrt(h))
+            for release in plan.releases
+        ]
+        return SumClaim(
+            guarantee="none",
+            epsilon=None,
+            epsilon_claimed=PrivacyPlan(summed, plan.sampling, plan.relation).epsilon(delta).value,
+            epsilon_alone=plan.epsilon(delta).value,
+            delta=delta,
+            assumptions=(
+                f"of every sum's clients at most {c} collude; at least {h} are honest, add their noise and "
+                "tell it nobody",
+                "clients have equal expected batches, rates and noise; the server is honest but curious",
+                "nothing else of this client is seen: its folder holds under-noised parameters",
+            ),
+            holes=HOLES,
+        )
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._log.close()
+        self.client.close()
+
+    # ---- what the server may ask
+
+    def answer(self, round_number: int, params: Parameters, values: Mapping[str, Any]) -> dict[str, Any]:
+        """One stage of a secure sum.
+
+        Args:
+            round_number: from 1.
+            params: the global model, at the stage "masked"; empty elsewhere.
+            values: ``stage``; at "shares" ``key.3``, ``terms.3`` and so on, of every client; at "masked"
+                ``share.3`` and so on, ``query`` ("ask" or "train") and the arguments of that; at "unmask"
+                ``survivors``.
+
+        Raises:
+            Refused: out of order, too few clients, or as `Client`.
+        """
+        stage = values.get("stage")
+        if stage == "keys":
+            self._party = Party(self.rule, self.number)
+            found: dict[str, Any] = {"key": self._party.keys(), "terms": self._terms()}
+            if isinstance(self.client.method, ServerRMS):
+                found["noise"] = self.client.radius_noise
+        elif stage == "shares":
+            terms = _numbered(values, "terms.", str)
+            if set(terms.values()) != {self._terms()}:
+                raise Refused("secure sum: clients with other settings than this one's; nothing leaves")
+            found = _named("share.", self._party.shares(_numbered(values, "key.", bytes)))
+        elif stage == "masked":
+            found = {"masked": self._masked(round_number, params, values)}
+        elif stage == "unmask":
+            survivors = values.get("survivors")
+            if not isinstance(survivors, list | tuple) or not all(type(one) is int for one in survivors):
+                raise Refused(f"survivors={survivors!r:.80} are no numbers of clients; nothing leaves")
+            found = _named("share.", self._party.unmask(survivors, self._least()))
+        else:
+            raise Refused(f"stage={stage!r:.80}: a secure sum has none of that name; nothing was spent")
+        if self._place is not None:
+            write_atomically(self._place, json.dumps(self._party.state_dict()).encode())
+        return found
+
+    def _masked(self, round_number: int, params: Parameters, values: Mapping[str, Any]) -> bytes:
+        shares = _numbered(values, "share.", bytes)
+        if len({*shares, self.number}) < self._least():
+            raise Refused(f"fewer than {self._least()} clients in a secure sum; nothing was spent")
+        query = values.get("query")
+        given = {name: v for name, v in values.items() if "." not in name and name not in ("stage", "query")}
+        if type(round_number) is not int:
+            raise Refused(f"round_number={round_number!r:.80}: rounds are numbered; nothing was spent")
+        self._party.check(shares)
+        if self.honest is not None:
+            entry = {"type": "sum", "query": query, "round": round_number}
+            if any(old == entry for old in self._log.entries()):
+                raise Refused(f"round {round_number}: this client has uploaded once; nothing more leaves")
+            self._log.append(entry)  # before anything leaves
+        if query == "ask" and set(given) == {"square_limit"}:
+            mean = self.client.ask(round_number, params, given["square_limit"])
+            return self._party.masked(torch.tensor([mean], dtype=torch.float64), shares)
+        if query == "train" and set(given) <= {"clip_norm"}:
+            ends = self.client.train(round_number, params, **given)
+            return self._party.masked(flat(params, ends), shares)
+        raise Refused(f"query={query!r:.80} with {sorted(given)!r:.80} is not offered in a secure sum")
+
+    def _least(self) -> int:
+        """How many clients must be in a sum: h honest ones whatever the c others are."""
+        return (
+            self.rule.least
+            if self.honest is None
+            else max(self.rule.least, self.honest + self.rule.colluding)
+        )
+
+    def _terms(self) -> str:
+        """A digest of what all clients of a sum must have alike."""
+        rule, training = self.rule, self.client.training
+        terms: dict[str, Any] = {"clients": rule.clients, "threshold": rule.least, "limit": rule.limit}
+        if self.honest is not None:
+            noise = {release.name: release.noise_multiplier for release in training.plan.releases}
+            terms |= {"honest": self.honest, "colluding": rule.colluding, "noise": noise}
+            terms |= {"batch": training.sampling.expected_size, "rate": training.optimizer.defaults["lr"]}
+        return digest(terms)
+
+
+def flat(params: Parameters, ends: Parameters) -> Tensor:
+    """[d] the displacements, in the order of the names, float64."""
+    if set(ends) != set(params) or any(ends[name].shape != value.shape for name, value in params.items()):
+        raise Refused("the client's method sends something else than parameters, which sums do not take")
+    return torch.cat([(ends[name].double() - params[name].double()).flatten() for name in sorted(params)])
+
+
+def _check_distributed(client: Client, rule: SecureSum, honest: int) -> None:
+    method, optimizer = client.method, client.training.optimizer
+    plain = {"momentum": 0, "weight_decay": 0, "maximize": False, "nesterov": False, "dampening": 0}
+    fixed = type(method) is DPSGD and isinstance(method.threshold, Fixed)
+    why = None
+    if client.local_steps != 1:
+        why = "later local steps follow the client's own under-noised path, which no sum hides"
+    elif not (fixed or type(method) is ServerRMS):
+        why = f"{method.name!r} may carry its own under-noised releases along: take DPSGD or ServerRMS"
+    elif type(optimizer) is not torch.optim.SGD or any(optimizer.defaults[n] != v for n, v in plain.items()):
+        why = "the optimiser must be plain SGD: a memory of under-noised steps is hidden by no sum"
+    elif not 1 <= honest <= rule.clients - rule.colluding:
+        why = f"honest={honest} of {rule.clients} clients with colluding={rule.colluding}"
+    if why is not None:
+        raise ValueError(f"noise='distributed' with local_steps={client.local_steps}: {why}")
+
+
+def _saved(place: Path | None) -> Any:
+    """The sum under way, for a client that is opened anew for every message."""
+    return json.loads(place.read_text()) if place is not None and place.is_file() else None
+
+
+def _numbered(values: Mapping[str, Any], prefix: str, kind: type) -> dict[int, Any]:
+    """``key.3`` and its like, by number.
+
+    Raises:
+        Refused: a number or value of another kind.
+    """
+    found = {}
+    for name, value in values.items():
+        if name.startswith(prefix):
+            number = name.removeprefix(prefix)
+            if not (number.isascii() and number.isdigit() and isinstance(value, kind)):
+                raise Refused(f"{name!r:.80} cannot be read; nothing was spent")
+            found[int(number)] = value
+    return found
+
+
+def _named(prefix: str, values: Mapping[int, Any]) -> dict[str, Any]:
+    return {f"{prefix}{number}": value for number, value in values.items()}

@@ -1,0 +1,272 @@
+"""Rounds over secure sums: the same training to the rounding, a server that sees masks, claims that hold."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, charges, client, same, start
+
+import equipoise as eq
+from equipoise.federated import (
+    AdaptDPFedAvg,
+    FedAvg,
+    Proximal,
+    Refused,
+    ScaffoldAverage,
+    SecureClient,
+    SecureSum,
+    ServerRMS,
+    noise_share,
+    simulate,
+)
+from equipoise.methods.rms_radius import RMSRadius
+from equipoise.privacy import Release
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
+
+from flower_grid import Building, LocalGrid
+
+from equipoise.federated.flower import client_app, serve
+
+CLIENTS = 3
+RULE = SecureSum(CLIENTS)
+ROUNDING = RULE.step  # of a mean of three: half a step, and half a step for the order of float64's sums
+
+
+def follower(local_steps=LOCAL_STEPS, **noise):
+    given = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0} | noise
+    return ServerRMS(0.5, round_length=local_steps, **given)
+
+
+def adaptive():
+    return AdaptDPFedAvg(RMSRadius(0.5), rounds=ROUNDS, clients=CLIENTS)
+
+
+def sealed(method=None, count=CLIENTS, **options):
+    return [SecureClient(client(method and method(), p, **options), RULE, p) for p in range(count)]
+
+
+def close(a, b, rounds=ROUNDS):
+    """What was rounded in a round moves the next ones a little: a wide bound."""
+    for name, value in a.items():
+        torch.testing.assert_close(value, b[name], rtol=0, atol=1000 * rounds * ROUNDING)
+    assert not same(a, start())
+
+
+@pytest.mark.parametrize("kind", ["fixed", "radius"])
+def test_secure_rounds_are_the_plain_rounds_to_the_rounding(kind):
+    method, strategy = (None, FedAvg) if kind == "fixed" else (follower, adaptive)
+    plain = simulate(strategy(), [client(method and method(), p) for p in range(CLIENTS)], start(), ROUNDS)
+    clients = sealed(method)
+    found = simulate(strategy(), clients, start(), ROUNDS, secure=RULE)
+    close(found.params, plain.params)
+    for ours, theirs in zip(found.rounds, plain.rounds, strict=True):
+        assert ours.answered == theirs.answered
+        assert ours.metrics == pytest.approx(theirs.metrics, abs=1e-5)
+    assert [charges(one.client) for one in clients] == [ROUNDS * (LOCAL_STEPS + (kind == "radius"))] * CLIENTS
+
+
+class Building3(Building):
+    """Client p of the small problem behind secure sums."""
+
+    def __call__(self, context):
+        return SecureClient(super().__call__(context), RULE, context.node_config["partition-id"])
+
+
+def test_over_the_grid_the_server_sees_masks_alone(tmp_path):
+    nodes = LocalGrid(client_app(Building3(tmp_path, follower)), CLIENTS)
+    found = serve(nodes, adaptive(), CLIENTS, start(), 1, secure=RULE)
+    plain = simulate(adaptive(), [client(follower(), p) for p in range(CLIENTS)], start(), 1)
+    close(found.params, plain.params)
+    kinds = {kind for kind, _, _ in nodes.sent}
+    assert kinds == {"query.introduce", "query.secure"}
+    uploads = [c["answer"]["masked"] for _, c in nodes.replies if "masked" in c.get("answer", {})]
+    assert len(uploads) == 2 * CLIENTS
+    assert len(set(uploads)) == len(uploads)
+    for _, content in nodes.replies:
+        assert all(type(record).__name__ == "ConfigRecord" for record in content.values())  # no arrays
+        for name, value in content["answer"].items():
+            assert name in ("client", "key", "terms", "noise", "masked") or name.startswith("share.")
+            assert isinstance(value, bytes) or name in ("client", "terms", "noise")
+    refused = nodes.deliver("train", 100, nodes.sent[-1][2])
+    assert "secure sums alone" in refused.content["refusal"]["reason"]
+    refused = LocalGrid(client_app(Building(tmp_path / "plain")), 1).deliver(
+        "query.secure", 100, nodes.sent[-1][2]
+    )
+    assert "no secure sums" in refused.content["refusal"]["reason"]
+
+
+class Leaving(SecureClient):
+    """Gone from a stage of the sum under way on."""
+
+    gone = ()
+
+    def answer(self, number, params, values):
+        if (number, values["stage"], values.get("query", self.asked)) in self.gone:
+            raise ConnectionError("away")
+        self.asked = values.get("query", self.asked)
+        return super().answer(number, params, values)
+
+    asked = None
+
+
+def leaving(gone, **options):
+    clients = [Leaving(client(None, p, **options), RULE, p) for p in range(CLIENTS)]
+    for p, stages in gone.items():
+        clients[p].gone = stages
+    return clients
+
+
+def test_clients_that_drop_out_before_and_after_their_upload():
+    """Before: the mean of the two others. After: it counts, although it did not help to unmask."""
+    clients = leaving({0: [(1, "masked", "train")], 1: [(2, "unmask", "train")]})
+    found = simulate(FedAvg(), clients, start(), 2, secure=RULE)
+    assert [done.answered for done in found.rounds] == [(1, 2), (0, 1, 2)]
+    assert "away" in found.rounds[0].absent[0]
+    assert [charges(one.client) for one in clients] == [LOCAL_STEPS, 2 * LOCAL_STEPS, 2 * LOCAL_STEPS]
+
+    class Flaky:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def train(self, number, params, **options):
+            if number == 1:
+                raise ConnectionError("away")
+            return self.inner.train(number, params, **options)
+
+    plain = [client(None, p) for p in range(CLIENTS)]
+    close(found.params, simulate(FedAvg(), [Flaky(plain[0]), *plain[1:]], start(), 2).params)
+
+
+def test_below_the_threshold_the_model_stays_and_the_ledgers_hold_what_was_released():
+    clients = leaving({0: [(1, "unmask", "train")], 1: [(1, "unmask", "train")]})
+    found = simulate(FedAvg(), clients, start(), 1, secure=RULE)
+    assert same(found.params, start())
+    assert found.rounds[0].answered == ()
+    assert "threshold of 2" in found.rounds[0].absent[2]
+    assert [charges(one.client) for one in clients] == [LOCAL_STEPS] * CLIENTS
+
+
+def test_clients_with_other_settings_are_left_out():
+    clients = sealed()
+    clients[1] = SecureClient(client(None, 1), SecureSum(CLIENTS, limit=4.0), 1)
+    done = simulate(FedAvg(), clients, start(), 1, secure=RULE).rounds[0]
+    assert done.answered == (0, 2)
+    assert "differ" in done.absent[1]
+
+
+def test_a_strategy_that_needs_more_than_the_mean_is_refused():
+    with pytest.raises(ValueError, match="ScaffoldAverage"):
+        simulate(ScaffoldAverage(3, local_steps=2, learning_rate=0.3), sealed(), start(), 1, secure=RULE)
+
+
+# ---- distributed noise
+
+
+def shared(number, honest=3, rule=RULE, method=None, **options):
+    z = noise_share(2.0, honest)
+    made = method or follower(1, noise_multiplier=z, radius_noise_multiplier=noise_share(6.0, honest))
+    inner = client(made, number, **{"local_steps": 1, "steps": ROUNDS, **options})
+    return SecureClient(inner, rule, number, noise="distributed", honest=honest)
+
+
+def test_the_statement_is_that_of_the_own_noise_and_the_sums_claim_no_guarantee():
+    clients = [shared(p) for p in range(CLIENTS)]
+    history = simulate(adaptive(), clients, start(), ROUNDS, secure=RULE)
+    assert all(done.answered == (0, 1, 2) for done in history.rounds)
+    whole = eq.PrivacyPlan(
+        [
+            Release("gradient", 2.0, max_bound=0.5, draw="batch"),
+            Release("squares", 6.0, max_bound=1.0, draw="radius", sampling=eq.FullBatch(RECORDS, ROUNDS)),
+        ],
+        eq.Poisson(20, RECORDS, ROUNDS),
+    )
+    claim, statement = clients[0].sum_claim(1e-5), clients[0].statement()
+    assert (claim.guarantee, claim.epsilon) == ("none", None)
+    assert claim.epsilon_claimed == pytest.approx(whole.epsilon(1e-5).value, rel=5e-3)
+    assert any("rounded" in hole for hole in claim.holes)
+    assert statement.epsilon is not None
+    assert claim.epsilon_alone > claim.epsilon_claimed
+    assert clients[0].client.training.plan.epsilon(1e-5).value == claim.epsilon_alone
+    with pytest.raises(ValueError, match="noise='local'"):
+        sealed(count=1)[0].sum_claim(1e-5)
+
+
+def test_the_noise_of_a_sum_is_the_whole_noise():
+    """Gradients of zero: what the sum holds is noise, with the deviation rate z C / B."""
+    d, honest = 20_000, 3
+    model = [torch.nn.Linear(d, 1, bias=False, dtype=torch.float64) for _ in range(CLIENTS)]
+    zero = {"weight": torch.zeros(1, d, dtype=torch.float64)}
+    clients = [
+        shared(
+            p, honest, method=eq.DPSGD(0.5, noise_multiplier=noise_share(2.0, honest)), model=model[p],
+            loss_function=lambda m, batch: 0 * m.weight.sum() + 0 * batch["label"],
+        )
+        for p in range(CLIENTS)
+    ]  # fmt: skip
+    moved = simulate(FedAvg(), clients, zero, 1, secure=RULE).params["weight"] * CLIENTS
+    assert moved.std().item() == pytest.approx(0.3 * 2.0 * 0.5 / 20, rel=0.03)  # rate z C / B
+
+
+def test_under_distributed_noise_a_client_uploads_once_and_among_enough(tmp_path):
+    clients = [shared(p, folder=tmp_path / str(p)) for p in range(CLIENTS)]
+
+    def upload(members, number=1, query="train"):
+        keys = {p: clients[p].answer(number, {}, {"stage": "keys"}) for p in members}
+        everyone = {f"key.{p}": a["key"] for p, a in keys.items()}
+        everyone |= {f"terms.{p}": a["terms"] for p, a in keys.items()}
+        boxes = {p: clients[p].answer(number, {}, {"stage": "shares", **everyone}) for p in members}
+        inbox = {f"share.{p}": boxes[p]["share.0"] for p in members if p != 0}
+        given = {"clip_norm": 0.5} if query == "train" else {"square_limit": 0.25}
+        return clients[0].answer(number, start(), {"stage": "masked", "query": query, **given, **inbox})
+
+    with pytest.raises(Refused, match="fewer than 3"):
+        upload([0, 1])
+    assert charges(clients[0].client) == 0
+    assert upload([0, 1, 2])["masked"]
+    with pytest.raises(Refused, match="fewer than 3"):
+        clients[0].answer(1, {}, {"stage": "unmask", "survivors": [0, 1]})
+    assert upload([0, 1, 2], query="ask", number=2)["masked"]
+    clients[0].close()
+    clients[0] = shared(0, folder=tmp_path / "0")  # the journal remembers
+    for number, query in ((1, "train"), (2, "ask")):
+        with pytest.raises(Refused, match="uploaded once"):
+            upload([0, 1, 2], number, query)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"local_steps": 2, "steps": 6, "method": eq.DPSGD(0.5, noise_multiplier=1.0)}, "local_steps=2"),
+        ({"method": Proximal(eq.DPSGD(0.5, noise_multiplier=1.0), 0.1)}, "under-noised releases"),
+        ({"method": eq.DPSGD(eq.ReleasedQuantile(0.5), noise_multiplier=1.0)}, "under-noised releases"),
+        (
+            {"learning_rate": None, "optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)},
+            "plain SGD",
+        ),
+        ({"honest": 4}, "honest=4"),
+        ({"rule": SecureSum(CLIENTS, colluding=1)}, "honest=3"),
+    ],
+)
+def test_distributed_noise_is_refused_where_its_claim_does_not_hold(options, message):
+    with pytest.raises(ValueError, match=message):
+        shared(0, **options)
+
+
+def test_bad_words_are_named():
+    with pytest.raises(ValueError, match="honest=None"):
+        SecureClient(client(), RULE, 0, noise="distributed")
+    with pytest.raises(ValueError, match="honest=0"):
+        noise_share(1.0, 0)
+    one = sealed(count=1)[0]
+    nonsense = [
+        {}, {"stage": "nothing"}, {"stage": "unmask", "survivors": "all"}, {"stage": "shares", "key.x": b""},
+        {"stage": "masked", "query": "train"}, {"stage": "shares", "key.0": 1.0}, {"stage": "shares"},
+    ]  # fmt: skip
+    for values in nonsense:
+        with pytest.raises(Refused):
+            one.answer(1, start(), values)
+    assert charges(one.client) == 0
+    assert math.isfinite(one.epsilon())
