@@ -61,6 +61,18 @@ MUTATIONS = (
         ("tests/privacy/test_noise.py::test_noise_passes_kolmogorov_smirnov_at_its_scale_only",),
     ),
     Mutation(
+        "noise through the square of its scale, which underflows",
+        "privacy/normals.py",
+        (("mul_(-2.0).sqrt_().mul_(std)", "mul_(-2.0 * std * std).sqrt_()"),),
+        ("tests/privacy/test_noise.py::test_noise_keeps_its_scale_over_the_whole_range",),
+    ),
+    Mutation(
+        "noise that vanishes among the denormals is let out",
+        "privacy/ledger.py",
+        (("check_noise(self.plan, sums, noise)\n", "pass\n"),),
+        ("tests/privacy/test_noise.py::test_noise_that_the_type_cannot_carry_is_refused_and_free",),
+    ),
+    Mutation(
         "the same noise at every index",
         "privacy/noise.py",
         (

@@ -49,9 +49,30 @@ def test_too_little_noise_is_refused():
     assert radial_sensitivity(lambda n: -n.clamp(max=1)[:, None], [[1.0]], (1.0,)) == math.inf
 
 
-def make(noise, seed=3, size=60_000):
+@pytest.mark.parametrize("scale", [1e-20, 1e-30, 1e20])
+def test_shared_noise_keeps_its_scale_over_the_range_of_floats(scale):
+    ledger, draw, zero = make(dice(scale, 3 * scale), bound=10 * scale)
+    out = ledger.release(draw, clip_jointly(zero, noise := dice(scale, 3 * scale)), noise=noise)
+    for name, std in zip(noise.names, noise.standard_deviations, strict=True):
+        assert float(out[name]["w"].double().std()) == pytest.approx(2 * std, rel=0.02)
+
+
+def test_shared_noise_that_float32_cannot_carry_is_refused():
+    noise = CorrelatedNoise(
+        ("residual", "body"),
+        [[2.0, 0.0], [0.0, 2e-40]],
+        lambda n: torch.stack([n.clamp(max=1.0), 1e-40 * n.clamp(max=1.0)], dim=1),
+        (1.0,),
+    )
+    ledger, draw, zero = make(noise, size=2)
+    with pytest.raises(LedgerError, match="body.*cannot carry"):
+        ledger.release(draw, clip_jointly(zero, noise), noise=noise)
+    assert ledger.spent(1e-5).value == 0
+
+
+def make(noise, seed=3, size=60_000, bound=10.0):
     plan = PrivacyPlan(
-        [Release("residual", 2.0, 10.0), Release("body", 2.0, 10.0, correlated_with="residual")],
+        [Release("residual", 2.0, bound), Release("body", 2.0, bound, correlated_with="residual")],
         FullBatch(10, 5),
     )
     ledger = Ledger(plan, secrets=Secrets(reproducible_seed=seed))

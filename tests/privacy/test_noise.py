@@ -8,7 +8,18 @@ import torch
 from privacy_rows import Flat, rows
 from scipy import stats
 
-from equipoise.privacy import FullBatch, Ledger, PrivacyPlan, PrivateRows, Release, Secrets, clip
+from equipoise.privacy import (
+    FullBatch,
+    Ledger,
+    LedgerError,
+    PrivacyPlan,
+    Private,
+    PrivateRows,
+    Release,
+    Secrets,
+    Unproven,
+    clip,
+)
 from equipoise.privacy.normals import NormalStream
 
 SIZE = 40_000
@@ -34,6 +45,55 @@ def test_noise_passes_kolmogorov_smirnov_at_its_scale_only(dtype):
     assert stats.kstest(sample, "norm", args=(0, 0.9 * 3.0)).pvalue < 1e-6
     assert stats.kstest(sample, "norm", args=(0, 1.1 * 3.0)).pvalue < 1e-6
     assert abs(stats.pearsonr(sample[1:], sample[:-1]).statistic) < 5 / SIZE**0.5
+
+
+@pytest.mark.parametrize(
+    ("std", "dtype"),
+    [
+        *((std, torch.float32) for std in (1e-20, 1e-22, 1e-25, 1e-30, 1e20, 1e37)),
+        *((std, torch.float64) for std in (1e-160, 1e-200, 1e-300, 1e200)),
+    ],
+)
+def test_noise_keeps_its_scale_over_the_whole_range(std, dtype):
+    """The square of a standard deviation leaves the range of floats long before the deviation does."""
+    noise = released_noise(1.0, std, dtype).double() / std
+    assert abs(float(noise.std()) - 1) < 5 / (2 * SIZE) ** 0.5
+    assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-3
+
+
+def tensors(dtype, draw, bound):
+    return clip(PrivateRows(rows([0.0, 0.0], dtype=dtype), draw), Flat(), bound)
+
+
+@pytest.mark.parametrize("hardened", [False, True])
+@pytest.mark.parametrize(
+    ("multiplier", "bound", "dtype"),
+    [
+        (1.0, 1e-40, torch.float32),
+        (1e-10, 1e-25, torch.bfloat16),
+        (10.0, 1e38, torch.float32),
+        (1.0, 1e-310, torch.float64),
+        (1e3, 1e305, torch.float64),
+    ],
+)
+def test_noise_that_the_type_cannot_carry_is_refused_and_free(multiplier, bound, dtype, hardened):
+    plan = PrivacyPlan([Release("gradient", multiplier, max_bound=1e305)], FullBatch(10, 1))
+    ledger = Ledger(plan, hardened=hardened)
+    draw = ledger.open()
+    with pytest.raises(LedgerError, match="cannot carry"):
+        ledger.release(draw, {"gradient": tensors(dtype, draw, bound)})
+    assert ledger.spent(1e-5).value == 0
+    assert ledger.release(draw, {"gradient": tensors(dtype, draw, 1.0)}), "the draw is still good"
+
+
+def test_a_worst_case_claims_no_noise_that_the_type_cannot_carry():
+    plan = PrivacyPlan([], FullBatch(10, 2), unproven=[Unproven("raw", "batch")])
+    ledger = Ledger(plan)
+    draw = ledger.open()
+    value = {"w": Private(torch.zeros(2), draw)}
+    with pytest.raises(LedgerError, match="cannot carry"):
+        ledger.release_unproven(draw, "raw", value, 1e-40, hole="a test", worst_case_multiplier=3.0)
+    assert ledger.spent(1e-5).value == 0
 
 
 def test_streams_differ_by_key_purpose_and_index():

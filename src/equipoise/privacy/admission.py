@@ -11,6 +11,7 @@ from .bounded import Bounded
 from .correlated import CorrelatedNoise
 from .draws import Draw
 from .errors import LedgerError, PlanUsedUpError
+from .normals import carries
 from .private import unwrap
 from .releases import Pattern, PrivacyPlan
 
@@ -45,6 +46,39 @@ def check_sums(
         raise LedgerError(
             f"the plan holds {sorted(sums)} with correlated noise; pass noise=CorrelatedNoise(...)"
         )
+
+
+def check_noise(plan: PrivacyPlan, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None) -> None:
+    """Refuse noise that the type of a released sum cannot carry.
+
+    Raises:
+        LedgerError: naming the sum.
+    """
+    for name, bounded in sums.items():
+        stds = [plan[name].noise_multiplier * bounded.add_remove]
+        if noise is not None:
+            # what is drawn, what of it is this sum's own, and all that this sum gets
+            j, scale = noise.names.index(name), plan[noise.names[0]].noise_multiplier
+            own = noise.cholesky[j][j]
+            stds = [scale, own, scale * own, scale * noise.standard_deviations[j]]
+        require_carried(f"sums[{name!r}]", bounded.value, stds)
+
+
+def require_carried(what: str, value: Mapping[str, torch.Tensor], stds: Sequence[float]) -> None:
+    """Refuse standard deviations beyond the range of the types that the named tensors are released in.
+
+    Raises:
+        LedgerError: saying which.
+    """
+    for tensor, raw in value.items():
+        dtype = torch.float64 if raw.dtype == torch.float64 else torch.float32
+        wrong = [std for std in stds if not carries(dtype, std)]
+        if wrong:
+            raise LedgerError(
+                f"{what}[{tensor!r}] would get noise of standard deviation {wrong[0]:.3g}, which {dtype} "
+                "cannot carry: the noise would vanish or overflow. Keep the threshold away from the ends of "
+                "the type's range (a floor for one that shrinks), or compute in float64. Nothing was released"
+            )
 
 
 def pattern_for(

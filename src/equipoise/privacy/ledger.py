@@ -22,7 +22,7 @@ import torch
 
 from . import accounts
 from .accounting import EpsilonResult
-from .admission import check_sums, check_unproven, pattern_for
+from .admission import check_noise, check_sums, check_unproven, pattern_for, require_carried
 from .books import Books, question
 from .bounded import Bounded
 from .calibration import Budget
@@ -194,11 +194,13 @@ class Ledger:
 
         Raises:
             LedgerError: if the plan does not hold the releases, a bound is too large, the count has run out,
-                the draw is not open or a sum is not finite. Nothing leaves and nothing is charged.
+                the draw is not open, a sum is not finite, or its noise is beyond the range of its type.
+                Nothing leaves and nothing is charged.
         """
         sums = dict(sums)
         self._check_draw(draw)
         check_sums(self.plan, draw, sums, noise)
+        check_noise(self.plan, sums, noise)
         books = self._books
         pattern = None if draw.replayed else pattern_for(self._patterns, books.used, draw, frozenset(sums))
         bounds = {name: sums[name].add_remove for name in sorted(sums)}
@@ -309,6 +311,8 @@ class Ledger:
             raise LedgerError(f"{draw} was not opened by this ledger; use ledger.open(name, parameters)")
         if not math.isfinite(std) or std < 0:
             raise LedgerError(f"std of unproven release {name!r} must be finite and not negative, got {std}")
+        if worst_case_multiplier is not None:
+            require_carried(f"unproven release {name!r}", value if like is None else like, [std])
         line = self._line("unproven", draw) | {"name": name, "std": std, "hole": hole}
         line |= {"worst_case_multiplier": worst_case_multiplier, "answer": self._answer({name: value})}
         booked = self._books.unproven_done.get((name, draw.index, draw.parameters))

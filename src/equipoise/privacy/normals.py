@@ -22,10 +22,24 @@ import math
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-__all__ = ["NormalStream"]
+__all__ = ["NormalStream", "carries"]
 
 _CHUNK = 1 << 18  # numbers made at once: large enough for several threads, small enough for the cache
 _ROOM = 16  # bytes: the cipher asks for room for one more block than it writes
+
+
+def carries(dtype: torch.dtype, std: float) -> bool:
+    """Whether normal numbers of this standard deviation are as good in `dtype` as others.
+
+    Too small, they reach the denormals before they are small beside `std`, and devices that flush these make
+    zeros of them; too large, their tail is infinite.
+
+    Example:
+        >>> carries(torch.float32, 1e-30), carries(torch.float32, 1e-40), carries(torch.float64, 1e-40)
+        (True, False, True)
+    """
+    range_of = torch.finfo(dtype)
+    return range_of.tiny * 2.0**24 <= std <= range_of.max / 16
 
 
 class NormalStream:
@@ -56,7 +70,7 @@ class NormalStream:
 
         Args:
             count: how many; the stream moves on by an even number.
-            std: at least 0; 0 gives zeros.
+            std: at least 0; 0 gives zeros. `carries` tells which others the type can hold.
             dtype: torch.float32 or torch.float64.
         """
         if self._device.type != "cpu" or std == 0:
@@ -88,7 +102,8 @@ def _transform(out: torch.Tensor, std: float, scratch: torch.Tensor) -> None:
     # sum is rounded to at most 1, so that log(u) is never above zero.
     half_a_unit = torch.full((), scale / 4, dtype=out.dtype)
     torch.add(half_a_unit, radius.abs_(), alpha=scale, out=radius)
-    radius.log_().mul_(-2.0 * std * std).sqrt_()
+    # std comes after the root: its square would leave the range of floats long before it does.
+    radius.log_().mul_(-2.0).sqrt_().mul_(std)
     torch.cos(angle.mul_(math.pi * scale), out=scratch)
     angle.sin_().mul_(radius)
     radius.mul_(scratch)
