@@ -67,6 +67,12 @@ MUTATIONS = (
         ("tests/privacy/test_noise.py::test_noise_keeps_its_scale_over_the_whole_range",),
     ),
     Mutation(
+        "a clip rule may follow the number of records",
+        "privacy/clipping.py",
+        (("require_each_alone(f", "proved or require_each_alone(f"),),
+        ("tests/privacy/test_bounded.py::test_a_rule_that_counts_records_is_refused",),
+    ),
+    Mutation(
         "noise that vanishes among the denormals is let out",
         "privacy/ledger.py",
         (("check_noise(self.plan, sums, noise)\n", "pass\n"),),

@@ -181,6 +181,29 @@ def test_a_rule_that_looks_at_other_records_is_refused():
         clip(PrivateRows(rows([0.01], [0.01], [1.0], [1.0], [1.0])), Median(), 1.0)
 
 
+class Parity:
+    """Its sign follows the number of records, which a tensor's shape tells."""
+
+    def weights(self, norms, threshold):
+        return (threshold / norms).clamp(max=1) * (1 if len(norms) % 2 else -1)
+
+
+class Crowd:
+    """Shorter rows where there are many."""
+
+    def weights(self, norms, threshold):
+        return (threshold / norms).clamp(max=1.0 if norms.shape[0] > 100 else 0.5)
+
+
+@pytest.mark.parametrize("threshold", [1.0, 1e-25])
+@pytest.mark.parametrize("rule", [Parity(), Crowd()], ids=["parity", "crowd"])
+@pytest.mark.parametrize("count", [100, 101])
+def test_a_rule_that_counts_records_is_refused(rule, count, threshold):
+    """On both sides of a jump; with tiny thresholds too, whose weights are small numbers."""
+    with pytest.raises(PrivateError, match="how many"):
+        clip(PrivateRows(rows(*[[1.0 * threshold]] * count)), rule, threshold)
+
+
 def test_a_bound_cannot_be_forged():
     part = clip(PrivateRows(rows([3.0, 4.0])), Flat(), 1.0)
     with pytest.raises(PrivateError, match="cannot be changed"):

@@ -11,6 +11,7 @@ from equipoise.privacy import (
     FullBatch,
     Ledger,
     LedgerError,
+    PrivateError,
     PrivacyPlan,
     PrivateRows,
     Release,
@@ -65,9 +66,17 @@ def test_shared_noise_that_float32_cannot_carry_is_refused():
         (1.0,),
     )
     ledger, draw, zero = make(noise, size=2)
-    with pytest.raises(LedgerError, match="body.*cannot carry"):
+    with pytest.raises(LedgerError, match=r"body.*cannot carry"):
         ledger.release(draw, clip_jointly(zero, noise), noise=noise)
     assert ledger.spent(1e-5).value == 0
+
+
+def test_radial_weights_that_look_at_other_records_are_refused():
+    noise = CorrelatedNoise(
+        ("residual",), [[2.0]], lambda n: n.clamp(max=1.0 if len(n) > 3 else 0.5)[:, None], (0.5, 1.0)
+    )
+    with pytest.raises(PrivateError, match="radial_weights"):
+        clip_jointly(PrivateRows(rows([3.0], [3.0], [3.0])), noise)
 
 
 def make(noise, seed=3, size=60_000, bound=10.0):

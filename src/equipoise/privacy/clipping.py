@@ -16,12 +16,13 @@ import torch
 
 from .bounded import Bounded, make_bounded
 from .draws import Draw
-from .private import Private, PrivateError, unwrap
+from .private import Private, unwrap
 from .requirements import (
     check_groups,
     one_value_a_record,
     public_threshold,
     require_by_record,
+    require_each_alone,
     require_length,
 )
 from .rows import PrivateRows
@@ -179,11 +180,11 @@ def limited_weights(rule: ClipRule, norms: torch.Tensor, threshold: float) -> to
     """The rule's weights [B] for raw norms [B], cut to |weight| * norm <= threshold.
 
     Raises:
-        PrivateError: for a rule whose weight of one record depends on others (a median of the norms): cut or
-            not, the sum has no bound then. A rule whose operations do not show it is asked again, in halves.
+        PrivateError: for a rule whose weight of one record depends on others (a median of the norms, their
+            number): cut or not, the sum has no bound then. See `require_each_alone`.
     """
     answer = rule.weights(Private(norms), threshold)
-    proved = (isinstance(answer, Private) and answer.by_record) or isinstance(rule, _Given)
+    proved = isinstance(answer, Private) and answer.by_record
     given = unwrap(answer).to(norms.dtype)
     if given.shape != norms.shape:
         raise ValueError(
@@ -191,13 +192,13 @@ def limited_weights(rule: ClipRule, norms: torch.Tensor, threshold: float) -> to
             f"{tuple(norms.shape)}; "
             "it must return one weight a record"
         )
-    if len(norms) > 1 and not proved:
-        halves = [unwrap(rule.weights(Private(part), threshold)) for part in norms.chunk(2)]
-        if not torch.allclose(torch.cat(halves).to(given.dtype), given, rtol=1e-4, equal_nan=True):
-            raise PrivateError(
-                f"{type(rule).__name__}.weights gives a record another weight when other records are there; "
-                "a clip rule must look at each norm on its own, since the sum has no bound otherwise"
-            )
+    if not isinstance(rule, _Given):
+
+        def lengths(some: torch.Tensor) -> torch.Tensor:
+            return unwrap(rule.weights(Private(some), threshold)).double() * some.double()
+
+        parts = given.double() * norms.double()
+        require_each_alone(f"{type(rule).__name__}.weights", lengths, norms, parts, threshold, proved)
     # Squares of the smallest floats vanish: a norm that reads zero may be as large as 1e-15. A weight of
     # threshold / 1e-12 keeps even such a row far below the threshold.
     limit = threshold / norms.clamp_min(_SMALLEST_NORM)

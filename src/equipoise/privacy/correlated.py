@@ -30,7 +30,7 @@ import torch
 from .bounded import Bounded, make_bounded
 from .clipping import as_private, with_cut, without_bad
 from .private import unwrap
-from .requirements import check_groups, public_threshold
+from .requirements import check_groups, public_threshold, require_each_alone
 from .rows import PrivateRows
 
 RadialWeights = Callable[[torch.Tensor], torch.Tensor]
@@ -220,6 +220,7 @@ def _joint_weights(noise: CorrelatedNoise, norms: torch.Tensor, share: float) ->
     # Raised by some units in the last place: rounding must not carry a record above its length.
     relative = norms * ((1 + 4 * torch.finfo(norms.dtype).eps) / share)
     lengths = noise._lengths(relative)
+    require_each_alone("radial_weights", noise._lengths, relative, lengths, max(noise.bounds), proved=False)
     weights = lengths * noise.shrinkage(lengths)[:, None] / relative[:, None]
     # 0 / 0 at a norm of zero, and overflow where a rule lifts the smallest floats: such rows count nothing.
     return torch.where(torch.isfinite(weights), weights, torch.zeros_like(weights))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -76,6 +76,49 @@ def require_by_record(name: str, values: Private) -> torch.Tensor:
             "numbers; a quantile of the batch goes through a release first"
         )
     return unwrap(values)
+
+
+def require_each_alone(
+    name: str,
+    ask: Callable[[torch.Tensor], torch.Tensor],
+    norms: torch.Tensor,
+    parts: torch.Tensor,
+    scale: float,
+    proved: bool,
+) -> None:
+    """Refuse a rule whose answer for one record depends on the others, or on how many they are.
+
+    The rule is asked again with one record more in front and with one less, as neighbouring data have, and in
+    halves where its operations do not show that it keeps records apart.
+
+    Args:
+        name: of the rule.
+        ask: from norms [B] to the lengths [B] or [B, m] that the rule gives records of these norms.
+        norms: raw norms [B].
+        parts: its answer for them.
+        scale: the sum's bound; lengths that agree to 1e-7 of it, or to 1e-4 of themselves, are the same.
+        proved: whether the rule's operations keep records apart.
+
+    Raises:
+        PrivateError: naming the rule.
+    """
+    if not len(norms):
+        return
+    again = [(ask(torch.cat([norms[:1], norms]))[1:], parts)]
+    if len(norms) > 1:
+        again.append((ask(norms[1:]), parts[1:]))
+        if not proved:
+            halves = torch.cat([ask(half) for half in norms.chunk(2)])
+            again.append((halves, parts))
+    for found, expected in again:
+        same = found.shape == expected.shape and torch.allclose(
+            found.double(), expected.double(), rtol=1e-4, atol=1e-7 * scale, equal_nan=True
+        )
+        if not same:
+            raise PrivateError(
+                f"{name} gives a record another weight when other records are there; it must look at each "
+                "norm on its own, and not at how many there are, since the sum has no bound otherwise"
+            )
 
 
 def require_length(name: str, values: torch.Tensor, norms: torch.Tensor) -> None:
