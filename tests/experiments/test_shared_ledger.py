@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from equipoise.experiments.noise import make_method
 from equipoise.experiments.settings import Settings, SettingsError
@@ -56,6 +57,13 @@ def test_the_budget_is_met_together(journal, method, changes):
     # a run that goes on makes its plan from the settings of its method alone
     again = METHODS[method].from_config(made.config())
     assert plan_of(again, changes.get("seed", 0)).fingerprint() == plan.fingerprint()
+
+
+def test_a_method_that_releases_nothing_needs_nothing(journal):
+    public = {"input": torch.zeros(4, 2), "target": torch.zeros(4)}
+    method, budget = make_method(settings(journal, "public-only"), SAMPLING, public)
+    assert plan_of(method).releases == ()
+    assert Ledger(plan_of(method), budget, Journal(journal)).spent().value < budget.epsilon
 
 
 @pytest.mark.parametrize(

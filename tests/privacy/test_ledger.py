@@ -320,6 +320,19 @@ def test_shared_journal_composes(tmp_path):
         Ledger(replace, None, Journal(path), Secrets(tmp_path / "d"))
 
 
+def test_a_reserved_plan_is_resumed_whatever_came_later(tmp_path):
+    path, small = tmp_path / "shared.jsonl", Budget(PLAN.epsilon(1e-5).value * 1.1, 1e-5)
+    secrets = Secrets(tmp_path / "a")
+    first = Ledger(PLAN, small, Journal(path), secrets)
+    step(first)
+    Ledger(PLAN, Budget(small.epsilon * 4, 1e-5), Journal(path), Secrets(tmp_path / "b"))
+    again = Ledger(PLAN, small, Journal(path), secrets, position=1)
+    step(again, "p1")
+    again.close()
+    with pytest.raises(BudgetError, match="other runs"):  # its reservation was given up
+        Ledger(PLAN, small, Journal(path), secrets, position=2)
+
+
 def test_plan_over_budget_is_refused_before_anything(tmp_path):
     path = tmp_path / "journal.jsonl"
     with pytest.raises(BudgetError, match="Nothing was spent"):

@@ -56,7 +56,8 @@ class Ledger:
         hardened: exact noise on a grid of integers, which withstands attacks on floating-point noise.
 
     Raises:
-        BudgetError: if the plan, with what the journal already holds, exceeds the budget.
+        BudgetError: if the plan is not yet reserved in the journal, and with what that holds exceeds the
+            budget.
         LedgerError: if the journal holds this run with another plan or another kind of noise, or the plan
             has correlated noise, which there is not on a grid.
 
@@ -113,13 +114,15 @@ class Ledger:
                 self._others = accounts.other_runs(others, plan.relation)
                 self._search = accounts.search_of(mine)
                 self._books = Books(mine, plan, position)
-            self._check_budget()
             heads = [entry for entry in mine if entry["type"] == "run"]
             if any(head.get("noise", NOISES[False]) != self.noise for head in heads):
                 raise LedgerError(
                     f"the journal holds this run with another noise than {self.noise!r}; a run keeps its "
                     "noise"
                 )
+            # A plan is reserved while its run is open: a later run with a larger budget takes none of it away.
+            if not heads or any(entry["type"] == "close" for entry in mine):
+                self._check_budget()
             if not heads:
                 self.journal.append(
                     {
