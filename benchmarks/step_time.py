@@ -134,7 +134,8 @@ def equipoise_step(words: str, public):
         accepted = inspect.signature(METHODS[name]).parameters
         offered = {"clip_norm": CLIP_NORM, "public": records(public), "refresh_every": 10, "warm_steps": 1}
         options = {key: value for key, value in offered.items() if key in accepted}
-        options |= dict(pair.split("=") for pair in settings.split(",") if pair)
+        for key, value in (pair.split("=") for pair in settings.split(",") if pair):
+            options[key] = int(value) if value.isdigit() else value
         training = eq.PrivateTraining(
             task.model,
             torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE),

@@ -77,6 +77,12 @@ def gram(left: Factor, right: Factor) -> Tensor:
     if isinstance(left, DenseFactor) and not isinstance(right, DenseFactor):
         return gram(right, left).t()
     out = torch.empty(left.num_records, right.num_records, dtype=dtype, device=left.device)
+    if isinstance(right, DenseFactor) and right.dtype == dtype:
+        # Held rows (a subspace's columns) are read whole, and few times: a product reads more than it computes.
+        held = _matrix(right, dtype)
+        for i in chunks(left.num_records, left.shape.numel(), 16 * CHUNK_ELEMENTS):
+            torch.mm(_matrix(left.rows(i), dtype), held.t(), out=out[i])
+        return out
     for i in chunks(left.num_records, left.shape.numel(), 4 * CHUNK_ELEMENTS):
         rows = _matrix(left.rows(i), dtype)
         for j in chunks(right.num_records, right.shape.numel(), 4 * CHUNK_ELEMENTS):
