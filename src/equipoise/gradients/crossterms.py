@@ -78,7 +78,7 @@ def gram(left: Factor, right: Factor) -> Tensor:
         return gram(right, left).t()
     out = torch.empty(left.num_records, right.num_records, dtype=dtype, device=left.device)
     if isinstance(right, DenseFactor) and right.dtype == dtype:
-        # Held rows (a subspace's columns) are read whole, and few times: a product reads more than it computes.
+        # Held rows (the columns of a subspace) are read whole, and few times: reading takes longest.
         held = _matrix(right, dtype)
         for i in chunks(left.num_records, left.shape.numel(), 16 * CHUNK_ELEMENTS):
             torch.mm(_matrix(left.rows(i), dtype), held.t(), out=out[i])
