@@ -98,6 +98,12 @@ class Factor(ABC):
     def norms_squared(self) -> Tensor:
         """Squared row norms, [B]; a row that holds NaN or infinity gives NaN or infinity."""
 
+    def magnitudes(self) -> Tensor | None:
+        """At least the norm of a row whose terms' signs never cancel, [B]: what the rounding of a sum is
+        relative to. None where a row is one term, so that it is its own norm.
+        """
+        return None
+
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """``weights`` [B, m] -> [m, *shape]: sum_i weights[i, k] row_i for each k."""

@@ -18,6 +18,7 @@ from equipoise.gradients.base import (
     take,
     widen,
 )
+from equipoise.gradients.outer import CANCELLATION_SHARE, LOST_SHARE, TINY
 
 __all__ = ["IndexFactor"]
 
@@ -86,7 +87,25 @@ class IndexFactor(Factor):
                 products = torch.bmm(b[part], b[part].transpose(1, 2))
                 same = self.index[part].unsqueeze(2) == self.index[part].unsqueeze(1)
                 out[part] = torch.where(same, products, 0.0).sum((1, 2))
-            return out.abs_()
+            out.abs_()
+            # Look-ups of one index that cancel leave no digits in the sum of products, tiny ones no square.
+            right = (out >= CANCELLATION_SHARE * self._sizes(b).square_()) & (out < torch.inf)
+            lost = ~(right & (out >= self.positions * TINY**2 / LOST_SHARE))
+            if bool(lost.any()):
+                out[lost] = self.rows(lost)._segmented_norms(b[lost])
+            return out
+        return self._segmented_norms(b)
+
+    @override
+    def magnitudes(self) -> Tensor | None:
+        return None if self.positions == 1 else self._sizes(self.wide_b())
+
+    def _sizes(self, b: Tensor) -> Tensor:
+        """Norms [B] of rows whose look-ups never cancel: only those of one index are added."""
+        sizes = torch.linalg.vector_norm(b, dim=2, keepdim=True)
+        return torch.linalg.vector_norm(self._segment_sums(sizes).view(b.shape[0], self.positions), dim=1)
+
+    def _segmented_norms(self, b: Tensor) -> Tensor:
         return squared_rows(self._segment_sums(b).view(b.shape[0], self.positions * b.shape[2]))
 
     def _segment_sums(self, b: Tensor) -> Tensor:

@@ -29,7 +29,8 @@ from equipoise.gradients.base import (
 
 __all__ = ["OuterFactor"]
 
-#: A Gram-route squared norm below this share of the sum of its squared terms has lost digits to cancellation.
+#: A squared norm below this share of the square of its terms' summed norms lost digits to cancellation: a
+#: Gram route is then left, and a guard added (``factored.py``).
 CANCELLATION_SHARE = 1e-2
 
 
@@ -118,6 +119,10 @@ class OuterFactor(Factor):
         if kernel == "gram":
             return gram_norms(a, b)
         return product_norms(a, b)
+
+    @override
+    def magnitudes(self) -> Tensor | None:
+        return None if self.positions == 1 else summed_sizes(widen(self.a), widen(self.b))
 
     @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -254,6 +259,17 @@ def outer_norms(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
+def summed_sizes(a: Tensor, b: Tensor) -> Tensor:
+    """``sum_s |a_is| |b_is|``, [B], or a little more: sizes whose squares vanish are ``TINY``."""
+    left, right = (torch.linalg.vector_norm(t, dim=2).clamp_(min=TINY) for t in (a, b))
+    out = (left * right).sum(1)
+    odd = ~(out < torch.inf)
+    if bool(odd.any()):
+        left, right = (torch.linalg.vector_norm(t[odd], dim=2, dtype=torch.float64) for t in (a, b))
+        out[odd] = (left * right).sum(1).to(out.dtype)
+    return out
+
+
 def weighted_product(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
     """``sum_is w_i b_is (outer) a_is``, [d_out, d_in]: weights folded into the narrower side."""
     w = weights.view(-1, 1, 1)
@@ -277,7 +293,7 @@ def gram_norms(a: Tensor, b: Tensor) -> Tensor:
         smallest[part] = torch.minimum(*sizes).amin(1)
         product.mul_(other)
         out[part] = product.sum((1, 2))
-        terms[part] = product.diagonal(dim1=1, dim2=2).sum(1)
+        terms[part] = product.diagonal(dim1=1, dim2=2).sqrt().sum(1).square_()
     out.abs_()  # rounding may leave a tiny negative number; a larger norm is the safe side
     right = (out >= CANCELLATION_SHARE * terms) & (out < torch.inf)
     suspect = ~(right & (smallest >= TINY**2))
