@@ -160,7 +160,10 @@ def test_look_ups_keep_their_difference():
             - IndexFactor(other, b_w.double(), 7).materialise()
         )
         D = FactoredGradients({"w": (left,)}) - FactoredGradients({"w": (right,)})
-        assert worst(D.row_norms() - D.norm_guard(), exact.flatten(1).norm(dim=1)) < 1e-3
+        norms = exact.flatten(1).norm(dim=1)
+        # look-ups that moved cancel inside the row, whose own guard is added then
+        off = (D.row_norms() - D.norm_guard() - norms).abs() - 4 * EPS * D.magnitudes("w")
+        assert (off / norms).max() < 1e-3
         torch.testing.assert_close(D.materialise().tensors["w"].double(), exact, rtol=1e-3, atol=1e-6)
 
 

@@ -1,8 +1,8 @@
 """An adversary looks for neighbouring batches whose bounded sums differ by more than the bound.
 
-Three searches: random records of wild scales added to random batches, empty and one-record batches, and
-records found by gradient ascent on the difference itself. Every clip rule, flat and per layer, and the count
-of a learned threshold.
+Four searches: random records of wild scales added to random batches, empty and one-record batches, records
+found by gradient ascent on the difference itself, and records whose own terms cancel. Every clip rule, flat
+and per layer, and the count of a learned threshold.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from equipoise.gradients import GradientEngine
+from equipoise.gradients.conv import ConvFactor, ConvGeometry
+from equipoise.gradients.factored import FactoredGradients
+from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
 from equipoise.methods import CLIP_RULES, NSGD, PSAC, Abadi, AutoS
 from equipoise.methods.clip_rules import ClipRule, layers
 from equipoise.privacy import Draw, PrivateRows, centred_indicator, clip
@@ -135,6 +138,136 @@ def test_a_record_found_by_gradient_ascent(rule):
         }
         change = float(vector(bounded(record, rule, 1.0)).norm())
         assert 0.9 < change <= SLACK
+
+
+def moved_by(rows) -> float:
+    """The largest norm of what one record moves the clipped sum by, for one weight column and for five."""
+    weights = limited_weights(Abadi(), rows.row_norms(), 1.0)
+    found = 0.0
+    for i in range(rows.num_records):
+        one = torch.zeros_like(weights)
+        one[i] = weights[i]
+        found = max(found, math.hypot(*(float(v.double().norm()) for v in rows.weighted_sums(one).values())))
+        five = rows.weighted_sums(one.unsqueeze(1).expand(-1, 5).contiguous())
+        found = max(found, math.hypot(*(float(v[4].double().norm()) for v in five.values())))
+    return found
+
+
+def draw(rng, *shape):
+    return torch.randn(*shape, generator=rng)
+
+
+def log_uniform(rng, low, high) -> float:
+    return 10 ** (low + (high - low) * float(torch.rand((), generator=rng)))
+
+
+def opposed(rng, positions, width, records=2):
+    """Near-opposite positions, v and -(1 + e) v, up to 1e10 long and down to rounding apart."""
+    v = draw(rng, records, 1, width).expand(-1, positions, -1) * log_uniform(rng, -3, 10)
+    sign = torch.ones(positions, 1)
+    sign[positions // 2 :] = -1 - log_uniform(rng, -8, -0.5)
+    return v * sign + log_uniform(rng, -9, -5) * v.abs().mean() * draw(rng, records, positions, width)
+
+
+def alike(rng, positions, width, records=2):
+    return draw(rng, records, 1, width) * (1 + log_uniform(rng, -8, -2) * draw(rng, 1, positions, width))
+
+
+def an_outer(rng, positions):
+    return OuterFactor(alike(rng, positions, 3), opposed(rng, positions, 4))
+
+
+def an_expanded(rng, positions):
+    return (OuterFactor(alike(rng, positions, 3, 1).expand(3, -1, -1), opposed(rng, positions, 4, 3)),)
+
+
+def a_convolution(rng, positions):
+    inputs = alike(rng, 2 * positions + 1, 2).transpose(1, 2)
+    return ConvFactor(inputs, opposed(rng, positions, 3).transpose(1, 2), ConvGeometry.of((3,), 2))
+
+
+def a_square_convolution(rng, positions):
+    x = alike(rng, 36, 2).transpose(1, 2).reshape(2, 2, 6, 6)
+    return ConvFactor(x, opposed(rng, 16, 3).transpose(1, 2).reshape(2, 3, 4, 4), ConvGeometry.of((3, 3)))
+
+
+def look_ups(rng, positions):
+    index = torch.randint(2, (2, positions), generator=rng)
+    return IndexFactor(index, opposed(rng, positions, 3), 4)
+
+
+def tied_products(rng, positions):
+    one = an_outer(rng, positions)
+    return one, OuterFactor(one.a * (1 + log_uniform(rng, -8, -1)), -one.b)
+
+
+def tied_look_ups(rng, positions):
+    table = look_ups(rng, positions)
+    chosen = F.one_hot(table.index, table.num_rows).float()
+    return table, OuterFactor(-table.b * (1 + log_uniform(rng, -8, -1)), chosen)
+
+
+def tied_rows(rng, positions):
+    one = an_outer(rng, positions)
+    return one, DenseFactor(-(1 + log_uniform(rng, -8, -1)) * one.materialise())
+
+
+SINGLE, CONVOLVED = [an_outer, look_ups], [a_convolution, a_square_convolution]
+FORMS = [
+    *(
+        (make, kernel)
+        for make in SINGLE
+        for kernel in ("auto", "gram", "product" if make is an_outer else "sort")
+    ),
+    *((make, kernel) for make in CONVOLVED for kernel in ("grouped", "unfold", "correlate", "gram")),
+    *((make, "auto") for make in (an_expanded, tied_products, tied_look_ups, tied_rows)),
+]
+
+
+@pytest.mark.parametrize(("make", "kernel"), FORMS, ids=lambda part: getattr(part, "__name__", part))
+def test_terms_that_cancel_inside_a_record(make, kernel):
+    """The sum rounds the terms, not the row: the norm has to carry what that adds."""
+    rng, largest = torch.Generator().manual_seed(6), 0.0
+    for trial in range(24):
+        factors = make(rng, (2, 3, 4, 6, 16, 64)[trial % 6])
+        if not isinstance(factors, tuple):
+            factors = (factors if kernel == "auto" else factors._with(kernel),)
+        rows = FactoredGradients(
+            {"w": factors, "other": (DenseFactor(torch.zeros(factors[0].num_records, 1)),)}
+        )
+        chosen = rows.select(["w"]).rows(torch.tensor([1, 0]))
+        keep = {name: torch.ones(shape, dtype=torch.bool) for name, shape in rows.shapes.items()}
+        largest = max(largest, *(moved_by(part) for part in (rows, chosen, rows.masked(keep))))
+    assert 0.9 < largest <= SLACK
+
+
+def test_look_ups_of_one_token_that_cancel():
+    rng = torch.Generator().manual_seed(7)
+    table, u = nn.Embedding(10, 4), draw(rng, 4)
+
+    def scored(model, batch):
+        return ((model(batch["ids"]) * u).sum(2) * batch["v"]).sum(1)
+
+    gaps = 10 ** (-8 * torch.rand(40, generator=rng))
+    batch = {
+        "ids": torch.full((40, 2), 3),
+        "v": 1e5 * torch.stack([torch.ones(40), -1 - gaps], dim=1) * torch.rand(40, 1, generator=rng),
+    }
+    assert moved_by(GradientEngine(table, scored, batch)(batch)) <= SLACK
+
+
+@pytest.mark.parametrize("gap", [1e-1, 1e-3, 1e-5, 3e-7, 1e-7])
+def test_a_layer_over_two_positions_that_cancel(gap):
+    torch.manual_seed(8)
+    layer, rng = nn.Linear(5, 4, bias=False), torch.Generator().manual_seed(8)
+    x, u = draw(rng, 8, 1, 5).expand(-1, 2, -1), draw(rng, 4)
+
+    def scored(model, batch):
+        return ((model(batch["x"]) * u).sum(2) * batch["v"]).sum(1)
+
+    sizes = 10 ** torch.linspace(0, 9, 8).unsqueeze(1)
+    batch = {"x": x.contiguous(), "v": sizes * torch.tensor([[1.0, -1.0 - gap]])}
+    assert moved_by(GradientEngine(layer, scored, batch)(batch)) <= SLACK
 
 
 def test_the_search_finds_a_rule_that_forgets_a_parameter():

@@ -328,6 +328,18 @@ MUTATIONS = (
         ("tests/gradients/test_differences.py::test_difference_norm_is_as_good_as_materialised",),
     ),
     Mutation(
+        "look-ups of one token that cancel, squared as they are",
+        "gradients/index.py",
+        (("lost = ~(right & (out >= self.positions * TINY**2 / LOST_SHARE))", "lost = out < 0"),),
+        ("tests/methods/test_sensitivity.py::test_look_ups_of_one_token_that_cancel",),
+    ),
+    Mutation(
+        "no guard for terms that cancel inside a record",
+        "gradients/rounding.py",
+        (("return torch.where(weak, (norms + guard).square_(), squares)", "return squares"),),
+        ("tests/methods/test_sensitivity.py::test_terms_that_cancel_inside_a_record",),
+    ),
+    Mutation(
         "difference norm without its guard",
         "gradients/factored.py",
         (

@@ -15,6 +15,7 @@ A transposed convolution is the same factor with its input and output gradient e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -33,7 +34,7 @@ from equipoise.gradients.base import (
     widen,
 )
 from equipoise.gradients.geometry import ConvGeometry
-from equipoise.gradients.outer import gram_norms
+from equipoise.gradients.outer import gram_norms, summed_sizes
 
 __all__ = ["ConvFactor", "ConvGeometry"]
 
@@ -143,6 +144,14 @@ class ConvFactor(Factor):
         for part in self._record_chunks(kernel):
             out[part] = squared_rows(self.rows(part)._rows_by(kernel))
         return out
+
+    @override
+    def magnitudes(self) -> Tensor | None:
+        # In each use |sum_p b_p (outer) patch_p| <= |b| |patches|; an input is in `coverage` patches at most.
+        if self.positions == 1:
+            return None
+        sizes = summed_sizes(widen(self.x).flatten(2), widen(self.b).flatten(2))
+        return sizes.mul_(math.sqrt(self.geometry.coverage))
 
     @override
     def weighted_sum(self, weights: Tensor) -> Tensor:

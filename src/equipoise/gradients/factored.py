@@ -9,7 +9,8 @@ that cancel (each factor's ``difference``); what remains is the rounding of the 
 
     n_i = ||g_i(x) - g_i(w)|| + 4 eps (||g_i(x)|| + ||g_i(w)||)
 
-keeps a clip bound valid where the difference drowns in it.
+keeps a clip bound valid where the difference drowns in it. Rows whose own terms cancel have another
+(``rounding``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from equipoise.gradients.base import DenseFactor, Factor, accumulation_dtype, ch
 from equipoise.gradients.operator import PerSampleGradients
 from equipoise.gradients.outer import CANCELLATION_SHARE
 from equipoise.gradients.precision import full_precision
+from equipoise.gradients.rounding import GUARD, guarded
 from equipoise.gradients.uses import checked_names, differing_uses, joined_uses, shapes_of
 
 __all__ = ["DenseGradients", "FactoredGradients", "concat"]
@@ -121,7 +123,7 @@ class FactoredGradients(PerSampleGradients):
         if self._operands is None:
             return self._zeros() if groups is None else self._zeros(len(groups))
         left, right = (operand.row_norms(groups).to(self.dtype) for operand in self._operands)
-        return (left + right).mul_(4 * torch.finfo(self.dtype).eps)
+        return (left + right).mul_(GUARD * torch.finfo(self.dtype).eps)
 
     @override
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -230,23 +232,38 @@ class FactoredGradients(PerSampleGradients):
         if name not in self._squared:
             kept = self.factors[name]
             own = [factor.norms_squared() for factor in kept]
+            sizes = self.magnitudes(name, own)
             if len(kept) <= 1:
-                self._squared[name] = own[0] if kept else self._zeros()
+                squares = guarded(own[0], sizes) if kept else self._zeros()
             else:
-                self._squared[name] = self._squares_of_sum(name, kept, torch.stack(own).sum(0))
+                assert sizes is not None
+                squares = self._squares_of_sum(name, kept, torch.stack(own).sum(0), sizes)
+            self._squared[name] = squares
         return self._squared[name]
 
-    def _squares_of_sum(self, name: str, kept: tuple[Factor, ...], terms: Tensor) -> Tensor:
+    def magnitudes(self, name: str, squares: Sequence[Tensor] | None = None) -> Tensor | None:
+        """What the rounding of one parameter's rows is relative to, [B]; None where they are single terms."""
+        kept = self.factors[name]
+        if len(kept) <= 1:
+            return kept[0].magnitudes() if kept else None
+        own = [factor.norms_squared() for factor in kept] if squares is None else squares
+        sizes = [factor.magnitudes() for factor in kept]
+        return torch.stack([n.sqrt() if m is None else m for m, n in zip(sizes, own, strict=True)]).sum(0)
+
+    def _squares_of_sum(self, name: str, kept: tuple[Factor, ...], terms: Tensor, sizes: Tensor) -> Tensor:
         squares = terms.clone()
         for i, factor in enumerate(kept):
             for opposite in kept[i + 1 :]:
                 squares.add_(factor.inner(opposite), alpha=2)
         squares.abs_()
         # Uses that cancel leave no digits in the sum: those rows are added before they are squared.
-        lost = (squares < CANCELLATION_SHARE * terms).nonzero().squeeze(1)
+        limit = torch.maximum(CANCELLATION_SHARE * terms, CANCELLATION_SHARE**2 * sizes.square())
+        lost = (squares < limit).nonzero().squeeze(1)
+        squares = guarded(squares, sizes, by_products=True)
         for part in chunks(lost.shape[0], self._shapes[name].numel()):
             rows = self._rows_of(name, lost[part])
-            squares[lost[part]] = rows.flatten(1).square().sum(1) if rows.ndim > 1 else rows.square()
+            formed = rows.flatten(1).square().sum(1) if rows.ndim > 1 else rows.square()
+            squares[lost[part]] = guarded(formed, sizes[lost[part]])
         return squares
 
     def _sum_of_squares(self, names: Sequence[str]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,16 @@ class ConvGeometry:
     def taps(self) -> int:
         """Positions of the kernel."""
         return torch.Size(self.kernel_size).numel()
+
+    @property
+    def coverage(self) -> int:
+        """At how many output positions an input can count, at most.
+
+        >>> ConvGeometry.of((4, 3), stride=2).coverage
+        4
+        """
+        sizes = zip(self.kernel_size, self.stride, self.dilation, strict=True)
+        return math.prod(math.ceil(k * math.gcd(s, d) / s) for k, s, d in sizes)
 
     @property
     def symmetric(self) -> bool:

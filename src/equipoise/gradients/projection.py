@@ -15,9 +15,10 @@ from typing_extensions import override
 
 from equipoise.gradients.base import chunks
 from equipoise.gradients.derived import Derived
-from equipoise.gradients.factored import DenseGradients
+from equipoise.gradients.factored import DenseGradients, FactoredGradients
 from equipoise.gradients.operator import PerSampleGradients
 from equipoise.gradients.precision import full_precision
+from equipoise.gradients.rounding import guarded
 from equipoise.gradients.subspace import Subspace
 
 __all__ = ["MaskedGradients", "ProjectedGradients"]
@@ -113,7 +114,9 @@ class MaskedGradients(Derived):
         for piece in chunks(self.num_records, mask.numel()):
             kept = part.rows(piece).materialise().tensors[name] * mask
             out[piece] = kept.square().flatten(1).sum(1) if kept.ndim > 1 else kept.square()
-        return out
+        # the sums come from the terms of the whole rows
+        whole = part.magnitudes(name) if isinstance(part, FactoredGradients) else None
+        return guarded(out, whole)
 
     @override
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
