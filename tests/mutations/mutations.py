@@ -67,6 +67,17 @@ MUTATIONS = (
         ("tests/privacy/test_noise.py::test_noise_keeps_its_scale_over_the_whole_range",),
     ),
     Mutation(
+        "epochs counted as if draws left no gaps",
+        "privacy/ledger.py",
+        (
+            (
+                "event = self.plan.event(self._books.used, self._books.epochs.met)",
+                "event = self.plan.event(self._books.used)",
+            ),
+        ),
+        ("tests/privacy/test_verification.py::test_epochs_are_charged_by_the_draws_that_lie_in_them",),
+    ),
+    Mutation(
         "a clip rule may follow the number of records",
         "privacy/clipping.py",
         (("require_each_alone(f", "proved or require_each_alone(f"),),
@@ -252,8 +263,8 @@ MUTATIONS = (
         "privacy/ledger.py",
         (
             (
-                "            self.journal.append(line)\n            books.lines[draw.index] = line\n",
-                "            books.lines[draw.index] = line\n",
+                "            self.journal.append(line)\n            books.book_release(line, pattern)\n",
+                "            books.book_release(line, pattern)\n",
             ),
             (
                 "        return {name: out[name] for name in sums}\n",

@@ -19,6 +19,7 @@ from equipoise.privacy import (
     Secrets,
     Unproven,
     capped,
+    gaussian_epsilon,
     statement_schema,
 )
 from equipoise.privacy.sampling import FullBatch, Unamplified
@@ -75,7 +76,41 @@ def verdicts(statement, ledger):
     )
 
 
+def gappy_run(journal=None) -> Ledger:
+    """Ten releases of an epoch's length, which lie in two."""
+    ledger = Ledger(PrivacyPlan([Release("gradient", 1.0, 5.0)], Unamplified(10, 100, 20)), journal=journal)
+    for ordinal in range(20):
+        if 5 <= ordinal < 15:
+            ledger.open("batch")
+        else:
+            released(ledger, "batch", "gradient")
+    return ledger
+
+
+def test_epochs_are_charged_by_the_draws_that_lie_in_them():
+    ledger = gappy_run()
+    two = gaussian_epsilon(2**0.5, DELTA)
+    assert ledger.spent(DELTA).value == pytest.approx(two)
+    assert ledger.progress(DELTA) == pytest.approx(two)
+    again = Ledger(ledger.plan, journal=ledger.journal, secrets=ledger.secrets)
+    assert again.spent(DELTA).value == pytest.approx(two)
+    ledger.close()
+    other = Ledger(ledger.plan, journal=ledger.journal)
+    assert other.spent(DELTA).value == pytest.approx(two)
+
+
+def test_an_epoch_left_out_of_a_statement_is_caught():
+    ledger = gappy_run()
+    statement = statement_of(ledger)
+    assert statement["releases"][0]["epochs"] == 2
+    statement["releases"][0]["epochs"] = 1
+    assert verdicts(statement, ledger) == (False, False)
+    statement["releases"][0].update(epochs=0, used=0)
+    assert verdicts(statement, ledger) == (False, False)
+
+
 RUNS = {
+    "gaps": gappy_run,
     "poisson": lambda: plain_run(Poisson(20, 100, 4)),
     "replace": lambda: plain_run(relation="replace_one"),
     "unamplified": plain_run,

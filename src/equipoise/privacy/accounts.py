@@ -9,6 +9,7 @@ from typing import Any
 import dp_accounting
 
 from .accounting import EpsilonResult, epsilon, quick_epsilon
+from .epochs import Epochs
 from .errors import JournalError
 from .releases import Pattern, PrivacyPlan
 from .search import PrivateSearch
@@ -64,13 +65,16 @@ def _event_of_run(run: str, entries: list[Mapping[str, Any]], relation: str) -> 
         return dp_accounting.NonPrivateDpEvent()
     worst = sum(e["worst_case_multiplier"] ** -2 for e in entries if e["type"] == "unproven")
     counts: dict[Pattern, int] | None = None
+    epochs: Epochs | None = None
     if any(entry["type"] == "close" for entry in entries):
-        counts = {}
+        counts, epochs = {}, Epochs(plan)
         for entry in entries:
             if entry["type"] == "release":
                 pattern = plan.pattern(entry["draw"], entry["pattern"])
                 counts[pattern] = counts.get(pattern, 0) + 1
-    return searched(compose([plan.event(counts)], worst), search_of(entries))
+                epochs.add(entry["draw"], entry["ordinal"])
+    own = plan.event(counts, None if epochs is None else epochs.met)
+    return searched(compose([own], worst), search_of(entries))
 
 
 def search_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:

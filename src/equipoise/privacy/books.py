@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .epochs import Epochs
 from .errors import JournalError, LedgerError
 from .releases import Pattern, PrivacyPlan
 from .statement import Hole
@@ -21,6 +22,7 @@ class Books:
     Attributes:
         lines: draw index -> the entry that decides whether the draw may be repeated.
         used: how many releases of each planned pattern are booked.
+        epochs: the epochs that they lie in, where sampling does not amplify.
         ordinals: draw name -> how many draws of that name were opened.
         holes: what left without proof, by the sentence that says so.
         unproven_done: (release, index, digest) -> what it was asked.
@@ -34,6 +36,7 @@ class Books:
     def __init__(self, entries: Sequence[dict[str, Any]], plan: PrivacyPlan, position: int) -> None:
         self.lines: dict[int, dict[str, Any]] = {}
         self.used: dict[Pattern, int] = {}
+        self.epochs = Epochs(plan)
         self.ordinals: dict[str, int] = {}
         self.holes: dict[str, Hole] = {}
         self.unproven_done: dict[tuple[str, int, str], tuple[Any, ...]] = {}
@@ -46,9 +49,7 @@ class Books:
                     "new plan: the old one stays charged"
                 )
             if entry["type"] == "release":
-                self.lines[entry["index"]] = entry
-                pattern = plan.pattern(entry["draw"], entry["pattern"])
-                self.used[pattern] = self.used.get(pattern, 0) + 1
+                self.book_release(entry, plan.pattern(entry["draw"], entry["pattern"]))
             elif entry["type"] == "void":
                 self.lines[entry["index"]]["hash"] = "void"
             elif entry["type"] == "unproven":
@@ -66,6 +67,12 @@ class Books:
                 "the last of them: it was cut or replaced, and charges are lost. Restore the journal from a "
                 "copy, or start a new run and count the old one as spent in full"
             )
+
+    def book_release(self, line: dict[str, Any], pattern: Pattern) -> None:
+        """Note a release of this pattern."""
+        self.lines[line["index"]] = line
+        self.used[pattern] = self.used.get(pattern, 0) + 1
+        self.epochs.add(line["draw"], line["ordinal"])
 
     def book_unproven(self, line: dict[str, Any]) -> None:
         """Note an un-proven release and what its worst case adds to the hole that it is."""

@@ -120,7 +120,7 @@ class Ledger:
                     f"the journal holds this run with another noise than {self.noise!r}; a run keeps its "
                     "noise"
                 )
-            # A plan is reserved while its run is open: a later run with a larger budget takes none of it away.
+            # A plan is reserved while its run is open: a later run with a larger budget takes nothing away.
             if not heads or any(entry["type"] == "close" for entry in mine):
                 self._check_budget()
             if not heads:
@@ -223,8 +223,7 @@ class Ledger:
             line.update(bounds=bounds, pattern=sorted(pattern.names), answer=answer, joint=joint)
             line["multipliers"] = {name: self.plan[name].noise_multiplier for name in bounds}
             self.journal.append(line)
-            books.lines[draw.index] = line
-            books.used[pattern] = books.used.get(pattern, 0) + 1
+            books.book_release(line, pattern)
         self._open[draw] = False
         if noise is not None:
             return correlated(self.secrets, draw, sums, noise, self.plan[noise.names[0]].noise_multiplier)
@@ -356,7 +355,8 @@ class Ledger:
         used, total = sum(self._books.used.values()), sum(p.count for p in self._patterns)
         if self.guarantee == "none":
             return math.inf
-        if total == 0 or self.guarantee == "worst_case":
+        gaps = self.plan.event(self._books.used) != self.plan.event(self._books.used, self._books.epochs.met)
+        if total == 0 or self.guarantee == "worst_case" or gaps:
             return self.spent(delta).value
         return self._progress(used / total, self._delta(delta))
 
@@ -394,6 +394,7 @@ class Ledger:
             private=self.secrets.is_private,
             noise=self.noise,
             used={p: self._books.used.get(p, 0) for p in self._patterns},
+            epochs=self._books.epochs.met,
             other_runs=len(self._others),
             search=self._search,
             **facts,
@@ -440,11 +441,12 @@ class Ledger:
 
     def _spent_event(self, fraction: float | None = None) -> Any:
         """Event of what is spent, or of a fraction of the plan, with the other runs."""
-        counts = {p: self._books.used.get(p, 0) for p in self._patterns}
-        if fraction is not None:
-            counts = {p: min(p.count, math.ceil(fraction * p.count)) for p in self._patterns}
+        if fraction is None:
+            event = self.plan.event(self._books.used, self._books.epochs.met)
+        else:
+            event = self.plan.event({p: min(p.count, math.ceil(fraction * p.count)) for p in self._patterns})
         worst = sum(hole.worst_case or 0.0 for hole in self._books.holes.values())
-        own = accounts.searched(accounts.compose([self.plan.event(counts)], worst), self._search)
+        own = accounts.searched(accounts.compose([event], worst), self._search)
         return accounts.compose([own, *self._others.values()])
 
     def _check_draw(self, draw: Draw) -> None:

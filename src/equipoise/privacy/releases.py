@@ -242,15 +242,28 @@ class PrivacyPlan:
             total += (ratio / release.noise_multiplier) ** 2
         return total**-0.5
 
-    def event(self, counts: Mapping[Pattern, int] | None = None) -> dp_accounting.DpEvent:
-        """The event of the whole plan, or of the given numbers of draws for each pattern."""
+    def event(
+        self, counts: Mapping[Pattern, int] | None = None, epochs: Mapping[str, int] | None = None
+    ) -> dp_accounting.DpEvent:
+        """The event of the whole plan, or of the given numbers of draws for each pattern.
+
+        Args:
+            counts: draws by pattern; all that are planned when None.
+            epochs: by name of `Unamplified` draws, the epochs that these lie in (see `Epochs`); as many as
+                draws without gaps touch when None.
+        """
         by_draw: dict[tuple[str, float], int] = {}
         for pattern in self.patterns():
             count = pattern.count if counts is None else counts.get(pattern, 0)
             if count > 0:
                 key = (pattern.draw, self.combined_multiplier(pattern.names, pattern.sampling))
                 by_draw[key] = by_draw.get(key, 0) + count
-        events = [self.sampling_of(draw).event(z, count) for (draw, z), count in by_draw.items()]
+        events = []
+        for (draw, z), count in by_draw.items():
+            sampling = self.sampling_of(draw)
+            if isinstance(sampling, Unamplified) and epochs is not None:
+                count = epochs[draw] * sampling.draws_per_epoch
+            events.append(sampling.event(z, count))
         return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
 
     def epsilon(self, delta: float) -> EpsilonResult:

@@ -214,6 +214,7 @@ def make_statement(
     further: Sequence[EpsilonResult] = (),
     search: Mapping[str, Any] | None = None,
     noise: str = "floating_point",
+    epochs: Mapping[str, int] | None = None,
 ) -> Statement:
     """Build the statement of a run.
 
@@ -235,6 +236,7 @@ def make_statement(
         further: epsilon at further deltas.
         search: mean and shape of the number of runs of which this one was chosen; see `PrivateSearch`.
         noise: "floating_point" or "grid".
+        epochs: by name of `Unamplified` draws, the epochs that they lie in; see `Epochs`.
     """
     if guarantee not in GUARANTEES:
         raise ValueError(f"guarantee must be one of {GUARANTEES}, got {guarantee!r}")
@@ -247,7 +249,10 @@ def make_statement(
     described = plan.describe()
     for release in described["releases"]:
         count = sum(n for pattern, n in used.items() if release["name"] in pattern.names)
-        rows.append({**release, "used": count})
+        row = {**release, "used": count}
+        if release["sampling"]["scheme"] == "Unamplified":
+            row["epochs"] = (epochs or {}).get(release["draw"], 0)
+        rows.append(row)
         scheme = release["sampling"]
         text = (
             f"population {scheme['population']} and sampling {scheme['scheme']} of draw {release['draw']!r}"

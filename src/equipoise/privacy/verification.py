@@ -17,6 +17,7 @@ from typing import Any
 import dp_accounting
 
 from . import accounts
+from .epochs import Epochs
 from .errors import JournalError
 from .releases import Pattern, PrivacyPlan
 from .statement import Hole, Statement, further_deltas, make_statement
@@ -51,6 +52,7 @@ class _Run:
 
     plan: PrivacyPlan
     used: dict[Pattern, int]
+    epochs: dict[str, int]
     holes: list[Hole]
     private: bool
     search: dict[str, Any] | None
@@ -66,7 +68,9 @@ class _Run:
     def event(self) -> dp_accounting.DpEvent:
         """Of everything that it released; only where the guarantee is not `none`."""
         worst = sum(hole.worst_case or 0.0 for hole in self.holes)
-        return accounts.searched(accounts.compose([self.plan.event(self.used)], worst), self.search)
+        return accounts.searched(
+            accounts.compose([self.plan.event(self.used, self.epochs)], worst), self.search
+        )
 
 
 # ---- with the journal
@@ -128,12 +132,14 @@ def _read_run(entries: Entries) -> _Run:
     if plan.fingerprint() != heads[0]["fingerprint"]:
         raise JournalError("its plan does not have the hash that stands beside it: the plan was edited")
     used: dict[Pattern, int] = {}
+    epochs = Epochs(plan)
     holes: dict[str, Hole] = {}
     for number, entry in enumerate(entries, start=1):
         kind = entry["type"]
         if kind == "release":
             pattern = _fitting(plan, entry, number)
             used[pattern] = used.get(pattern, 0) + 1
+            epochs.add(entry["draw"], entry["ordinal"])
             if used[pattern] > pattern.count:
                 raise JournalError(
                     f"it holds more than the {pattern.count} planned releases of {sorted(pattern.names)}"
@@ -151,6 +157,7 @@ def _read_run(entries: Entries) -> _Run:
     return _Run(
         plan=plan,
         used=used,
+        epochs=epochs.met,
         holes=list(holes.values()),
         private=heads[0]["private"] is True,
         search=accounts.search_of(entries),
@@ -210,6 +217,7 @@ def _restated(
         holes=own.holes,
         private=own.private,
         used=own.used,
+        epochs=own.epochs,
         other_runs=len(others),
         run=run,
         search=own.search,
@@ -250,7 +258,8 @@ def check_published(statement: Mapping[str, Any], plan: object = None) -> list[F
 
 
 def _published_run(statement: Mapping[str, Any]) -> _Run:
-    rows = [{key: value for key, value in row.items() if key != "used"} for row in statement["releases"]]
+    counts = ("used", "epochs")
+    rows = [{key: value for key, value in row.items() if key not in counts} for row in statement["releases"]]
     description = {"relation": statement["relation"], "sampling": statement["sampling"]}
     plan = PrivacyPlan.from_description(description | {"releases": rows, "unproven": statement["unproven"]})
     counted = {row["name"]: row["used"] for row in statement["releases"]}
@@ -267,9 +276,16 @@ def _published_run(statement: Mapping[str, Any]) -> _Run:
             raise ValueError(f"the counts of {name!r} and of the releases with it do not agree")
     if any(isinstance(n, bool) or not 0 <= n <= p.count for p, n in used.items()):
         raise ValueError("a count is not between 0 and the planned number")
+    epochs = dict(Epochs(plan).met)
+    for row in statement["releases"]:
+        if row["draw"] in epochs:
+            epochs[row["draw"]] = row["epochs"]
+            length = row["sampling"]["population"] / row["sampling"]["batch_size"]
+            if not row["used"] / max(1, round(length)) <= row["epochs"] <= row["used"]:
+                raise ValueError(f"{row['used']} draws cannot lie in {row['epochs']!r} epochs")
     holes = [Hole(**row) for row in statement["holes"]]
     private = statement["private"] is True
-    return _Run(plan, used, holes, private, statement["search"], statement["noise"])
+    return _Run(plan, used, epochs, holes, private, statement["search"], statement["noise"])
 
 
 # ---- comparing
