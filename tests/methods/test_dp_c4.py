@@ -164,6 +164,11 @@ def test_clipped_differences_stay_inside_the_threshold(scale):
     assert 0.3 * threshold < largest <= threshold * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("method", [eq.DPC4, eq.DPC4Plus])
+def test_rounding_is_named_as_an_assumption(method):
+    assert any("rounding of the two forward passes" in text for text in method(**SMALL).assumptions())
+
+
 def test_an_empty_draw_takes_its_step_and_is_charged():
     data, _ = consistent(40, 3)
     follower = Follower(eq.DPC4Plus(**SMALL), Linear(3), half_square, data, Poisson(1e-6, 40, 4)).run()
