@@ -156,8 +156,9 @@ def search(
             return
         console.print(
             f"[bold]{runs}[/] runs. Make that many, each with settings drawn at random from a list that you "
-            "fixed, publish and use the best alone, and charge it with: equipoise search RUN "
-            f"--mean {mean:g} --shape {shape:g}"
+            "fixed, with one plan for all (sampling, noise multipliers, steps), or none that costs more than "
+            "the chosen one at any Renyi order; publish and use the best alone, and charge it with: "
+            f"equipoise search RUN --mean {mean:g} --shape {shape:g}"
         )
         return
     folder = chosen_folder(run, run_dir)

@@ -15,6 +15,11 @@ at order a; for a Poisson law of mean m (shape infinite, the search may come out
 eps + m delta' + log(m) / (a - 1) holds. Source: N. Papernot and T. Steinke 2022, "Hyperparameter Tuning with
 Renyi Differential Privacy", theorems 2 and 6; computed by dp-accounting.
 
+Both eps and eps' are the largest among the candidates, at each order apart. Charging the chosen run alone is
+therefore right only if its own Renyi divergence is the largest at every order. Candidates of the same epsilon
+at one delta may have curves that cross; the same sampling, counts and noise for all, or the choice of
+learning rates alone, have the same curve.
+
 With K fixed instead of random nothing of the kind holds: K runs cost their composition.
 """
 

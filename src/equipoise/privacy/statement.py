@@ -27,8 +27,8 @@ UNACCOUNTED_SEARCH = (
     "for hyperparameters on private data costs privacy that this figure does not hold"
 )
 ACCOUNTED_SEARCH = (
-    "this run is the best of a random number of runs drawn before the first of them, each with a plan that "
-    "costs no more than this one's, and of the others nothing was published or used"
+    "this run is the best of a random number of runs drawn before the first of them, each with a plan whose "
+    "Renyi divergence is at no order above this one's, and of the others nothing was published or used"
 )
 
 
