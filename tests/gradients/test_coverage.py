@@ -12,7 +12,14 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils import checkpoint
 
-from equipoise.gradients import CoverageError, CrossRecordError, GradientEngine, fix, per_sample_gradients
+from equipoise.gradients import (
+    CoverageError,
+    CrossRecordError,
+    ForwardWritesError,
+    GradientEngine,
+    fix,
+    per_sample_gradients,
+)
 
 
 def squared(model, batch):
@@ -265,13 +272,64 @@ def test_spectral_norm_in_training_mode_is_served_and_its_buffers_survive_attach
     assert engine(floats(4, 5)).row_norms().min() > 0
 
 
-def test_embedding_with_max_norm_is_not_served_by_a_rule():
-    model = nn.Embedding(7, 3, max_norm=1.0).double()
-    index = torch.randint(0, 7, (4, 3), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        model(torch.arange(7))
-    engine = GradientEngine(model, squared, index)
-    assert how(engine) == {"weight": "dense"}
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("attach", [GradientEngine, per_sample_gradients])
+def test_an_embedding_that_renormalises_its_table_is_refused(attach, frozen):
+    model = nn.Sequential(nn.Embedding(7, 3, max_norm=0.1), nn.Linear(3, 2))
+    model[0].weight.requires_grad_(not frozen)
+    before = model[0].weight.clone()
+    with pytest.raises(ForwardWritesError, match=r"'0.weight'.*max_norm"):
+        attach(model, squared, torch.tensor([[1, 2], [3, 4]]))
+    assert torch.equal(model[0].weight, before)
+
+
+class FollowsRecords(nn.Module):
+    """A frozen parameter as a running mean, and a table that a function renormalises."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.on = how, True
+        self.linear = nn.Linear(3, 2)
+        self.mean = nn.Parameter(torch.zeros(3), requires_grad=False)
+
+    def forward(self, x):
+        if self.on:
+            with torch.no_grad():
+                if self.how == "in place":
+                    self.mean.lerp_(x.mean(0), 0.5)
+                elif self.how == "data":
+                    self.mean.data.lerp_(x.mean(0), 0.5)
+                elif self.how == "new data":
+                    self.mean.data = x.mean(0)
+                elif self.how == "trainable":
+                    self.linear.weight.mul_(0.5)
+                else:
+                    self.mean = nn.Parameter(x.mean(0), requires_grad=False)
+        return self.linear(x)
+
+
+WRITES = ["in place", "data", "new data", "assigned", "trainable"]
+
+
+@pytest.mark.parametrize("how", WRITES)
+@pytest.mark.parametrize("check", [False, True])
+def test_a_forward_that_writes_parameters_is_refused_and_undone(how, check):
+    model = FollowsRecords(how)
+    before, held = {name: p.clone() for name, p in model.named_parameters()}, model.mean
+    with pytest.raises(ForwardWritesError, match="mean" if how != "trainable" else r"linear\.weight"):
+        GradientEngine(model, squared, torch.ones(4, 3), check=check)
+    assert model.mean is held
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("how", [how for how in WRITES if how != "data"])
+def test_a_parameter_that_moves_only_later_is_named(how):
+    model = FollowsRecords(how)
+    model.on = False
+    engine = GradientEngine(model, squared, torch.ones(4, 3))
+    model.on = True
+    with pytest.raises(ForwardWritesError, match="mean" if how != "trainable" else r"linear\.weight"):
+        engine(torch.ones(4, 3))
 
 
 class Routed(nn.Module):

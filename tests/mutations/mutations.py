@@ -345,6 +345,21 @@ MUTATIONS = (
         ("tests/methods/test_sensitivity.py::test_look_ups_of_one_token_that_cancel",),
     ),
     Mutation(
+        "parameters that a forward writes are not looked at",
+        "gradients/writes.py",
+        (
+            ("    if found:\n", "    if False:\n"),
+            ("        if moved:  # whatever else failed inside\n", "        if False:\n"),
+        ),
+        ("tests/gradients/test_coverage.py::test_a_forward_that_writes_parameters_is_refused_and_undone",),
+    ),
+    Mutation(
+        "parameters may move before the optimiser's step",
+        "training/step.py",
+        (("if before != self._desk.digest(self._pieces.parameters):", "if False:"),),
+        ("tests/training/test_bad_input.py::test_a_model_that_writes_its_parameters_later_takes_no_step",),
+    ),
+    Mutation(
         "no guard for terms that cancel inside a record",
         "gradients/rounding.py",
         (("return torch.where(weak, (norms + guard).square_(), squares)", "return squares"),),

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import equipoise as eq
 from equipoise.data import Records
+from equipoise.gradients import ForwardWritesError
 from equipoise.training import DataError
 
 
@@ -390,3 +391,50 @@ def test_the_share_of_cut_rows_is_a_private_diagnostic(tmp_path):
     (row,) = (tmp_path / "run/private/diagnostics.jsonl").read_text().splitlines()
     assert json.loads(row)["batch.gradient.clip_fraction"] == pytest.approx(15 / 60)
     assert "clip_fraction" not in (tmp_path / "run/metrics.jsonl").read_text()
+
+
+class Renormalised(nn.Module):
+    """A table whose rows are shortened where they are looked up; later switched on by ``later``."""
+
+    def __init__(self, how, later=False):
+        super().__init__()
+        self.how, self.later, self.calls = how, later, 0
+        self.table = nn.Embedding(10, 4, max_norm=0.1 if how == "module" else None)
+        self.table.weight.requires_grad_(how != "frozen")
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, ids):
+        table = self.table.weight
+        if self.how != "module" and not self.later:
+            with torch.no_grad():
+                (table.data if self.how == "data" else table).view(10, 4)[ids.unique()] *= 0.5
+        return self.head(self.table(ids))
+
+
+def tokens_loss(model, batch):
+    return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
+
+
+def tokens_training(model):
+    data = {"input": torch.arange(60) % 5, "label": torch.arange(60) % 3}
+    return training(model, data=data, loss=tokens_loss, learning_rate=1e-12, batch=6, steps=4)
+
+
+@pytest.mark.parametrize("how", ["module", "frozen", "function", "data"])
+def test_a_model_that_writes_its_parameters_is_refused_as_it_came(how):
+    model = Renormalised(how)
+    before = parameters(model).clone()
+    with pytest.raises(ForwardWritesError, match=r"table\.weight"):
+        tokens_training(model).run()
+    assert torch.equal(parameters(model), before)
+
+
+@pytest.mark.parametrize("how", ["frozen", "function", "data"])
+def test_a_model_that_writes_its_parameters_later_takes_no_step(how):
+    model = Renormalised(how, later=True)
+    private = tokens_training(model)
+    private.take_step()
+    model.later = False
+    with pytest.raises(ForwardWritesError, match=r"table\.weight"):
+        private.take_step()
+    assert private.steps_done == 1

@@ -3,7 +3,8 @@
 Attaching learns a plan for the model (``planning``), proves that no use of a parameter is missed, and
 compares the result with single records. Calling follows the plan (``capture``); parameters that no rule
 serves are computed densely (``oracle``). The model is never wrapped or changed, and nothing stays on it:
-buffers that a forward updates, such as running statistics, are copies while it runs (``buffers``).
+buffers that a forward updates, such as running statistics, are copies while it runs (``buffers``), and a
+forward that updates parameters is refused (``writes``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from equipoise.gradients.mixing import MANY, find_mixing_module, mixing_change
 from equipoise.gradients.oracle import Loss, check_params, dense_rows, evaluate_loss, trainable_parameters
 from equipoise.gradients.planning import LARGE, learn_plan
 from equipoise.gradients.undisturbed import undisturbed
+from equipoise.gradients.writes import parameters_restored, parameters_watched, refuse_max_norm
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 
@@ -64,6 +66,7 @@ class GradientEngine:
         CrossRecordError: the loss of a record depends on other records.
         CoverageError: a trainable parameter has no per-sample gradient; names, reasons and remedies are
             listed.
+        ForwardWritesError: the forward changes a parameter, frozen or not (it is put back), or would.
 
     >>> model = nn.Linear(3, 2)
     >>> engine = GradientEngine(model, lambda m, x: m(x).square().sum(1), torch.randn(4, 3))
@@ -83,14 +86,16 @@ class GradientEngine:
             raise ValueError(
                 "example_batch has 0 records; pass at least one (three let the checks compare records)"
             )
+        refuse_max_norm(model)
         self._buffers = Buffers(model)
-        with self._buffers.all_kept():
-            plan = self._attach(example_batch)
-        self._buffers.find_changing(lambda: self._trial(example_batch))
-        if check:
-            with undisturbed(model, dropout=True):
-                self(example_batch)  # a plan that does not hold for the whole batch is changed here
-            self._measure(self._plans.get(signature(example_batch), plan), example_batch)
+        with parameters_restored(model):
+            with self._buffers.all_kept():
+                plan = self._attach(example_batch)
+            self._buffers.find_changing(lambda: self._trial(example_batch))
+            if check:
+                with undisturbed(model, dropout=True):
+                    self(example_batch)  # a plan that does not hold for the whole batch is changed here
+                self._measure(self._plans.get(signature(example_batch), plan), example_batch)
 
     def __call__(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> FactoredGradients:
         """G of a batch, at the model's parameters or at others.
@@ -101,8 +106,9 @@ class GradientEngine:
 
         Raises:
             RuntimeError: the forward changed a buffer in place that it left alone at attach.
+            ForwardWritesError: the same of a parameter, frozen ones too.
         """
-        with self._buffers.kept():
+        with parameters_watched(self.model, params), self._buffers.kept():
             return self._gradients(batch, params)
 
     def _gradients(self, batch: Any, params: Mapping[str, Tensor] | None) -> FactoredGradients:

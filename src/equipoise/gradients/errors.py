@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["CoverageError", "CrossRecordError", "Refused"]
+__all__ = ["CoverageError", "CrossRecordError", "ForwardWritesError", "Refused"]
 
 
 @dataclass(frozen=True)
@@ -53,4 +53,18 @@ class CrossRecordError(RuntimeError):
             f"the records of a batch are mixed by {where}: changing one record changed another record's "
             "result. "
             f"Per-sample gradients are not defined there; {remedy}."
+        )
+
+
+class ForwardWritesError(RuntimeError):
+    """The model changed its own parameters, without noise; ``names`` lists them."""
+
+    def __init__(self, names: Sequence[str], reason: str = "") -> None:
+        self.names = tuple(names)
+        why = f" ({reason})" if reason else ""
+        super().__init__(
+            f"the model changes its parameters {list(self.names)} while it runs{why}: what a forward writes "
+            "follows the private records, and would be published with the model without noise. Take max_norm "
+            "off embeddings (bound their rows after optimizer.step() instead), and keep running statistics "
+            "out of the model, or update them from public records alone"
         )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
-from equipoise.gradients import Buffers
+from equipoise.gradients import Buffers, ForwardWritesError, parameters_restored, refuse_max_norm
 from equipoise.gradients.mixing import losses_moved
 from equipoise.training.batches import ARRAY_REMEDY, DataError, Source, batch_size, is_array, map_batch
 
@@ -153,6 +153,7 @@ def check_loss(
             f"loss is a {type(loss).__name__}; give a function loss(model, batch) that answers one number a "
             "record, [B]"
         )
+    refuse_max_norm(model)
     ids = source.probes(probes)
     try:
         return _checked(model, loss, source, device, ids), ids
@@ -202,8 +203,11 @@ def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device,
             torch.no_grad(),
             torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
             Buffers(model).all_kept(),
+            parameters_restored(model),
         ):
             values = loss(model, batch)
+    except ForwardWritesError:
+        raise
     except Exception as error:
         shapes = _shapes(batch)
         raise DataError(

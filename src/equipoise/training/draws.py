@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.gradients import ForwardWritesError
 from equipoise.methods.base import Parameters, Query
 from equipoise.privacy import Bounded, Draw, Private, PrivateRows, sums_of
 from equipoise.privacy.private import join
@@ -182,6 +183,8 @@ class TrainingDraw:
         try:
             batch = maker.prepare(maker.source.take(ids), coins)
             return maker.rows(batch, points, coins)
+        except ForwardWritesError:
+            raise  # no fault of a record: the model is spoilt
         except Exception as error:
             if _out_of_memory(error):
                 raise

@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from equipoise.gradients import ForwardWritesError
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Draw
@@ -155,6 +156,10 @@ class Stepper:
             # A step repeated after a crash came out differently: it gets new records, and is charged.
             context = self._context(before, state)
             estimate, following = method.step(context, state)
+        if before != self._desk.digest(self._pieces.parameters):
+            raise ForwardWritesError(
+                list(self._pieces.parameters), "one of them moved before the optimizer's step"
+            )
         missing = self._pieces.parameters.keys() - estimate.keys()
         if missing:
             raise RuntimeError(
