@@ -438,3 +438,28 @@ def test_a_model_that_writes_its_parameters_later_takes_no_step(how):
     with pytest.raises(ForwardWritesError, match=r"table\.weight"):
         private.take_step()
     assert private.steps_done == 1
+
+
+class Counting(nn.Module):
+    """Adds up its inputs in a buffer, once it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.later = nn.Linear(4, 3), False
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        if self.later:
+            self.seen += x.detach().sum(0)
+        return self.linear(x)
+
+
+def test_a_buffer_that_moves_later_is_no_bad_record():
+    model = Counting()
+    data = {"input": torch.randn(60, 4), "label": torch.arange(60) % 3}
+    private = training(model, data=data, loss=tokens_loss, learning_rate=0.1, batch=6, steps=4)
+    private.take_step()
+    model.later = True
+    with pytest.raises(ForwardWritesError, match=r"buffers \['seen'\]"):
+        private.take_step()
+    assert private.steps_done == 1

@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from equipoise.gradients.errors import BufferWritesError
+
 __all__ = ["Buffers"]
 
 Place = tuple[nn.Module, str]
@@ -65,12 +67,7 @@ class Buffers:
             self._put_back(before)
         moved = [name for _, _, name, buffer, version in _named(before) if _version(buffer) != version]
         if moved:
-            raise RuntimeError(
-                f"the model changed its buffers {moved} in place, which it did not do on the records it was "
-                "attached with: a buffer that follows private records would be saved with the model, without "
-                "noise. Switch the statistics off (track_running_stats=False, or eval() for that layer), or "
-                "update them from public records outside of the private training"
-            )
+            raise BufferWritesError(moved)
 
     def find_changing(self, forward: Callable[[], Any]) -> list[str]:
         """Run `forward` once, undo what it did to buffers, and remember and name those it changed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["CoverageError", "CrossRecordError", "ForwardWritesError", "Refused"]
+__all__ = ["BufferWritesError", "CoverageError", "CrossRecordError", "ForwardWritesError", "Refused"]
 
 
 @dataclass(frozen=True)
@@ -67,4 +67,18 @@ class ForwardWritesError(RuntimeError):
             "follows the private records, and would be published with the model without noise. Take max_norm "
             "off embeddings (bound their rows after optimizer.step() instead), and keep running statistics "
             "out of the model, or update them from public records alone"
+        )
+
+
+class BufferWritesError(ForwardWritesError):
+    """The model changed a buffer that it had left alone at attach; ``names`` lists them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        RuntimeError.__init__(
+            self,
+            f"the model changed its buffers {list(names)} in place, which it did not do on the records it was "
+            "attached with: a buffer that follows private records would be saved with the model, without "
+            "noise. Switch the statistics off (track_running_stats=False, or eval() for that layer), or "
+            "update them from public records outside of the private training",
         )
