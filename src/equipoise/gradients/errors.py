@@ -77,8 +77,8 @@ class BufferWritesError(ForwardWritesError):
         self.names = tuple(names)
         RuntimeError.__init__(
             self,
-            f"the model changed its buffers {list(names)} in place, which it did not do on the records it was "
-            "attached with: a buffer that follows private records would be saved with the model, without "
+            f"the model changed its buffers {list(names)} in place, which it did not do on the records it "
+            "was attached with: a buffer that follows private records would be saved with the model, without "
             "noise. Switch the statistics off (track_running_stats=False, or eval() for that layer), or "
             "update them from public records outside of the private training",
         )
