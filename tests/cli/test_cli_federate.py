@@ -94,6 +94,31 @@ def test_resume_goes_on_with_a_federation(finished, tmp_path, equipoise):
     assert equipoise("resume", folder, "--device", "cpu", "--json").code == 2
 
 
+def test_verify_report_and_predict_take_the_folder_of_a_federation(finished, tmp_path, equipoise):
+    folder, found = finished
+    verified = equipoise("verify", folder, "--json")
+    assert (verified.code, verified.value["consistent"]) == (0, True)
+    assert {name: one["epsilon"] for name, one in verified.value["clients"].items()} == {
+        f"{one['client']:03d}": one["epsilon"] for one in found["clients"]
+    }
+    assert equipoise("predict", folder, "--json").value["accuracy"] == found["accuracy"]
+    copied = shutil.copytree(folder, tmp_path / "copied")
+    (copied / "report.html").unlink()
+    assert equipoise("report", copied, "--json").value["epsilon"] == found["epsilon"]
+    assert (copied / "report.html").is_file()
+    said = equipoise("verify", copied).out
+    assert said.count("consistent with its journal") == 3
+    assert "The federation is consistent: 3 clients" in said
+    values = json.loads((copied / "federation.json").read_text())
+    (copied / "federation.json").write_text(json.dumps({**values, "epsilon": 0.1}))
+    assert equipoise("verify", copied).code == 1
+    statement = copied / "clients" / "001" / "statement.json"
+    statement.write_text(json.dumps({**json.loads(statement.read_text()), "epsilon": 0.5}))
+    answer = equipoise("verify", copied)
+    assert answer.code == 1
+    assert "client 001: epsilon 0.5000, NOT CONSISTENT" in answer.out
+
+
 def test_clients_that_are_never_picked_spend_nothing(tmp_path, equipoise):
     line = "federate --data digits --clients 4 --rounds 1 --clients-per-round 1 --local-steps 1"
     found = equipoise(f"{line} --method dp-fedavg --json --run-dir", tmp_path / "a").value

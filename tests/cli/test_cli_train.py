@@ -60,6 +60,20 @@ def test_dry_run_spends_nothing(equipoise, tmp_path, monkeypatch):
     assert "nothing spent" in found.err
 
 
+def test_a_delta_of_one_record_is_warned_of_before_anything_is_spent(equipoise):
+    found = equipoise("train --data digits --noise-multiplier 2 --delta 0.1 --dry-run --json")
+    assert found.code == 0, found.err
+    assert "not below 1/population = 0.000696" in found.value["warnings"][0]
+    said = " ".join(found.err.split())
+    for words in (
+        "Warning: --delta is 0.1",
+        "mlp-tanh (4,810 parameters) on digits",
+        "clip norm",
+        "learning rate",
+    ):
+        assert words in said
+
+
 def test_shared_ledger_adds_up(equipoise, tmp_path):
     words = "train --data digits --epochs 1 --noise-multiplier 4 --json"
     ledger = ["--ledger", tmp_path / "ledger.jsonl"]
@@ -189,6 +203,7 @@ def test_run_folder_in_use_is_refused(trained, equipoise):
     found = equipoise(f"train --data digits --noise-multiplier 2 --json --run-dir {folder}")
     assert found.code == 2
     assert "holds a run already" in found.value["error"]
+    assert f"equipoise resume {folder}." in found.value["error"]
     assert (folder / "statement.json").read_bytes() == before
 
 
@@ -204,6 +219,9 @@ def records():
 
 def net(dataset):
     return nn.Linear(5, dataset.num_classes)
+
+def without_parameter():
+    return nn.Linear(5, 2)
 
 def not_a_model(dataset):
     return 3
@@ -224,6 +242,10 @@ def test_own_data_and_model(equipoise, tmp_path, monkeypatch):
     assert found.value["run_dir"].startswith("runs/my_own_records-records-")
     again = equipoise("predict", found.value["run_dir"], "--json")
     assert again.value["accuracy"] == found.value["accuracy"]
+
+    found = equipoise(f"{words} {data}", "--model", "my_own_records:without_parameter")
+    assert found.code == 2
+    assert "cannot be called with the data set" in found.value["error"]
 
     found = equipoise(f"{words} {data}", "--model", "my_own_records:not_a_model")
     assert found.code == 2

@@ -58,6 +58,12 @@ def test_a_run_is_consistent_for_its_keeper_and_for_a_stranger(run, equipoise, t
     assert (found.code, found.value["with_journal"], found.value["consistent"]) == (0, False, True)
 
 
+def test_a_file_of_a_run_is_not_its_folder(run, equipoise):
+    found = equipoise("verify", run / "report.html", "--json")
+    assert found.code == 2
+    assert f"is a file, not a run folder. Name the folder that holds it: '{run}'" in found.value["error"]
+
+
 def test_an_edited_epsilon_is_caught(run, equipoise, tmp_path):
     edit(run / "statement.json", epsilon=0.5)
     assert equipoise("verify", run, "--json").code == 1
@@ -127,7 +133,9 @@ def test_an_edited_signature_file_is_caught(run, equipoise, keys):
 
 
 def test_keys_that_cannot_be_used(run, equipoise, tmp_path, monkeypatch):
-    assert "--key is missing" in equipoise("sign", run, "--json").value["error"]
+    missing = equipoise("sign", run, "--json").value["error"]
+    assert "--key is missing" in missing
+    assert f"equipoise sign {run} --key key.pem" in missing
     assert "cannot be read" in equipoise("sign", run, "--key", tmp_path / "no", "--json").value["error"]
     (tmp_path / "wrong").write_text("no key at all")
     assert "openssl" in equipoise("sign", run, "--key", tmp_path / "wrong", "--json").value["error"]

@@ -87,6 +87,7 @@ def _show_calibration(
 ) -> None:
     from rich.table import Table
 
+    from equipoise.experiments.options import delta_warning
     from equipoise.report.words import plain, rounded_up, significant
 
     console = open_console(False)
@@ -106,5 +107,6 @@ def _show_calibration(
     asked = "epsilon" if asked_epsilon else "noise multiplier"
     console.print(f"\n[dim]{asked}, roughly, by batch size (across) and epochs (down)[/]")
     console.print(shown)
-    if found["delta"] * found["population"] >= 1:
-        console.print("\n[yellow]delta is at least 1/population: it would allow one whole record to leak.[/]")
+    warning = delta_warning(found["delta"], found["population"])
+    if warning is not None:
+        console.print(f"\n[bold yellow]Warning[/]: {warning}")

@@ -15,9 +15,13 @@ __all__ = ["predict", "report"]
 
 def report(run: RunArgument = None, json_output: Json = False, run_dir: RunDir = None) -> None:
     """Write the report of a run again, from its publishable files."""
+    from equipoise.experiments.saved import is_federation
     from equipoise.report import read_run, summary, write_report
 
     folder = chosen_folder(run, run_dir)
+    if is_federation(folder):
+        _report_federation(folder, json_output)
+        return
     path = write_report(folder)
     found = read_run(folder)
     if json_output:
@@ -35,6 +39,18 @@ def report(run: RunArgument = None, json_output: Json = False, run_dir: RunDir =
         return
     console = open_console(False)
     console.print(summary(found, folder))
+
+
+def _report_federation(folder: str, json_output: bool) -> None:
+    with loading():
+        from equipoise.experiments.federation_folder import report_federation
+    from equipoise.report.federation import federation_summary
+
+    found = report_federation(folder)
+    if json_output:
+        emit(found)
+    else:
+        open_console(False).print(federation_summary(found))
 
 
 def predict(
@@ -73,3 +89,5 @@ def predict(
     )
     if output is not None:
         console.print(f"predictions in {output}")
+    else:
+        console.print("[dim]--output FILE writes the predicted classes, one a line[/]")

@@ -90,6 +90,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a model privately and write a run folder."""
+    from equipoise.experiments.saved import check_new_folder
     from equipoise.experiments.settings import Settings, parse_option
 
     settings = Settings(
@@ -128,6 +129,8 @@ def train(
         run_dir=run_dir,
     )
     settings.check()
+    if run_dir is not None and not dry_run:
+        check_new_folder(run_dir)
     password = None if signing_key is None else check_key(signing_key)
     with loading():
         from equipoise.experiments.run import describe_run, train_run

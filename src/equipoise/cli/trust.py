@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +34,14 @@ def verify(
     run_dir: RunDir = None,
 ) -> None:
     """Compute the privacy of a run again and say whether its statement is consistent; exit code 1 if not."""
+    from equipoise.experiments.saved import is_federation
+
     folder = chosen_folder(run, run_dir)
+    if is_federation(folder):
+        if ledger is not None:
+            raise UsageError("--ledger names one journal, but every client of a federation has its own.")
+        _verify_federation(folder, key, json_output)
+        return
     with loading():
         from equipoise.training import verify_run
 
@@ -43,6 +51,37 @@ def verify(
         emit(_finite(found.to_json()))
     else:
         _show(found)
+    if not found.consistent:
+        raise typer.Exit(1)
+
+
+def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
+    """A line a client, and the whole answer."""
+    with loading():
+        from equipoise.experiments.federation_folder import verify_federation
+
+    quiet()
+    found = verify_federation(folder, key)
+    if json_output:
+        values = _finite(found.to_json())
+        emit({**values, "clients": {name: _finite(one) for name, one in values["clients"].items()}})
+    else:
+        from equipoise.report.words import rounded_up
+
+        console = open_console(False)
+        for name, client in found.clients.items():
+            word = "[green]consistent[/]" if client.consistent else "[bold red]NOT CONSISTENT[/]"
+            spent = "no epsilon" if client.epsilon is None else f"epsilon {rounded_up(client.epsilon)}"
+            basis = "its journal" if client.with_journal else "its published files alone"
+            console.print(f"client {name}: {spent}, {word} with {basis}", soft_wrap=True)
+            for finding in client.findings:
+                if finding.ok is False:
+                    console.print(f"  {finding.subject}: {finding.detail}", markup=False, soft_wrap=True)
+        for problem in found.problems:
+            console.print(problem, markup=False, soft_wrap=True)
+        whole = "[green]consistent[/]" if found.consistent else "[bold red]NOT CONSISTENT[/]"
+        number = len(found.clients)
+        console.print(f"\nThe federation is {whole}: {number} client{'s' * (number != 1)} with a statement.")
     if not found.consistent:
         raise typer.Exit(1)
 
@@ -83,7 +122,9 @@ def sign(
     folder = chosen_folder(run, run_dir)
     if key is None:
         raise UsageError(
-            "--key is missing: a private key, such as one of: openssl genpkey -algorithm ed25519 -out key.pem"
+            "--key is missing. Make a private key once: openssl genpkey -algorithm ed25519 -out key.pem; "
+            f"then: equipoise sign {shlex.quote(folder)} --key key.pem. Keep the key outside of every "
+            "repository and of the run folder: whoever has it signs in your name."
         )
     password = check_key(key)
     found = sign_with(folder, key, password, ledger)

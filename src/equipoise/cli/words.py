@@ -27,11 +27,18 @@ def chosen_folder(run: str | None, run_dir: str | None) -> str:
     """The run folder, named by the argument RUN or by ``--run-dir``.
 
     Raises:
-        UsageError: it was named twice, differently, or not at all.
+        UsageError: it was named twice, differently, or not at all, or is a file.
     """
     if run is not None and run_dir is not None and Path(run) != Path(run_dir):
         raise UsageError(f"the run folder was given twice: {run!r} and --run-dir {run_dir!r}. Give it once.")
     folder = run if run is not None else run_dir
     if folder is None:
-        raise UsageError("the run folder is missing. Name it after the command, such as runs/digits-1.")
+        raise UsageError(
+            "the run folder is missing. Name it after the command, such as runs/digits-20260131-120000."
+        )
+    if Path(folder).is_file():
+        raise UsageError(
+            f"{folder!r} is a file, not a run folder. Name the folder that holds it: "
+            f"{str(Path(folder).parent)!r}."
+        )
     return folder

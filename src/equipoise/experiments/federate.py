@@ -19,7 +19,8 @@ import torch
 from safetensors.torch import save_file
 
 from equipoise.experiments.federation import ClientMaker, Federation, FederationSettings, federation
-from equipoise.experiments.options import SettingsError
+from equipoise.experiments.federation_folder import RESULT
+from equipoise.experiments.options import SettingsError, delta_warning
 from equipoise.experiments.saved import FEDERATION_FILE
 from equipoise.federated import Client, History, Round, simulate
 from equipoise.federated.pool import ClientPool
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["resume_federation", "run_federation"]
 
-RESULT = "federation.json"
 WORST = ("proven", "worst_case", "none")
 
 
@@ -224,6 +224,11 @@ def _introduce(made: Federation, console: Console) -> None:
     )
     if base.reproducible:
         console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")
+    assert base.delta is not None
+    warning = delta_warning(base.delta, max(1, min(sizes)))
+    if warning is not None:
+        at = "" if min(sizes) == max(sizes) else " The smallest client sets the measure."
+        console.print(f"[bold yellow]Warning[/]: {warning}{at}")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from math import prod
 
 import torch
@@ -225,7 +226,7 @@ def build_model(name: str, dataset: DataSet, *, seed: int = 0) -> nn.Module:
 
     Raises:
         ValueError: an unknown name, or inputs that do not suit the model.
-        TypeError: a custom function that returns no module.
+        TypeError: a custom function that does not take the data set, or returns no module.
 
     >>> from equipoise import data
     >>> model = build_model("mlp-tanh", data.load("digits"))
@@ -233,6 +234,14 @@ def build_model(name: str, dataset: DataSet, *, seed: int = 0) -> nn.Module:
     4810
     """
     build = load_function(name) if ":" in name else _entry(name).build
+    try:
+        signature(build).bind(dataset)
+    except TypeError as error:
+        raise TypeError(
+            f"model={name!r} cannot be called with the data set ({error}). Give the function one parameter: "
+            "`def net(dataset): ...` returns a torch.nn.Module for dataset.input_shape and "
+            "dataset.num_classes."
+        ) from None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build(dataset)

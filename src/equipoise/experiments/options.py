@@ -10,7 +10,16 @@ import math
 import re
 from collections.abc import Iterable
 
-__all__ = ["CLIP_RULES", "SettingsError", "check_calibration", "flag", "in_option_words", "parse_clip_norm"]
+__all__ = [
+    "CLIP_RULES",
+    "SettingsError",
+    "check_calibration",
+    "check_choice",
+    "delta_warning",
+    "flag",
+    "in_option_words",
+    "parse_clip_norm",
+]
 
 CLIP_RULES = ("abadi", "auto_s", "nsgd", "psac")
 SAMPLINGS = ("poisson", "without-replacement", "full-batch", "unamplified")
@@ -30,6 +39,22 @@ def flag(name: str) -> str:
     '--clip-norm'
     """
     return "--" + name.replace("_", "-")
+
+
+def delta_warning(delta: float, population: int) -> str | None:
+    """A sentence where delta would let a whole record leak, None where it is small enough.
+
+    >>> delta_warning(0.1, 1437)
+    '--delta is 0.1, which is not below 1/population = 0.000696: a mechanism that publishes one record in \
+full can meet it. Give a delta far below that.'
+    >>> delta_warning(1e-5, 1437)
+    """
+    if delta < 1 / population:
+        return None
+    return (
+        f"--delta is {delta:g}, which is not below 1/population = {1 / population:.3g}: a mechanism that "
+        "publishes one record in full can meet it. Give a delta far below that."
+    )
 
 
 def parse_clip_norm(text: str) -> float | tuple[str, float] | tuple[str, float, float]:

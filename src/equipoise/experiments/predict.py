@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.experiments.assembly import cache_folder, load_data, predictions
-from equipoise.experiments.models import build_model, prepare_data
+from equipoise.experiments.models import build_model, default_model, prepare_data
 from equipoise.experiments.saved import check_model_file, read_settings
 from equipoise.training import load_model
 
@@ -25,7 +25,7 @@ def predict_run(
     """Predict the test records of a data set with the model of a run.
 
     Args:
-        folder: the run folder, with its model.safetensors.
+        folder: of the run or the federation, with its model.safetensors.
         data: another data set than the run's, with inputs of the same shape.
         data_dir: where its files are.
         output: file for the predicted classes, one a line.
@@ -36,7 +36,6 @@ def predict_run(
     """
     settings = read_settings(folder)
     check_model_file(folder)
-    assert settings.model is not None
     wanted = replace(
         settings,
         data=data or settings.data,
@@ -44,10 +43,10 @@ def predict_run(
         # predicting spends nothing, so any positive population does for a function of the user's own
         population=(settings.population or 1) if ":" in (data or settings.data) else None,
     )
-    dataset = prepare_data(settings.model, load_data(wanted), cache_folder())
-    model = load_model(
-        build_model(settings.model, dataset, seed=settings.seed), Path(folder) / "model.safetensors"
-    )
+    raw = load_data(wanted)
+    name = settings.model or default_model(raw)  # a federation's settings may leave it open
+    dataset = prepare_data(name, raw, cache_folder())
+    model = load_model(build_model(name, dataset, seed=settings.seed), Path(folder) / "model.safetensors")
     if device is not None:
         model = model.to(device)
     found = predictions(model, dataset.test)

@@ -25,6 +25,7 @@ from equipoise.experiments.assembly import (
     cache_folder,
     cross_entropy,
 )
+from equipoise.experiments.options import delta_warning
 from equipoise.experiments.saved import SETTINGS_FILE, is_finished, read_settings
 from equipoise.experiments.settings import Settings
 from equipoise.methods import METHODS
@@ -68,9 +69,16 @@ def describe_run(settings: Settings, console: Console) -> dict[str, Any]:
     """What a training would do and cost: nothing is spent, and no folder is left behind."""
     experiment = _assemble(settings, console)
     training = build_training(experiment, on_disk=False)
+    assert training.budget is not None
+    warnings = _introduce(experiment, training.budget, console)
     description = training.describe()
     console.print(str(description), markup=False)
-    return {"dry_run": True, **description.to_json(), "settings": experiment.settings.publishable()}
+    return {
+        "dry_run": True,
+        **description.to_json(),
+        "settings": experiment.settings.publishable(),
+        "warnings": warnings,
+    }
 
 
 def resume_run(
@@ -241,14 +249,20 @@ def _warn_of_noise(training: PrivateTraining, console: Console) -> None:
         )
 
 
-def _introduce(experiment: Experiment, budget: Budget, console: Console) -> None:
+def _introduce(experiment: Experiment, budget: Budget, console: Console) -> list[str]:
+    """Say what will be trained how; gives what is doubtful about it, which is said too."""
     settings, sampling = experiment.settings, experiment.sampling
     parameters = sum(p.numel() for p in experiment.model.parameters() if p.requires_grad)
     console.print(
         f"[bold]{settings.model}[/] ({parameters:,} parameters) on [bold]{settings.data}[/], "
         f"{settings.method}, "
         f"{sampling.steps:,} steps of about {sampling.expected_size:,g} records, "
-        f"budget epsilon {budget.epsilon:.4g} at delta {budget.delta:g}"
+        f"budget epsilon {budget.epsilon:.4g} at delta {budget.delta:g}; "
+        f"{settings.optimizer} with learning rate {settings.learning_rate:g}, clip norm {settings.clip_norm}"
     )
     if settings.reproducible:
         console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")
+    warning = delta_warning(budget.delta, sampling.population)
+    if warning is not None:
+        console.print(f"[bold yellow]Warning[/]: {warning}")
+    return [] if warning is None else [warning]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from equipoise.experiments.settings import Settings
@@ -13,6 +14,7 @@ __all__ = [
     "FEDERATION_FILE",
     "SETTINGS_FILE",
     "check_model_file",
+    "check_new_folder",
     "is_federation",
     "is_finished",
     "read_settings",
@@ -29,12 +31,13 @@ def is_federation(folder: str) -> bool:
 
 
 def read_settings(folder: str) -> Settings:
-    """The settings that a run was started with.
+    """The settings that a run was started with; of a federation, those of its data, model and budget.
 
     Raises:
         RunFolderError: the folder is not that of a run started from the command line.
     """
-    path = Path(folder) / SETTINGS_FILE
+    name = FEDERATION_FILE if is_federation(folder) else SETTINGS_FILE
+    path = Path(folder) / name
     if not path.is_file():
         raise RunFolderError(
             f"run={folder!r} holds no {SETTINGS_FILE}, so `equipoise train` did not start it or its "
@@ -45,11 +48,28 @@ def read_settings(folder: str) -> Settings:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise RunFolderError(
-            f"run={folder!r}: {SETTINGS_FILE} is damaged ({error}). Restore it from a copy."
+            f"run={folder!r}: {name} is damaged ({error}). Restore it from a copy."
         ) from error
+    if name == FEDERATION_FILE and isinstance(values, dict):
+        values = values.get("base")
     if not isinstance(values, dict):
-        raise RunFolderError(f"run={folder!r}: {SETTINGS_FILE} holds no settings. Restore it from a copy.")
+        raise RunFolderError(f"run={folder!r}: {name} holds no settings. Restore it from a copy.")
     return Settings.from_json(values)
+
+
+def check_new_folder(folder: str) -> None:
+    """Refuse to begin a training in a folder that holds one.
+
+    Raises:
+        RunFolderError: saying how to go on with it.
+    """
+    path = Path(folder)
+    begun = ("config.json", "private/journal.jsonl", SETTINGS_FILE, FEDERATION_FILE)
+    if any((path / name).exists() for name in begun):
+        raise RunFolderError(
+            f"--run-dir {folder!r} holds a run already. Go on with it: equipoise resume "
+            f"{shlex.quote(folder)}. Or name a new folder; what the old run spent stays spent."
+        )
 
 
 def check_model_file(folder: str) -> None:

@@ -77,8 +77,10 @@ def federation_summary(values: Mapping[str, Any]) -> RenderableType:
         grid.add_row("guarantee", values["guarantee"].replace("_", " ") + "; one record at one client")
     grid.add_row("sent", f"{_megabytes(values['bytes_up'])} up, {_megabytes(values['bytes_down'])} down")
     grid.add_row("report", Text(values["report"], overflow="fold"))
-    return Panel(grid, title=f"{values['settings']['method']}, {len(values['rounds'])} rounds in "
-                 f"{values['seconds']:,.0f} s", title_align="left", expand=False)  # fmt: skip
+    title = f"{values['settings']['method']}, {len(values['rounds'])} rounds"
+    if "seconds" in values:  # not where an old federation is looked at again
+        title += f" in {values['seconds']:,.0f} s"
+    return Panel(grid, title=title, title_align="left", expand=False)
 
 
 def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
