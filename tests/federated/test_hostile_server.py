@@ -122,7 +122,15 @@ def test_a_server_cannot_jump_over_the_end():
     assert len(booked(one)) == LOCAL_STEPS
 
 
-@pytest.mark.parametrize("radius", [5e-324, 1e-300, 1e-12])
+@pytest.mark.parametrize("radius", [5e-324, 1e-300, 0.9e-25])
+def test_a_radius_whose_noise_could_vanish_is_refused_and_free(radius):
+    one = victim()
+    with pytest.raises(Refused, match="nothing was spent"):
+        one.train(1, start(), radius)
+    assert booked(one) == []
+
+
+@pytest.mark.parametrize("radius", [1e-25, 1e-12])
 def test_the_smallest_radii_release_no_more_than_noise_of_their_size(radius):
     """The noise shrinks with the radius, and so does what a record can do: the answer is near the start."""
     one = victim()

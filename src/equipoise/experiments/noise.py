@@ -87,7 +87,7 @@ def make_method(
         if not others:
             return method, budget
         plan = plan_of(method, budget)
-        if not plan.releases:  # it costs nothing
+        if not plan.releases and not plan.unproven:  # it costs nothing
             return method, budget
         fitted = _fitted(plan, _free_noise(method, given, plan), others, budget)
         noise = {

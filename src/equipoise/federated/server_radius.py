@@ -19,6 +19,9 @@ __all__ = ["ServerRMS", "agreed"]
 
 _ROUNDING = 1 + 1e-6
 
+#: Below it noise in float32 could vanish among the denormals.
+SMALLEST_RADIUS = 1e-25
+
 
 class ServerRMS(RoundHooks, AdaptiveRMS):
     """The client's half of AdaptDP-FedAvg.
@@ -51,9 +54,9 @@ class ServerRMS(RoundHooks, AdaptiveRMS):
         """The state with the server's radius.
 
         Raises:
-            Refused: it is no finite number above zero, or above G.
+            Refused: it is no finite number, below `SMALLEST_RADIUS`, or above G.
         """
-        return {**state, "clip_norm": agreed("clip_norm", clip_norm, self.radius.g_hat)}
+        return {**state, "clip_norm": agreed("clip_norm", clip_norm, self.radius.g_hat, SMALLEST_RADIUS)}
 
     def with_limit(self, state: State, square_limit: float) -> State:
         """The state with the server's scale U of the squares.
