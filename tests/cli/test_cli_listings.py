@@ -29,8 +29,8 @@ def test_one_method_and_an_unknown_one(equipoise):
     assert [m["name"] for m in equipoise("methods dp-sgd --json").value["methods"]] == ["dp-sgd"]
     answer = equipoise("methods dpsgd")
     assert answer.code == 2
-    assert "there is no method 'dpsgd'" in answer.err
-    assert "dp-sgd" in answer.err
+    assert "there is no method 'dpsgd'. Did you mean dp-sgd?" in answer.err
+    assert METHODS["dp-sgd"].card.claim.split()[0] in equipoise("methods dp-sgd").out
 
 
 @pytest.fixture

@@ -10,8 +10,10 @@ import pytest
 from rich.console import Console
 
 from equipoise.cli import screen
-from equipoise.experiments import calibration, options
-from equipoise.methods import CLIP_RULES
+from equipoise.data.named import NAMED
+from equipoise.experiments import calibration, names, options
+from equipoise.experiments.models import MODELS
+from equipoise.methods import CLIP_RULES, METHODS
 
 
 def test_report_is_written_again(trained, equipoise):
@@ -120,6 +122,12 @@ WITHOUT_TORCH = [
     ("train --clip-norm abc", "--clip-norm is 'abc'"),
     ("train --clip-rule abc", "--clip-rule is 'abc'"),
     ("train --data my.module:records", "--population is missing"),
+    ("train --method dpsgd", "Did you mean dp-sgd?"),
+    ("train --data minst", "Did you mean mnist?"),
+    ("train --model resnet", "Did you mean resnet20-gn?"),
+    ("federate --data minst", "Did you mean mnist?"),
+    ("methods dpsgd", "Did you mean dp-sgd?"),
+    ("trian", "No such command 'trian'. Did you mean 'train'?\n"),
     ("calibrate --population 10 --batch-size 1 --steps 2", "exactly one of --noise-multiplier"),
     ("calibrate --population 10 --batch-size 1 --steps 2 --epsilon 0", "--epsilon is 0"),
     ("predict {broken}", "model.safetensors is damaged (4 bytes)"),
@@ -171,6 +179,9 @@ def test_messages_name_options(equipoise):
     assert "device=" not in found.value["error"]
 
 
-def test_the_clip_rules_known_before_loading_are_the_librarys():
+def test_what_is_known_before_loading_is_the_librarys():
+    assert tuple(METHODS) == names.METHOD_NAMES
+    assert tuple(NAMED) == names.DATA_NAMES
+    assert tuple(MODELS) == names.MODEL_NAMES
     assert set(options.CLIP_RULES) == set(CLIP_RULES)
     assert options.SAMPLINGS == calibration.SAMPLINGS

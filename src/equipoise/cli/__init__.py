@@ -108,13 +108,23 @@ def _is_taught(error: Exception) -> bool:
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("equipoise")
 
 
+def _said_once(message: str) -> str:
+    """Both the parser and the parser below it may append the same suggestion.
+
+    >>> _said_once("No such command 'trian'. Did you mean 'train'? Did you mean 'train'?")
+    "No such command 'trian'. Did you mean 'train'?"
+    """
+    before, question, rest = message.partition(" Did you mean ")
+    return before + question + rest.split(" Did you mean ")[0]
+
+
 def _words(error: Exception) -> str:
     from equipoise.experiments.options import in_option_words
 
     # typer's parser errors have a message of their own; their classes moved between its versions
     message = getattr(error, "format_message", None)
     if callable(message):
-        return str(message())
+        return _said_once(str(message()))
     commands: dict[str, Any] = getattr(typer.main.get_command(app), "commands", {})
     named = {p.name for c in commands.values() for p in c.params if any(o.startswith("--") for o in p.opts)}
     return in_option_words(str(error), sorted(named))

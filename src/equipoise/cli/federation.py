@@ -66,8 +66,11 @@ def federate(
     """Train one model on the records of several simulated owners; goes on where it was stopped."""
     import time
 
+    from equipoise.experiments.names import DATA_NAMES, MODEL_NAMES, check_name
     from equipoise.experiments.settings import Settings, parse_option
 
+    check_name("data", data, DATA_NAMES, "a function that returns a DataSet")
+    check_name("model", model, MODEL_NAMES, "a function from the data set to a module")
     with loading():
         from equipoise.experiments.federate import run_federation
         from equipoise.experiments.federation import FederationSettings

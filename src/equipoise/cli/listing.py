@@ -18,19 +18,29 @@ def methods(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """List the training methods: what each does, proves and costs, and when it suits."""
+    """List the training methods, a line each; with names: what each does, proves and costs, and when it suits."""
     from dataclasses import asdict
 
+    from equipoise.experiments.names import METHOD_NAMES, suggestion
+
+    unknown = [name for name in names or [] if name not in METHOD_NAMES]
+    if unknown:
+        raise UsageError(
+            f"there is no method {unknown[0]!r}.{suggestion(unknown[0], METHOD_NAMES)} "
+            f"There are {', '.join(METHOD_NAMES)}."
+        )
     with loading():
         from equipoise.methods import METHODS
 
-    unknown = [name for name in names or [] if name not in METHODS]
-    if unknown:
-        raise UsageError(f"there is no method {unknown[0]!r}; there are {', '.join(METHODS)}.")
     rows = [{"name": name, **asdict(METHODS[name].card)} for name in names or METHODS]
     if json_output:
         emit({"methods": rows})
         return
-    from equipoise.report.listings import methods_listing
+    from equipoise.report.listings import methods_listing, methods_table
 
-    open_console(False).print(methods_listing(rows))
+    console = open_console(False)
+    if names:
+        console.print(methods_listing(rows))
+        return
+    console.print(methods_table(rows))
+    console.print("\n[dim]equipoise methods NAME says what it proves and costs, and when it suits[/]")

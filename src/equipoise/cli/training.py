@@ -90,6 +90,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a model privately and write a run folder."""
+    from equipoise.experiments.names import DATA_NAMES, METHOD_NAMES, MODEL_NAMES, check_name
     from equipoise.experiments.saved import check_new_folder
     from equipoise.experiments.settings import Settings, parse_option
 
@@ -128,6 +129,9 @@ def train(
         ledger=ledger,
         run_dir=run_dir,
     )
+    check_name("method", method, METHOD_NAMES)
+    check_name("data", data, DATA_NAMES, "a function that returns a DataSet")
+    check_name("model", model, MODEL_NAMES, "a function from the data set to a module")
     settings.check()
     if run_dir is not None and not dry_run:
         check_new_folder(run_dir)

@@ -10,10 +10,28 @@ from equipoise.report.words import significant
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["experiments_listing", "findings_tables", "methods_listing"]
+__all__ = ["experiments_listing", "findings_tables", "methods_listing", "methods_table"]
 
 TONES = {"proven": "green", "worst_case": "yellow", "none": "red"}
 MEANINGS = {"proven": "proven", "worst_case": "worst case only", "none": "no guarantee"}
+
+
+def methods_table(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """A line a method: its name, what it does, and what may be claimed.
+
+    Args:
+        methods: rows as for `methods_listing`.
+    """
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for method in methods:
+        summary = str(method["summary"]).removesuffix(".")
+        table.add_row(str(method["name"]), _badge(str(method["guarantee"])), summary)
+    return table
 
 
 def methods_listing(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
