@@ -28,6 +28,8 @@ help:
 
 train: $(STAMP)
 	$(BIN)/equipoise train $(TRAIN_ARGS)
+	@run=$$(ls -td runs/*/ 2>/dev/null | head -n 1); run=$${run%/}; test -z "$$run" || printf '%s\n' "Next:" \
+		"  . $(BIN)/activate" "  equipoise verify $$run" "  equipoise predict $$run --output classes.txt"
 
 install: $(STAMP_EXTRAS)
 

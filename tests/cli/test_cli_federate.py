@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -53,6 +54,8 @@ def test_the_report_is_self_contained_and_quotes_the_largest_epsilon(finished):
     page = (folder / "report.html").read_text()
     assert "<script" not in page
     assert "src=" not in page
+    assert "<dt>options</dt>" not in page.lower()
+    assert all(label.isdigit() for label in re.findall(r'text-anchor="middle">([\d.,]+)</text>', page))
     assert page.count("<svg") == 4  # accuracy, radius, epsilon by client, bytes
     assert rounded_up(found["epsilon"]) in page
     for number in range(3):

@@ -9,7 +9,7 @@ from rich.console import Console
 from equipoise.report import Run, RunFolderError, read_run, render_page, summary, write_report
 from equipoise.report.charts import Series, line_chart, ticks
 from equipoise.report.terminal import sparkline
-from equipoise.report.words import guessing_bound
+from equipoise.report.words import epsilon_in_words, guessing_bound
 
 
 def test_page_is_self_contained_and_complete(run_folder):
@@ -129,6 +129,12 @@ def test_ticks_are_few_and_inside(low, high):
     values = ticks(low, high)
     assert 2 <= len(values) <= 8
     assert all(low - 1e-9 <= v <= high + 1e-9 for v in values)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 3.0, 8.0, 12.0, 20.0])
+def test_a_bound_below_one_is_not_said_to_be_certain(epsilon):
+    percent = float(re.search(r"most ([\d.]+)%", epsilon_in_words(epsilon, 1e-10, "add_or_remove_one"))[1])
+    assert 100 * guessing_bound(epsilon, 1e-10) <= percent < 100
 
 
 def test_guessing_bound_against_the_gaussian_mechanism():

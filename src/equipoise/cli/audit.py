@@ -141,6 +141,19 @@ def _show_method(found: Audit, as_json: bool) -> None:
         )
     verdict = "[green]no contradiction[/]" if found.holds else "[bold red]the claim is refuted[/]"
     console.print(f"{verdict}; all of it with confidence {found.confidence:g}")
+    console.print(_meaning(found), soft_wrap=True)
+
+
+def _meaning(found: Audit) -> str:
+    """What a lower bound tells the reader, and what it does not."""
+    certified = max((c.epsilon for c in found.certificates), default=0.0)
+    bound = f"the true epsilon at delta {found.delta:g} is at least {certified:.3f}"
+    if not found.holds:
+        return f"In plain words: {bound}, more than is claimed, so the claim is wrong."
+    return (
+        f"In plain words: {bound}, whatever anybody claims; that this attack found no more proves no "
+        "privacy: only the proof bounds epsilon from above."
+    )
 
 
 def _show_attacks(findings: list[Finding], as_json: bool) -> None:

@@ -18,7 +18,7 @@ def methods(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """List the training methods, a line each; with names: what each does, proves and costs, and when it suits."""
+    """List the training methods; with names: what each does, proves and costs, and when it suits."""
     from dataclasses import asdict
 
     from equipoise.experiments.names import METHOD_NAMES, suggestion

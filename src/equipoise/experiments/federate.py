@@ -27,6 +27,7 @@ from equipoise.federated.pool import ClientPool
 from equipoise.methods.base import Parameters
 from equipoise.report import RunFolderError
 from equipoise.report.federation import write_federation_report
+from equipoise.report.words import bytes_in_words
 from equipoise.training.checkpoint import write_atomically
 
 if TYPE_CHECKING:
@@ -257,5 +258,5 @@ def _round_words(done: Round) -> str:
     if "radius" in done.metrics:
         words.append(f"radius {done.metrics['radius']:.4g}")
     words.append(f"{len(done.answered)} of {len(done.asked)} answered")
-    words.append(f"{done.bytes_up / 1e6:.2f} MB up")
+    words.append(f"{bytes_in_words(done.bytes_up)} up")
     return ", ".join(words)

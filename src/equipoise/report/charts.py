@@ -40,19 +40,23 @@ class Series:
         return [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
+def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[float]:
     """About ``count`` round numbers from ``low`` to ``high``, in steps of 1, 2 or 5 times a power of ten.
 
     >>> ticks(0, 80)
     [0.0, 20.0, 40.0, 60.0, 80.0]
     >>> ticks(0.88, 0.97)
     [0.88, 0.9, 0.92, 0.94, 0.96]
+    >>> ticks(1, 3, 6, whole=True)  # of things that are counted
+    [1.0, 2.0, 3.0]
     """
     if not high > low:
         return [low]
     raw = (high - low) / max(count, 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(s * power for s in (1, 2, 5, 10) if s * power >= raw * 0.999)
+    if whole:
+        step = max(step, 1.0)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]
@@ -121,7 +125,7 @@ def line_chart(
             f'<text class="tick" x="{LEFT - 8}" y="{py(y) + 4:.1f}" text-anchor="end">'
             f"{_number(y, y_ticks, percent)}</text>"
         )
-    x_ticks = ticks(x_low, x_high, 12 if wide else 6)
+    x_ticks = ticks(x_low, x_high, 12 if wide else 6, whole=all(float(x).is_integer() for x in xs))
     for x in x_ticks:
         parts.append(
             f'<text class="tick" x="{px(x):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">'

@@ -11,7 +11,15 @@ from equipoise import __version__
 from equipoise.report.charts import Series, line_chart
 from equipoise.report.page import GUARANTEES
 from equipoise.report.terminal import sparkline
-from equipoise.report.words import RELATIONS, epsilon_in_words, plain, promise_in_words, readable, rounded_up
+from equipoise.report.words import (
+    RELATIONS,
+    bytes_in_words,
+    epsilon_in_words,
+    plain,
+    promise_in_words,
+    readable,
+    rounded_up,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,7 +57,9 @@ def render_federation(values: Mapping[str, Any]) -> str:
         charts=[{**chart, "svg": Markup(chart["svg"])} for chart in _charts(values)],
         clients=[_client_row(one) for one in values["clients"]],
         absences=_absences(values),
-        settings=[{"name": readable(name), "value": _text(value)} for name, value in settings.items()],
+        settings=[
+            {"name": readable(name), "value": _text(value)} for name, value in settings.items() if value != {}
+        ],
         command=values["command"],
         version=__version__,
     )
@@ -75,7 +85,9 @@ def federation_summary(values: Mapping[str, Any]) -> RenderableType:
         grid.add_row("guarantee", Text("NOT PRIVATE: the noise follows the public seed", style="bold red"))
     else:
         grid.add_row("guarantee", values["guarantee"].replace("_", " ") + "; one record at one client")
-    grid.add_row("sent", f"{_megabytes(values['bytes_up'])} up, {_megabytes(values['bytes_down'])} down")
+    grid.add_row(
+        "sent", f"{bytes_in_words(values['bytes_up'])} up, {bytes_in_words(values['bytes_down'])} down"
+    )
     grid.add_row("report", Text(values["report"], overflow="fold"))
     title = f"{values['settings']['method']}, {len(values['rounds'])} rounds"
     if "seconds" in values:  # not where an old federation is looked at again
@@ -107,10 +119,11 @@ def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
         {"name": "Guarantee", "value": word, "unit": "", "tone": tone, "note": why},
         {
             "name": "Sent by all clients",
-            "value": _megabytes(values["bytes_up"]),
+            "value": bytes_in_words(values["bytes_up"]),
             "unit": "",
             "tone": "",
-            "note": f"{_megabytes(values['bytes_down'])} sent to them; {values['parameters']:,} parameters",
+            "note": f"{bytes_in_words(values['bytes_down'])} sent to them; "
+            f"{values['parameters']:,} parameters",
         },
     ]
 
@@ -190,10 +203,6 @@ def _absences(values: Mapping[str, Any]) -> list[str]:
         for client, reason in row["absent"].items()
     ]
     return found[:50] + ([f"and {len(found) - 50} more"] if len(found) > 50 else [])
-
-
-def _megabytes(count: float) -> str:
-    return f"{count / 1e6:,.2f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"
 
 
 def _text(value: Any) -> str:

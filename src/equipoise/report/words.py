@@ -22,6 +22,7 @@ from typing import Any
 __all__ = [
     "ACCOUNTANTS",
     "RELATIONS",
+    "bytes_in_words",
     "epsilon_in_words",
     "guessing_bound",
     "plain",
@@ -53,10 +54,14 @@ def epsilon_in_words(epsilon: float, delta: float, relation: str) -> str:
     Suppose somebody knows everything about the training data except whether one particular record is among \
 them, and holds both answers for equally likely. After seeing all that this run published they are right \
 with probability at most 73.2%; without seeing it, 50%.
+    >>> "99.97%" in epsilon_in_words(8.0, 1e-5, "add_or_remove_one")
+    True
     """
     bound = guessing_bound(epsilon, delta)
-    # never round an upper bound down
-    percent = math.ceil(bound * 1000) / 10
+    # never round an upper bound down, least of all to a certainty that it does not reach
+    missing = 100 * (1 - bound)
+    places = 1 if missing >= 0.1 or missing <= 0 else min(9, -math.floor(math.log10(missing)))
+    percent = math.ceil(bound * 100 * 10**places) / 10**places
     if relation.startswith("replace"):
         unknown = "which of two candidates one particular record is"
     else:
@@ -64,7 +69,7 @@ with probability at most 73.2%; without seeing it, 50%.
     return (
         f"Suppose somebody knows everything about the training data except {unknown}, and holds both answers "
         "for equally likely. After seeing all that this run published they are right with probability at "
-        f"most {percent:g}%; without seeing it, 50%."
+        f"most {percent:.10g}%; without seeing it, 50%."
     )
 
 
@@ -127,6 +132,18 @@ def readable(name: str) -> str:
     """
     words = name.replace("_", " ").strip()
     return words[:1].upper() + words[1:]
+
+
+def bytes_in_words(count: float) -> str:
+    """A number of bytes in the unit that leaves digits to read.
+
+    >>> [bytes_in_words(n) for n in (0, 512, 19_240, 57_720_000, 2.5e9)]
+    ['0 bytes', '512 bytes', '19.2 kB', '57.7 MB', '2.50 GB']
+    """
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= unit:
+            return f"{significant(count / unit)} {name}"
+    return f"{count:.0f} bytes"
 
 
 def significant(value: float, digits: int = 3) -> str:
