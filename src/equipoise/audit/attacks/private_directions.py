@@ -4,8 +4,8 @@ The authors' leftover code takes directions from the private batch. A record who
 other's does brings that direction into the span: the update, noise included, lies in the span, so that its
 component there is exactly zero without the record and (almost surely) not with it. No epsilon holds.
 
-The library takes directions from public records, from releases, or pays for private ones; here they are
-built by hand from the private records themselves.
+The library takes directions from public records, from releases, or pays for private ones; that public records
+are public is an assumption that the statement names. Here the private records themselves are given as public.
 """
 
 from __future__ import annotations
