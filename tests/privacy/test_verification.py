@@ -171,6 +171,12 @@ EDITS = {
     "warning": edited(lambda s: s.update(warnings=["all is well"])),
     "assumption left out": edited(lambda s: s["assumptions"].pop(0)),
     "search": edited(lambda s: s.update(search={"mean": 10.0, "shape": 1.0})),
+    "unit": edited(lambda s: s.update(unit="user")),
+    "epsilon of 400 digits": edited(lambda s: s.update(epsilon=10**400)),
+    "epsilons of 400 digits": edited(lambda s: s["epsilons"][0].update(epsilon=10**400)),
+    "bound of 400 digits": edited(lambda s: s["releases"][0].update(max_bound=10**400)),
+    "population of 400 digits": edited(lambda s: s["sampling"].update(population=10**400)),
+    "other runs of 400 digits and no epsilon": edited(lambda s: s.update(other_runs=10**400, epsilon=None)),
     "a key left out": edited(lambda s: s.pop("epsilons")),
     "a key too many": edited(lambda s: s.update(certified_by="an authority")),
 }
@@ -251,6 +257,118 @@ def test_a_shared_journal_that_has_grown_since():
     # a stranger sees that the figure covers the run itself at least
     assert verdicts(late, second)[1]
     assert not verdicts(late | {"epsilon": 0.01}, second)[1]
+
+
+def two_at_once():
+    """A opens, B opens, B makes its releases and ends, A makes its own and ends."""
+    journal = Journal()
+    plan = PrivacyPlan([Release("gradient", 2.0, max_bound=5.0)], FullBatch(100, 3))
+    first, second = Ledger(plan, journal=journal), Ledger(plan, journal=journal)
+    alone = first.statement(delta=DELTA)
+    for ledger in (second, first):
+        for _ in range(3):
+            released(ledger, "batch", "gradient")
+        ledger.close()
+    return first, second, alone
+
+
+def test_what_others_released_before_a_runs_last_release_is_in_its_statement():
+    first, _, before = two_at_once()
+    statement = statement_of(first)
+    assert (before.other_runs, statement["other_runs"]) == (1, 1)
+    assert verdicts(statement, first) == (True, True)
+    own = [entry for entry in first.journal.entries() if entry["run"] == first.run]
+    without = json.loads(statement_from_journal(own, first.run, DELTA).to_json())
+    assert (without["other_runs"], without["epsilon"] < statement["epsilon"]) == (0, True)
+    assert not verdicts(without, first)[0]
+
+
+def test_a_closed_journal_takes_no_other_run_out_of_a_statement(tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    plain_run(journal=journal)
+    ledger = plain_run(journal=journal)
+    before = statement_of(ledger)
+    journal.close()
+    assert statement_of(ledger) == before
+
+
+BESIDE_OTHERS = {
+    "epsilon": edited(lambda s: s.update(epsilon=0.01)),
+    "epsilon that is not finite": edited(lambda s: s.update(epsilon=float("inf"))),
+    "epsilon of 400 digits": edited(lambda s: s.update(epsilon=10**400)),
+    "epsilons": edited(lambda s: s["epsilons"][1].update(epsilon=0.01)),
+    "a further delta": edited(lambda s: s["epsilons"][1].update(delta=1e-3)),
+    "epsilons left out": edited(lambda s: s.update(epsilons=[])),
+    "cross-check": edited(lambda s: s.update(cross_check=0.01)),
+    "guarantee": edited(lambda s: s.update(guarantee="worst_case")),
+    "half a number of runs": edited(lambda s: s.update(other_runs=0.5)),
+    "less than no runs": edited(lambda s: s.update(other_runs=-1)),
+    "runs that are true": edited(lambda s: s.update(other_runs=True)),
+    "no guarantee but an epsilon": edited(lambda s: s.update(guarantee="none")),
+}
+
+
+@pytest.mark.parametrize("edit", BESIDE_OTHERS)
+def test_a_stranger_holds_a_run_beside_others_to_its_own_cost(edit):
+    _, ledger, _ = two_at_once()
+    statement = BESIDE_OTHERS[edit](statement_of(ledger))
+    assert verdicts(statement, ledger) == (False, False)
+
+
+def test_a_worst_case_beside_others_is_no_proof():
+    ledger = unproven_run(3.0)
+    statement = statement_of(ledger) | {"other_runs": 1}
+    assert verdicts(statement, ledger)[1]
+    assert not verdicts(statement | {"guarantee": "proven"}, ledger)[1]
+
+
+OLDER = {"python": "3.0"}
+
+
+@pytest.mark.parametrize(("factor", "consistent"), [(1.005, True), (1.02, False), (0.995, False)])
+@pytest.mark.parametrize("key", ["epsilon", "cross_check"])
+def test_figures_of_other_versions_may_be_looser_and_not_tighter(key, factor, consistent):
+    ledger = plain_run(Poisson(20, 100, 4))
+    statement = statement_of(ledger) | {"versions": OLDER}
+    statement[key] *= factor
+    assert verdicts(statement, ledger) == (consistent, consistent)
+
+
+def test_plans_are_compared_exactly_whatever_the_versions():
+    ledger = plain_run()
+    for key, value in (("noise_multiplier", 2.0 * (1 + 1e-9)), ("max_bound", 5.0 * (1 + 1e-3))):
+        statement = statement_of(ledger) | {"versions": OLDER}
+        statement["releases"][0][key] = value
+        assert verdicts(statement, ledger) == (False, False)
+    statement = statement_of(ledger) | {"versions": OLDER}
+    statement["epsilons"][0]["delta"] *= 1.001
+    assert verdicts(statement, ledger) == (False, False)
+
+
+CONFIGURED = {
+    "private": {"settings": {"reproducible": True}},
+    "private, said oddly": {"settings": {"reproducible": []}},
+    "noise": {"settings": {"hardened": True}},
+    "relation": {"settings": {"relation": "replace_one"}},
+    "sampling": {"sampling": {"scheme": "FullBatch"}},
+    "delta": {"budget": {"epsilon": 8.0, "delta": 1e-6}},
+    "another plan": {"plan": "0" * 64},
+}
+
+
+@pytest.mark.parametrize("key", CONFIGURED)
+def test_a_statement_and_its_configuration_must_not_differ(key):
+    statement = statement_of(plain_run())
+    true = {
+        "plan": statement["plan"],
+        "settings": {"reproducible": False, "hardened": False, "relation": statement["relation"]},
+        "sampling": statement["sampling"],
+        "budget": {"epsilon": 8.0, "delta": DELTA},
+    }
+    assert all(f.ok is not False for f in check_published(statement, true))
+    wrong = [f for f in check_published(statement, true | CONFIGURED[key]) if f.ok is False]
+    assert [f.subject for f in wrong] == ["configuration"]
+    assert key.split(",")[0] in wrong[0].detail
 
 
 def test_a_reproducible_run_says_so():

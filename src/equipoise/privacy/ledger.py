@@ -379,10 +379,18 @@ class Ledger:
         return "worst_case" if self._books.holes else "proven"
 
     def statement(self, **facts: Any) -> Statement:
-        """What this run may claim; `facts` as in `make_statement`, and `delta`."""
+        """What this run may claim, the journal's other runs included as they are now.
+
+        `facts` as in `make_statement`, and `delta`.
+        """
         delta = facts.pop("delta", None)
         delta = self.budget.delta if delta is None and self.budget else delta
         unsafe = self.guarantee == "none"
+        entries = self.journal.entries()
+        others = [entry for entry in entries if entry.get("run") != self.run]
+        if len(others) < len(entries):  # a journal that was closed gives nothing: what is known stays
+            with written_by_us():  # runs that began since this ledger was opened cost the same records
+                self._others = accounts.other_runs(others, self.plan.relation)
         return make_statement(
             plan=self.plan,
             spent=None if unsafe else self.spent(delta),

@@ -9,7 +9,7 @@ knowledge and the issuer's word, which a signature ties to the issuer (see `sign
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,8 +25,10 @@ from .statement import Hole, Statement, further_deltas, make_statement
 __all__ = ["Finding", "check_published", "check_with_journal", "statement_from_journal"]
 
 # Keys of a statement that no journal holds: what the recipe is called and what was assumed around it.
-ON_TRUST = ("recipe", "unit", "epsilon_claimed", "facts", "versions")
-SAME, OTHER_VERSIONS = 1e-6, 1e-2  # relative differences of epsilon that are rounding
+ON_TRUST = ("recipe", "epsilon_claimed", "facts", "versions")
+# Relative differences of a figure: rounding, and how much looser another version of the accountants may be.
+SAME, OTHER_VERSIONS = 1e-6, 1e-2
+EXACT = (0.0, 0.0)
 _ROUNDING = 1 + 1e-6
 Entries = Sequence[Mapping[str, Any]]
 
@@ -91,16 +93,17 @@ def check_with_journal(statement: Mapping[str, Any], entries: Entries) -> list[F
         run = _run_of(statement, entries)
         own = _read_run([entry for entry in entries if entry.get("run") == run])
         candidates = [_restated(own, run, delta, others) for others in _views(entries, run)]
+        # A shared journal goes on after the statement: any state of the others since then will do.
+        best = min(candidates, key=lambda again: len(_differences(statement, again)))
+        compared = _compared(statement, best)
     except JournalError as error:
         return [Finding("journal", False, str(error))]
     except _MALFORMED as error:
         return [Finding("journal", False, f"it is not what this library writes ({_name(error)})")]
-    # A shared journal goes on after the statement: any state of the others since the run began will do.
-    best = min(candidates, key=lambda again: len(_differences(statement, again)))
     lines = sum(1 for entry in entries if entry.get("run") == run)
     return [
         Finding("journal", True, f"{lines} lines of run {run}; each release fits the plan"),
-        *_compared(statement, best),
+        *compared,
     ]
 
 
@@ -185,13 +188,17 @@ def _fitting(plan: PrivacyPlan, entry: Mapping[str, Any], number: int) -> Patter
     return pattern
 
 
+# The lines by which a run's own cost changes: a statement of all of them was made after the last one.
+_OWN_COSTS = ("run", "release", "unproven", "hole", "search")
+
+
 def _views(entries: Entries, run: str) -> Iterable[dict[str, dp_accounting.DpEvent]]:
-    """What the other runs cost, at every moment from the run's beginning to the journal's end."""
-    began = next(i for i, entry in enumerate(entries) if entry.get("run") == run and entry["type"] == "run")
-    relation = entries[began]["plan"]["relation"]
-    others: list[Mapping[str, Any]] = [entry for entry in entries[:began] if entry.get("run") != run]
+    """What the other runs cost, at every moment from the run's last costly line to the journal's end."""
+    own = [i for i, e in enumerate(entries) if e.get("run") == run and e["type"] in _OWN_COSTS]
+    relation = next(entries[i] for i in own if entries[i]["type"] == "run")["plan"]["relation"]
+    others: list[Mapping[str, Any]] = [entry for entry in entries[: own[-1]] if entry.get("run") != run]
     yield accounts.other_runs(others, relation)
-    for entry in entries[began + 1 :]:
+    for entry in entries[own[-1] + 1 :]:
         if entry.get("run") == run:
             continue
         others.append(entry)
@@ -229,24 +236,21 @@ def _restated(
 # ---- with the published files alone
 
 
-def check_published(statement: Mapping[str, Any], plan: object = None) -> list[Finding]:
+def check_published(statement: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> list[Finding]:
     """Hold a statement against itself: its plan against the plan's hash, its epsilon against its counts.
 
     Args:
         statement: as `statement.json` holds it.
-        plan: the plan's hash in `config.json`, if there is one.
+        config: as `config.json` holds it, if there is one; what it says must be what the statement says.
     """
     try:
         delta = _delta(statement)
         own = _published_run(statement)
         again = _restated(own, str(statement["run"]), delta, {})
+        findings = _compared(statement, again, without_others=bool(statement.get("other_runs")))
     except _MALFORMED as error:
         return [Finding("statement", False, f"it is not what this library writes ({_name(error)})")]
-    findings = _compared(statement, again, without_others=bool(statement.get("other_runs")))
-    if plan is not None:
-        same = plan == own.plan.fingerprint()
-        detail = "config.json names the same plan" if same else "config.json names another plan"
-        findings.append(Finding("configuration", same, detail))
+    findings += _check_config(statement, own.plan.fingerprint(), config or {})
     findings.append(
         Finding(
             "releases",
@@ -255,6 +259,36 @@ def check_published(statement: Mapping[str, Any], plan: object = None) -> list[F
         )
     )
     return findings
+
+
+def _check_config(statement: Mapping[str, Any], plan: str, config: Mapping[str, Any]) -> list[Finding]:
+    """What settings and statement both tell must be the same; an absent setting tells nothing."""
+    if config.get("plan") is not None and config["plan"] != plan:
+        return [Finding("configuration", False, "config.json names another plan")]
+    found: dict[str, tuple[object, object]] = {}  # by key of the statement: stated, configured
+    settings, budget = config.get("settings"), config.get("budget")
+    settings = settings if isinstance(settings, Mapping) else {}
+    # a setting that is no yes or no agrees with nothing
+    if "reproducible" in settings:
+        public = settings["reproducible"]
+        found["private"] = statement["private"], (not public) if isinstance(public, bool) else None
+    if "hardened" in settings:
+        hardened = settings["hardened"]
+        noise = ("grid" if hardened else "floating_point") if isinstance(hardened, bool) else None
+        found["noise"] = statement["noise"], noise
+    if "relation" in settings:
+        found["relation"] = statement["relation"], settings["relation"]
+    if "sampling" in config:
+        found["sampling"] = statement["sampling"], config["sampling"]
+    if isinstance(budget, Mapping) and "delta" in budget:
+        found["delta"] = statement["delta"], budget["delta"]
+    wrong = [f"{key} is {told!r}"[:80] for key, (stated, told) in found.items() if stated != told]
+    if wrong:
+        detail = f"config.json says otherwise than the statement: {', '.join(wrong)}"
+        return [Finding("configuration", False, detail)]
+    if "plan" not in config:
+        return []
+    return [Finding("configuration", True, "config.json names the same plan")]
 
 
 def _published_run(statement: Mapping[str, Any]) -> _Run:
@@ -319,8 +353,7 @@ def _delta(statement: Mapping[str, Any]) -> float:
 def _differences(statement: Mapping[str, Any], again: Statement) -> list[str]:
     """The keys that are not what they were computed to be."""
     computed = asdict(again)
-    # numbers agree to rounding, or to 1% where other versions of the packages computed them
-    allowed = SAME if statement.get("versions") == again.versions else OTHER_VERSIONS
+    limits = _limits(statement, again)
     found = []
     for key in [*computed, *(k for k in statement if k not in computed)]:
         if key in ON_TRUST:
@@ -329,21 +362,39 @@ def _differences(statement: Mapping[str, Any], again: Statement) -> list[str]:
             given = statement.get(key)
             same = isinstance(given, list) and all(text in given for text in computed[key])
         else:
+            allowed = limits.get(key, EXACT)
             same = key in statement and key in computed and _close(statement[key], computed[key], allowed)
         if not same:
             found.append(key)
     return found
 
 
-def _close(given: Any, computed: Any, allowed: float) -> bool:
-    """Whether plain values are equal, numbers up to a relative difference."""
+Limits = tuple[float, float]  # how far below and above a figure may lie, relatively
+
+
+def _limits(statement: Mapping[str, Any], again: Statement) -> dict[str, Limits]:
+    """Of the figures that an accountant computes; whatever else is a number is compared exactly.
+
+    Other versions may have had a looser bound, which is one too. A tighter one cannot be confirmed here.
+    """
+    looser = SAME if statement.get("versions") == again.versions else OTHER_VERSIONS
+    limits = dict.fromkeys(("epsilon", "epsilons", "cross_check"), (SAME, looser))
+    return limits | {"interval": (looser, looser), "holes": (SAME, SAME)}
+
+
+def _close(given: Any, computed: Any, allowed: Limits) -> bool:
+    """Whether plain values are equal, numbers but deltas up to relative differences."""
     if isinstance(computed, float) and isinstance(given, (int, float)) and not isinstance(given, bool):
-        return math.isclose(given, computed, rel_tol=allowed)
+        below, above = allowed
+        return computed * (1 - below) <= given <= computed * (1 + above)
     if isinstance(computed, dict):
         return (
             isinstance(given, dict)
             and set(given) == set(computed)
-            and all(_close(given[key], value, allowed) for key, value in computed.items())
+            and all(
+                _close(given[key], value, EXACT if key == "delta" else allowed)
+                for key, value in computed.items()
+            )
         )
     if isinstance(computed, list):
         return (
@@ -365,14 +416,13 @@ def _compared(statement: Mapping[str, Any], again: Statement, without_others: bo
         )
     ]
     figures = {"epsilon", "epsilons", "cross_check", "accountant", "interval", "warnings", "guarantee"}
-    stated, found = _figure(statement.get("epsilon")), _figure(again.epsilon)
+    stated, found = figure(statement.get("epsilon")), figure(again.epsilon)
     if without_others:
-        # the figure holds other runs too: it must be at least what this one costs by itself
-        larger = isinstance(stated, float) and isinstance(found, float) and stated >= found * (1 - SAME)
-        ok = None if larger or (stated is None and statement.get("guarantee") == "none") else False
+        doubts = _doubts(statement, again)
         detail = f"stated {_text(stated)}; this run alone costs {_text(found)}, the others are in the journal"
-        findings.append(Finding("epsilon", ok, detail))
-        wrong = [key for key in wrong if key not in figures | {"other_runs", "delta"}]
+        detail += f"; wrong: {', '.join(doubts)}" if doubts else ""
+        findings.append(Finding("epsilon", False if doubts else None, detail))
+        wrong = [key for key in wrong if key not in figures | {"other_runs"}]
     else:
         ok = not figures & set(wrong)
         at = f" at delta {again.delta:g}" if again.delta is not None else ""
@@ -386,8 +436,51 @@ def _compared(statement: Mapping[str, Any], again: Statement, without_others: bo
     return findings
 
 
-def _figure(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+def _doubts(statement: Mapping[str, Any], alone: Statement) -> list[str]:
+    """The figures that cannot be of this run and others: below its own cost, or another promise."""
+    wrong = []
+    others, guarantee = statement.get("other_runs"), statement.get("guarantee")
+    if isinstance(others, bool) or not isinstance(others, int) or others < 0:
+        wrong.append("other_runs")
+    if guarantee not in (alone.guarantee, "none"):
+        wrong.append("guarantee")
+    if guarantee == "none":
+        empty: dict[str, object] = {
+            "epsilon": None,
+            "epsilons": [],
+            "cross_check": None,
+            "accountant": None,
+            "interval": None,
+        }
+        return wrong + [key for key, value in empty.items() if statement.get(key) != value]
+    if not _at_least(statement.get("epsilon"), alone.epsilon):
+        wrong.append("epsilon")
+    rows = statement.get("epsilons")
+    if not (
+        isinstance(rows, list)
+        and [row["delta"] for row in rows] == [row["delta"] for row in alone.epsilons]
+        and all(_at_least(r["epsilon"], a["epsilon"]) for r, a in zip(rows, alone.epsilons, strict=True))
+    ):
+        wrong.append("epsilons")
+    # null where Renyi accounting does not cover the others; where it does, it bounds this run's cost too
+    cross = statement.get("cross_check", "absent")
+    floor = alone.epsilon if alone.cross_check is None else alone.cross_check
+    if cross is not None and not _at_least(cross, floor):
+        wrong.append("cross_check")
+    return wrong
+
+
+def _at_least(stated: object, cost: float | None) -> bool:
+    value = figure(stated)
+    return value is not None and cost is not None and value >= cost * (1 - SAME)
+
+
+def figure(value: object) -> float | None:
+    """A finite number of a file; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    # an integer of JSON may be beyond every float
+    return float(value) if -sys.float_info.max <= value <= sys.float_info.max else None
 
 
 def _text(value: float | None) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from equipoise.privacy import Finding, Journal, PrivateSearch, Signature, Statement
 from equipoise.privacy.signatures import KeyFileError, fingerprint, read_private_key, read_public_key, sign
-from equipoise.privacy.verification import check_published, check_with_journal, statement_from_journal
+from equipoise.privacy.verification import check_published, check_with_journal, figure, statement_from_journal
 from equipoise.report import RunFolderError, write_report
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.folder import RunFolder
@@ -80,15 +80,14 @@ def verify_run(
         findings += check_with_journal(statement, _entries(journal))
     findings += [
         finding
-        for finding in check_published(statement, config.get("plan"))
+        for finding in check_published(statement, config)
         if journal is None or finding.subject == "configuration"
     ]
     signature, found = _check_signature(folder, journal, statement, public_key)
-    value = statement.get("epsilon")
     return Verification(
         run_dir=str(run_dir),
         with_journal=journal is not None,
-        epsilon=float(value) if isinstance(value, (int, float)) else None,
+        epsilon=figure(statement.get("epsilon")),
         signer=None if signature is None else fingerprint(signature.public_key),
         findings=(*findings, *found),
     )
