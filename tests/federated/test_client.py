@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 
 import pytest
 import torch
@@ -22,7 +24,8 @@ from federated_problem import (
 import equipoise as eq
 from equipoise.federated import Proximal, Refused, ServerRMS
 from equipoise.methods import METHODS
-from equipoise.privacy import BudgetError, Journal
+from equipoise.privacy import BudgetError, Journal, Secrets
+from equipoise.training.checkpoint import CheckpointError, Checkpoints
 
 
 def follower(**options):
@@ -230,6 +233,58 @@ def test_killed_in_a_round(tmp_path, monkeypatch, lost):
     assert again.ask(1, start(), 0.25) == asked
     assert same(again.train(1, start(), clip_norm=0.2), expected)
     assert charges(again) == 1 + LOCAL_STEPS
+
+
+STARTS = {
+    "before the key": (Secrets, "__init__"),
+    "before the journal's head": (Journal, "append"),
+    "before the checkpoint": (Checkpoints, "save"),
+}
+
+
+def killed_at_start(folder, where, name):
+    """A process that dies there, without any clean-up."""
+
+    def die(*args, **kwargs):
+        os._exit(9)
+
+    child = os.fork()
+    if child == 0:
+        setattr(where, name, die)
+        client(follower(), folder=folder)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("when", STARTS)
+def test_killed_before_the_first_checkpoint_it_starts_anew(tmp_path, when):
+    client(follower())  # what is imported on first use is imported before the process forks
+    killed_at_start(tmp_path / "a", *STARTS[when])
+    assert (tmp_path / "a" / "config.json").exists()
+    one, reference = client(follower(), folder=tmp_path / "a"), client(follower())
+    assert one.ask(1, start(), 0.25) == reference.ask(1, start(), 0.25)
+    assert same(one.train(1, start(), clip_norm=0.2), reference.train(1, start(), clip_norm=0.2))
+    assert charges(one) == 1 + LOCAL_STEPS
+
+
+@pytest.mark.parametrize("kept", ["a release", "a round", "another run"])
+def test_without_a_checkpoint_a_run_that_began_is_not_started_anew(tmp_path, kept):
+    one = client(follower(), folder=tmp_path)
+    if kept == "a release":
+        one.ask(1, start(), 0.25)
+    one.close()
+    if kept != "a round":
+        (tmp_path / "private" / "rounds.jsonl").unlink()
+    if kept == "another run":
+        journal = Journal(tmp_path / "private" / "journal.jsonl")
+        journal.append({**journal.entries()[0], "run": "another"})
+        journal.close()
+    shutil.rmtree(tmp_path / "checkpoint")
+    before = (tmp_path / "private" / "journal.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        client(follower(), folder=tmp_path)
+    assert (tmp_path / "private" / "journal.jsonl").read_bytes() == before
 
 
 def test_a_round_that_failed_goes_on_where_it_stopped(monkeypatch):

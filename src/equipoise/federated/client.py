@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from equipoise.federated.claims import check_claim
 from equipoise.federated.errors import Refused
 from equipoise.federated.hooks import RoundHooks
-from equipoise.federated.local import LocalTraining
+from equipoise.federated.local import LocalTraining, discard_unstarted
 from equipoise.federated.server_radius import ServerRMS
 from equipoise.methods import Method, State
 from equipoise.methods.base import Parameters
@@ -106,6 +106,8 @@ class Client:
             else torch.optim.SGD(model.parameters(), lr=float(learning_rate or 0.0))
         )
         run = None if folder is None else Path(folder)
+        if run is not None:
+            discard_unstarted(run)
         if run is not None and (run / "config.json").exists():
             self.training = LocalTraining.resume(run, model, made, loss=loss, data=data, method=method)
         else:

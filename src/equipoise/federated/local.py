@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
+from equipoise.privacy import Journal
 from equipoise.training import PrivateTraining
+from equipoise.training.folder import RunFolder
 
-__all__ = ["LocalTraining"]
+__all__ = ["LocalTraining", "discard_unstarted"]
 
 Answer = TypeVar("Answer")
+
+
+def discard_unstarted(path: str | os.PathLike[str]) -> None:
+    """Remove a run whose process ended before its first checkpoint, so that it can be started anew.
+
+    Only a run that has released nothing goes: its journal holds at most its own head, and the client has
+    never come to note a round. Anything else is left as it is.
+
+    Raises:
+        RuntimeError: another process is starting this run.
+        JournalError: the journal is damaged.
+    """
+    folder = RunFolder(path)
+    if not folder.config.exists() or not folder.private.is_dir() or _started(folder):
+        return
+    folder.lock()
+    try:
+        if not _started(folder):  # the lock holds now: nobody starts it meanwhile
+            folder.discard()
+    finally:
+        folder.unlock()
+
+
+def _started(folder: RunFolder) -> bool:
+    if folder.checkpoints.steps() or (folder.private / "rounds.jsonl").exists():
+        return True
+    if not folder.journal.exists():
+        return False
+    journal = Journal(folder.journal, read_only=True)
+    try:
+        entries = journal.entries()
+    finally:
+        journal.close()
+    # a journal may be shared: what other runs booked here is not this one's to discard
+    heads_alone = all(entry.get("type") in ("run", "close") for entry in entries)
+    return not heads_alone or len({entry.get("run") for entry in entries}) > 1
 
 
 class LocalTraining(PrivateTraining):

@@ -84,12 +84,13 @@ class RunFolder:
     def discard(self) -> None:
         """Remove what a start left that came to nothing, so that the folder can be tried again.
 
-        Only files of this library go; a folder goes if nothing else is in it.
+        Only files of this library go; a folder goes if nothing else is in it. The settings go last: where
+        they are gone nothing is left to discard.
         """
         private = [self.private / name for name in ("lock", "key", "ledger_file")]
         steps = list(self.checkpoints.folder.glob("step-*")) if self.checkpoints.folder.is_dir() else []
         settings = self.checkpoints.folder / "settings.json"  # the command line's
-        for path in (self.config, self.metrics, self.diagnostics, self.journal, settings, *private, *steps):
+        for path in (self.metrics, self.diagnostics, self.journal, settings, *private, *steps, self.config):
             path.unlink(missing_ok=True)
         for folder in (self.private, self.checkpoints.folder, self.path):
             with contextlib.suppress(OSError):
