@@ -24,7 +24,8 @@ from federated_problem import (
 import equipoise as eq
 from equipoise.federated import Proximal, Refused, ServerRMS
 from equipoise.methods import METHODS
-from equipoise.privacy import BudgetError, Journal, Secrets
+from equipoise.privacy import BudgetError, Journal, Ledger, LedgerError, Secrets
+from equipoise.privacy.errors import PlanUsedUpError
 from equipoise.training.checkpoint import CheckpointError, Checkpoints
 
 
@@ -285,6 +286,44 @@ def test_without_a_checkpoint_a_run_that_began_is_not_started_anew(tmp_path, kep
     with pytest.raises(CheckpointError, match="no checkpoint"):
         client(follower(), folder=tmp_path)
     assert (tmp_path / "private" / "journal.jsonl").read_bytes() == before
+
+
+def test_a_refused_query_leaves_what_answers_a_repeated_round():
+    one = client(follower(), local_steps=LOCAL_STEPS, steps=4 * LOCAL_STEPS)
+    params = start()
+    for number in range(1, 4 + 1):
+        one.ask(number, params, 0.25)
+    answer = one.train(4, params, clip_norm=0.2)
+    state = dict(one.training.method_state)
+    moved = {name: value + 7 for name, value in params.items()}
+    with pytest.raises(Refused, match=r"no query left$"):
+        one.ask(5, moved, 0.1)
+    assert one.training.method_state == state
+    assert same(one.train(4, params, clip_norm=0.2), answer)
+
+
+@pytest.mark.parametrize("what", ["ask", "train"])
+def test_other_errors_of_the_ledger_are_no_refusals_of_a_used_up_plan(monkeypatch, what):
+    one = client(follower())
+
+    def fail(*args, **kwargs):
+        raise LedgerError("private words")
+
+    monkeypatch.setattr(Ledger, "release", fail)
+    with pytest.raises(LedgerError, match="private words"):
+        getattr(one, what)(1, start(), 0.25)
+
+
+def test_a_used_up_plan_is_refused_without_the_ledgers_words(monkeypatch):
+    one = client(follower())
+
+    def fail(*args, **kwargs):
+        raise PlanUsedUpError("words of the ledger")
+
+    monkeypatch.setattr(Ledger, "release", fail)
+    for request, words in ((one.ask, r"no query left$"), (one.train, r"no release left$")):
+        with pytest.raises(Refused, match=words):
+            request(1, start(), 0.25)
 
 
 def test_a_round_that_failed_goes_on_where_it_stopped(monkeypatch):

@@ -27,7 +27,7 @@ from equipoise.federated.local import LocalTraining, discard_unstarted
 from equipoise.federated.server_radius import ServerRMS
 from equipoise.methods import Method, State
 from equipoise.methods.base import Parameters
-from equipoise.privacy import Budget, Journal, LedgerError, Sampling, Statement, digest
+from equipoise.privacy import Budget, Journal, PlanUsedUpError, Sampling, Statement, digest
 from equipoise.training.attach import Loss
 
 __all__ = ["Client"]
@@ -192,12 +192,14 @@ class Client:
         self._check_round(round_number, last)
         self._check_rounds_left()
         method.with_limit({}, square_limit)  # refuses before anything moves
-        self.training.move(values)
-        self.training.steer(lambda state: method.with_limit(state, square_limit))
         try:
-            answer = self.training.ask(lambda context, state: method.ask(context, square_limit))
-        except LedgerError as error:
-            raise Refused(f"round {round_number}: the plan has no query left ({error})") from error
+            # A round that is over may be asked for again: a refused query leaves what answers it.
+            with self.training.undone_on_error():
+                self.training.move(values)
+                self.training.steer(lambda state: method.with_limit(state, square_limit))
+                answer = self.training.ask(lambda context, state: method.ask(context, square_limit))
+        except PlanUsedUpError as error:
+            raise Refused(f"round {round_number}: the plan has no query left") from error
         self._asked = {"type": "ask", "round": round_number, "request": request, "answer": answer}
         self._log.append(dict(self._asked))
         return answer
@@ -258,8 +260,8 @@ class Client:
         try:
             while self.training.steps_done < end:
                 self.training.take_step()
-        except LedgerError as error:
-            raise Refused(f"round {round_number}: the plan has no release left ({error})") from error
+        except PlanUsedUpError as error:  # other errors of the ledger are no words for the server
+            raise Refused(f"round {round_number}: the plan has no release left") from error
         if isinstance(self.method, RoundHooks):
             method = self.method
             ended = {name: value.detach() for name, value in self.training.parameters.items()}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
+
+import torch
 
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
@@ -59,6 +62,20 @@ class LocalTraining(PrivateTraining):
     def move(self, values: Parameters) -> None:
         """Put other parameters into the model; the method's state is rebased."""
         self._stepper.move(values)
+
+    @contextlib.contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Put parameters and method state back where they were if what is done within fails."""
+        before = {name: value.detach().clone() for name, value in self.parameters.items()}
+        state = self._stepper.state
+        try:
+            yield
+        except BaseException:
+            with torch.no_grad():
+                for name, parameter in self.parameters.items():
+                    parameter.copy_(before[name])
+            self._stepper.state = state
+            raise
 
     def ask(self, question: Callable[[Context, State], Answer]) -> Answer:
         """What `question(context, state)` releases between two steps; it is on disk when this returns."""
