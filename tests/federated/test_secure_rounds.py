@@ -157,6 +157,38 @@ def test_clients_with_other_settings_are_left_out():
     assert "differ" in done.absent[1]
 
 
+@pytest.mark.parametrize(
+    "noise", [[3.0], "3", None, True, math.nan, math.inf, -1.0, pytest.param(10**400, id="too large")]
+)
+def test_a_client_whose_noise_is_no_number_is_left_out(noise):
+    class Odd(SecureClient):
+        def answer(self, number, params, values):
+            found = super().answer(number, params, values)
+            return found | {"noise": noise} if values["stage"] == "keys" else found
+
+    clients = sealed(follower)
+    clients[1] = Odd(client(follower(), 1), RULE, 1)
+    done = simulate(adaptive(), clients, start(), 1, secure=RULE).rounds[0]
+    assert done.answered == (0, 2)
+    assert charges(clients[1].client) == 0
+
+
+@pytest.mark.parametrize("change", ["missing", "further"])
+def test_every_key_comes_with_its_clients_terms(change):
+    clients = sealed()
+    keys = {p: one.answer(1, {}, {"stage": "keys"}) for p, one in enumerate(clients)}
+    values = {f"key.{p}": found["key"] for p, found in keys.items()}
+    values |= {f"terms.{p}": found["terms"] for p, found in keys.items()}
+    wrong = dict(values)
+    if change == "missing":
+        del wrong["terms.2"]
+    else:
+        wrong["terms.7"] = values["terms.2"]
+    with pytest.raises(Refused, match="other settings"):
+        clients[0].answer(1, {}, {"stage": "shares", **wrong})
+    assert clients[0].answer(1, {}, {"stage": "shares", **values})
+
+
 def test_a_strategy_that_needs_more_than_the_mean_is_refused():
     with pytest.raises(ValueError, match="ScaffoldAverage"):
         simulate(ScaffoldAverage(3, local_steps=2, learning_rate=0.3), sealed(), start(), 1, secure=RULE)

@@ -164,3 +164,16 @@ def test_flowers_masks_hang_on_32_bits_and_ours_do_not():
     flower = [pseudo_rand_gen(s, 1 << 32, [(8,)])[0] for s in (secret, other)]
     assert (flower[0] == flower[1]).all()
     assert (_mask(secret, 8) != _mask(other, 8)).any()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_do_not_leave(number):
+    rule, values = SecureSum(2), vectors(2)
+    parties = [Party(rule, p) for p in range(2)]
+    keys = {p: party.keys() for p, party in enumerate(parties)}
+    boxes = [party.shares(keys) for party in parties]
+    broken = values[0].clone()
+    broken[3] = number
+    with pytest.raises(Refused, match="not finite"):
+        parties[0].masked(broken, {1: boxes[1][0]})
+    assert parties[0].masked(values[0], {1: boxes[1][0]})  # nothing was used up

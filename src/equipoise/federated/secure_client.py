@@ -183,9 +183,10 @@ class SecureClient:
                 found["noise"] = self.client.radius_noise
         elif stage == "shares":
             terms = _numbered(values, "terms.", str)
-            if set(terms.values()) != {self._terms()}:
+            keys = _numbered(values, "key.", bytes)
+            if set(terms) != set(keys) or set(terms.values()) != {self._terms()}:
                 raise Refused("secure sum: clients with other settings than this one's; nothing leaves")
-            found = _named("share.", self._party.shares(_numbered(values, "key.", bytes)))
+            found = _named("share.", self._party.shares(keys))
         elif stage == "masked":
             found = {"masked": self._masked(round_number, params, values)}
         elif stage == "unmask":

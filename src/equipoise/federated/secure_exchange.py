@@ -9,6 +9,7 @@ each: a strategy must need no more than the mean.
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -117,6 +118,10 @@ class _Stages:
         keys = {p: one["key"] for p, one in first.items() if str(one.get("terms")) == terms}
         for index in set(first) - set(keys):
             self.absent[index] = "its settings of secure sums differ from the others'"
+        noise = {p: _deviation(first[p].get("noise", 0.0)) for p in keys}
+        for index in [p for p, found in noise.items() if found is None]:
+            self.absent[index] = "its noise is no finite number of at least 0"
+            del keys[index]
         everybody = {f"key.{p}": key for p, key in keys.items()} | {f"terms.{p}": terms for p in keys}
         boxes = self._stage(
             {p: ({}, {"stage": "shares", **everybody}) for p in keys},
@@ -137,7 +142,7 @@ class _Stages:
         )
         shares = [{index: one[name] for name, index in names.items()} for one in last.values()]
         total = recover(self._rule, keys, boxes, uploads, shares)
-        self.noise = {p: float(first[p].get("noise", 0.0)) for p in uploads}
+        self.noise = {p: found for p in uploads if (found := noise[p]) is not None}
         return total / len(uploads)
 
     def _stage(
@@ -158,6 +163,12 @@ class _Stages:
                 f"{len(kept)} clients answered, fewer than the threshold of {self._rule.least}"
             )
         return kept
+
+
+def _deviation(value: Any) -> float | None:
+    """A standard deviation that a client names, or None where it is none."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and 0 <= value <= sys.float_info.max else None
 
 
 def _moved(params: Parameters, mean: Tensor) -> dict[str, Tensor]:

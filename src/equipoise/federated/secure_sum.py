@@ -108,8 +108,15 @@ class SecureSum:
         return self.limit / ((2**31 - 1) // self.clients)
 
     def encode(self, values: Tensor) -> np.ndarray:
-        """[d] numbers as [d] unsigned 32-bit integers."""
-        clipped = values.detach().cpu().double().clamp(-self.limit, self.limit)
+        """[d] numbers as [d] unsigned 32-bit integers.
+
+        Raises:
+            Refused: a number is not finite: its code would be any number.
+        """
+        numbers = values.detach().cpu().double()
+        if not bool(torch.isfinite(numbers).all()):
+            raise Refused("secure sum: the answer holds numbers that are not finite; nothing leaves")
+        clipped = numbers.clamp(-self.limit, self.limit)
         return (clipped / self.step).round().to(torch.int64).numpy().astype(np.uint32)
 
     def decode(self, total: np.ndarray) -> Tensor:
@@ -178,15 +185,16 @@ class Party:
             shares: client -> its encrypted shares for this one; who is missing has dropped out before.
 
         Raises:
-            Refused: too few clients.
+            Refused: too few clients, or a number that is not finite.
         """
         self.check(shares)
         members = {*shares, self.number}
+        codes = self.rule.encode(values)
         self._state["stage"] = "unmask"
         self._state["boxes"] = {
             str(index): box.hex() for index, box in shares.items() if index != self.number
         }
-        total = self.rule.encode(values) + _mask(self._secret("seed"), len(values))
+        total = codes + _mask(self._secret("seed"), len(values))
         for index in sorted(members - {self.number}):
             mask = _mask(self._agreed("mask_key", index), len(values))
             total = total + mask if self.number < index else total - mask
