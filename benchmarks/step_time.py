@@ -285,11 +285,7 @@ def worker(task_name: str, method: str, threads: int) -> None:
 
 class Process:
     def __init__(self, task: str, method: str, threads: int, keep: bool) -> None:
-        env = (
-            os.environ
-            | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-            | (KEEP if keep else {})
-        )
+        env = os.environ | {"OMP_NUM_THREADS": str(threads)} | (KEEP if keep else {})
         command = [sys.executable, __file__, "--worker", task, method, "--threads", str(threads)]
         self.process = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
