@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise import __version__
 from equipoise.report.charts import Series, line_chart, range_chart
+from equipoise.report.pages import template, write_page
 from equipoise.report.words import RELATIONS, plain, readable, rounded_up, significant
 
 if TYPE_CHECKING:
@@ -29,24 +30,13 @@ MOST = 10
 
 def write_comparison(values: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
     """Write ``comparison.html`` into a folder and return its path."""
-    path = Path(folder) / "comparison.html"
-    temporary = path.with_suffix(".html.tmp")
-    temporary.write_text(render_comparison(values), encoding="utf-8")
-    temporary.replace(path)
-    return path
+    return write_page(render_comparison(values), folder, "comparison.html")
 
 
 def render_comparison(values: Mapping[str, Any]) -> str:
     """The page as text; it loads nothing and runs nothing."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=PackageLoader("equipoise.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
     methods = values["methods"]
     shown = methods[:MOST]
     curves = line_chart(
@@ -70,7 +60,7 @@ def render_comparison(values: Mapping[str, Any]) -> str:
         x_label="accuracy",
         percent=True,
     )
-    return environment.get_template("comparison.html.j2").render(
+    return template("comparison.html.j2").render(
         title=f"{len(methods)} methods on {values['data']}",
         subtitle=_subtitle(values),
         figures=_figures(values),

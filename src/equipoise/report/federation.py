@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise import __version__
 from equipoise.report.charts import Series, line_chart
 from equipoise.report.page import GUARANTEES
+from equipoise.report.pages import template, write_page
 from equipoise.report.terminal import sparkline
 from equipoise.report.words import (
     RELATIONS,
@@ -29,26 +30,15 @@ __all__ = ["federation_summary", "render_federation", "write_federation_report"]
 
 def write_federation_report(values: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
     """Write ``report.html`` into a folder and return its path."""
-    path = Path(folder) / "report.html"
-    temporary = path.with_suffix(".html.tmp")
-    temporary.write_text(render_federation(values), encoding="utf-8")
-    temporary.replace(path)
-    return path
+    return write_page(render_federation(values), folder, "report.html")
 
 
 def render_federation(values: Mapping[str, Any]) -> str:
     """The page as text; it loads nothing and runs nothing."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=PackageLoader("equipoise.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
     settings = values["settings"]
-    return environment.get_template("federation.html.j2").render(
+    return template("federation.html.j2").render(
         title=f"{settings['method']} on {settings['data']}",
         subtitle=f"{settings['clients']} clients, {len(values['rounds'])} rounds: {values['summary']}",
         figures=_figures(values),
