@@ -62,7 +62,8 @@ $(BIN)/python:
 # torch goes first and pinned: a later requirement then finds it in place and cannot pull another build.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing PyTorch and the rest into $(VENV): about 1.5 GB, some minutes."
-	$(PIP) install -q "$$(grep '^torch==' constraints.txt)"
+	$(PIP) install "$$(grep '^torch==' constraints.txt)"
+	@echo "PyTorch is there; now the rest, a minute or two."
 	$(PIP) install -q -c constraints.txt -e .
 	@touch $@
 
