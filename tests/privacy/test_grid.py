@@ -25,7 +25,8 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.bounded import make_bounded
 from equipoise.privacy.grid import GridStream, grid_unit, to_grid
-from equipoise.privacy.verification import check_published, check_with_journal
+from equipoise.privacy.published import check_published
+from equipoise.privacy.verification import check_with_journal
 
 
 def cells(bits: int) -> tuple[np.ndarray, np.ndarray]:

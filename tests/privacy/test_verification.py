@@ -22,8 +22,9 @@ from equipoise.privacy import (
     gaussian_epsilon,
     statement_schema,
 )
+from equipoise.privacy.published import check_published
 from equipoise.privacy.sampling import FullBatch, Unamplified
-from equipoise.privacy.verification import check_published, check_with_journal, statement_from_journal
+from equipoise.privacy.verification import check_with_journal, statement_from_journal
 
 DELTA = 1e-5
 

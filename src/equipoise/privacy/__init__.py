@@ -53,6 +53,7 @@ from .releases import PrivacyPlan as PrivacyPlan
 from .releases import Release as Release
 from .releases import Unproven as Unproven
 from .replay import ReplayLedger as ReplayLedger
+from .restatement import Finding as Finding
 from .rows import PrivateRows as PrivateRows
 from .sampling import FullBatch as FullBatch
 from .sampling import Poisson as Poisson
@@ -72,4 +73,3 @@ from .signatures import Signature as Signature
 from .statement import Hole as Hole
 from .statement import Statement as Statement
 from .statement import statement_schema as statement_schema
-from .verification import Finding as Finding

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.privacy import Finding, Journal, PrivateSearch, Signature, Statement
+from equipoise.privacy.published import check_published
+from equipoise.privacy.restatement import figure
 from equipoise.privacy.signatures import KeyFileError, fingerprint, read_private_key, read_public_key, sign
-from equipoise.privacy.verification import check_published, check_with_journal, figure, statement_from_journal
+from equipoise.privacy.verification import check_with_journal, statement_from_journal
 from equipoise.report import RunFolderError, write_report
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.folder import RunFolder
