@@ -9,25 +9,20 @@ and are private: they are part of the state, marked, and go nowhere but into the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from equipoise.gradients.subspace import HeldSubspace
 from equipoise.methods import Context, Method, State
-from equipoise.methods.base import Parameters
-from equipoise.privacy import PrivacyPlan, Private, Sampling
+from equipoise.methods.wrapper import MethodWrapper
+from equipoise.privacy import Private
 from equipoise.privacy.private import unwrap
-
-if TYPE_CHECKING:
-    from equipoise.privacy import Budget
 
 __all__ = ["Watched"]
 
 
-class Watched(Method):
+class Watched(MethodWrapper):
     """Any method, with scores of canaries added up beside it.
 
     Args:
@@ -39,46 +34,25 @@ class Watched(Method):
     """
 
     def __init__(self, inner: Method, canaries: Any) -> None:
-        self.inner, self.canaries = inner, canaries
+        super().__init__(inner)
+        self.canaries = canaries
         self.scores: Tensor | None = None
-        self.name, self.card, self.recipe = inner.name, inner.card, inner.recipe  # type: ignore[misc]
-
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
-        """The inner method's."""
-        return self.inner.plan(sampling, budget, relation, public_rng)
+        self.name, self.card = inner.name, inner.card  # type: ignore[misc]
 
     def init(self, context: Context) -> State:
         """The inner method's state, and no score yet."""
-        return {"inner": self.inner.init(context), "scores": None}
+        return {**super().init(context), "scores": None}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """The inner method's step; then the scores."""
-        estimate, inner = self.inner.step(context, state["inner"])
+        estimate, following = super().step(context, state)
         rows = context.public_gradients(self.canaries)
         along = HeldSubspace({name: value[None] for name, value in estimate.items()}).coordinates(rows)[:, 0]
         scores = along.double() / rows.row_norms().double().clamp(min=1e-30)
         if state["scores"] is not None:
             scores = scores + unwrap(state["scores"])
         self.scores = scores
-        return estimate, {"inner": inner, "scores": Private(scores)}
-
-    def rebase(self, state: State, params: Parameters) -> State:
-        """The inner method's."""
-        return {**state, "inner": self.inner.rebase(state["inner"], params)}
-
-    def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
-        """The inner method's."""
-        return self.inner.claimed_epsilon(sampling, relation, delta)
-
-    def assumptions(self) -> Sequence[str]:
-        """The inner method's."""
-        return self.inner.assumptions()
-
-    def metrics(self, state: State) -> Mapping[str, float]:
-        """The inner method's."""
-        return self.inner.metrics(state["inner"])
+        return estimate, {**following, "scores": Private(scores)}
 
     def config(self) -> dict[str, Any]:
         """The inner method's: a run with canaries is a run of that method."""

@@ -24,6 +24,7 @@ from equipoise.methods.checks import require_count, require_positive
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.public_records import PublicRecords, require_public
+from equipoise.methods.wrapper import MethodWrapper
 from equipoise.privacy.releases import PrivacyPlan
 from equipoise.privacy.sampling import Sampling
 
@@ -100,7 +101,7 @@ class PublicOnly(Method):
         return cls(records, public_batch_size=config["public_batch_size"])
 
 
-class PublicWarmStart(Method):
+class PublicWarmStart(MethodWrapper):
     """Public steps first, then an inner method, which is planned for the steps that are left.
 
     Args:
@@ -159,8 +160,7 @@ class PublicWarmStart(Method):
                 "clip_norm and noise_multiplier are those of the default inner method; with inner=... give "
                 "them to it"
             )
-        self.inner = inner or DPSGD(clip_norm, noise_multiplier=noise_multiplier)
-        self.recipe = self.inner.recipe
+        super().__init__(inner or DPSGD(clip_norm, noise_multiplier=noise_multiplier))
 
     def _warm(self, sampling: Sampling) -> int:
         warm = max(1, sampling.steps // 5) if self.warm_steps is None else self.warm_steps
@@ -191,10 +191,6 @@ class PublicWarmStart(Method):
         """The inner method's plan for the steps that are left."""
         return self.inner.plan(self._rest(sampling), budget, relation, public_rng)
 
-    def passes_over(self, draw: str) -> int:
-        """As the inner method's."""
-        return self.inner.passes_over(draw)
-
     def gradients_per_step(self, sampling: Sampling, plan: PrivacyPlan) -> float:
         """Those of public records in the public steps, those of the inner method in the others."""
         warm, rest = self._warm(sampling), self._rest(sampling)
@@ -214,13 +210,15 @@ class PublicWarmStart(Method):
             return {name: self.warm_scale * value for name, value in estimate.items()}, state
         later = _LaterContext(context, warm, self._rest(context.sampling))
         inner = self.inner.init(later) if state["inner"] is None else state["inner"]
-        estimate, inner = self.inner.step(later, inner)
-        return estimate, {"inner": inner}
+        return super().step(later, {"inner": inner})
 
     def rebase(self, state: State, params: Parameters) -> State:
-        """As the inner method's."""
-        inner = state["inner"]
-        return {"inner": None if inner is None else self.inner.rebase(inner, params)}
+        """As the inner method's, once it has begun."""
+        return state if state["inner"] is None else super().rebase(state, params)
+
+    def metrics(self, state: State) -> Mapping[str, float]:
+        """The inner method's, once it has begun."""
+        return {} if state["inner"] is None else super().metrics(state)
 
     def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
         """The inner method's, for the private steps."""

@@ -1,0 +1,91 @@
+"""A method around another one passes on whatever it does not say itself."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.audit.watched import Watched
+from equipoise.federated import Proximal
+from equipoise.methods import Method
+from equipoise.methods.wrapper import MethodWrapper
+
+# Every public method of an instance; classmethods make methods and are each class's own.
+PUBLIC = [name for name, f in vars(Method).items() if inspect.isfunction(f) and not name.startswith("_")]
+OUTER = {"inner": "inner state"}
+
+
+class Plain(MethodWrapper):
+    """Adds nothing."""
+
+    name = "plain"
+
+
+def spy():
+    """A method that notes what it is asked, and answers with something of its own."""
+
+    def asked(name):
+        def answer(self, *args):
+            self.asked.append((name, args))
+            return ("estimate", "next state") if name == "step" else f"answer of {name}"
+
+        return answer
+
+    made = type("Spy", (Method,), {name: asked(name) for name in PUBLIC} | {"name": "spy", "card": None})()
+    made.asked = []
+    return made
+
+
+def expected(name):
+    if name == "step":
+        return "estimate", {"inner": "next state"}
+    if name in ("init", "rebase"):
+        return {"inner": f"answer of {name}"}
+    return {"name": "plain", "method": "answer of config"} if name == "config" else f"answer of {name}"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_method_is_passed_on(name):
+    inner = spy()
+    wanted = [n for n in inspect.signature(getattr(Method, name)).parameters if n != "self"]
+    given = [OUTER if n == "state" else f"the {n}" for n in wanted]
+    assert getattr(Plain(inner), name)(*given) == expected(name)
+    passed = tuple("inner state" if n == "state" else f"the {n}" for n in wanted)
+    assert inner.asked == [(name, passed)]
+
+
+COSTS = ("passes_over", "gradients_per_step", "claimed_epsilon", "plan", "metrics")
+
+
+@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda inner: Watched(inner, {}), lambda inner: Proximal(inner, 0.1)],
+    ids=["watched", "proximal"],
+)
+def test_wrappers_cost_and_claim_what_the_inner_method_does(wrap, name):
+    inner = spy()
+    inner.recipe = "as_published"
+    outer = wrap(inner)
+    assert outer.recipe == "as_published"
+    count = len(inspect.signature(getattr(Method, name)).parameters) - 1
+    assert getattr(outer, name)(*[OUTER] * count) == f"answer of {name}"
+    assert [asked for asked, _ in inner.asked] == [name]
+
+
+def test_a_watched_method_is_described_with_the_gradients_that_it_computes():
+    sampling, rng = eq.Poisson(20, 100, 10), torch.Generator()
+    method = eq.DPC4Plus(0.5)
+    alone = method.plan(sampling, eq.Budget(8.0, 1e-3), "add_or_remove_one", rng)
+    watched = Watched(method, {})
+    assert watched.gradients_per_step(sampling, alone) == method.gradients_per_step(sampling, alone)
+    assert watched.passes_over("batch") == method.passes_over("batch") == 2
+
+
+def test_a_warm_start_tells_the_numbers_of_the_inner_method_once_it_has_begun():
+    method = eq.PublicWarmStart(torch.eye(3), spy())
+    assert method.metrics({"inner": None}) == {}
+    assert method.metrics(OUTER) == "answer of metrics"
