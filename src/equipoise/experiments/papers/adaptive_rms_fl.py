@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.experiments.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
+from equipoise.experiments.papers.owners import make_clients
 from equipoise.federated import (
     AdaptDPFedAvg,
-    Client,
     FedAvg,
     QuantileFedAvg,
     ServerQuantile,
@@ -88,36 +88,38 @@ def halves(run: Run) -> tuple[Callable[[], Method], Strategy]:
     if run.kind == "quantile":
         rule = ReleasedQuantile(c, learning_rate=0.5, count_noise=COUNT_NOISE, minimum=c * 1e-15)
         return lambda: ServerQuantile(rule), QuantileFedAvg(rule)
-    published = run.kind == "published"
+    return adaptive_halves(run.kind == "published", c, ROUNDS, CLIENTS, LOCAL_STEPS)
+
+
+def adaptive_halves(
+    published: bool, clip_norm: float, rounds: int, clients: int, local_steps: int
+) -> tuple[Callable[[], Method], Strategy]:
+    """Those of AdaptDP-FedAvg, as published or self-scaled."""
     share = 0.5 if published else 0.2
-    rule_of_radius = RMSRadius(c, offset="paper") if published else RMSRadius(c, scale="self")
+    rule = RMSRadius(clip_norm, offset="paper") if published else RMSRadius(clip_norm, scale="self")
 
     def method() -> Method:
-        return ServerRMS(c, round_length=LOCAL_STEPS, radius_share=share)
+        return ServerRMS(clip_norm, round_length=local_steps, radius_share=share)
 
-    return method, AdaptDPFedAvg(rule_of_radius, ROUNDS, CLIENTS)
+    return method, AdaptDPFedAvg(rule, rounds, clients)
 
 
 def losses(run: Run, seed: int) -> dict[int, float]:
     """The error after some of the rounds."""
     shares = owners(seed, run.noise)
     method, strategy = halves(run)
-    clients = [
-        Client(
-            Line(),
-            lambda model, batch: model(batch),
-            data,
-            Poisson(RECORDS // 10, RECORDS, ROUNDS * LOCAL_STEPS),
-            method(),
-            local_steps=LOCAL_STEPS,
-            budget=Budget(run.epsilon, DELTA),
-            learning_rate=run.rate,
-            seed=100 * seed + number,
-            reproducible=True,
-            micro_batch_size=RECORDS,
-        )
-        for number, data in enumerate(shares)
-    ]
+    clients = make_clients(
+        shares,
+        Line,
+        lambda model, batch: model(batch),
+        Poisson(RECORDS // 10, RECORDS, ROUNDS * LOCAL_STEPS),
+        method,
+        local_steps=LOCAL_STEPS,
+        budget=Budget(run.epsilon, DELTA),
+        learning_rate=run.rate,
+        seed=100 * seed,
+        micro_batch_size=RECORDS,
+    )
     x, y = torch.cat([data["x"] for data in shares]), torch.cat([data["y"] for data in shares])
     best = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
     least = float(0.5 * (x @ best - y).square().mean()) if run.noise else 0.0

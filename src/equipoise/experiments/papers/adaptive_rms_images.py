@@ -23,9 +23,10 @@ from torch.nn import functional as F
 
 from equipoise.data import DataSet, load
 from equipoise.experiments.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict
-from equipoise.federated import AdaptDPFedAvg, Client, FedAvg, ServerRMS, Strategy, iid, simulate
+from equipoise.experiments.papers.adaptive_rms_fl import adaptive_halves
+from equipoise.experiments.papers.owners import largest_epsilon, make_clients, parameters_of
+from equipoise.federated import FedAvg, Strategy, iid, simulate
 from equipoise.methods import DPSGD, Method
-from equipoise.methods.rms_radius import RMSRadius
 from equipoise.privacy import Budget, Poisson
 
 __all__ = ["EXPERIMENT", "Case", "run_case"]
@@ -73,14 +74,7 @@ def _halves(case: Case) -> tuple[Callable[[], Method], Strategy]:
     c = case.clip_norm
     if case.kind == "DP-FedAvg":
         return lambda: DPSGD(c), FedAvg()
-    published = case.kind == "published"
-    share = 0.5 if published else 0.2
-    rule = RMSRadius(c, offset="paper") if published else RMSRadius(c, scale="self")
-
-    def method() -> Method:
-        return ServerRMS(c, round_length=LOCAL_STEPS, radius_share=share)
-
-    return method, AdaptDPFedAvg(rule, ROUNDS, case.clients)
+    return adaptive_halves(case.kind == "published", c, ROUNDS, case.clients, LOCAL_STEPS)
 
 
 def run_case(case: Case, dataset: DataSet, seed: int, rounds: int = ROUNDS) -> dict[str, Any]:
@@ -94,24 +88,20 @@ def run_case(case: Case, dataset: DataSet, seed: int, rounds: int = ROUNDS) -> d
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         first = nn.Linear(HIDDEN, dataset.num_classes)
-    start = {name: value.detach().clone() for name, value in first.named_parameters()}
+    start = parameters_of(first)
     method, strategy = _halves(case)
-    clients = [
-        Client(
-            nn.Linear(HIDDEN, dataset.num_classes),
-            _loss,
-            {"x": x[part], "y": y[part]},
-            Poisson(BATCH, RECORDS, rounds * LOCAL_STEPS),
-            method(),
-            local_steps=LOCAL_STEPS,
-            budget=Budget(case.epsilon, DELTA),
-            learning_rate=case.rate,
-            seed=1000 * seed + number,
-            reproducible=True,
-            micro_batch_size=RECORDS,
-        )
-        for number, part in enumerate(parts)
-    ]
+    clients = make_clients(
+        [{"x": x[part], "y": y[part]} for part in parts],
+        lambda: nn.Linear(HIDDEN, dataset.num_classes),
+        _loss,
+        Poisson(BATCH, RECORDS, rounds * LOCAL_STEPS),
+        method,
+        local_steps=LOCAL_STEPS,
+        budget=Budget(case.epsilon, DELTA),
+        learning_rate=case.rate,
+        seed=1000 * seed,
+        micro_batch_size=RECORDS,
+    )
     history = simulate(strategy, clients, start, rounds)
     values = history.params
     radii = [done.metrics["radius"] for done in history.rounds if "radius" in done.metrics]
@@ -122,7 +112,7 @@ def run_case(case: Case, dataset: DataSet, seed: int, rounds: int = ROUNDS) -> d
     return {
         "loss": float(F.cross_entropy(outputs(x), y)),
         "accuracy": float((outputs(features(test["input"])).argmax(1) == test["label"]).double().mean()),
-        "epsilon": max(client.training.desk.spent(DELTA).value for client in clients),
+        "epsilon": largest_epsilon(clients, DELTA),
         "radius": radii[-1] if radii else case.clip_norm,
     }
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.experiments.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
+from equipoise.experiments.papers.owners import make_clients, parameters_of
 from equipoise.experiments.papers.pcdp_sgd import digits
 from equipoise.federated import (
-    Client,
     FedAvg,
     ProjectedUpload,
     RoundPCDP,
@@ -90,21 +90,17 @@ def errors(run: Run, seed: int) -> dict[int, float]:
         torch.manual_seed(seed)
         model = problem.make_model()
     method, strategy = _halves(run, model, public)
-    clients = [
-        Client(
-            problem.make_model(),
-            _loss,
-            {name: value[part] for name, value in problem.data.items()},
-            Poisson(BATCH, SHARE, ROUNDS * LOCAL_STEPS),
-            method(),
-            local_steps=LOCAL_STEPS,
-            learning_rate=1.0 if (run.kind, run.noise) == ("FedAvg", 8.0) else 3.0,
-            seed=100 * seed + number,
-            reproducible=True,
-            micro_batch_size=SHARE,
-        )
-        for number, part in enumerate(parts)
-    ]
+    clients = make_clients(
+        [{name: value[part] for name, value in problem.data.items()} for part in parts],
+        problem.make_model,
+        _loss,
+        Poisson(BATCH, SHARE, ROUNDS * LOCAL_STEPS),
+        method,
+        local_steps=LOCAL_STEPS,
+        learning_rate=1.0 if (run.kind, run.noise) == ("FedAvg", 8.0) else 3.0,
+        seed=100 * seed,
+        micro_batch_size=SHARE,
+    )
     found: dict[int, float] = {}
     rounds = [0]
 
@@ -117,7 +113,7 @@ def errors(run: Run, seed: int) -> dict[int, float]:
             found[rounds[0]] = problem.error(model)
         return {}
 
-    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    start = parameters_of(model)
     simulate(strategy, clients, start, ROUNDS, evaluate=evaluate)
     return found
 
@@ -152,7 +148,7 @@ def sent_bytes() -> dict[str, int]:
         return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
 
     space = RoundSubspace(model, loss, images)
-    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    start = parameters_of(model)
     basis = space.at(start)
     columns = {name: held for block in basis.columns.blocks for name, held in block.columns.items()}
     sent: dict[str, Mapping[str, Tensor]] = {

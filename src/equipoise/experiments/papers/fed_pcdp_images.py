@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from equipoise.data import DataSet, Records, load
 from equipoise.experiments.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict
 from equipoise.experiments.models import build_model
+from equipoise.experiments.papers.owners import largest_epsilon, make_clients, parameters_of
 from equipoise.federated import (
-    Client,
     FedAvg,
     Proximal,
     RoundPCDP,
@@ -114,23 +114,19 @@ def run_case(case: Case, dataset: DataSet, seed: int, rounds: int = ROUNDS) -> d
     """Accuracy along one training, its largest epsilon and the bytes of a round and client."""
     shares, public = deal(dataset.train, case.partition, seed)
     model = build_model("cnn-tanh", dataset, seed=seed)
-    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    start = parameters_of(model)
     method, strategy = _halves(case, model, public)
-    clients = [
-        Client(
-            build_model("cnn-tanh", dataset, seed=seed),
-            _loss,
-            share,
-            Poisson(BATCH, RECORDS, rounds * LOCAL_STEPS),
-            method(),
-            local_steps=LOCAL_STEPS,
-            learning_rate=RATE,
-            seed=1000 * seed + number,
-            reproducible=True,
-            micro_batch_size=2 * BATCH,
-        )
-        for number, share in enumerate(shares)
-    ]
+    clients = make_clients(
+        shares,
+        lambda: build_model("cnn-tanh", dataset, seed=seed),
+        _loss,
+        Poisson(BATCH, RECORDS, rounds * LOCAL_STEPS),
+        method,
+        local_steps=LOCAL_STEPS,
+        learning_rate=RATE,
+        seed=1000 * seed,
+        micro_batch_size=2 * BATCH,
+    )
     accuracy: dict[int, float] = {}
     test = dataset.test[slice(None)]
 
@@ -157,7 +153,7 @@ def run_case(case: Case, dataset: DataSet, seed: int, rounds: int = ROUNDS) -> d
     last = history.rounds[-1]
     return {
         "accuracy": {str(number): value for number, value in accuracy.items()},
-        "epsilon": max(client.training.desk.spent(DELTA).value for client in clients),
+        "epsilon": largest_epsilon(clients, DELTA),
         "bytes_up": last.bytes_up // len(last.answered),
         "bytes_down": last.bytes_down // len(last.asked),
     }
