@@ -33,6 +33,7 @@ from equipoise.gradients.base import (
     take,
     widen,
 )
+from equipoise.gradients.difference import BilinearDifference
 from equipoise.gradients.geometry import ConvGeometry
 from equipoise.gradients.outer import gram_norms, summed_sizes
 
@@ -309,38 +310,24 @@ class ConvFactor(Factor):
         return flat.transpose(1, 2)
 
 
-class _ConvDifference(ConvFactor):
-    """Linear in x and in b: (x_x, b_x) - (x_w, b_w) = (x_x, b_x - b_w) + (x_x - x_w, b_w).
-
-    The right side is put together for each use and dropped after it: a model's differences hold no more
-    memory than their operands.
-    """
+class _ConvDifference(BilinearDifference[ConvFactor], ConvFactor):
+    """Each use of the kernel becomes two: (x_x, b_x - b_w) and (x_x - x_w, b_w)."""
 
     def __init__(self, left: ConvFactor, right: ConvFactor, kernel: str) -> None:
-        super().__init__(left.x, right.b, left.geometry, kernel)  # checks, type and sizes
-        self._left, self._right = left, right
+        ConvFactor.__init__(self, left.x, right.b, left.geometry, kernel)  # checks, type and sizes
+        super().__init__(left, right, kernel)
 
     @property
     @override
     def x(self) -> Tensor:
-        return torch.cat([self._left.x, self._left.x - self._right.x], dim=1).to(self.dtype)
+        return self._inputs(self._left.x, self._right.x)
 
     @property
     @override
     def b(self) -> Tensor:
-        return torch.cat([self._left.b - self._right.b, self._right.b], dim=1).to(self.dtype)
+        return self._output_gradients(self._left.b, self._right.b)
 
     @property
     @override
     def uses(self) -> int:
         return 2 * self._left.uses
-
-    @override
-    def rows(self, index: Tensor | slice) -> ConvFactor:
-        return _ConvDifference(self._left.rows(index), self._right.rows(index), self.kernel)
-
-    @override
-    def _with(self, kernel: str) -> Factor:
-        if kernel.startswith("rows_"):
-            return DenseFactor(self._rows_by(kernel.removeprefix("rows_")))
-        return _ConvDifference(self._left, self._right, kernel)

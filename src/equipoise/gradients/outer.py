@@ -26,6 +26,7 @@ from equipoise.gradients.base import (
     take,
     widen,
 )
+from equipoise.gradients.difference import BilinearDifference
 
 __all__ = ["OuterFactor"]
 
@@ -205,41 +206,27 @@ class OuterFactor(Factor):
         return OuterFactor(self.a, self.b, self.shape, kernel)
 
 
-class _OuterDifference(OuterFactor):
-    """B_x^T A_x - B_w^T A_w = [B_x - B_w; B_w]^T [A_x; A_x - A_w]: no large terms that cancel.
-
-    The right side is put together for each use and dropped after it: a model's differences hold no more
-    memory than their operands.
-    """
+class _OuterDifference(BilinearDifference[OuterFactor], OuterFactor):
+    """B_x^T A_x - B_w^T A_w = [B_x - B_w; B_w]^T [A_x; A_x - A_w]."""
 
     def __init__(self, left: OuterFactor, right: OuterFactor, kernel: str = "auto") -> None:
-        super().__init__(left.a, right.b, left.shape, kernel)  # checks, type and sizes
-        self._left, self._right = left, right
+        OuterFactor.__init__(self, left.a, right.b, left.shape, kernel)  # checks, type and sizes
+        super().__init__(left, right, kernel)
 
     @property
     @override
     def a(self) -> Tensor:
-        return torch.cat([self._left.a, self._left.a - self._right.a], dim=1).to(self.dtype)
+        return self._inputs(self._left.a, self._right.a)
 
     @property
     @override
     def b(self) -> Tensor:
-        return torch.cat([self._left.b - self._right.b, self._right.b], dim=1).to(self.dtype)
+        return self._output_gradients(self._left.b, self._right.b)
 
     @property
     @override
     def positions(self) -> int:
         return 2 * self._left.positions
-
-    @override
-    def rows(self, index: Tensor | slice) -> OuterFactor:
-        return _OuterDifference(self._left.rows(index), self._right.rows(index), self.kernel)
-
-    @override
-    def _with(self, kernel: str) -> Factor:
-        if kernel == "rows":
-            return DenseFactor(self.materialise())
-        return _OuterDifference(self._left, self._right, kernel)
 
 
 def outer_norms(a: Tensor, b: Tensor) -> Tensor:
