@@ -139,7 +139,7 @@ def test_people_see_rounds_and_a_summary(tmp_path, equipoise):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--method nothing", "no federated method"),
+        ("--method nothing", "--method is 'nothing'"),
         ("--method fedpcdp", "--public-records"),
         ("--method dp-fedavg --option tau=1", "is not an option of"),
         ("--method dp-fedavg --recipe as-published", "has library alone"),

@@ -13,6 +13,7 @@ from equipoise.cli import screen
 from equipoise.data.named import NAMED
 from equipoise.experiments import calibration, names, options
 from equipoise.experiments.models import MODELS
+from equipoise.federated.table import FEDERATED
 from equipoise.methods import CLIP_RULES, METHODS
 
 
@@ -135,6 +136,12 @@ WITHOUT_TORCH = [
     ("predict {damaged}", "settings.json is damaged"),
     ("predict {broken}/nothing", "holds no checkpoint/settings.json"),
     ("resume {damaged}", "settings.json is damaged"),
+    ("federate --method fedpcpd", "Did you mean fedpcdp?"),
+    ("federate --method fedavg:dp-sdg", "Did you mean fedavg:dp-sgd?"),
+    ("federate --clients 0", "--clients is 0"),
+    ("federate --driver bus", "--driver is 'bus'"),
+    ("federate --epsilon 0", "--epsilon is 0"),
+    ("federate --run-dir {broken}", "holds something else"),
 ]
 
 
@@ -183,5 +190,6 @@ def test_what_is_known_before_loading_is_the_librarys():
     assert tuple(METHODS) == names.METHOD_NAMES
     assert tuple(NAMED) == names.DATA_NAMES
     assert tuple(MODELS) == names.MODEL_NAMES
+    assert tuple(FEDERATED) == names.FEDERATED_NAMES
     assert set(options.CLIP_RULES) == set(CLIP_RULES)
     assert options.SAMPLINGS == calibration.SAMPLINGS

@@ -66,15 +66,12 @@ def federate(
     """Train one model on the records of several simulated owners; goes on where it was stopped."""
     import time
 
+    from equipoise.experiments.federation_settings import FederationSettings, check_federation_folder
     from equipoise.experiments.names import DATA_NAMES, MODEL_NAMES, check_name
     from equipoise.experiments.settings import Settings, parse_option
 
     check_name("data", data, DATA_NAMES, "a function that returns a DataSet")
     check_name("model", model, MODEL_NAMES, "a function from the data set to a module")
-    with loading():
-        from equipoise.experiments.federate import run_federation
-        from equipoise.experiments.federation import FederationSettings
-
     base = Settings(
         data=data,
         data_dir=data_dir,
@@ -104,10 +101,16 @@ def federate(
         alpha=alpha,
         driver=driver,
     )
+    settings.check()
+    name = f"runs/{method}-{data}-{time.strftime('%Y%m%d-%H%M%S')}".replace(":", "-")
+    folder = run_dir or name
+    check_federation_folder(settings, folder)
+    with loading():
+        from equipoise.experiments.federate import run_federation
+
     quiet()
     console = open_console(json_output)
-    name = f"runs/{method}-{data}-{time.strftime('%Y%m%d-%H%M%S')}".replace(":", "-")
-    _show(run_federation(settings, run_dir or name, console), json_output, console)
+    _show(run_federation(settings, folder, console), json_output, console)
 
 
 def resume_folder(folder: str, data_dir: str | None, json_output: bool) -> None:

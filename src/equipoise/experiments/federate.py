@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from equipoise.experiments.federation import ClientMaker, Federation, FederationSettings, federation
+from equipoise.experiments.federation import ClientMaker, Federation, federation
 from equipoise.experiments.federation_folder import RESULT
-from equipoise.experiments.options import SettingsError, delta_warning
+from equipoise.experiments.federation_settings import FederationSettings, check_federation_folder
+from equipoise.experiments.options import delta_warning
 from equipoise.experiments.saved import FEDERATION_FILE
 from equipoise.federated import Client, History, Round, simulate
 from equipoise.federated.pool import ClientPool
@@ -49,7 +50,7 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
     """
     path, began = Path(folder), time.perf_counter()
     settings.check()
-    _check_folder(settings, path)
+    check_federation_folder(settings, folder)
     text = settings.to_json()
     with console.status("loading the data"):
         made = federation(text)
@@ -89,26 +90,6 @@ def resume_federation(folder: str, console: Console, data_dir: str | None = None
     if data_dir is not None:
         settings = replace(settings, base=replace(settings.base, data_dir=data_dir))
     return run_federation(settings, folder, console)
-
-
-def _check_folder(settings: FederationSettings, path: Path) -> None:
-    """A folder is gone on with under the settings that it was begun with.
-
-    Raises:
-        SettingsError: the folder holds another federation, or something else.
-    """
-    kept = path / FEDERATION_FILE
-    if kept.is_file():
-        old = FederationSettings.from_json(kept.read_text(encoding="utf-8"))
-        was, now = ({**which.public(), "driver": None} for which in (old, settings))
-        changed = sorted(name for name in {**was, **now} if was.get(name) != now.get(name))
-        if changed:
-            raise SettingsError(
-                f"--run-dir {str(path)!r} holds a federation that was begun with another "
-                f"{', '.join(changed)}. Repeat the command that began it to go on, or name a new folder."
-            )
-    elif path.exists() and any(path.iterdir()):
-        raise SettingsError(f"--run-dir {str(path)!r} holds something else. Name a new folder.")
 
 
 def _inline(made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[Round], None]) -> History:

@@ -1,4 +1,4 @@
-"""A simulated federation: its settings, and the clients and the server that they make.
+"""A simulated federation: the clients and the server that its settings make.
 
 Every client samples with the same rate q, whatever its size n_p, so that clients of different sizes that take
 part in equally many rounds share one calibration. Who takes part in which round is public and known
@@ -7,10 +7,9 @@ beforehand: a client's plan holds exactly its rounds.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,98 +18,23 @@ from torch import Tensor, nn
 
 from equipoise.data import DataSet
 from equipoise.experiments.assembly import accuracy, cache_folder, cross_entropy, load_data, set_public_apart
+from equipoise.experiments.federation_settings import FederationSettings
 from equipoise.experiments.models import build_model, default_model, prepare_data
-from equipoise.experiments.options import SettingsError, check_choice, flag
+from equipoise.experiments.options import SettingsError
 from equipoise.experiments.settings import Settings
 from equipoise.federated import Client, Moon, Strategy, dirichlet, iid, one_class
 from equipoise.federated.driver import pick_clients
 from equipoise.federated.table import FederatedMethod, Setup, find_federated
 from equipoise.privacy import Budget, Poisson
 
-__all__ = ["ClientMaker", "Federation", "FederationSettings", "federation"]
+__all__ = ["ClientMaker", "Federation", "federation"]
 
-DRIVERS = ("inline", "flower")
-PARTITIONS = ("iid", "dirichlet", "one-class")
 LEARNING_RATE = 2.0
 SAMPLING_RATE = 0.1
 # What a recipe fills in and local steps of plain SGD do not have.
 _OF_OTHER_TRAININGS: dict[str, Any] = dict.fromkeys(
     ("epochs", "clip_rule", "optimizer", "momentum", "weight_decay", "schedule", "ema", "views")
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FederationSettings:
-    """What a simulated federation needs to know; None where a default decides.
-
-    Attributes:
-        base: data, model, budget, seed and what else a training needs; `method` is the federated one,
-            `batch_size` what a client of average size expects to draw.
-        clients: P.
-        rounds: R.
-        clients_per_round: picked at random each round; all when None.
-        local_steps: K.
-        partition: iid, dirichlet or one-class.
-        alpha: concentration of dirichlet.
-        driver: inline, or flower for its simulation.
-    """
-
-    base: Settings
-    clients: int = 10
-    rounds: int = 60
-    clients_per_round: int | None = None
-    local_steps: int = 5
-    partition: str = "iid"
-    alpha: float = 0.5
-    driver: str = "inline"
-
-    def check(self) -> None:
-        """Refuse values that cannot be used.
-
-        Raises:
-            SettingsError: naming the option.
-        """
-        self.base.check()
-        check_choice("driver", self.driver, DRIVERS)
-        check_choice("partition", self.partition, PARTITIONS)
-        for name in ("clients", "rounds", "clients_per_round", "local_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingsError(f"{flag(name)} is {value}, but it must be at least 1.")
-        if self.clients_per_round is not None and self.clients_per_round > self.clients:
-            raise SettingsError(
-                f"--clients-per-round is {self.clients_per_round}, but there are {self.clients} clients."
-            )
-        if not self.alpha > 0:
-            raise SettingsError(f"--alpha is {self.alpha:g}, but the concentration is above 0.")
-        _line(self.base.method)
-
-    def public(self) -> dict[str, Any]:
-        """The settings as plain values, without paths."""
-        return {**self.base.publishable(), **self.own()}
-
-    def command(self) -> str:
-        """The command that repeats it, with placeholders for paths."""
-        words = self.base.command().replace("equipoise train", "equipoise federate", 1)
-        for name, value in self.own().items():
-            if name != "alpha" or self.partition == "dirichlet":
-                words += f" {flag(name)} {value:g}" if isinstance(value, float) else f" {flag(name)} {value}"
-        return words
-
-    def own(self) -> dict[str, Any]:
-        """The settings of a federation, without those of `base`."""
-        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "base"}
-        return {name: value for name, value in own.items() if value is not None}
-
-    def to_json(self) -> str:
-        """All settings, for a folder that is gone on with, and for other processes."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> FederationSettings:
-        """What `to_json` wrote."""
-        values = json.loads(text)
-        return cls(**{**values, "base": Settings.from_json(values["base"])})
 
 
 @dataclass(frozen=True)
@@ -214,7 +138,7 @@ def federation(text: str) -> Federation:
     """
     settings = FederationSettings.from_json(text)
     settings.check()
-    base, line = settings.base, _line(settings.base.method)
+    base, line = settings.base, find_federated(settings.base.method)
     raw = load_data(base)
     whole = prepare_data(base.model or default_model(raw), raw, cache_folder())
     filled = base.resolved(default_model(raw))
@@ -262,13 +186,6 @@ def federation(text: str) -> Federation:
     return Federation(
         settings, dataset, parts, [planned[p] for p in range(settings.clients)], public, setup, line
     )
-
-
-def _line(name: str) -> FederatedMethod:
-    try:
-        return find_federated(name)
-    except ValueError as error:
-        raise SettingsError(f"--method: {error}") from error
 
 
 def _partition(settings: FederationSettings, dataset: DataSet) -> list[Tensor]:

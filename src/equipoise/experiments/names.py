@@ -10,7 +10,15 @@ from difflib import get_close_matches
 
 from equipoise.experiments.options import SettingsError, flag
 
-__all__ = ["DATA_NAMES", "METHOD_NAMES", "MODEL_NAMES", "check_name", "suggestion"]
+__all__ = [
+    "DATA_NAMES",
+    "FEDERATED_NAMES",
+    "METHOD_NAMES",
+    "MODEL_NAMES",
+    "check_federated",
+    "check_name",
+    "suggestion",
+]
 
 DATA_NAMES = (
     "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "adult", "a9a", "mushroom", "sst2",
@@ -22,6 +30,10 @@ MODEL_NAMES = (
 METHOD_NAMES = (
     "dp-sgd", "dp-svrg", "dp-c4", "dp-c4-plus", "dice-sgd", "clip-sgd", "ef-sgd", "pcdp-sgd", "biased-gep",
     "gep", "pdp", "rpdp", "rsdp", "dc-dpsgd", "adaptive-rms", "public-only", "public-warm-start",
+)  # fmt: skip
+FEDERATED_NAMES = (
+    "dp-fedavg", "dp-fedavg-quantile", "dp-fedavg-normalised", "adaptdp-fedavg", "fedprox", "scaffold",
+    "moon", "fedlrs", "fedpcdp", "fedpdp", "projected-upload",
 )  # fmt: skip
 
 
@@ -49,6 +61,26 @@ def check_name(option: str, value: str | None, names: Iterable[str], own: str = 
     raise SettingsError(
         f"{flag(option)} is {value!r}.{suggestion(value, known)} It must be one of {', '.join(known)}{end}."
     )
+
+
+def check_federated(method: str) -> None:
+    """Refuse a federated method that there is not; ``fedavg:NAME`` takes any method's name.
+
+    Raises:
+        SettingsError: with the name that was probably meant.
+
+    >>> check_federated("fedavg:dp-c4")
+    >>> check_federated("fedavgg")
+    Traceback (most recent call last):
+        ...
+    equipoise.experiments.options.SettingsError: --method is 'fedavgg'. Did you mean dp-fedavg? It must be ...
+    """
+    local = tuple(f"fedavg:{name}" for name in METHOD_NAMES)
+    if method not in (*FEDERATED_NAMES, *local):
+        raise SettingsError(
+            f"--method is {method!r}.{suggestion(method, (*FEDERATED_NAMES, *local))} It must be one of "
+            f"{', '.join(FEDERATED_NAMES)}, or fedavg:NAME with any name that `equipoise methods` lists."
+        )
 
 
 def suggestion(word: str, names: Iterable[str]) -> str:

@@ -1,0 +1,113 @@
+"""The settings of a simulated federation as the command line takes them, checked before torch is loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from equipoise.experiments.names import check_federated
+from equipoise.experiments.options import SettingsError, check_choice, flag
+from equipoise.experiments.saved import FEDERATION_FILE
+from equipoise.experiments.settings import Settings
+
+__all__ = ["FederationSettings", "check_federation_folder"]
+
+DRIVERS = ("inline", "flower")
+PARTITIONS = ("iid", "dirichlet", "one-class")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationSettings:
+    """What a simulated federation needs to know; None where a default decides.
+
+    Attributes:
+        base: data, model, budget, seed and what else a training needs; `method` is the federated one,
+            `batch_size` what a client of average size expects to draw.
+        clients: P.
+        rounds: R.
+        clients_per_round: picked at random each round; all when None.
+        local_steps: K.
+        partition: iid, dirichlet or one-class.
+        alpha: concentration of dirichlet.
+        driver: inline, or flower for its simulation.
+    """
+
+    base: Settings
+    clients: int = 10
+    rounds: int = 60
+    clients_per_round: int | None = None
+    local_steps: int = 5
+    partition: str = "iid"
+    alpha: float = 0.5
+    driver: str = "inline"
+
+    def check(self) -> None:
+        """Refuse values that cannot be used.
+
+        Raises:
+            SettingsError: naming the option.
+        """
+        self.base.check()
+        check_choice("driver", self.driver, DRIVERS)
+        check_choice("partition", self.partition, PARTITIONS)
+        for name in ("clients", "rounds", "clients_per_round", "local_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingsError(f"{flag(name)} is {value}, but it must be at least 1.")
+        if self.clients_per_round is not None and self.clients_per_round > self.clients:
+            raise SettingsError(
+                f"--clients-per-round is {self.clients_per_round}, but there are {self.clients} clients."
+            )
+        if not self.alpha > 0:
+            raise SettingsError(f"--alpha is {self.alpha:g}, but the concentration is above 0.")
+        check_federated(self.base.method)
+
+    def public(self) -> dict[str, Any]:
+        """The settings as plain values, without paths."""
+        return {**self.base.publishable(), **self.own()}
+
+    def command(self) -> str:
+        """The command that repeats it, with placeholders for paths."""
+        words = self.base.command().replace("equipoise train", "equipoise federate", 1)
+        for name, value in self.own().items():
+            if name != "alpha" or self.partition == "dirichlet":
+                words += f" {flag(name)} {value:g}" if isinstance(value, float) else f" {flag(name)} {value}"
+        return words
+
+    def own(self) -> dict[str, Any]:
+        """The settings of a federation, without those of `base`."""
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "base"}
+        return {name: value for name, value in own.items() if value is not None}
+
+    def to_json(self) -> str:
+        """All settings, for a folder that is gone on with, and for other processes."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> FederationSettings:
+        """What `to_json` wrote."""
+        values = json.loads(text)
+        return cls(**{**values, "base": Settings.from_json(values["base"])})
+
+
+def check_federation_folder(settings: FederationSettings, folder: str) -> None:
+    """A folder is gone on with under the settings that it was begun with.
+
+    Raises:
+        SettingsError: the folder holds another federation, or something else.
+    """
+    path = Path(folder)
+    kept = path / FEDERATION_FILE
+    if kept.is_file():
+        old = FederationSettings.from_json(kept.read_text(encoding="utf-8"))
+        was, now = ({**which.public(), "driver": None} for which in (old, settings))
+        changed = sorted(name for name in {**was, **now} if was.get(name) != now.get(name))
+        if changed:
+            raise SettingsError(
+                f"--run-dir {str(path)!r} holds a federation that was begun with another "
+                f"{', '.join(changed)}. Repeat the command that began it to go on, or name a new folder."
+            )
+    elif path.exists() and any(path.iterdir()):
+        raise SettingsError(f"--run-dir {str(path)!r} holds something else. Name a new folder.")
