@@ -21,6 +21,7 @@ from equipoise.federated import (
     noise_share,
     simulate,
 )
+from equipoise.federated.history import size_in_bytes
 from equipoise.methods.rms_radius import RMSRadius
 from equipoise.privacy import Release
 
@@ -66,6 +67,30 @@ def test_secure_rounds_are_the_plain_rounds_to_the_rounding(kind):
         assert ours.answered == theirs.answered
         assert ours.metrics == pytest.approx(theirs.metrics, abs=1e-5)
     assert [charges(one.client) for one in clients] == [ROUNDS * (LOCAL_STEPS + (kind == "radius"))] * CLIENTS
+
+
+def test_the_bytes_of_a_round_are_all_that_was_sent():
+    """Counted at the clients, message by message, and by hand for the answers that grow with the model."""
+    seen = {"down": 0, "up": 0}
+
+    class Counting:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def answer(self, number, params, values):
+            found = self.inner.answer(number, params, values)
+            seen["down"] += size_in_bytes(params) + size_in_bytes(values)
+            seen["up"] += size_in_bytes(found)
+            return found
+
+    clients = [Counting(one) for one in sealed(follower)]
+    (done,) = simulate(adaptive(), clients, start(), 1, secure=RULE).rounds
+    assert (done.bytes_down, done.bytes_up) == (seen["down"], seen["up"])
+    numbers = sum(value.numel() for value in start().values())
+    masked = CLIENTS * 4 * (numbers + 1)
+    terms, noise, key, box, share = 32, 8, 64, 2 * 52 + 28, 52
+    beside = CLIENTS * (terms + noise + key + (CLIENTS - 1) * box + CLIENTS * share)
+    assert done.bytes_up == masked + 2 * beside
 
 
 class Building3(Building):

@@ -93,7 +93,7 @@ def resume_federation(folder: str, console: Console, data_dir: str | None = None
 
 
 def _inline(made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[Round], None]) -> History:
-    with ClientPool(maker.client, len(made.parts)).closing() as clients:
+    with ClientPool(maker.participant, len(made.parts)).closing() as clients:
         return simulate(made.strategy(), clients, *_common(made), **_options(made, path, on_round))
 
 
@@ -128,6 +128,7 @@ def _options(made: Federation, path: Path, on_round: Callable[[Round], None]) ->
         "evaluate": evaluate,
         "on_round": on_round,
         "folder": path / "server",
+        "secure": made.secure,
     }
 
 

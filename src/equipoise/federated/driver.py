@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from equipoise.federated.errors import Refused
-from equipoise.federated.history import History, Round, ServerFolder
+from equipoise.federated.history import History, Round, ServerFolder, size_in_bytes
 from equipoise.federated.secure_client import SecureClient
 from equipoise.federated.secure_exchange import Request, SecureExchange, check_secure
 from equipoise.federated.secure_sum import SecureSum
@@ -161,9 +161,10 @@ def run_rounds(
         metrics = dict(strategy.metrics())
         if evaluate is not None:
             metrics |= evaluate(history.params)
-        done = Round(
-            number, asked, tuple(answers), messages.absent, metrics, messages.bytes_down, messages.bytes_up
-        )
+        down, up = messages.bytes_down, messages.bytes_up
+        if isinstance(exchange, SecureExchange):
+            down, up = exchange.sent()
+        done = Round(number, asked, tuple(answers), messages.absent, metrics, down, up)
         history.rounds.append(done)
         if disk is not None:
             disk.save(strategy, history)
@@ -178,7 +179,7 @@ class _Messages:
     def __init__(self, exchange: Exchange, asked: Sequence[int], number: int, params: Parameters) -> None:
         self._exchange, self._present = exchange, list(asked)
         self._number, self._params = number, params
-        self._size = _bytes(params)
+        self._size = size_in_bytes(params)
         self.absent: dict[int, str] = {}
         self.bytes_down = self.bytes_up = 0
 
@@ -192,7 +193,7 @@ class _Messages:
     ) -> dict[int, dict[str, Tensor]]:
         """The parameters of those whose answers can be used, in the order of the clients."""
         found = self._exchange.train(self._present, self._number, self._params, instructions)
-        beside = sum(map(_bytes, instructions.values()))
+        beside = sum(map(size_in_bytes, instructions.values()))
         return self._kept(found, beside, lambda answer: refusal(self._params, answer))
 
     def _kept(
@@ -209,7 +210,7 @@ class _Messages:
                 self._present.remove(index)
             else:
                 answers[index] = answer
-                self.bytes_up += _bytes(answer)
+                self.bytes_up += size_in_bytes(answer)
         return answers
 
 
@@ -273,13 +274,6 @@ def _not_a_reply(answer: Any) -> str | None:
     if not all(isinstance(v, int | float) and math.isfinite(v) for v in values) or answer.noise < 0:
         return "it sent a number that is not finite, or noise below zero"
     return None
-
-
-def _bytes(value: Any) -> int:
-    """Of a tensor, of a mapping of them, or of one number."""
-    if isinstance(value, Mapping):
-        return sum(map(_bytes, value.values()))
-    return value.numel() * value.element_size() if isinstance(value, Tensor) else 8
 
 
 def pick_clients(clients: int, count: int, seed: int, number: int) -> tuple[int, ...]:

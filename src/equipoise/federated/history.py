@@ -14,7 +14,7 @@ from equipoise.federated.strategies import Strategy
 from equipoise.methods.base import Parameters
 from equipoise.training.checkpoint import Checkpoints
 
-__all__ = ["History", "Round", "ServerFolder"]
+__all__ = ["History", "Round", "ServerFolder", "size_in_bytes"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Round:
         answered: clients whose parameters made the next model.
         absent: client -> why it is not among them.
         metrics: the strategy's public numbers, and those of `evaluate`.
-        bytes_down, bytes_up: of parameters and numbers sent to and by the clients.
+        bytes_down, bytes_up: of parameters and numbers sent to and by the clients; with secure sums of keys,
+            shares and masked answers.
     """
 
     number: int
@@ -104,6 +105,22 @@ class ServerFolder:
             )
         strategy.load_state_dict(state["strategy"])
         return History(dict(state["params"]), [_round(values) for values in state["rounds"]])
+
+
+def size_in_bytes(value: Any) -> int:
+    """Of what a message holds: tensors, bytes and words as they are, 8 for a number.
+
+    Example:
+        >>> size_in_bytes({"masked": b"1234", "survivors": [0, 2], "round": 1})
+        28
+    """
+    if isinstance(value, Mapping):
+        return sum(map(size_in_bytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(size_in_bytes, value))
+    if isinstance(value, bytes | str):
+        return len(value)
+    return value.numel() * value.element_size() if isinstance(value, Tensor) else 8
 
 
 def _plain(done: Round) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, cast
 
 from torch import Tensor
 
 from equipoise.federated.client import Client
+from equipoise.federated.secure_client import SecureClient
 from equipoise.methods.base import Parameters
 
 __all__ = ["ClientPool"]
@@ -18,16 +20,16 @@ class ClientPool(Sequence["Seat"]):
     """Participants for `simulate`, opened from their folders when they are asked.
 
     Args:
-        build: number -> the client, in a folder of its own.
+        build: number -> the client, in a folder of its own; or one behind secure sums.
         clients: P.
         most: so many stay open; who was asked longest ago is closed.
     """
 
-    def __init__(self, build: Callable[[int], Client], clients: int, most: int = 32) -> None:
+    def __init__(self, build: Callable[[int], Client | SecureClient], clients: int, most: int = 32) -> None:
         if most < 1:
             raise ValueError(f"most={most!r}: at least one client must be open while it works")
         self._build, self._most = build, most
-        self._open: OrderedDict[int, Client] = OrderedDict()
+        self._open: OrderedDict[int, Client | SecureClient] = OrderedDict()
         self._seats = [Seat(self, number) for number in range(clients)]
 
     def __len__(self) -> int:
@@ -36,7 +38,7 @@ class ClientPool(Sequence["Seat"]):
     def __getitem__(self, index: int) -> Seat:  # type: ignore[override]
         return self._seats[index]
 
-    def client(self, number: int) -> Client:
+    def client(self, number: int) -> Client | SecureClient:
         """The client, open."""
         if number not in self._open:
             if len(self._open) >= self._most:
@@ -64,11 +66,11 @@ class Seat:
     @property
     def radius_noise(self) -> float:
         """As the client's."""
-        return self._pool.client(self._number).radius_noise
+        return self._plain().radius_noise
 
     def ask(self, round_number: int, params: Parameters, square_limit: float) -> float:
         """As the client's."""
-        return self._pool.client(self._number).ask(round_number, params, square_limit)
+        return self._plain().ask(round_number, params, square_limit)
 
     def train(
         self,
@@ -78,4 +80,11 @@ class Seat:
         control: Parameters | None = None,
     ) -> dict[str, Tensor]:
         """As the client's."""
-        return self._pool.client(self._number).train(round_number, params, clip_norm, control)
+        return self._plain().train(round_number, params, clip_norm, control)
+
+    def answer(self, round_number: int, params: Parameters, values: Mapping[str, Any]) -> dict[str, Any]:
+        """As the `SecureClient`'s."""
+        return cast("SecureClient", self._pool.client(self._number)).answer(round_number, params, values)
+
+    def _plain(self) -> Client:
+        return cast("Client", self._pool.client(self._number))

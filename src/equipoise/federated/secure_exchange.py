@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from equipoise.federated.errors import Refused
+from equipoise.federated.history import size_in_bytes
 from equipoise.federated.secure_sum import SecureSum, TooFewClients, recover
 from equipoise.federated.strategies import AdaptDPFedAvg, FedAvg, Reply, Strategy
 from equipoise.methods.base import Parameters
@@ -64,6 +65,19 @@ class SecureExchange:
 
     def __init__(self, relay: Relay, rule: SecureSum) -> None:
         self._relay, self._rule = relay, rule
+        self._down = self._up = 0
+
+    def sent(self) -> tuple[int, int]:
+        """Bytes to and from the clients since this was last asked: keys, shares, models, masked answers."""
+        sent, self._down, self._up = (self._down, self._up), 0, 0
+        return sent
+
+    def relay(self, number: int, requests: Mapping[int, Request]) -> Mapping[int, Mapping[str, Any] | str]:
+        """Hand messages on, and count them."""
+        found = self._relay.relay(number, requests)
+        self._down += sum(size_in_bytes(request) for request in requests.values())
+        self._up += sum(size_in_bytes(one) for one in found.values() if not isinstance(one, str))
+        return found
 
     def __len__(self) -> int:
         return len(self._relay)
@@ -93,7 +107,7 @@ class SecureExchange:
         answer: Callable[[Tensor, float], Any],
     ) -> dict[int, Any]:
         """Client -> `answer` of the mean and of the client's public noise, or why it is not in the sum."""
-        stages = _Stages(self._relay, self._rule, number)
+        stages = _Stages(self, self._rule, number)
         try:
             mean = stages.mean(present, params, query, size)
         except (TooFewClients, Refused, ValueError) as error:

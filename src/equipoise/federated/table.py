@@ -157,20 +157,22 @@ def _subspace_server(setup: Setup) -> Strategy:
 
 
 def _radius_client(setup: Setup) -> Method:
-    share = {} if setup.recipe == "as_published" else {"radius_share": setup.options["radius_share"]}
-    return ServerRMS(setup.clip_norm, round_length=setup.local_steps, recipe=setup.recipe, **share)
+    names = ("radius_sampling_rate",) if setup.recipe == "as_published" else _RADIUS_AT_CLIENTS
+    own = {name: setup.options[name] for name in names}
+    return ServerRMS(setup.clip_norm, round_length=setup.local_steps, recipe=setup.recipe, **own)
 
 
 def _radius_server(setup: Setup) -> Strategy:
-    options = {name: value for name, value in setup.options.items() if name != "radius_share"}
+    options = {name: value for name, value in setup.options.items() if name not in _RADIUS_AT_CLIENTS}
     if setup.recipe == "as_published":
         options |= {"offset": "paper", "scale": "g_hat", "kappa": None}
     return AdaptDPFedAvg(RMSRadius(setup.clip_norm, **options), setup.rounds, setup.clients_per_round)
 
 
+_RADIUS_AT_CLIENTS = ("radius_share", "radius_sampling_rate")
 _RADIUS = {
-    "radius_share": 0.2, "tau": 1.0, "offset": "sd", "scale": "g_hat", "kappa": None, "ema_beta": 0.0,
-    "minimum": None,
+    "radius_share": 0.2, "radius_sampling_rate": None, "tau": 1.0, "offset": "sd", "scale": "g_hat",
+    "kappa": None, "ema_beta": 0.0, "minimum": None,
 }  # fmt: skip
 
 _SUBSPACE = {"dimension": 100, "blocks": "per_layer", "form": "combination"}

@@ -12,6 +12,7 @@ from equipoise.federated.client import Client
 from equipoise.federated.flower.client import client_app
 from equipoise.federated.flower.strategy import serve
 from equipoise.federated.history import History
+from equipoise.federated.secure_client import SecureClient
 from equipoise.federated.strategies import Strategy
 from equipoise.methods.base import Parameters
 
@@ -20,7 +21,7 @@ __all__ = ["simulate_on_flower"]
 
 def simulate_on_flower(
     strategy: Strategy,
-    build: Callable[[Context], Client],
+    build: Callable[[Context], Client | SecureClient],
     clients: int,
     params: Parameters,
     rounds: int,
