@@ -70,10 +70,10 @@ def check_federated(method: str) -> None:
         SettingsError: with the name that was probably meant.
 
     >>> check_federated("fedavg:dp-c4")
-    >>> check_federated("fedavgg")
+    >>> check_federated("fedpcpd")
     Traceback (most recent call last):
         ...
-    equipoise.experiments.options.SettingsError: --method is 'fedavgg'. Did you mean dp-fedavg? It must be ...
+    equipoise.experiments.options.SettingsError: --method is 'fedpcpd'. Did you mean fedpcdp? It must be ...
     """
     local = tuple(f"fedavg:{name}" for name in METHOD_NAMES)
     if method not in (*FEDERATED_NAMES, *local):
