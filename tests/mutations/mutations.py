@@ -105,8 +105,8 @@ MUTATIONS = (
         "methods/dp_sgd.py",
         (
             (
-                "name: value / context.sampling.expected_size for name",
-                "name: value / max(1, sum(len(ids) for _, ids in draw._parts)) for name",
+                'mean_of(released["gradient"], context.sampling.expected_size)',
+                'mean_of(released["gradient"], max(1, sum(len(ids) for _, ids in draw._parts)))',
             ),
         ),
         ("tests/training/test_loop.py::test_the_divisor_is_the_expected_batch_size_whatever_is_drawn",),

@@ -27,6 +27,7 @@ from equipoise.federated.local import LocalTraining, discard_unstarted
 from equipoise.federated.server_radius import ServerRMS
 from equipoise.methods import Method, State
 from equipoise.methods.base import Parameters
+from equipoise.methods.named_tensors import copied
 from equipoise.privacy import Budget, Journal, PlanUsedUpError, Sampling, Statement, digest
 from equipoise.training.attach import Loss
 
@@ -251,7 +252,7 @@ class Client:
                 self.training.steer(steer)
         if self.training.steps_done < end:
             self._finish_round(round_number, end)
-        found = {name: value.detach().clone() for name, value in self.training.parameters.items()}
+        found = copied(self.training.parameters)
         if isinstance(self.method, RoundHooks):
             return self.method.answer(self.training.method_state, values, found)
         return found

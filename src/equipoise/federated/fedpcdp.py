@@ -27,6 +27,7 @@ from equipoise.gradients.principal import PrincipalSubspace
 from equipoise.methods import PCDPSGD, Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.clip_rules import ClipRule
+from equipoise.methods.named_tensors import copied
 from equipoise.methods.projected import ProjectedGradient
 from equipoise.methods.subspaces import Key, SubspaceSource
 from equipoise.privacy import Sampling
@@ -118,7 +119,7 @@ class _RoundSource(SubspaceSource):
 
     def refresh(self, context: Context, number: int) -> Key:
         """The parameters as the server set them."""
-        return {"anchor": {name: value.detach().clone() for name, value in context.params.items()}}
+        return {"anchor": copied(context.params)}
 
     def build(self, context: Context, key: Key) -> PrincipalSubspace:
         """The columns at the anchor."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equipoise.methods import State
 from equipoise.methods.base import Parameters
+from equipoise.methods.named_tensors import copied
 
 __all__ = ["RoundHooks"]
 
@@ -50,4 +51,4 @@ class RoundHooks:
             start: where the server put the client.
             end: where the local steps led.
         """
-        return {name: value.detach().clone() for name, value in end.items()}
+        return copied(end)

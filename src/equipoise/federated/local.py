@@ -11,6 +11,7 @@ import torch
 
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
+from equipoise.methods.named_tensors import copied
 from equipoise.privacy import Journal
 from equipoise.training import PrivateTraining
 from equipoise.training.folder import RunFolder
@@ -66,7 +67,7 @@ class LocalTraining(PrivateTraining):
     @contextlib.contextmanager
     def undone_on_error(self) -> Iterator[None]:
         """Put parameters and method state back where they were if what is done within fails."""
-        before = {name: value.detach().clone() for name, value in self.parameters.items()}
+        before = copied(self.parameters)
         state = self._stepper.state
         try:
             yield

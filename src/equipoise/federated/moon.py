@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.federated.wrapped import Wrapped, copied
+from equipoise.federated.wrapped import Wrapped
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_positive
+from equipoise.methods.named_tensors import copied
 
 __all__ = ["Moon", "MoonLoss"]
 

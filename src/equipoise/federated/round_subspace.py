@@ -32,6 +32,7 @@ from equipoise.gradients import DenseGradients, GradientEngine, PerSampleGradien
 from equipoise.gradients.blocks import Block, BlockSubspace
 from equipoise.gradients.principal import principal_subspace
 from equipoise.methods.base import Parameters
+from equipoise.methods.named_tensors import copied
 from equipoise.methods.public_records import PublicRecords
 from equipoise.methods.subspaces import DEFAULT_DIMENSION, Blocks, groups_of
 
@@ -158,7 +159,7 @@ class RoundSubspace:
         kept = self._kept
         if kept is not None and all(torch.equal(kept[0][name], value) for name, value in params.items()):
             return kept[1]
-        where = {name: value.detach().clone() for name, value in params.items()}
+        where = copied(params)
         basis = self._basis({name: value.double() for name, value in where.items()})
         self._kept = (where, basis)
         return basis

@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from equipoise.federated.strategies import Asker, FedAvg
-from equipoise.federated.wrapped import Wrapped, copied
+from equipoise.federated.wrapped import Wrapped
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_positive
+from equipoise.methods.named_tensors import copied
 
 __all__ = ["Scaffold", "ScaffoldAverage"]
 

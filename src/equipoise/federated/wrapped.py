@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from equipoise.federated.hooks import RoundHooks
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
+from equipoise.methods.named_tensors import copied
 from equipoise.methods.wrapper import MethodWrapper
 
-__all__ = ["Wrapped", "copied"]
+__all__ = ["Wrapped"]
 
 
 class Wrapped(RoundHooks, MethodWrapper):
@@ -26,8 +25,3 @@ class Wrapped(RoundHooks, MethodWrapper):
     def rebase(self, state: State, params: Parameters) -> State:
         """The round begins where the server put the parameters."""
         return {**super().rebase(state, params), "start": copied(params)}
-
-
-def copied(params: Parameters) -> dict[str, Tensor]:
-    """Copies that no optimiser moves."""
-    return {name: value.detach().clone() for name, value in params.items()}

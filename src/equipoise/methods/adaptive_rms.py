@@ -29,6 +29,7 @@ from equipoise.methods.base import Context, DrawHandle, Method, State, require_b
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_one_of, require_positive, require_share
 from equipoise.methods.clip_rules import Abadi
+from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.rms_claim import claimed_epsilon, published_noise
 from equipoise.methods.rms_radius import RMSRadius
 from equipoise.privacy import calibrate, gaussian_mu
@@ -307,7 +308,7 @@ class AdaptiveRMS(Method):
         size = context.sampling.expected_size
         if self.variant == "fused":
             state = self._follow(state, _mean(released["squares"], size))
-        return {name: value / size for name, value in released["gradient"].items()}, state
+        return mean_of(released["gradient"], size), state
 
     def begin_round(self, context: Context, state: State) -> State:
         """The state with the radius of the round that begins, from a query of its own."""

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from equipoise.methods.anchor_schedule import AnchorSchedule, draw_schedule
 from equipoise.methods.base import Context, Method, Parameters, State, require_budget
-from equipoise.methods.checks import require_one_of
+from equipoise.methods.checks import require_one_of, require_positive
+from equipoise.methods.named_tensors import copied
 from equipoise.methods.noise_split import anchor_noise, best_factor, displacement
 from equipoise.privacy.releases import PrivacyPlan, Release
 from equipoise.privacy.sampling import FullBatch, Poisson, Sampling, Unamplified, WithoutReplacement
@@ -104,10 +105,10 @@ class AnchoredMethod(Method):
             ("anchor_batch_size", anchor_batch_size),
         ):
             if value is not None:
-                check_above_zero(name, value, "or None to have it chosen")
+                require_positive(name, value, "or None to have it chosen")
         if coupled_noise_factor != "optimal":
-            check_above_zero("coupled_noise_factor", coupled_noise_factor, 'or "optimal"')
-        check_above_zero("threshold_ratio", threshold_ratio, "a ratio of squared thresholds")
+            require_positive("coupled_noise_factor", coupled_noise_factor, 'or "optimal"')
+        require_positive("threshold_ratio", threshold_ratio, "a ratio of squared thresholds")
         # Raises for a routine that does not exist and for a period that does not fit it.
         draw_schedule(routine, 2, 1 if anchor_period is None else anchor_period, torch.Generator())
         self.routine, self.anchor_period, self.anchor_batch_size = routine, anchor_period, anchor_batch_size
@@ -257,7 +258,7 @@ class AnchoredMethod(Method):
 
     def init(self, context: Context) -> State:
         """The first anchor is the first iterate; its gradient is released in the first step."""
-        return {"anchor": copy_of(context.params), "gradient": None, "takes_next": False}
+        return {"anchor": copied(context.params), "gradient": None, "takes_next": False}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """An anchor gradient where the anchor is new, a coupled term where it is not the iterate."""
@@ -265,7 +266,7 @@ class AnchoredMethod(Method):
         schedule, step = planned.schedule, context.step
         state = dict(state)
         if state["takes_next"]:
-            state |= {"anchor": copy_of(context.params), "gradient": None, "takes_next": False}
+            state |= {"anchor": copied(context.params), "gradient": None, "takes_next": False}
         new = state["gradient"] is None
         if new or self.anchor_noise == "every_step":
             state = self.release_anchor(context, state, new)
@@ -277,7 +278,7 @@ class AnchoredMethod(Method):
             if schedule.takes_next:
                 state["takes_next"] = True
             else:
-                state |= {"anchor": copy_of(context.params), "gradient": None}
+                state |= {"anchor": copied(context.params), "gradient": None}
         return dict(estimate), state
 
     def rebase(self, state: State, params: Parameters) -> State:
@@ -288,7 +289,7 @@ class AnchoredMethod(Method):
         distance up to its cap, and moving the anchor now would need a release that was not planned.
         """
         if state["gradient"] is None:
-            return {**state, "anchor": copy_of(params)}
+            return {**state, "anchor": copied(params)}
         return dict(state)
 
 
@@ -312,21 +313,3 @@ def anchor_sampling(sampling: Sampling, size: float, count: int) -> Sampling:
         f"sampling={sampling!r}: anchors can be sampled beside Poisson, WithoutReplacement, FullBatch and "
         "Unamplified draws"
     )
-
-
-def copy_of(params: Parameters) -> dict[str, Tensor]:
-    """The parameters by themselves: the training moves the originals in place."""
-    return {name: value.detach().clone() for name, value in params.items()}
-
-
-def mean_of(released: Mapping[str, Tensor], expected_size: float) -> dict[str, Tensor]:
-    """A released sum over the public expected size."""
-    return {name: value / expected_size for name, value in released.items()}
-
-
-def check_above_zero(name: str, value: Any, remedy: str) -> None:
-    """Raise a ValueError that names the argument unless the value is a finite number above zero."""
-    if isinstance(value, bool) or not (
-        isinstance(value, (int, float)) and math.isfinite(value) and value > 0
-    ):
-        raise ValueError(f"{name}={value!r}: it must be a finite number above zero, {remedy}")

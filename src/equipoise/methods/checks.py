@@ -9,10 +9,17 @@ from typing import Any
 __all__ = ["require_count", "require_one_of", "require_positive", "require_share"]
 
 
-def require_positive(argument: str, value: Any) -> None:
-    """Raise a ValueError unless the value is a finite number above zero."""
-    if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-        raise ValueError(f"{argument}={value!r}: a clip norm or rate must be a finite number above zero")
+def require_positive(argument: str, value: Any, remedy: str = "") -> None:
+    """Raise a ValueError unless the value is a finite number above zero.
+
+    Args:
+        argument, value: what the message names.
+        remedy: what else may be given, or what the number means.
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (number and math.isfinite(value) and value > 0):
+        also = f", {remedy}" if remedy else ""
+        raise ValueError(f"{argument}={value!r}: it must be a finite number above zero{also}")
 
 
 def require_share(argument: str, value: float) -> None:

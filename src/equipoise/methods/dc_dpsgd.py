@@ -40,6 +40,7 @@ from equipoise.methods.card import Card
 from equipoise.methods.checks import require_count, require_one_of, require_positive, require_share
 from equipoise.methods.clip_rules import ClipRule, resolve_rule
 from equipoise.methods.dc_published import claimed, code_step, printed_multiplier, share_multipliers
+from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.tail_scores import (
     Signs,
     Trace,
@@ -312,7 +313,7 @@ class DCDPSGD(Method):
                 name: total[f"body/{name}"] * back + self.tail_weight * total[f"tail/{name}"]
                 for name in names
             }
-        return {name: value / size for name, value in total.items()}, state
+        return mean_of(total, size), state
 
     def _sums(self, scorer: Scorer, threshold: float, rows: PrivateRows, ids: Private) -> dict[str, Bounded]:
         scores = scorer(rows, ids)
@@ -361,7 +362,7 @@ class DCDPSGD(Method):
             fraction=self.tail_fraction,
             rule=self.clip_rule,
         )
-        return {name: value / context.sampling.expected_size for name, value in total.items()}
+        return mean_of(total, context.sampling.expected_size)
 
     def _moved(self, threshold: float, fraction: float) -> float:
         """The next threshold, from the released share of the tail."""

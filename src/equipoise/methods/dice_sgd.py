@@ -38,6 +38,7 @@ from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.clip_rules import Abadi, layer_shares
 from equipoise.methods.dice_published import Published
 from equipoise.methods.memory import clipped, norm_of, zeros_like
+from equipoise.methods.named_tensors import mean_of
 from equipoise.privacy.bounded import Bounded
 from equipoise.privacy.clipping import clip
 from equipoise.privacy.correlated import CorrelatedNoise, clip_jointly
@@ -277,13 +278,13 @@ class DiceSGD(Method):
             return estimate, {"memory": memory}
         size = context.sampling.expected_size
         released = self._released(context)
-        body = {name: value / size for name, value in released["body"].items()}
+        body = mean_of(released["body"], size)
         if self._noise is None:
             return body, state
         if "total" in released:
             residual = {name: value / size - body[name] for name, value in released["total"].items()}
         else:
-            residual = {name: value / size for name, value in released["residual"].items()}
+            residual = mean_of(released["residual"], size)
         memory = state["memory"]
         feedback = clipped(memory, self.feedback_clip_norm, self.feedback_rate, self.variant == "automatic")
         memory = {name: memory[name] - feedback[name] + residual[name] for name in memory}

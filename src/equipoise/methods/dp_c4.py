@@ -37,12 +37,13 @@ from equipoise.methods.anchor_thresholds import (
     next_factor,
     norm_of,
 )
-from equipoise.methods.anchors import AnchoredMethod, Planned, check_above_zero, mean_of
+from equipoise.methods.anchors import AnchoredMethod, Planned
 from equipoise.methods.base import Context, Parameters, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_one_of
+from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dp_c4_claim import claimed_epsilon, published_noise_multipliers
+from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.raw_norms import ANCHOR_HOLE, COUPLED_HOLE, disclosed_mean_norm
 from equipoise.methods.thresholds import ReleasedQuantile
 from equipoise.privacy.bounded import Bounded
@@ -116,7 +117,7 @@ class _DPC4(AnchoredMethod):
             ("coupled_scale", coupled_scale),
             ("anchor_scale", anchor_scale),
         ):
-            check_above_zero(name, value, "a cap or a scale of a threshold")
+            require_positive(name, value, "a cap or a scale of a threshold")
         if not 0 < shrink_limit <= 1:
             raise ValueError(f"shrink_limit={shrink_limit!r}: it lies in (0, 1]; 1 never lets C_2 shrink")
         if not 0 <= min_anchor_clip_norm <= clip_norm:

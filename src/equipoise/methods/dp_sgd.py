@@ -22,6 +22,7 @@ from equipoise.methods.base import Context, Method, Parameters, State, calibrate
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import ClipRule, layer_shares, resolve_rule
+from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.thresholds import (
     ReleasedQuantile,
     Threshold,
@@ -139,9 +140,7 @@ class DPSGD(Method):
         if isinstance(self.threshold, ReleasedQuantile):
             (count,) = released["below_threshold"].values()
             state = self.learn(state, float(count), context.sampling.expected_size)
-        return {
-            name: value / context.sampling.expected_size for name, value in released["gradient"].items()
-        }, state
+        return mean_of(released["gradient"], context.sampling.expected_size), state
 
     def learn(self, state: State, count: float, expected_size: float) -> State:
         """The state after a released count of rows below the threshold."""

@@ -20,10 +20,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from equipoise.methods.anchors import AnchoredMethod, mean_of
+from equipoise.methods.anchors import AnchoredMethod
 from equipoise.methods.base import Context, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
+from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.thresholds import ReleasedQuantile, Threshold, resolve_threshold
 from equipoise.privacy.bounded import Bounded
 from equipoise.privacy.clipping import clip

@@ -37,6 +37,7 @@ from equipoise.gradients.principal import Basis
 from equipoise.methods.base import Context, Method, Parameters, State, calibrated
 from equipoise.methods.checks import require_count, require_one_of, require_positive, require_share
 from equipoise.methods.clip_rules import ClipRule, resolve_rule
+from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.projected_published import check_orthonormal, projected, renyi_2017
 from equipoise.methods.public_records import PublicRecords, require_public
 from equipoise.methods.subspaces import (
@@ -285,8 +286,8 @@ class ProjectedGradient(Method):
             state = self._refreshed(context, state, source)
         subspace = self._built(context, state, source)
         estimate = self._release(context, subspace)
-        size = context.sampling.expected_size
-        return {name: value / size for name, value in estimate.items()}, {**state, "age": state["age"] + 1}
+        following = {**state, "age": state["age"] + 1}
+        return mean_of(estimate, context.sampling.expected_size), following
 
     def _refreshed(self, context: Context, state: State, source: SubspaceSource) -> State:
         key = source.refresh(context, state["refreshes"])
@@ -308,8 +309,7 @@ class ProjectedGradient(Method):
         sums = draw.query(lambda rows, ids: {"gradient": clip(rows, self.clip_rule, self.clip_norm)})
         released = context.ledger.release(draw, sums)["gradient"]
         key = source.remember(state["key"], released)
-        size = context.sampling.expected_size
-        estimate = {name: value / size for name, value in released.items()}
+        estimate = mean_of(released, context.sampling.expected_size)
         return estimate, {**state, "key": key, "age": state["age"] + 1}
 
     def _release(self, context: Context, subspace: BlockSubspace) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dice_published import clipped_and_plain_sums
 from equipoise.methods.memory import clipped, zeros_like
+from equipoise.methods.named_tensors import mean_of
 from equipoise.privacy import PrivacyPlan, Sampling, Unproven, clip
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class ClipSGD(Method):
         draw = context.draw("batch")
         sums = draw.query(lambda rows, ids: {"gradient": clip(rows, Abadi(), limit)})
         total = context.ledger.disclose(sums["gradient"].value, HOLE)
-        return {name: value / context.sampling.expected_size for name, value in total.items()}, state
+        return mean_of(total, context.sampling.expected_size), state
 
 
 class EFSGD(Method):

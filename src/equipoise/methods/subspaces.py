@@ -29,6 +29,7 @@ from equipoise.gradients.factored import DenseGradients
 from equipoise.gradients.principal import Basis, PrincipalSubspace, principal_subspace
 from equipoise.methods.base import Context, Parameters
 from equipoise.methods.clip_rules import Abadi, layers
+from equipoise.methods.named_tensors import copied
 from equipoise.methods.public_records import PublicRecords
 from equipoise.privacy.moments import moment_action, second_moment
 from equipoise.privacy.releases import Release
@@ -138,8 +139,7 @@ class PublicSource(SubspaceSource):
 
     def refresh(self, context: Context, number: int) -> Key:
         """The parameters as they are: the anchor at which the public gradients are taken."""
-        anchor = {name: value.detach().clone() for name, value in context.params.items()}
-        return {"anchor": anchor, "step": context.step, "number": number}
+        return {"anchor": copied(context.params), "step": context.step, "number": number}
 
     def build(self, context: Context, key: Key) -> PrincipalSubspace:
         """Public gradients at the anchor, and their leading directions."""

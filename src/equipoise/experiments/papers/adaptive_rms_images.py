@@ -24,9 +24,10 @@ from torch.nn import functional as F
 from equipoise.data import DataSet, load
 from equipoise.experiments.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict
 from equipoise.experiments.papers.adaptive_rms_fl import adaptive_halves
-from equipoise.experiments.papers.owners import largest_epsilon, make_clients, parameters_of
+from equipoise.experiments.papers.owners import largest_epsilon, make_clients
 from equipoise.federated import FedAvg, Strategy, iid, simulate
 from equipoise.methods import DPSGD, Method
+from equipoise.methods.named_tensors import copied
 from equipoise.privacy import Budget, Poisson
 
 __all__ = ["EXPERIMENT", "Case", "run_case"]
@@ -88,7 +89,7 @@ def run_case(case: Case, dataset: DataSet, seed: int, rounds: int = ROUNDS) -> d
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         first = nn.Linear(HIDDEN, dataset.num_classes)
-    start = parameters_of(first)
+    start = copied(dict(first.named_parameters()))
     method, strategy = _halves(case)
     clients = make_clients(
         [{"x": x[part], "y": y[part]} for part in parts],

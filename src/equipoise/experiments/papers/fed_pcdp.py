@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.experiments.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
-from equipoise.experiments.papers.owners import make_clients, parameters_of
+from equipoise.experiments.papers.owners import make_clients
 from equipoise.experiments.papers.pcdp_sgd import digits
 from equipoise.federated import (
     FedAvg,
@@ -37,6 +37,7 @@ from equipoise.federated import (
 )
 from equipoise.methods import DPSGD, Method
 from equipoise.methods.base import Parameters
+from equipoise.methods.named_tensors import copied
 from equipoise.privacy import Poisson
 
 __all__ = ["EXPERIMENT", "Run", "errors", "runs", "sent_bytes"]
@@ -113,7 +114,7 @@ def errors(run: Run, seed: int) -> dict[int, float]:
             found[rounds[0]] = problem.error(model)
         return {}
 
-    start = parameters_of(model)
+    start = copied(dict(model.named_parameters()))
     simulate(strategy, clients, start, ROUNDS, evaluate=evaluate)
     return found
 
@@ -148,7 +149,7 @@ def sent_bytes() -> dict[str, int]:
         return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
 
     space = RoundSubspace(model, loss, images)
-    start = parameters_of(model)
+    start = copied(dict(model.named_parameters()))
     basis = space.at(start)
     columns = {name: held for block in basis.columns.blocks for name, held in block.columns.items()}
     sent: dict[str, Mapping[str, Tensor]] = {

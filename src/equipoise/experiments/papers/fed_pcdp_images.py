@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from equipoise.data import DataSet, Records, load
 from equipoise.experiments.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict
 from equipoise.experiments.models import build_model
-from equipoise.experiments.papers.owners import largest_epsilon, make_clients, parameters_of
+from equipoise.experiments.papers.owners import largest_epsilon, make_clients
 from equipoise.federated import (
     FedAvg,
     Proximal,
@@ -37,6 +37,7 @@ from equipoise.federated import (
 )
 from equipoise.methods import DPSGD, Method
 from equipoise.methods.base import Parameters
+from equipoise.methods.named_tensors import copied
 from equipoise.privacy import Poisson
 
 __all__ = ["EXPERIMENT", "PAPER", "Case", "cases", "run_case"]
@@ -114,7 +115,7 @@ def run_case(case: Case, dataset: DataSet, seed: int, rounds: int = ROUNDS) -> d
     """Accuracy along one training, its largest epsilon and the bytes of a round and client."""
     shares, public = deal(dataset.train, case.partition, seed)
     model = build_model("cnn-tanh", dataset, seed=seed)
-    start = parameters_of(model)
+    start = copied(dict(model.named_parameters()))
     method, strategy = _halves(case, model, public)
     clients = make_clients(
         shares,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from equipoise.federated import Client
 from equipoise.methods import Method
 from equipoise.privacy import Budget, Sampling
 from equipoise.training.attach import Loss
 
-__all__ = ["largest_epsilon", "make_clients", "parameters_of"]
+__all__ = ["largest_epsilon", "make_clients"]
 
 
 def make_clients(
@@ -52,11 +52,6 @@ def make_clients(
         )
         for number, share in enumerate(shares)
     ]
-
-
-def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of the parameters, for a server to start from."""
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
 def largest_epsilon(clients: Sequence[Client], delta: float) -> float:
