@@ -167,7 +167,8 @@ def test_closed_form_against_its_definition():
 
 
 def test_closed_form_agrees_with_the_loss_distribution():
-    from equipoise.privacy.accounting import parts_of, pld_epsilon
+    from equipoise.privacy.accounting import pld_epsilon
+    from equipoise.privacy.parts import parts_of
 
     parts = parts_of(event((1, 20, 50), (1, 10, 3)))
     for relation in (ADD, REPLACE):

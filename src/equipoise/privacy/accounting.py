@@ -33,6 +33,7 @@ from scipy import optimize, special
 
 from .errors import PlanError
 from .losses import sampled_gaussian
+from .parts import Parts, events_of, parts_of
 
 RELATIONS = {
     "add_or_remove_one": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -81,79 +82,6 @@ def check_delta(delta: float) -> float:
             f"delta must lie strictly between 0 and 1, got {delta!r}; a usual choice is below 1/population"
         )
     return float(delta)
-
-
-# ---- events as plain data: (kind, rate, multiplier) -> count
-
-
-@dataclass(frozen=True)
-class Part:
-    """A kind of Gaussian event ("gaussian", "poisson" or "subset") with its multiplier and sampling."""
-
-    kind: str
-    multiplier: float
-    rate: float = 1.0
-    size: int = 0
-    population: int = 0
-
-
-def parts_of(event: dp_accounting.DpEvent) -> tuple[tuple[Part, int], ...] | None:
-    """The event as a sorted multiset of Gaussian parts; None if it is not private at all.
-
-    Raises:
-        PlanError: for an event outside the table of this module.
-    """
-    counts: dict[Part, int] = {}
-    if not _collect(event, 1, counts):
-        return None
-    return tuple(sorted(counts.items(), key=lambda item: repr(item[0])))
-
-
-def _collect(event: dp_accounting.DpEvent, count: int, counts: dict[Part, int]) -> bool:
-    def add(part: Part) -> bool:
-        counts[part] = counts.get(part, 0) + count
-        return True
-
-    if count == 0 or isinstance(event, dp_accounting.NoOpDpEvent):
-        return True
-    if isinstance(event, dp_accounting.NonPrivateDpEvent):
-        return False
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        return _collect(event.event, count * event.count, counts)
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return all(_collect(e, count, counts) for e in event.events)
-    if isinstance(event, dp_accounting.GaussianDpEvent):
-        return event.noise_multiplier > 0 and add(Part("gaussian", event.noise_multiplier))
-    if isinstance(
-        event, (dp_accounting.PoissonSampledDpEvent, dp_accounting.SampledWithoutReplacementDpEvent)
-    ):
-        z = _joint_multiplier(event.event)
-        if z <= 0:
-            return False
-        if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-            rate = event.sampling_probability
-            if rate == 0:
-                return True
-            return add(Part("gaussian", z) if rate >= 1 else Part("poisson", z, rate))
-        size, population = event.sample_size, event.source_dataset_size
-        if size == population:
-            return add(Part("gaussian", z))
-        return add(Part("subset", z, size / population, size, population))
-    raise PlanError(
-        f"no accountant for {event!r}: only Gaussians, plain or sampled (Poisson, without replacement), "
-        "and their "
-        "compositions are accounted for"
-    )
-
-
-def _joint_multiplier(event: dp_accounting.DpEvent) -> float:
-    """The multiplier of the Gaussian, or of several on one sample: (z_1^-2 + z_2^-2 + ...)^(-1/2)."""
-    counts: dict[Part, int] = {}
-    if not _collect(event, 1, counts):
-        return 0.0
-    if any(part.kind != "gaussian" for part in counts):
-        raise PlanError(f"a sampled event must hold Gaussians, got {event!r}")
-    return sum(n / part.multiplier**2 for part, n in counts.items()) ** -0.5
 
 
 # ---- closed form
@@ -252,7 +180,7 @@ def _search_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str) -
 
 
 @functools.lru_cache(maxsize=4096)
-def _epsilon(parts: tuple[tuple[Part, int], ...], delta: float, relation: str) -> EpsilonResult:
+def _epsilon(parts: Parts, delta: float, relation: str) -> EpsilonResult:
     kinds = {part.kind for part, _ in parts}
     mu = math.sqrt(sum(n / part.multiplier**2 for part, n in parts))
     if kinds <= {"gaussian"}:
@@ -279,27 +207,13 @@ def _epsilon(parts: tuple[tuple[Part, int], ...], delta: float, relation: str) -
     return EpsilonResult(value, delta, relation, "pld", interval, cross)
 
 
-def _event_of(parts: tuple[tuple[Part, int], ...]) -> list[tuple[Any, int]]:
-    out = []
-    for part, count in parts:
-        gaussian = dp_accounting.GaussianDpEvent(part.multiplier)
-        if part.kind == "poisson":
-            out.append((dp_accounting.PoissonSampledDpEvent(part.rate, gaussian), count))
-        elif part.kind == "subset":
-            event = dp_accounting.SampledWithoutReplacementDpEvent(part.population, part.size, gaussian)
-            out.append((event, count))
-        else:
-            out.append((gaussian, count))
-    return out
-
-
-def pld_epsilon(parts: tuple[tuple[Part, int], ...], delta: float, relation: str, interval: float) -> float:
+def pld_epsilon(parts: Parts, delta: float, relation: str, interval: float) -> float:
     """Epsilon by the privacy loss distribution at one discretisation interval."""
     return float(_composition(parts, relation, interval).get_epsilon_for_delta(delta))
 
 
 @functools.lru_cache(maxsize=4)  # a statement asks for several deltas of the same event
-def _composition(parts: tuple[tuple[Part, int], ...], relation: str, interval: float) -> Any:
+def _composition(parts: Parts, relation: str, interval: float) -> Any:
     total: Any = None
     for part, count in parts:
         if part.kind == "gaussian":  # n Gaussians of multiplier z are one of multiplier z / sqrt(n)
@@ -318,7 +232,7 @@ def _distribution(multiplier: float, rate: float, relation: str, interval: float
     return sampled_gaussian(multiplier * scale, rate, relation, interval)
 
 
-def _loss_range(parts: tuple[tuple[Part, int], ...], unamplified: float) -> float:
+def _loss_range(parts: Parts, unamplified: float) -> float:
     """Rough width of the widest loss distribution that a PLD computation holds."""
     single = max(1 / (2 * part.multiplier**2) + 10 / part.multiplier for part, _ in parts)
     plain = math.sqrt(sum(n / part.multiplier**2 for part, n in parts if part.kind == "gaussian"))
@@ -326,7 +240,7 @@ def _loss_range(parts: tuple[tuple[Part, int], ...], unamplified: float) -> floa
 
 
 def _pld_refined(
-    parts: tuple[tuple[Part, int], ...], delta: float, relation: str, unamplified: float
+    parts: Parts, delta: float, relation: str, unamplified: float
 ) -> tuple[float | None, float | None]:
     """PLD at interval 1e-4, halved until epsilon moves by less than 0.1%; coarser to save memory."""
     smallest = _loss_range(parts, unamplified) / _MAX_CELLS
@@ -352,7 +266,7 @@ def quick_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str) -> 
 
 
 @functools.lru_cache(maxsize=4096)
-def _quick(parts: tuple[tuple[Part, int], ...], delta: float, relation: str) -> float:
+def _quick(parts: Parts, delta: float, relation: str) -> float:
     if not any(part.kind == "poisson" for part, _ in parts) or any(
         part.kind == "subset" for part, _ in parts
     ):
@@ -380,7 +294,7 @@ def rdp_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str = "add
     return math.inf if parts is None else _rdp(parts, check_delta(delta), check_relation(relation))
 
 
-def _rdp(parts: tuple[tuple[Part, int], ...], delta: float, relation: str) -> float:
+def _rdp(parts: Parts, delta: float, relation: str) -> float:
     """Epsilon by Renyi differential privacy. Any set of orders gives a valid bound.
 
     Fractional orders of a Poisson-sampled Gaussian are slow to compute, and the bound has one minimum over
@@ -401,12 +315,10 @@ def _rdp(parts: tuple[tuple[Part, int], ...], delta: float, relation: str) -> fl
         logging.set_verbosity(level)
 
 
-def _rdp_at(
-    parts: tuple[tuple[Part, int], ...], delta: float, relation: str, orders: Sequence[float] | None
-) -> tuple[float, float]:
+def _rdp_at(parts: Parts, delta: float, relation: str, orders: Sequence[float] | None) -> tuple[float, float]:
     """Epsilon and the best of the orders (None: dp-accounting's own)."""
     accountant = rdp.RdpAccountant(orders, neighboring_relation=RELATIONS[relation])
-    for event, count in _event_of(parts):
+    for event, count in events_of(parts):
         accountant.compose(event, count)
     value, best = accountant.get_epsilon_and_optimal_order(delta)
     return float(value), float(best)
