@@ -68,13 +68,8 @@ MUTATIONS = (
     ),
     Mutation(
         "epochs counted as if draws left no gaps",
-        "privacy/ledger.py",
-        (
-            (
-                "event = self.plan.event(self._books.used, self._books.epochs.met)",
-                "event = self.plan.event(self._books.used)",
-            ),
-        ),
+        "privacy/spending.py",
+        (("self.plan.event(self.used, self.epochs)", "self.plan.event(self.used)"),),
         ("tests/privacy/test_verification.py::test_epochs_are_charged_by_the_draws_that_lie_in_them",),
     ),
     Mutation(
@@ -282,8 +277,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a plan above the budget may start",
-        "privacy/ledger.py",
-        (("if total > self.budget.epsilon * (1 + 1e-9):", "if False:"),),
+        "privacy/spending.py",
+        (("if total > budget.epsilon * (1 + 1e-9):", "if False:"),),
         ("tests/privacy/test_ledger.py::test_plan_over_budget_is_refused_before_anything",),
     ),
     Mutation(

@@ -29,14 +29,15 @@ from .calibration import Budget
 from .correlated import CorrelatedNoise
 from .digests import Digestible, as_digest, keyed_digest
 from .draws import Draw
-from .errors import BudgetError, ChangedQueryError, LedgerError
+from .errors import ChangedQueryError, LedgerError
 from .grid import GridStream, grid_unit
 from .journal import Journal, written_by_us
 from .noise import Secrets
 from .noising import Streams, Sums, correlated, noised, on_grid
 from .private import Private, unwrap
 from .releases import PrivacyPlan
-from .statement import Hole, Statement, further_deltas, make_statement
+from .spending import Spending
+from .statement import Hole, Statement
 
 NOISES = {False: "floating_point", True: "grid"}
 
@@ -111,8 +112,8 @@ class Ledger:
             mine = [entry for entry in entries if entry.get("run") == self.run]
             others = [entry for entry in entries if entry.get("run") != self.run]
             with written_by_us():
-                self._others = accounts.other_runs(others, plan.relation)
-                self._search = accounts.search_of(mine)
+                other_runs = accounts.other_runs(others, plan.relation)
+                search = accounts.search_of(mine)
                 self._books = Books(mine, plan, position)
             heads = [entry for entry in mine if entry["type"] == "run"]
             if any(head.get("noise", NOISES[False]) != self.noise for head in heads):
@@ -120,9 +121,17 @@ class Ledger:
                     f"the journal holds this run with another noise than {self.noise!r}; a run keeps its "
                     "noise"
                 )
+            self._spending = Spending(
+                plan,
+                self._books,
+                other_runs,
+                search,
+                private=self.secrets.is_private,
+                noise=self.noise,
+            )
             # A plan is reserved while its run is open: a later run with a larger budget takes nothing away.
             if not heads or any(entry["type"] == "close" for entry in mine):
-                self._check_budget()
+                self._spending.check(budget)
             if not heads:
                 self.journal.append(
                     {
@@ -135,7 +144,6 @@ class Ledger:
                         "noise": self.noise,
                     }
                 )
-        self._progress = accounts.Progress(self._spent_event, plan.relation)
 
     @property
     def noise(self) -> str:
@@ -345,38 +353,26 @@ class Ledger:
 
     def spent(self, delta: float | None = None) -> EpsilonResult:
         """Epsilon of all that has been released so far, the journal's other runs included."""
-        return accounts.exact(self._spent_event(), self._delta(delta), self.plan.relation)
+        return self._spending.epsilon(self._delta(delta))
 
     def progress(self, delta: float | None = None) -> float:
         """Epsilon so far to about 2%, cheap enough for a progress bar (interpolated, cached).
 
         Infinite where nothing is guaranteed.
         """
-        used, total = sum(self._books.used.values()), sum(p.count for p in self._patterns)
         if self.guarantee == "none":
             return math.inf
-        gaps = self.plan.event(self._books.used) != self.plan.event(self._books.used, self._books.epochs.met)
-        if total == 0 or self.guarantee == "worst_case" or gaps:
-            return self.spent(delta).value
-        return self._progress(used / total, self._delta(delta))
+        return self._spending.progress(self._delta(delta))
 
     @property
     def releases_left(self) -> dict[str, int]:
         """Draws left for each draw name."""
-        left: dict[str, int] = {}
-        for pattern in self._patterns:
-            left[pattern.draw] = left.get(pattern.draw, 0) + pattern.count - self._books.used.get(pattern, 0)
-        for item in self.plan.unproven:
-            unused = self.plan.count(item) - self._books.unproven_used.get(item.name, 0)
-            left[item.draw] = max(left.get(item.draw, 0), unused)
-        return left
+        return self._spending.releases_left()
 
     @property
     def guarantee(self) -> str:
         """ "proven", "worst_case" or "none"."""
-        if any(hole.kind == "disclose" or hole.worst_case is None for hole in self._books.holes.values()):
-            return "none"
-        return "worst_case" if self._books.holes else "proven"
+        return self._spending.run.guarantee
 
     def statement(self, **facts: Any) -> Statement:
         """What this run may claim, the journal's other runs included as they are now.
@@ -384,29 +380,14 @@ class Ledger:
         `facts` as in `make_statement`, and `delta`.
         """
         delta = facts.pop("delta", None)
-        delta = self.budget.delta if delta is None and self.budget else delta
-        unsafe = self.guarantee == "none"
+        if delta is None and (self.budget is not None or self.guarantee != "none"):
+            delta = self._delta(None)
         entries = self.journal.entries()
         others = [entry for entry in entries if entry.get("run") != self.run]
         if len(others) < len(entries):  # a journal that was closed gives nothing: what is known stays
             with written_by_us():  # runs that began since this ledger was opened cost the same records
-                self._others = accounts.other_runs(others, self.plan.relation)
-        return make_statement(
-            plan=self.plan,
-            spent=None if unsafe else self.spent(delta),
-            further=() if unsafe else [self.spent(other) for other in further_deltas(self._delta(delta))],
-            delta=delta,
-            run=self.run,
-            guarantee=self.guarantee,
-            holes=list(self._books.holes.values()),
-            private=self.secrets.is_private,
-            noise=self.noise,
-            used={p: self._books.used.get(p, 0) for p in self._patterns},
-            epochs=self._books.epochs.met,
-            other_runs=len(self._others),
-            search=self._search,
-            **facts,
-        )
+                self._spending.others = accounts.other_runs(others, self.plan.relation)
+        return self._spending.run.statement(self.run, delta, self._spending.others, **facts)
 
     def close(self) -> None:
         """Book that the run has ended: what it reserved and did not use is free again for others."""
@@ -419,23 +400,6 @@ class Ledger:
             raise ValueError("delta must be given: this ledger has no budget to take it from")
         return delta if delta is not None else self.budget.delta  # type: ignore[union-attr]
 
-    def _check_budget(self) -> None:
-        if self.budget is None:
-            return
-        event = accounts.compose([self.plan.event(), *self._others.values()])
-        total = accounts.exact(event, self.budget.delta, self.plan.relation).value
-        if total > self.budget.epsilon * (1 + 1e-9):
-            before = accounts.exact(
-                accounts.compose(self._others.values()), self.budget.delta, self.plan.relation
-            ).value
-            raise BudgetError(
-                f"the plan would bring the journal's total to epsilon={total:.4g} at "
-                f"delta={self.budget.delta:g}, above the "
-                f"budget of {self.budget.epsilon:g} (other runs: {before:.4g}). Nothing was spent. "
-                "Calibrate the plan to what is "
-                "left, close finished runs that used less than they reserved, or raise the budget"
-            )
-
     def _line(self, kind: str, draw: Draw) -> dict[str, Any]:
         return {
             "type": kind,
@@ -446,16 +410,6 @@ class Ledger:
             "hash": draw.parameters,
             "data": self.data_fingerprint,
         }
-
-    def _spent_event(self, fraction: float | None = None) -> Any:
-        """Event of what is spent, or of a fraction of the plan, with the other runs."""
-        if fraction is None:
-            event = self.plan.event(self._books.used, self._books.epochs.met)
-        else:
-            event = self.plan.event({p: min(p.count, math.ceil(fraction * p.count)) for p in self._patterns})
-        worst = sum(hole.worst_case or 0.0 for hole in self._books.holes.values())
-        own = accounts.searched(accounts.compose([event], worst), self._search)
-        return accounts.compose([own, *self._others.values()])
 
     def _check_draw(self, draw: Draw) -> None:
         if not isinstance(draw, Draw):

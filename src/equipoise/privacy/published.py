@@ -17,14 +17,13 @@ from .restatement import (
     MALFORMED,
     SAME,
     Finding,
-    KnownRun,
     compared,
     delta_of,
     figure,
     message,
-    restated,
     text_of,
 )
+from .spending import KnownRun
 from .statement import Hole, Statement
 
 __all__ = ["check_published"]
@@ -40,7 +39,7 @@ def check_published(statement: Mapping[str, Any], config: Mapping[str, Any] | No
     try:
         delta = delta_of(statement)
         own = _published_run(statement)
-        again = restated(own, str(statement["run"]), delta, {})
+        again = own.statement(str(statement["run"]), delta, {})
         alone = _epsilon_alone(statement, again) if statement.get("other_runs") else None
         findings = compared(statement, again, alone)
     except MALFORMED as error:

@@ -1,8 +1,4 @@
-"""A run's statement, made again from what is known of the run, and what of a given one differs from it.
-
-`KnownRun` is what a journal or the published files tell of a run; `restated` computes its statement from
-nothing else, and `compared` tells where a given statement says otherwise.
-"""
+"""A run's statement, made again from what is known of the run, and what of a given one differs from it."""
 
 from __future__ import annotations
 
@@ -11,22 +7,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import dp_accounting
-
-from . import accounts
 from .errors import JournalError
-from .releases import Pattern, PrivacyPlan
-from .statement import Hole, Statement, further_deltas, make_statement
+from .statement import Statement
 
 __all__ = [
     "Finding",
-    "KnownRun",
     "compared",
     "delta_of",
     "differences",
     "figure",
     "message",
-    "restated",
     "text_of",
 ]
 
@@ -65,61 +55,6 @@ class Finding:
     subject: str
     ok: bool | None
     detail: str
-
-
-@dataclass(frozen=True)
-class KnownRun:
-    """What a journal or the published files tell of one run."""
-
-    plan: PrivacyPlan
-    used: dict[Pattern, int]
-    epochs: dict[str, int]
-    holes: list[Hole]
-    private: bool
-    search: dict[str, Any] | None
-    noise: str
-
-    @property
-    def guarantee(self) -> str:
-        """What the run may claim: `proven`, `worst_case` or `none`."""
-        if any(hole.kind == "disclose" or hole.worst_case is None for hole in self.holes):
-            return "none"
-        return "worst_case" if self.holes else "proven"
-
-    @property
-    def event(self) -> dp_accounting.DpEvent:
-        """Of everything that it released; only where the guarantee is not `none`."""
-        worst = sum(hole.worst_case or 0.0 for hole in self.holes)
-        return accounts.searched(
-            accounts.compose([self.plan.event(self.used, self.epochs)], worst), self.search
-        )
-
-
-def restated(
-    own: KnownRun, run: str, delta: float, others: Mapping[str, dp_accounting.DpEvent], **facts: Any
-) -> Statement:
-    """The statement of a run among others that cost `others`; `facts` as in `make_statement`."""
-    spent, further = None, []
-    if own.guarantee != "none":
-        event = accounts.compose([own.event, *others.values()])
-        spent = accounts.exact(event, delta, own.plan.relation)
-        further = [accounts.exact(event, other, own.plan.relation) for other in further_deltas(delta)]
-    return make_statement(
-        plan=own.plan,
-        spent=spent,
-        further=further,
-        delta=delta,
-        guarantee=own.guarantee,
-        holes=own.holes,
-        private=own.private,
-        used=own.used,
-        epochs=own.epochs,
-        other_runs=len(others),
-        run=run,
-        search=own.search,
-        noise=own.noise,
-        **facts,
-    )
 
 
 def message(error: BaseException) -> str:

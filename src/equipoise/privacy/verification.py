@@ -15,7 +15,8 @@ from . import accounts
 from .epochs import Epochs
 from .errors import JournalError
 from .releases import Pattern, PrivacyPlan
-from .restatement import MALFORMED, Finding, KnownRun, compared, delta_of, differences, message, restated
+from .restatement import MALFORMED, Finding, compared, delta_of, differences, message
+from .spending import KnownRun
 from .statement import Hole, Statement
 
 __all__ = ["check_with_journal", "statement_from_journal"]
@@ -38,7 +39,7 @@ def check_with_journal(statement: Mapping[str, Any], entries: Entries) -> list[F
         delta = delta_of(statement)
         run = _run_of(statement, entries)
         own = _read_run([entry for entry in entries if entry.get("run") == run])
-        candidates = [restated(own, run, delta, others) for others in _views(entries, run)]
+        candidates = [own.statement(run, delta, others) for others in _views(entries, run)]
         # A shared journal goes on after the statement: any state of the others since then will do.
         best = min(candidates, key=lambda again: len(differences(statement, again)))
         findings = compared(statement, best)
@@ -61,7 +62,7 @@ def statement_from_journal(entries: Entries, run: str, delta: float, **facts: An
     """
     own = _read_run([entry for entry in entries if entry.get("run") == run])
     others = [entry for entry in entries if entry.get("run") != run]
-    return restated(own, run, delta, accounts.other_runs(others, own.plan.relation), **facts)
+    return own.statement(run, delta, accounts.other_runs(others, own.plan.relation), **facts)
 
 
 def _run_of(statement: Mapping[str, Any], entries: Entries) -> str:
