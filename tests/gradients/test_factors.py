@@ -369,3 +369,24 @@ def test_masked_positions_and_records_keep_the_gram_route_exact():
     norms = factor.norms_squared().sqrt()
     close(norms[:3], factor.materialise()[:3].flatten(1).norm(dim=1), 1e-5)
     assert torch.isnan(norms[3])
+
+
+@pytest.mark.parametrize("rows", [2, 6, 300])
+@pytest.mark.parametrize("tail", [(), (3,), (2, 2)])
+def test_products_of_look_ups_are_those_of_their_rows(rows, tail):
+    """Few look-ups of one index, many, or none; against look-ups, against rows; a bad record stays alone."""
+    g = torch.Generator().manual_seed(rows)
+    left, right = (
+        IndexFactor(torch.randint(rows, (n, 4), generator=g), randn(n, 4, *tail, dtype=torch.float64), rows)
+        for n in (5, 7)
+    )
+    expected = left.materialise().flatten(1) @ right.materialise().flatten(1).t()
+    held = DenseFactor(right.materialise())
+    for other in (right, held):
+        close(left.gram(other), expected, 1e-12)
+        close(other.gram(left), expected.t(), 1e-12)
+    b = left.b.clone()
+    b[2] = torch.nan
+    spoilt = IndexFactor(left.index, b, rows)
+    for other in (right, held):
+        close(spoilt.gram(other)[[0, 1, 3, 4]], expected[[0, 1, 3, 4]], 1e-12)

@@ -211,3 +211,37 @@ def test_norms_of_residuals_and_projections_are_never_too_small(form, spread):
     for rows in (G.residual(subspace), G.projection(subspace)):
         clipped = rows.weighted_sums(torch.diag(rows.row_norms().reciprocal()))["w"]
         assert clipped.double().norm(dim=1).max() <= 1 + 1e-3
+
+
+@pytest.mark.parametrize("form", ["held", "auto"])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_with_a_direction_for_every_row_the_rows_are_held(form, normalise):
+    """The same subspace as in kernel form; look-ups stay sparse; the memory of an old one is used again."""
+
+    def rows(records, seed):
+        g = torch.Generator().manual_seed(seed)
+        factors = dict(gradients(records, seed).factors)
+        b = torch.randn(records, 3, 4, generator=g, dtype=torch.float64)
+        factors["table"] = (IndexFactor(torch.randint(50, (records, 3), generator=g), b, 50),)
+        return FactoredGradients(factors, shapes={**SHAPES, "table": (50, 4)})
+
+    def subspace(public, basis, into=None):
+        groups = [[name] for name in public.names]
+        found = principal_subspace(public, groups, basis=basis, normalise=normalise, into=into)
+        return found.subspace
+
+    private, old = rows(5, 2), None
+    for seed in (1, 3):
+        public = rows(6, seed)
+        expected, found = subspace(public, "kernel"), subspace(public, form, old)
+        y = expected.coordinates(private)
+        close(found.coordinates(private), y, 1e-8)
+        close(columns(found), columns(expected), 1e-8)
+        kept = found.public.factors
+        assert kept["table"][0].kind == "index"
+        if form == "held":
+            assert kept["linear"][0].kind == kept["tied"][0].kind == kept["conv"][0].kind == "dense"
+            assert not any(found.blocks[0].columns)
+            if old is not None:
+                assert kept["linear"][0].g.data_ptr() == old.public.factors["linear"][0].g.data_ptr()
+        old = found

@@ -23,6 +23,7 @@ from torch import Tensor
 from equipoise.federated.hooks import RoundHooks
 from equipoise.federated.round_subspace import FORMS, Form, RoundSubspace
 from equipoise.federated.strategies import FedAvg
+from equipoise.gradients.blocks import BlockSubspace
 from equipoise.gradients.principal import PrincipalSubspace
 from equipoise.methods import PCDPSGD, Context, State
 from equipoise.methods.base import Parameters
@@ -121,7 +122,7 @@ class _RoundSource(SubspaceSource):
         """The parameters as the server set them."""
         return {"anchor": copied(context.params)}
 
-    def build(self, context: Context, key: Key) -> PrincipalSubspace:
+    def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
         """The columns at the anchor."""
         return PrincipalSubspace(self.directions.at(key["anchor"]).columns, None, {})
 

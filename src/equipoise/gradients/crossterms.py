@@ -6,7 +6,7 @@ and for the Gram matrix between records of different batches. With row_i = sum_s
     <row_i, row'_j> = sum_{s,t} (a_is . a'_jt)(b_is . b'_jt)
 
 and a look-up is the outer product whose b is a unit vector, so that its dot products are gathers.
-What has no such form is multiplied as rows, formed in chunks.
+What has no such form is multiplied as rows, formed in chunks. Of look-ups only those of one index meet.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from equipoise.gradients.index import IndexFactor
 from equipoise.gradients.outer import OuterFactor
 
 __all__ = ["gram", "inner"]
+
+#: Pairs of look-ups of one index are gathered if at most one pair in so many is one.
+DENSE_PAIRS = 16
 
 
 def inner(left: Factor, right: Factor) -> Tensor:
@@ -73,6 +76,11 @@ def gram(left: Factor, right: Factor) -> Tensor:
         return _gram_index_outer(left, right, dtype)
     if isinstance(right, IndexFactor) and isinstance(left, OuterFactor) and left.shape == left.matrix_shape:
         return _gram_index_outer(right, left, dtype).t()
+    if isinstance(right, DenseFactor) and right.dtype == dtype and right.g.is_contiguous():
+        if isinstance(left, OuterFactor):
+            return _gram_outer_dense(left, right, dtype)
+        if isinstance(left, IndexFactor) and left.positions < left.num_rows:
+            return _gram_index_dense(left, right, dtype)
     # Rows of one side are formed in chunks; the side with cheaper rows is formed again for every chunk.
     if isinstance(left, DenseFactor) and not isinstance(right, DenseFactor):
         return gram(right, left).t()
@@ -165,20 +173,63 @@ def _gram_outer(left: OuterFactor, right: OuterFactor, dtype: torch.dtype) -> Te
     # Rows of both sides in blocks of output features: each is formed once and memory stays bounded.
     for block in chunks(d_out, max(n, m) * d_in, 4 * CHUNK_ELEMENTS):
         rows = torch.bmm(b[:, :, block].transpose(1, 2), a).flatten(1)
-        others = torch.bmm(d[:, :, block].transpose(1, 2), c).flatten(1)
+        others = rows if left is right else torch.bmm(d[:, :, block].transpose(1, 2), c).flatten(1)
         out.addmm_(rows, others.t())
     return out
 
 
+def _gram_outer_dense(left: OuterFactor, right: DenseFactor, dtype: torch.dtype) -> Tensor:
+    """Rows of the left side in blocks of output features, multiplied while they are in the cache."""
+    a, b, held = left.a.to(dtype), left.b.to(dtype), right.g.view(right.num_records, -1)
+    d_out, d_in = left.matrix_shape
+    out = torch.zeros(left.num_records, right.num_records, dtype=dtype, device=left.device)
+    size = left.num_records * d_in
+    for block in chunks(d_out, size, max(CHUNK_ELEMENTS, 16 * size)):
+        rows = torch.bmm(b[:, :, block].transpose(1, 2), a).flatten(1)
+        out.addmm_(rows, held[:, block.start * d_in : block.stop * d_in].t())
+    return out
+
+
 def _gram_index(left: IndexFactor, right: IndexFactor, dtype: torch.dtype) -> Tensor:
-    b, d = left.wide_b().to(dtype), right.wide_b().to(dtype)
     n, s, m, t = left.num_records, left.positions, right.num_records, right.positions
-    out = torch.empty(n, m, dtype=dtype, device=left.device)
+    ordered, order = right.index.reshape(-1).sort()
+    index = left.index.reshape(-1)
+    first = torch.searchsorted(ordered, index)
+    counts = torch.searchsorted(ordered, index, right=True) - first
+    pairs = int(counts.sum())
+    b, d = left.wide_b().to(dtype), right.wide_b().to(dtype)
+    if DENSE_PAIRS * pairs > n * s * m * t:
+        return _gram_all_pairs(left, right, b, d)
+    b, d = b.reshape(n * s, -1), d.reshape(m * t, -1)
+    mine = torch.repeat_interleave(counts)  # the position of each pair on the left
+    within = torch.arange(pairs, device=left.device) - (counts.cumsum(0) - counts)[mine]
+    other = order[first[mine] + within]
+    out = torch.zeros(n * m, dtype=dtype, device=left.device)
+    for part in chunks(pairs, 2 * b.shape[1]):
+        i, j = mine[part], other[part]
+        out.index_add_(0, (i // s) * m + j // t, b[i].mul_(d[j]).sum(1))
+    return out.view(n, m)
+
+
+def _gram_all_pairs(left: IndexFactor, right: IndexFactor, b: Tensor, d: Tensor) -> Tensor:
+    """All products of positions, those of one index kept: for tables of which a few rows are looked up."""
+    n, s, m, t = left.num_records, left.positions, right.num_records, right.positions
+    out = torch.empty(n, m, dtype=b.dtype, device=left.device)
     flat_d, flat_index = d.reshape(m * t, -1).t(), right.index.reshape(-1)
     for part in chunks(n, s * m * t):
         products = torch.mm(b[part].reshape(-1, b.shape[2]), flat_d)
         same = left.index[part].reshape(-1, 1) == flat_index
         out[part] = torch.where(same, products, 0.0).view(-1, s, m, t).sum((1, 3))
+    return out
+
+
+def _gram_index_dense(table: IndexFactor, dense: DenseFactor, dtype: torch.dtype) -> Tensor:
+    """The dense rows at the looked-up places alone."""
+    b = table.wide_b().to(dtype)
+    held = dense.g.view(dense.num_records, table.num_rows, b.shape[2])
+    out = torch.empty(table.num_records, dense.num_records, dtype=dtype, device=table.device)
+    for i in range(table.num_records):
+        torch.mv(held[:, table.index[i]].flatten(1), b[i].flatten(), out=out[i])
     return out
 
 

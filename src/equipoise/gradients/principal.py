@@ -5,7 +5,9 @@ matrix:
 
     G_l G_l^T = Q diag(lambda) Q^T,    W_l = Q_k diag(lambda_k)^(-1/2),    V_l = G_l^T W_l
 
-so that V_l need never be formed (see `BlockSubspace`). Directions below ``rtol * lambda_max`` are rounding
+so that V_l need never be formed (see `BlockSubspace`). Where as many directions are asked for as there are
+rows, columns that are to be held are not formed either: the rows, of the same size, are held in their place.
+Directions below ``rtol * lambda_max`` are rounding
 and are left out: the rank may be lower than asked for (the gradients of a softmax layer's ten biases sum to
 zero and have rank 9). For more than `GRAM_LIMIT` rows, randomised subspace iteration
 (Halko, Martinsson, Tropp 2011) takes the place of the Gram matrix.
@@ -23,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.gradients.base import DenseFactor, Factor
+from equipoise.gradients.base import DenseFactor, Factor, chunks
 from equipoise.gradients.blocks import Block, BlockSubspace, orthonormal_columns
 from equipoise.gradients.conv import ConvFactor
 from equipoise.gradients.factored import FactoredGradients, as_factored
@@ -67,6 +69,7 @@ def principal_subspace(
     basis: Basis = "auto",
     records: float = 256,
     measure: bool = True,
+    into: BlockSubspace | None = None,
 ) -> PrincipalSubspace:
     """The span of the leading directions of each block of parameters.
 
@@ -79,9 +82,11 @@ def principal_subspace(
             to `dimension`.
         normalise: scale every row to norm one first, so that a few large rows do not choose the directions.
         basis: how the columns are kept: "kernel", "held", or "auto": the fewer multiplications, parameter by
-            parameter, while what is held stays below `HELD_LIMIT` numbers.
+            parameter, while what is held stays below `HELD_LIMIT` numbers. Where m directions are asked for,
+            "held" holds the rows, and of look-ups, which are sparse, the factors.
         records: number of rows whose coordinates will be taken at once, for that count.
         measure: whether to compute the capture.
+        into: a subspace that nobody needs any more: the memory of its rows is used again.
 
     Raises:
         ValueError: no row is left, or all gradients are zero.
@@ -93,6 +98,12 @@ def principal_subspace(
     tensor([[3.]])
     """
     G = as_factored(rows)
+    all_of_them = energy is None and (dimension is None or dimension >= G.num_records)
+    # The groups with a direction for every row: no columns are formed for them.
+    entire = [all_of_them and _size(G, group) >= G.num_records for group in groups]
+    if any(entire) and G.num_records <= GRAM_LIMIT:
+        chosen = [group for group, every in zip(groups, entire, strict=True) if every]
+        G = _with_rows(G, chosen, basis, records, into)
     norms = G.row_norms().double()
     usable = torch.isfinite(norms) & ((norms > 0) | (not normalise))
     if not bool(usable.all()):
@@ -110,7 +121,7 @@ def principal_subspace(
         return _randomised(G, groups, dimension, energy, scale)
     grams = _grams(G, groups, scale)
     rtol = RTOL[torch.float64 if G.dtype == torch.float64 else torch.float32]
-    limits = [min(dimension, sum(G.shapes[name].numel() for name in group)) for group in groups]
+    limits = [min(dimension, _size(G, group)) for group in groups]
     capture = None
     if measure or energy is not None:
         shares = _captured(grams, limits, rtol, scale)
@@ -122,19 +133,52 @@ def principal_subspace(
         if shares is not None:
             capture = float(shares[min(dimension, len(shares)) - 1])
     blocks, short, held = [], {}, 0
-    for group, gram, limit in zip(groups, grams, limits, strict=True):
+    for group, gram, limit, every in zip(groups, grams, limits, entire, strict=True):
         weights = _leading(gram, limit, rtol)
         if weights.shape[1] < limit:
             short[group[0]] = weights.shape[1]
         if weights.shape[1] == 0:
             continue
         weights = weights * scale.unsqueeze(1)
-        keep = _held_names(G, group, weights.shape[1], basis, records, HELD_LIMIT - held)
+        keep = []
+        if not every:
+            keep = _held_names(G, group, weights.shape[1], basis, records, HELD_LIMIT - held)
         columns = G.select(keep).weighted_sums(weights) if keep else {}
         held += sum(tensor.numel() for tensor in columns.values())
         names = tuple(name for name in group if name not in columns)
         blocks.append(Block(weights.shape[1], columns, names, weights if names else None))
     return PrincipalSubspace(BlockSubspace(G.shapes, blocks, G), capture, short)
+
+
+def _size(G: FactoredGradients, group: Sequence[str]) -> int:
+    return sum(G.shapes[name].numel() for name in group)
+
+
+def _with_rows(
+    G: FactoredGradients,
+    groups: Sequence[Sequence[str]],
+    basis: Basis,
+    records: float,
+    into: BlockSubspace | None,
+) -> FactoredGradients:
+    """G with rows formed for the parameters of which they are better held than what they are made of."""
+    factors, room = dict(G.factors), HELD_LIMIT
+    public = None if into is None else into.public
+    old = public.factors if isinstance(public, FactoredGradients) else {}
+    for group in groups:
+        for name in _held_names(G, group, G.num_records, basis, records, room):
+            kept, shape = G.factors[name], (G.num_records, *G.shapes[name])
+            if all(isinstance(factor, (DenseFactor, IndexFactor)) for factor in kept):
+                continue  # rows already, or sparse ones
+            room -= G.num_records * G.shapes[name].numel()
+            memory = [f.g for f in old.get(name, ()) if isinstance(f, DenseFactor)]
+            if len(memory) != 1 or memory[0].shape != shape or memory[0].dtype != G.dtype:
+                memory = [torch.empty(shape, dtype=G.dtype, device=G.device)]
+            part = G.select([name])
+            for some in chunks(G.num_records, G.shapes[name].numel()):  # copied while they are in the cache
+                memory[0][some] = part.rows(some).materialise().tensors[name]
+            factors[name] = (DenseFactor(memory[0]),)
+    return FactoredGradients(factors, G.losses, shapes=G.shapes)
 
 
 def _grams(G: FactoredGradients, groups: Sequence[Sequence[str]], scale: Tensor) -> list[Tensor]:

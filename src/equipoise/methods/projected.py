@@ -291,7 +291,8 @@ class ProjectedGradient(Method):
 
     def _refreshed(self, context: Context, state: State, source: SubspaceSource) -> State:
         key = source.refresh(context, state["refreshes"])
-        found = source.build(context, key)
+        old, self._kept = self._kept, None
+        found = source.build(context, key, None if old is None else old[1])
         self._kept = (key, found.subspace)
         warn_of_capture(found.capture)
         return {**state, "key": key, "refreshes": state["refreshes"] + 1, "capture": found.capture}

@@ -81,8 +81,11 @@ class SubspaceSource(ABC):
         """The key of a new subspace; `number` counts the refreshes from 0."""
 
     @abstractmethod
-    def build(self, context: Context, key: Key) -> PrincipalSubspace:
-        """The subspace of a key: the same for the same key, now or after a resume."""
+    def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
+        """The subspace of a key: the same for the same key, now or after a resume.
+
+        `into` is one that nobody needs any more: its memory may be used again.
+        """
 
     def releases(self, sampling: Sampling, refreshes: int, noise_multiplier: float) -> list[Release]:
         """What finding the subspace releases."""
@@ -141,7 +144,7 @@ class PublicSource(SubspaceSource):
         """The parameters as they are: the anchor at which the public gradients are taken."""
         return {"anchor": copied(context.params), "step": context.step, "number": number}
 
-    def build(self, context: Context, key: Key) -> PrincipalSubspace:
+    def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
         """Public gradients at the anchor, and their leading directions."""
         batch, size = self._batch(context, key)
         rows = context.public_gradients(batch, at=key["anchor"], step=key["step"])
@@ -156,6 +159,7 @@ class PublicSource(SubspaceSource):
             normalise=self.normalise,
             basis=self.basis,
             records=context.sampling.expected_size,
+            into=into,
         )
         if self.dimension is not None and (self.dimension > size or found.short):
             warnings.warn(
@@ -199,7 +203,7 @@ class RandomSource(SubspaceSource):
         """The step, whose public randomness the columns come from."""
         return {"step": context.step}
 
-    def build(self, context: Context, key: Key) -> PrincipalSubspace:
+    def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
         """The columns, drawn again."""
         return _held(context.params, self._random(context, context.public_rng(key["step"])))
 
@@ -234,7 +238,7 @@ class ReleasedSource(SubspaceSource):
         """Not asked for: the key changes with every full step."""
         raise RuntimeError("a subspace of releases has no refresh of its own; full steps renew it")
 
-    def build(self, context: Context, key: Key) -> PrincipalSubspace:
+    def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
         """Principal directions of the kept sums."""
         rows = DenseGradients(key["history"])
         groups = groups_of(rows.names, self.blocks)
@@ -268,7 +272,7 @@ class _PrivateSource(SubspaceSource):
         bound = self.clip_norm**2
         return [Release("moment", noise_multiplier, bound, own.steps, SUBSPACE_DRAW, own, replace_ratio=2.0)]
 
-    def build(self, context: Context, key: Key) -> PrincipalSubspace:
+    def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
         """The columns of the key."""
         return _held(context.params, key["columns"])
 
