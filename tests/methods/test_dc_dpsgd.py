@@ -138,9 +138,14 @@ def test_channels_have_noise_of_their_own_size():
 def shares(method, norms, ids=None):
     """h_i of records whose gradients lie along axes of their own: the sum's entry i, exactly."""
     g = torch.diag(torch.as_tensor(norms, dtype=torch.float64))
-    rows = PrivateRows(DenseGradients({"w": g}), DRAW)
     numbers = Private(torch.arange(len(g)) if ids is None else torch.as_tensor(ids), DRAW)
-    return unwrap(bounded(method, rows, numbers).value["w"])
+    return summed(bounded(method, PrivateRows(DenseGradients({"w": g}), DRAW), numbers), "w")
+
+
+def summed(sums, name):
+    """The sum of `name`, or its tail and its body where they are apart, [2, ...]."""
+    found = {key: unwrap(value) for key, value in sums.value.items()}
+    return found[name] if name in found else torch.stack([found[f"tail/{name}"], found[f"body/{name}"]])
 
 
 def bounded(method, rows, ids) -> Bounded:
@@ -189,14 +194,19 @@ def test_contributions_lie_between_the_thresholds(score, rule):
 @pytest.mark.parametrize("score", ["norm", "random"])
 @pytest.mark.parametrize("variant", ["per_sample", "two_channel"])
 def test_a_record_does_not_see_the_others(score, variant):
-    """Dropping or changing other records leaves a contribution as it was, bit for bit."""
-    method = eq.DCDPSGD(1.0, 0.1, score=score, variant="per_sample")
+    """Dropping or changing other records leaves a contribution as it was, bit for bit.
+
+    On rows whose norms are given; what rounding makes of computed ones is in `test_rounded_norms`.
+    """
+    method = eq.DCDPSGD(1.0, 0.1, score=score, variant=variant)
     norms = torch.rand(30, generator=torch.Generator().manual_seed(0)).double() * 2
+    norms[20:] = 0.4 * torch.linspace(0.94, 1.06, 10)  # across the ramp
     whole = shares(method, norms)
+    assert whole.shape[:-1] == ((2,) if variant == "two_channel" else ())
     few = shares(method, norms[10:], torch.arange(10, 30))
-    assert torch.equal(whole[10:], few)
+    assert torch.equal(whole[..., 10:], few)
     louder = torch.cat([norms[:1] * 1e6, norms[1:]])
-    assert torch.equal(shares(method, louder)[1:], whole[1:])
+    assert torch.equal(shares(method, louder)[..., 1:], whole[..., 1:])
 
 
 def test_a_joint_selection_does_see_the_others():

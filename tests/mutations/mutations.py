@@ -386,4 +386,15 @@ MUTATIONS = (
         ),
         ("tests/methods/test_dp_sgd.py::test_a_learned_threshold_moves_by_the_noised_count",),
     ),
+    Mutation(
+        "labels decided by a step, which rounding flips for all records at once",
+        "privacy/counting.py",
+        (
+            (
+                "((raw / threshold - 1 + width) / (2 * width)).clamp(0, 1)",
+                "(raw > threshold).double()",
+            ),
+        ),
+        ("tests/methods/test_rounded_norms.py::test_tail_labels",),
+    ),
 )

@@ -115,7 +115,8 @@ class QuantileFedAvg(FedAvg):
         shares = [float(answer[SHARE]) for answer in answers if SHARE in answer]
         shares = [share for share in shares if math.isfinite(share)]
         if shares:
-            mean = math.fsum(shares) / len(shares)
+            # One client's answer, whatever number it is, moves the clip norm by one step at most.
+            mean = min(max(math.fsum(shares) / len(shares), 0.0), 1.0)
             self._clip_norm = self.rule.update(self._clip_norm, mean - 0.5, 1.0)
         return super().aggregate(params, answers)
 

@@ -1,6 +1,6 @@
 """DC-DPSGD: large gradients ("tail") and small ones ("body") are clipped at two thresholds c_1 > c_2.
 
-    c_i = c_1 if score_i > tau else c_2,      h_i = g_i min(1, c_i / ||g_i||)
+    c_i = c_2 + t_i (c_1 - c_2),     h_i = g_i min(1, c_i / ||g_i||),     t_i = 1[score_i > tau]
     estimate = (sum_i h_i + N(0, (z c_1)^2 I)) / B
 
 Source: Sha et al., "DC-DPSGD" (ICLR 2025 submission, arXiv 2405.17529). The variants of the library:
@@ -13,10 +13,15 @@ variant         tail                                    released sum    its boun
 `joint_topk`    the top floor(p |batch|) by score       sum_i h_i       2 c_1 - c_2
 ==============  ======================================  ==============  =================================
 
-tau is a public number, or follows the tail fraction p through a released count m = sum_i 1[score_i > tau] +
+tau is a public number, or follows the tail fraction p through a released count m = sum_i t_i +
 N(0, sigma_b^2), one more coordinate of the same Gaussian query:
 
     tau <- tau exp(clip(0.3 (m / B - p) / max(p, 0.02), -0.9, 0.9)).
+
+The step 1[score > tau] is a ramp from 0.95 tau to 1.05 tau (`privacy.counting.soft_indicator`), since a norm
+rounds differently in batches of different sizes: a record more could otherwise flip every label within a unit
+in the last place of tau. Lots are exact and keep the step. The top share has an order where a ramp would be
+needed; that no scores are so close is an assumption, which the statement names.
 
 No label leaves the private side. With c_1 and the noise of DP-SGD(c_1), the method is DP-SGD(c_1) with
 weights in [c_2 / c_1, 1] on the body: it weighs records anew, it does not lower the noise.
@@ -50,7 +55,7 @@ from equipoise.methods.tail_scores import (
     sub_weibull,
 )
 from equipoise.privacy.bounded import Bounded
-from equipoise.privacy.counting import indicator
+from equipoise.privacy.counting import capped, soft_indicator
 from equipoise.privacy.private import Private, join
 from equipoise.privacy.releases import PrivacyPlan, Release, Unproven
 from equipoise.privacy.rows import PrivateRows
@@ -66,6 +71,12 @@ Score = Literal["norm", "trace", "random"]
 Scorer = Callable[[PrivateRows, Private], Private]
 _VARIANTS = {"library": ("per_sample", "joint_topk", "two_channel"), "as_published": ("alg1", "code")}
 _SCORES = ("norm", "trace", "random")
+
+ORDER = (
+    "the order of the records' scores does not follow from how they are rounded: batches of different sizes "
+    "round a score differently, and records whose scores are some units in the last place apart could all "
+    "change places when one record enters or leaves"
+)
 
 
 class DCDPSGD(Method):
@@ -270,6 +281,10 @@ class DCDPSGD(Method):
         """As published: epsilon of the trace plus epsilon of the gradient, known once the plan is made."""
         return None if self._published is None else claimed(self._published, sampling, delta)
 
+    def assumptions(self) -> Sequence[str]:
+        """For the top share, that rounding does not order the records."""
+        return (ORDER,) if self.variant in ("joint_topk", "alg1") else ()
+
     def init(self, context: Context) -> State:
         """The threshold of the first step: a public constant, never a quantile of the first batch."""
         if self.variant == "code":
@@ -318,12 +333,15 @@ class DCDPSGD(Method):
     def _sums(self, scorer: Scorer, threshold: float, rows: PrivateRows, ids: Private) -> dict[str, Bounded]:
         scores = scorer(rows, ids)
         # A score that is not finite comes from a bad record: body, and no part of the count.
-        tail = (scores > threshold) & torch.isfinite(scores)
-        assert isinstance(tail, Private)
+        if self.score == "random":
+            tail = scores > threshold  # lots are exact: there is no rounding that a step could make large
+            assert isinstance(tail, Private)
+        else:
+            tail = soft_indicator(scores, threshold, "above")
         clipped = clip_channels if self.variant == "two_channel" else clip_either
         out = {"gradient": clipped(rows, tail, self.clip_norm, self.body_clip_norm, self.clip_rule)}
         if self._counts:
-            out["tail_count"] = indicator(tail)
+            out["tail_count"] = capped(tail, 1.0, name="count")
         return out
 
     def _top_share(self, draw: DrawHandle, scorer: Scorer) -> dict[str, Bounded]:

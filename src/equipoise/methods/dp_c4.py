@@ -48,8 +48,7 @@ from equipoise.methods.raw_norms import ANCHOR_HOLE, COUPLED_HOLE, disclosed_mea
 from equipoise.methods.thresholds import ReleasedQuantile
 from equipoise.privacy.bounded import Bounded
 from equipoise.privacy.clipping import clip
-from equipoise.privacy.counting import centred_indicator
-from equipoise.privacy.private import Private
+from equipoise.privacy.counting import centred_indicator, soft_indicator
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 
@@ -364,9 +363,7 @@ def _clipped(rows: PrivateRows, clip_norm: float, name: str, count: bool) -> dic
     """The clipped sum of the rows, with the centred count of the rows inside where it is wanted."""
     sums = {name: clip(rows, Abadi(), clip_norm)}
     if count:
-        inside = rows.row_norms() <= clip_norm
-        assert isinstance(inside, Private)
-        sums[f"{name}_count"] = centred_indicator(inside)
+        sums[f"{name}_count"] = centred_indicator(soft_indicator(rows.row_norms(), clip_norm, "below"))
     return sums
 
 

@@ -30,8 +30,7 @@ from equipoise.methods.thresholds import (
 )
 from equipoise.privacy.bounded import Bounded
 from equipoise.privacy.clipping import clip
-from equipoise.privacy.counting import centred_indicator
-from equipoise.privacy.private import Private
+from equipoise.privacy.counting import centred_indicator, soft_indicator
 from equipoise.privacy.releases import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
@@ -130,9 +129,9 @@ class DPSGD(Method):
         def sums(rows: PrivateRows, ids: Tensor) -> dict[str, Bounded]:
             out = {"gradient": clip(rows, self.clip_rule, limits, groups)}
             if isinstance(self.threshold, ReleasedQuantile):
-                # A NaN norm compares as false: such a record counts as above, and moves the count by 1/2
-                # like any other.
-                out["below_threshold"] = centred_indicator(_at_most(rows.row_norms(), clip_norm))
+                # A record without a finite norm counts as above, and moves the count by 1/2 like any other.
+                below = soft_indicator(rows.row_norms(), clip_norm, "below")
+                out["below_threshold"] = centred_indicator(below)
             return out
 
         draw = context.draw("batch")
@@ -155,9 +154,3 @@ class DPSGD(Method):
             return None, clip_norm
         groups, shares = layer_shares(tuple(params), self.per_layer)
         return groups, [clip_norm * share for share in shares]
-
-
-def _at_most(norms: Private, clip_norm: float) -> Private:
-    mask = norms <= clip_norm
-    assert isinstance(mask, Private)
-    return mask

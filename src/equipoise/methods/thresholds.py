@@ -11,8 +11,9 @@
 =====================  ====================================================================================
 
 The quantile threshold releases, jointly with the gradient, ``b = sum_i (1[n_i <= C_t] - 1/2) + N(0,
-sigma_b^2)``: one record moves that sum by 1/2, so the count is one more coordinate of the same Gaussian
-query with multiplier ``2 sigma_b``, and the pair costs what one Gaussian with multiplier ``(z^-2 + (2
+sigma_b^2)``, the step softened to a ramp from 0.95 C_t to 1.05 C_t (`privacy.counting.soft_indicator`): one
+record moves that sum by at most 1/2, so the count is one more coordinate of the same Gaussian query with
+multiplier ``2 sigma_b``, and the pair costs what one Gaussian with multiplier ``(z^-2 + (2
 sigma_b)^-2)^(-1/2)`` costs. Then, from the *released* value and the public expected batch size B,
 
     C_{t+1} = C_t exp(-eta (b / B + 1/2 - gamma)),      gamma the wanted share of unclipped records.
@@ -247,11 +248,11 @@ class ReleasedQuantile(Threshold):
             >>> rule.update(1.0, released_count=50.0, expected_batch_size=100) < 1.0  # all below: go down
             True
         """
+        # The noise may carry the share outside [0, 1]; cut, it would push the wrong way on average.
         share = released_count / expected_batch_size + 0.5
-        # Noise can carry the released share far outside [0, 1]; that is post-processing and may be limited.
-        share = min(max(share, 0.0), 1.0)
+        push = min(max(-self.learning_rate * (share - self.quantile), -700.0), 700.0)  # exp stays finite
         low, high = self.limits
-        return min(max(learned * math.exp(-self.learning_rate * (share - self.quantile)), low), high)
+        return min(max(learned * math.exp(push), low), high)
 
 
 THRESHOLDS: dict[str, type[Threshold]] = {

@@ -28,6 +28,7 @@ from .correlated import radial_sensitivity as radial_sensitivity
 from .counting import capped as capped
 from .counting import centred_indicator as centred_indicator
 from .counting import indicator as indicator
+from .counting import soft_indicator as soft_indicator
 from .diagnostics import Diagnostics as Diagnostics
 from .diagnostics import load_private as load_private
 from .diagnostics import save_private as save_private

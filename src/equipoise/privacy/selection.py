@@ -3,17 +3,28 @@
 =================  ============================================  =============  ============
 function           which records are clipped at c_1              add or remove  replace
 =================  ============================================  =============  ============
-`clip_either`      those of a mask, each decided on its own      c_1            2 c_1
-`clip_channels`    the same, the two groups as separate sums     c_1            2 c_1
+`clip_either`      by a label h_i in [0, 1] of their own         c_1            2 c_1
+`clip_channels`    the same, tail and body as separate sums      c_1            2 c_1
 `clip_selected`    the top share of the whole draw by a score    2 c_1 - c_2    2 c_1
 `clip_unbounded`   those of any mask                             none           none
 =================  ============================================  =============  ============
 
+A record with the label h is clipped at c(h) = c_2 + h (c_1 - c_2). Labels between 0 and 1 come from
+`soft_indicator`: a step would turn the rounding of a score, which follows the size of the batch, into c_1 or
+c_2 for every record near the threshold. With l <= c_2 the length that the rule gives a row under c_2, its
+length under h is at most l + h (c_1 - c_2) <= c(h) <= c_1, that of its two parts in
+
+    body  (1 - h) l                              <= (1 - h) c_2,
+    tail  l + h (c_1 - c_2) - (1 - h) l          <= h c_1.
+
+In units of (c_2, c_1), which is how the channels are scaled, the pair is no longer than ((1 - h)^2 +
+h^2)^(1/2) <= 1: the unit ball is convex and holds both ends. So the bound of two channels is that of one sum.
+
 The third row: a record that enters the top share contributes up to c_1 and may push one other record out of
 it, whose contribution shrinks by up to c_1 - c_2. That holds for every fixed order of the records that each
-score decides on its own; ties are settled by the record's number, never by its place in the batch. Two
-channels are scaled to one bound: a record is in one of them, so that together they move as one sum does
-(parallel composition).
+score decides on its own; ties are settled by the record's number, never by its place in the batch. An order
+has no ramp: scores whose order changes with their rounding are beyond the bound, which methods must name as
+an assumption.
 """
 
 from __future__ import annotations
@@ -101,11 +112,11 @@ def clip_selected(
         raise ValueError(f"selection is of {selection.draw}, the rows of {rows.draw}")
     mask = torch.isin(one_value_a_record("ids", ids), selection._numbers)
     upper, lower = _thresholds(upper, lower)
-    kept, norms, mask, bad = _usable(rows, mask, "ids")
+    kept, norms, label, bad = _usable(rows, mask, "ids")
     low = limited_weights(rule, norms, lower).clamp(min=0)
     gap = torch.where(norms > 0, (upper - lower) / norms, math.inf)
     high = torch.minimum(torch.maximum(limited_weights(rule, norms, upper), low), low + gap)
-    value = kept.weighted_sums(torch.where(mask, high, low))
+    value = kept.weighted_sums(torch.where(label > 0, high, low))
     return make_bounded(as_private(value, rows.draw), 2 * upper - lower, 2 * upper, rows.draw, bad)
 
 
@@ -122,23 +133,24 @@ def top_k(
     return clip_selected(rows, ids, selection, upper, lower, rule)
 
 
-def clip_either(rows: PrivateRows, mask: Private, upper: float, lower: float, rule: ClipRule) -> Bounded:
-    """The sum with the records of the mask clipped at `upper`, the others at `lower`: the bound of `upper`.
+def clip_either(rows: PrivateRows, tail: Private, upper: float, lower: float, rule: ClipRule) -> Bounded:
+    """The sum with every record clipped at `lower + h (upper - lower)`, h its label: the bound of `upper`.
 
     Args:
         rows: per-sample rows, B x P.
-        mask: [B], bool, by record.
+        tail: the labels h, [B], by record: in [0, 1] (see `counting.soft_indicator`) or bool.
         upper, lower: c_1 >= c_2 > 0, public.
-        rule: clip rule for both.
+        rule: clip rule for both. Where its length of a row grows with the threshold by more than the
+            threshold does, or falls, it is cut for labels between 0 and 1.
 
     Returns:
         The sum: bound c_1 under add-or-remove, 2 c_1 under replace-one.
 
     Raises:
-        PrivateError: for a mask that depends on other records.
+        PrivateError: for labels that depend on other records.
     """
     upper, lower = _thresholds(upper, lower)
-    value, bad = _either(rows, one_value_a_record("mask", mask), upper, lower, rule)
+    value, bad = _either(rows, one_value_a_record("tail", tail), upper, lower, rule)
     return make_bounded(value, upper, 2 * upper, rows.draw, bad)
 
 
@@ -154,20 +166,19 @@ def clip_unbounded(rows: PrivateRows, mask: Private, upper: float, lower: float,
     return make_bounded(value, math.inf, math.inf, rows.draw, bad)
 
 
-def clip_channels(rows: PrivateRows, mask: Private, upper: float, lower: float, rule: ClipRule) -> Bounded:
-    """Two sums: of the records of the mask, clipped at `upper`, and of the others, clipped at `lower`.
+def clip_channels(rows: PrivateRows, tail: Private, upper: float, lower: float, rule: ClipRule) -> Bounded:
+    """The sum of `clip_either` as two: what the labels put into the tail, and the rest, the body.
 
     Returns:
         Tensors "tail/NAME" and "body/NAME". The second is multiplied by c_1 / c_2, so that a record moves
-        either by at most c_1: bound c_1 under add-or-remove, 2 c_1 under replace-one. Divide it again after
-        the release.
+        both together by at most c_1: bound c_1 under add-or-remove, 2 c_1 under replace-one. Divide it again
+        after the release.
     """
     upper, lower = _thresholds(upper, lower)
-    kept, norms, chosen, bad = _usable(rows, one_value_a_record("mask", mask), "mask")
-    high = limited_weights(rule, norms, upper)
-    low = limited_weights(rule, norms, lower) * (upper / lower)
-    zero = torch.zeros_like(high)
-    weights = torch.stack([torch.where(chosen, high, zero), torch.where(chosen, zero, low)], dim=1)
+    kept, norms, label, bad = _usable(rows, one_value_a_record("tail", tail), "tail")
+    whole, low = _between(rule, norms, label, upper, lower)
+    body = (1 - label) * low
+    weights = torch.stack([whole - body, body * (upper / lower)], dim=1)
     value: dict[str, torch.Tensor] = {}
     for name, pair in kept.weighted_sums(weights).items():
         value[f"tail/{name}"], value[f"body/{name}"] = pair[0], pair[1]
@@ -175,28 +186,41 @@ def clip_channels(rows: PrivateRows, mask: Private, upper: float, lower: float, 
 
 
 def _either(
-    rows: PrivateRows, mask: torch.Tensor, upper: float, lower: float, rule: ClipRule
+    rows: PrivateRows, tail: torch.Tensor, upper: float, lower: float, rule: ClipRule
 ) -> tuple[dict[str, Private], Private]:
-    kept, norms, mask, bad = _usable(rows, mask, "mask")
-    weights = torch.where(mask, limited_weights(rule, norms, upper), limited_weights(rule, norms, lower))
-    return as_private(kept.weighted_sums(weights), rows.draw), bad
+    kept, norms, label, bad = _usable(rows, tail, "tail")
+    whole, _ = _between(rule, norms, label, upper, lower)
+    return as_private(kept.weighted_sums(whole), rows.draw), bad
+
+
+def _between(
+    rule: ClipRule, norms: torch.Tensor, label: torch.Tensor, upper: float, lower: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of rows under their labels, and under `lower`; at both ends they are the rule's own."""
+    low = limited_weights(rule, norms, lower)
+    high = limited_weights(rule, norms, upper)
+    gap = torch.where(norms > 0, (upper - lower) / norms, math.inf)
+    partly = torch.minimum(torch.maximum(high, low), low + label * gap)
+    # Also where 0 times an infinite gap is not a number.
+    return torch.where(label >= 1, high, torch.where(label <= 0, low, partly)), low
 
 
 def _usable(
-    rows: PrivateRows, mask: torch.Tensor, name: str
+    rows: PrivateRows, labels: torch.Tensor, name: str
 ) -> tuple[Any, torch.Tensor, torch.Tensor, Private]:
-    """Rows, norms and mask of the records with finite norms, and the private count of the others."""
+    """Rows, norms and labels in [0, 1] of the records with finite norms, and the count of the others."""
     if not isinstance(rows, PrivateRows):
         raise TypeError(
             f"rows must be PrivateRows, got {type(rows).__name__}; wrap raw rows: PrivateRows(rows, draw)"
         )
-    if mask.dtype != torch.bool:
-        raise TypeError(f"{name} must be bool, got {mask.dtype}; compare first")
+    if labels.dtype != torch.bool and not labels.is_floating_point():
+        raise TypeError(f"{name} must be bool or labels in [0, 1], got {labels.dtype}; see soft_indicator")
     norms = unwrap(rows.row_norms())
-    require_length(name, mask, norms)
+    require_length(name, labels, norms)
     finite = torch.isfinite(norms)
     kept, kept_norms, bad = without_bad(rows, norms, finite)
-    return kept, kept_norms, mask[finite], bad
+    shares = torch.nan_to_num(labels[finite].to(kept_norms.dtype), nan=0.0).clamp(0, 1)
+    return kept, kept_norms, shares, bad
 
 
 def _thresholds(upper: float, lower: float) -> tuple[float, float]:
