@@ -97,6 +97,29 @@ def test_resume_goes_on_with_a_federation(finished, tmp_path, equipoise):
     assert equipoise("resume", folder, "--device", "cpu", "--json").code == 2
 
 
+def test_a_client_with_a_damaged_journal_drops_out_and_has_no_statement(finished, tmp_path, equipoise):
+    folder, found = finished
+    copied = shutil.copytree(folder, tmp_path / "copied")
+    for path in copied.glob("server/checkpoint/step-*.pt"):
+        if not path.stem.endswith("2"):
+            path.unlink()
+    (copied / "clients" / "001" / "statement.json").unlink()
+    journal = copied / "clients" / "001" / "private" / "journal.jsonl"
+    journal.write_bytes(b"torn\n" + journal.read_bytes())
+    answer = equipoise("resume", copied, "--json")
+    assert answer.code == 0, answer.err
+    assert [row["answered"] for row in answer.value["rounds"]] == [3, 3, 2]
+    assert answer.value["rounds"][2]["absent"]["1"].startswith("JournalError: the client's ledger or folder")
+    assert [one["epsilon"] for one in answer.value["clients"]] == [
+        one["epsilon"] if one["client"] != 1 else None for one in found["clients"]
+    ]
+    assert (answer.value["epsilon"], answer.value["guarantee"]) == (None, "none")
+    assert "round 3, client 1: JournalError" in (copied / "report.html").read_text()
+    verified = equipoise("verify", copied)
+    assert verified.code == 1
+    assert "client 001: took part in 2 rounds and has no statement" in verified.out
+
+
 def test_verify_report_and_predict_take_the_folder_of_a_federation(finished, tmp_path, equipoise):
     folder, found = finished
     verified = equipoise("verify", folder, "--json")

@@ -11,6 +11,10 @@ from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, charges, client, net
 import equipoise as eq
 from equipoise.federated import AdaptDPFedAvg, FedAvg, Proximal, Reply, ServerRMS, simulate
 from equipoise.methods.rms_radius import RMSRadius
+from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError
+from equipoise.training.checkpoint import CheckpointError
+
+WHOLE = ROUNDS * LOCAL_STEPS
 
 
 def follower(clip_norm=0.5, **options):
@@ -41,6 +45,36 @@ class Flaky:
         if number in self.training:
             raise TimeoutError("too slow")
         return self.inner.train(number, params, clip_norm)
+
+
+@pytest.mark.parametrize("error", [LedgerError, ChangedQueryError, JournalError, CheckpointError])
+def test_a_client_whose_ledger_is_broken_is_out_of_the_round_and_named(monkeypatch, caplog, error):
+    """The others go on; what its ledger says is for its own log, and not for the server."""
+    clients = [client(number=p) for p in range(3)]
+
+    def fail(*args, **options):
+        raise error("line 17, the record of Smith")
+
+    def breaks(done):
+        if done.number == 1:  # until the step is given up, and the desk opens the ledger anew
+            monkeypatch.setattr(clients[1].training.desk.ledger, "release", fail)
+
+    found = simulate(FedAvg(), clients, start(), ROUNDS, on_round=breaks)
+    assert [done.answered for done in found.rounds] == [(0, 1, 2), (0, 2), (0, 1, 2)]
+    words = found.rounds[1].absent[1]
+    assert words.startswith(f"{error.__name__}: the client's ledger or folder is broken")
+    assert "Smith" not in words
+    assert "Smith" in caplog.text
+    assert [charges(one) for one in clients] == [WHOLE, WHOLE - LOCAL_STEPS, WHOLE]
+    away = [client(number=0), Flaky(client(number=1), training=(2,)), client(number=2)]
+    assert same(found.params, simulate(FedAvg(), away, start(), ROUNDS).params)
+
+
+def test_an_error_of_the_program_ends_the_simulation(monkeypatch):
+    clients = [client(number=p) for p in range(2)]
+    monkeypatch.setattr(clients[1].training, "take_step", None)
+    with pytest.raises(TypeError):
+        simulate(FedAvg(), clients, start(), 1)
 
 
 def test_identical_clients_without_noise_are_one():

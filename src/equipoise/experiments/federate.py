@@ -8,6 +8,7 @@ journal and key. The same command on the same folder goes on after the last roun
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from equipoise.experiments.federation_settings import FederationSettings, check_
 from equipoise.experiments.options import delta_warning
 from equipoise.experiments.saved import FEDERATION_FILE
 from equipoise.federated import Client, History, Round, simulate
+from equipoise.federated.errors import BROKEN_BOOKS
 from equipoise.federated.pool import ClientPool
 from equipoise.methods.base import Parameters
 from equipoise.report import RunFolderError
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["resume_federation", "run_federation"]
+
+_log = logging.getLogger("equipoise.federated")
 
 WORST = ("proven", "worst_case", "none")
 
@@ -62,7 +66,7 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
         run = _inline if settings.driver == "inline" else _on_flower
         history = run(made, maker, path, on_round)
     with console.status("adding up every client's privacy"):
-        clients = [_client_values(made, maker, number) for number in range(len(made.parts))]
+        clients = [_client_values(made, maker, history, number) for number in range(len(made.parts))]
     save_file(history.params, path / "model.safetensors")
     found = _values(made, history, clients)
     _write(path / RESULT, found)
@@ -132,17 +136,22 @@ def _options(made: Federation, path: Path, on_round: Callable[[Round], None]) ->
     }
 
 
-def _client_values(made: Federation, maker: ClientMaker, number: int) -> dict[str, Any]:
-    """What a client may claim; its statement is put into its folder."""
+def _client_values(made: Federation, maker: ClientMaker, history: History, number: int) -> dict[str, Any]:
+    """What a client may claim; its statement is put into its folder. Nothing, where its books are broken."""
     values: dict[str, Any] = {"client": number, "population": made.population(number)}
     if not maker.place(number).exists():  # never picked: nothing left it
         return {**values, "rounds": 0, "epsilon": 0.0, "guarantee": "proven", "statement": None}
-    client = maker.client(number)
     try:
-        statement = asdict(client.statement())
-        done = _rounds_done(client)
-    finally:
-        client.close()
+        client = maker.client(number)
+        try:
+            statement = asdict(client.statement())
+            done = _rounds_done(client)
+        finally:
+            client.close()
+    except BROKEN_BOOKS:
+        _log.exception("client %s has no statement", number)
+        seen = sum(number in round_.answered for round_ in history.rounds)
+        return {**values, "rounds": seen, "epsilon": None, "guarantee": "none", "statement": None}
     _write(maker.place(number) / "statement.json", statement)
     return {
         **values,

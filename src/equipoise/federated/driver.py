@@ -1,8 +1,9 @@
 """Rounds: the server's loop over any exchange of messages, and the exchange within one process.
 
 Each round a public generator picks the clients. Those that refuse or cannot be reached, before the query or
-in the middle of the round, are left out of it; the others' answers make the next model. If none answers the
-model stays. What a client released before it dropped out is in its ledger.
+in the middle of the round, are left out of it, and so are those whose own ledger or folder is broken; the
+others' answers make the next model. If none answers the model stays. What a client released before it dropped
+out is in its ledger.
 
 With a folder the server's state is on disk after every round. A server that was killed in the middle of a
 round asks the same again: clients that had answered give the same answers, and nothing is charged twice.
@@ -10,6 +11,7 @@ round asks the same again: clients that had answered give the same answers, and 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +21,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from equipoise.federated.errors import Refused
+from equipoise.federated.errors import BROKEN_BOOKS, Refused
 from equipoise.federated.history import History, Round, ServerFolder, size_in_bytes
 from equipoise.federated.secure_client import SecureClient
 from equipoise.federated.secure_exchange import Request, SecureExchange, check_secure
@@ -28,6 +30,8 @@ from equipoise.federated.strategies import Reply, Strategy
 from equipoise.methods.base import Parameters
 
 __all__ = ["Exchange", "Participant", "pick_clients", "run_rounds", "simulate"]
+
+_log = logging.getLogger("equipoise.federated")
 
 # What takes a client out of a round without ending the training.
 ABSENT = (Refused, ConnectionError, TimeoutError)
@@ -240,7 +244,7 @@ class _InProcess:
         return {index: self._tried(index, one) for index in present}
 
     def _tried(self, index: int, one: Callable[[Participant], Any]) -> Any:
-        return _tried(lambda: one(self._clients[index]))
+        return _tried(index, lambda: one(self._clients[index]))
 
 
 class _Relay:
@@ -254,16 +258,19 @@ class _Relay:
 
     def relay(self, number: int, requests: Mapping[int, Request]) -> dict[int, dict[str, Any] | str]:
         return {
-            index: _tried(partial(self._clients[index].answer, number, params, values))
+            index: _tried(index, partial(self._clients[index].answer, number, params, values))
             for index, (params, values) in requests.items()
         }
 
 
-def _tried(answer: Callable[[], Any]) -> Any:
+def _tried(index: int, answer: Callable[[], Any]) -> Any:
     try:
         return answer()
     except ABSENT as error:
         return f"{type(error).__name__}: {error}"
+    except BROKEN_BOOKS as error:  # its words are the client's own, and not the server's
+        _log.exception("client %s could not answer", index)
+        return f"{type(error).__name__}: the client's ledger or folder is broken; its own log says why"
 
 
 def _not_a_reply(answer: Any) -> str | None:

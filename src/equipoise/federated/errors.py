@@ -1,8 +1,14 @@
-"""What a client says when it does not do what the server asks."""
+"""Why a client does not do what the server asks: it refuses, or its own books are broken."""
 
 from __future__ import annotations
 
-__all__ = ["Refused"]
+from equipoise.privacy.errors import JournalError, LedgerError
+from equipoise.training.checkpoint import CheckpointError
+
+__all__ = ["BROKEN_BOOKS", "Refused"]
+
+BROKEN_BOOKS = (LedgerError, JournalError, CheckpointError)
+"""One client's own trouble: its ledger, its journal or its folder. The others go on without it."""
 
 
 class Refused(RuntimeError):
