@@ -6,7 +6,18 @@ import math
 
 import pytest
 import torch
-from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, charges, client, network, records, same, start
+from federated_problem import (
+    LOCAL_STEPS,
+    RECORDS,
+    ROUNDS,
+    charges,
+    client,
+    loss,
+    network,
+    records,
+    same,
+    start,
+)
 
 import equipoise as eq
 from equipoise.federated import AdaptDPFedAvg, FedAvg, Proximal, Reply, ServerRMS, simulate
@@ -121,6 +132,59 @@ def test_at_its_limit_adaptdp_is_dp_fedavg_bit_for_bit():
     b = simulate(FedAvg(), [client(None, p) for p in range(2)], start(), ROUNDS)
     assert same(a.params, b.params)
     assert not same(a.params, start())
+
+
+def test_at_the_limit_the_answers_to_the_query_change_nothing():
+    """Asked for as always, a radius at its limit leaves the steps of a fixed one, bit for bit."""
+
+    class Asking(FedAvg):
+        def instructions(self, ask):
+            assert len(ask(0.25)) == 2
+            return {"clip_norm": 0.5}
+
+    found = [
+        simulate(strategy, [client(follower(), p) for p in range(2)], start(), ROUNDS)
+        for strategy in (Asking(), adaptive(2, tau=1e12))
+    ]
+    assert same(found[0].params, found[1].params)
+    assert [done.metrics["radius"] for done in found[1].rounds] == [0.5] * ROUNDS
+
+
+@pytest.mark.parametrize("scale", ["g_hat", "self"])
+def test_larger_losses_change_only_the_scale(scale):
+    """Losses times a, G times a, rate over a, the same seeds: the same path, the radius times a."""
+    found = []
+    for factor in (1.0, 8.0):
+        clients = [
+            client(
+                follower(50.0 * factor, scale=scale),
+                p,
+                loss_function=lambda model, batch, factor=factor: factor * loss(model, batch),
+                learning_rate=0.3 / factor,
+            )
+            for p in range(2)
+        ]
+        history = simulate(adaptive(2, 50.0 * factor, scale=scale), clients, start(), ROUNDS)
+        found.append((history.params, [done.metrics["radius"] / factor for done in history.rounds]))
+    for name, value in found[0][0].items():
+        torch.testing.assert_close(value, found[1][0][name], rtol=1e-9, atol=1e-12)
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-9)
+    assert max(found[0][1]) < 50.0
+
+
+def test_a_query_that_draws_nobody_is_answered_with_noise_and_booked():
+    method = follower(radius_sampling_rate=1e-9, radius_noise_multiplier=1e-9)
+    one = client(method)
+    assert one.ask(1, start(), 0.25) == pytest.approx(one.radius_noise, abs=10 * one.radius_noise)
+    assert charges(one) == 1
+    everybody = client(follower(radius_noise_multiplier=1e-9))
+    assert everybody.ask(1, start(), 1e-12) == pytest.approx(1.0, abs=1e-6)  # all above the limit count as it
+
+
+def test_the_server_goes_a_part_of_the_way():
+    ends = [{"w": torch.tensor([2.0])}, {"w": torch.tensor([4.0])}]
+    assert FedAvg(0.5).aggregate({"w": torch.ones(1)}, ends)["w"].item() == 2.0
+    assert FedAvg().aggregate({"w": torch.ones(1)}, ends)["w"].item() == 3.0
 
 
 def test_the_radius_is_a_function_of_what_was_released():
