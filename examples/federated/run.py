@@ -59,6 +59,8 @@ class Deployment:
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{address}"\ninsecure = true\n'
         )
         while True:  # until it listens
+            if self.running["superlink"].poll() is not None:
+                raise RuntimeError(f"the SuperLink has ended; see {self.folder}/superlink.log")
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.link)) == 0:
                     return
@@ -71,10 +73,10 @@ class Deployment:
             "--port", str(free_port()), "--node-config", f'partition-id={number} folder="{self.folder}"',
         )  # fmt: skip
 
-    def run(self):
-        """Hand the app to the SuperLink."""
-        words = ["flwr", "run", str(HERE), "--run-config", f'folder="{self.folder}"']
-        subprocess.run(words, env=self.environment, check=True)
+    def run(self, config=""):
+        """Hand the app to the SuperLink; `config` sets what pyproject.toml does not say."""
+        words = ["flwr", "run", str(HERE), "--run-config", f'folder="{self.folder}" {config}'.strip()]
+        subprocess.run(words, env=self.environment, check=True, timeout=600)
 
     def kill(self, name):
         """SIGKILL, for the process and its children."""
