@@ -22,14 +22,14 @@ from step_time import PREFIX, peak_memory, start
 BASE = "dp-sgd"
 
 
-def measure(task: str, methods: list[str], rounds: int, seconds: float, threads: int) -> dict[str, dict]:
+def measure(task: str, methods: list[str], rounds: int, threads: int, **visit: float) -> dict[str, dict]:
     """Milliseconds a step, ratios to DP-SGD and to plain training with quartiles, extra memory, by method."""
     names = ["plain", *(PREFIX + method for method in methods)]
     workers, failed = start(task, names, threads, keep=False)
     times: dict[str, list[float]] = {name: [] for name in workers}
     for _ in range(rounds):
         for name, process in workers.items():
-            times[name].append(process.ask(do="time", seconds=seconds)["mean"])
+            times[name].append(process.ask(do="time", **visit)["mean"])
     for process in workers.values():
         process.close()
     rows: dict[str, dict] = {name: {"failed": why} for name, why in failed.items()}
@@ -74,13 +74,18 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.0, help="time of one visit to one method")
+    parser.add_argument("--steps", type=int, default=2, help="steps of a visit, at least")
+    parser.add_argument(
+        "--processor", action="store_true", help="processor time, for a crowded machine: with --threads 1"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write the results as JSON here")
     arguments = parser.parse_args()
     methods = [BASE, *(method for method in arguments.methods if method != BASE)]
     results = {}
     for task in arguments.tasks:
-        rows = measure(task, methods, arguments.rounds, arguments.seconds, arguments.threads)
+        visit = {"seconds": arguments.seconds, "steps": arguments.steps, "processor": arguments.processor}
+        rows = measure(task, methods, arguments.rounds, arguments.threads, **visit)
         results[task] = rows
         print(f"\n{task}", *(line(name, row) for name, row in rows.items()), sep="\n", flush=True)
         if arguments.out:

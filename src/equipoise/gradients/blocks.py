@@ -6,7 +6,8 @@ A block holds its columns in one of two ways, parameter by parameter. *Held*: th
 ``p_l K_l`` numbers, and coordinates are products of rows with columns. *Kernel*: the columns are combinations
 of public rows, ``V_l = G_pub,l^T W_l``, and are never formed; coordinates are ``(G_l G_pub,l^T) W_l``,
 which for a linear layer need the layer's inputs and output gradients only, and the way back is one weighted
-sum of public rows. A block may hold one parameter so and another one so: their parts of the coordinates add.
+sum of public rows (which may be formed themselves: `principal_subspace` does so where K_l = m). A block may
+hold one parameter so and another one so: their parts of the coordinates add.
 """
 
 from __future__ import annotations

@@ -86,7 +86,9 @@ class ProjectedGradient(Method):
             refresh.
         public_batch_size: for "rbs"; all records when None.
         refresh_every: steps between refreshes; an epoch of the sampling when None.
-        basis: "kernel" (the columns are never formed), "held", or "auto": what takes fewer multiplications.
+        basis: "kernel" (the columns are never formed), "held" (in memory; with a direction for every public
+            record the public rows, of the same size, in their place), or "auto": what takes fewer
+            multiplications.
         subspace_clip_norm: c_V, the clip norm of rows for a private subspace.
         subspace_noise_multiplier: z_V for a private subspace; from `subspace_share` when None.
         subspace_share: share of the budget for a private subspace, in (0, 1).
