@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from equipoise.audit.mechanism import AUDITS, audit_method
 from equipoise.audit.planted import Quieter
 from equipoise.audit.rehearsal import rehearse
 from equipoise.methods import METHODS
+from equipoise.privacy import LedgerError
 
 OFTEN = ("dp-sgd", "dp-c4", "dp-c4-plus", "dice-sgd", "dc-dpsgd", "pcdp-sgd", "adaptive-rms")
 """DP-SGD and the five systems: 20 audits; the others get 3."""
@@ -18,6 +21,7 @@ SEEDS = {name: 20 if name in OFTEN else 3 for name in METHODS}
 ONCE = ("dp-sgd", "dp-c4", "dp-c4-plus", "dice-sgd", "dc-dpsgd")
 """One training of 50,000 canaries an audit: the design's number would take too long 20 times."""
 FAMILY = 0.01
+FORMS = ({"relation": "replace_one"}, {"hardened": True})
 
 
 def test_every_method_has_a_design():
@@ -61,6 +65,78 @@ def test_noise_that_is_too_small_refutes_the_claim():
     found = rehearse(lambda: eq.DPSGD(clip_norm=1.0), eq.FullBatch(5_000, 2), eq.Budget(1.0, 1e-5), **options)
     split = found.log_ratios[~found.present].numpy(), found.log_ratios[found.present].numpy()
     assert certify_thresholds(*split, 1e-5).epsilon > 1.0
+
+
+def _certified(epsilon, relation, **options):
+    """One step at full batch, 200,000 canaries that certify: the sharpest audit that takes a second."""
+    plan = eq.FullBatch(400_000, 1)
+    budget = eq.Budget(epsilon, 1e-5)
+    options = {"canaries": 400_000, "seed": 0, "relation": relation, **options}
+    found = rehearse(lambda: eq.DPSGD(clip_norm=1.0), plan, budget, **options)
+    split = found.log_ratios[~found.present].numpy(), found.log_ratios[found.present].numpy()
+    return certify_thresholds(*split, 1e-5).epsilon
+
+
+@pytest.mark.slow
+def test_replaced_records_need_twice_the_noise():
+    """Accounted for a record more or less, while the data differ in a record that was replaced: caught."""
+    assert 1.0 < _certified(2.0, "replace_one") < 2.0
+    assert _certified(2.0, "add_or_remove_one", neighbours="replace_one") > 2.0
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize(
+    "options", [{"relation": "replace_one"}, {"hardened": True}], ids=["replaced", "hardened"]
+)
+@pytest.mark.slow
+def test_a_small_audit_of_every_method_in_other_forms(name, options):
+    """The claim is what was asked for, and every replay ends where the training did."""
+    if "hardened" in options and name == "dice-sgd":
+        with pytest.raises(LedgerError, match="correlated"):
+            audit_method(name, 2.0, canaries=100, trainings=1, **options)
+        return
+    found = audit_method(name, 2.0, canaries=100, trainings=1, **options)
+    assert found.holds
+    assert found.relation == options.get("relation", "add_or_remove_one")
+
+
+@pytest.mark.parametrize(
+    "options", [{"relation": "replace_one"}, {"hardened": True}], ids=["replaced", "hardened"]
+)
+def test_the_log_ratio_is_one_in_other_forms(options):
+    """As above, of neighbours by replacement and of noise on the grid."""
+    sampling = eq.Poisson(2_500, 10_000, 5)
+    found = rehearse(
+        lambda: eq.DPSGD(1.0), sampling, eq.Budget(1.0, 1e-5), canaries=10_000, seed=3, **options
+    )
+    assert found.plan.relation == options.get("relation", "add_or_remove_one")
+    for values in (found.log_ratios[~found.present], -found.log_ratios[found.present]):
+        ratios = values.exp()
+        assert ratios.std() > 0.1
+        assert abs(ratios.mean() - 1) < 5 * ratios.std() / len(ratios) ** 0.5
+
+
+def test_canaries_along_drawn_columns_are_seen_one_by_one():
+    """Each lies in one coordinate of the random subspace, where it is clipped to the bound."""
+    sampling = eq.Poisson(100, 100, 1)
+    along = AUDITS["rpdp"].along
+    found = rehearse(
+        lambda: eq.RandomProjection(clip_norm=1.0, dimension=100, noise_multiplier=1e-3),
+        sampling,
+        None,
+        canaries=100,
+        seed=0,
+        width=2,
+        along=along,
+    )
+    assert torch.equal(found.log_ratios > 0, found.present)
+    torch.testing.assert_close(found.moved, found.present.double(), atol=0.01, rtol=0, check_dtype=False)
+
+
+def test_a_plan_beyond_the_request_does_not_hold():
+    found = audit_method("dp-sgd", 2.0, canaries=100, trainings=1)
+    assert found.within_request
+    assert not dataclasses.replace(found, requested=found.claimed - 0.01).holds
 
 
 def test_a_reference_without_noise_is_seen_through():

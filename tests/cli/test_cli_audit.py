@@ -23,6 +23,14 @@ def test_a_method(equipoise, monkeypatch):
     assert "proves no privacy" in said
 
 
+def test_a_method_in_other_forms(equipoise, monkeypatch):
+    small = mechanism.Design(mechanism.AUDITS["dp-sgd"].make, canaries=100, trainings=1, steps=2)
+    monkeypatch.setitem(mechanism.AUDITS, "dp-sgd", small)
+    found = equipoise("audit --method dp-sgd --relation replace-one --hardened --json").value
+    assert (found["relation"], found["requested_epsilon"]) == ("replace_one", 2.0)
+    assert found["claimed_epsilon"] <= 2
+
+
 def test_an_attack(equipoise, monkeypatch):
     finding = Finding("dp-c4", "a target", 4.0, certify_known_law([90.0] * 20, 1e-5), details={"runs": 20.0})
     monkeypatch.setitem(ATTACKS, "dp-c4", lambda: finding)
@@ -44,6 +52,9 @@ def test_planted_bugs(equipoise, monkeypatch):
     [
         ("audit", "none of them"),
         ("audit --method dp-sgd --planted", "--method and --planted"),
+        ("audit --method dp-sgd --relation swap", "--relation"),
+        ("audit --planted --hardened", "--method alone"),
+        ("audit --method dice-sgd --hardened", "independent noise"),
         ("audit --method dpsgd", "must be one of"),
         ("audit --attack dpsgd", "must be all or one of"),
         ("audit --method dp-sgd --seeds 0", "--seeds"),

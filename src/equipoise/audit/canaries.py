@@ -12,6 +12,9 @@ Each canary's gradient is far longer than any clip norm, the worst record of eve
     linear        loss = A sum(u),             gradient A
     oscillating   loss = A / k sum(sin(k u)),  gradient A cos(k u), whose sign turns as the row moves: for
                   methods that take differences of gradients at two points, where a constant one vanishes
+
+Of a method that works in few public directions the canaries may take those themselves: one row of parameters
+for all, and record i along direction i. Orthonormal directions keep the experiments apart as rows do.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FAR", "Row", "Rows", "canary_loss", "canary_records", "public_records"]
+__all__ = ["FAR", "Row", "Rows", "canary_loss", "canary_records", "directed_records", "public_records"]
 
 FAR = 1e4
 """Length of a canary's gradient, in units where clip norms are about 1."""
@@ -65,9 +68,17 @@ class canary_loss:
         return (batch["scale"] * row).sum(dim=1)
 
 
-def canary_records(index: Tensor, width: int = 1) -> dict[str, Tensor]:
-    """The records of the canaries with these numbers."""
-    return {"index": index, "scale": torch.full((len(index), width), FAR)}
+def canary_records(index: Tensor, width: int = 1, signs: Tensor | None = None) -> dict[str, Tensor]:
+    """The records of the canaries with these numbers; `signs` [B] turns some of them round."""
+    scale = torch.full((len(index), width), FAR)
+    return {"index": index, "scale": scale if signs is None else scale * signs[:, None]}
+
+
+def directed_records(directions: Tensor, signs: Tensor | None = None) -> dict[str, Tensor]:
+    """A record along each of these directions, [B, P], of the only row of `Rows(1, P)`."""
+    scale = FAR * directions
+    index = torch.zeros(len(directions), dtype=torch.long)
+    return {"index": index, "scale": scale if signs is None else scale * signs[:, None]}
 
 
 def public_records(canaries: int, width: int = 1) -> dict[str, Tensor]:

@@ -3,19 +3,21 @@
 Every method runs, with its default settings, in trainings of canaries (`rehearsal`) calibrated to the claimed
 epsilon. The statistic is the log-likelihood ratio of all noised releases; a method that releases nothing
 with noise is judged by whether a canary's parameters moved. Half of the canaries choose the threshold, the
-other half certify (`bounds`).
+other half certify (`bounds`). Under replace-one a canary's neighbour is its opposite (`rehearsal`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final, TypedDict
 
 import torch
+from torch import Tensor
 
 from equipoise.audit.bounds import Certificate, certify_thresholds
 from equipoise.audit.canaries import Row, public_records
-from equipoise.audit.rehearsal import rehearse
+from equipoise.audit.rehearsal import Directions, rehearse
 from equipoise.methods import (
     DCDPSGD,
     DPC4,
@@ -29,6 +31,7 @@ from equipoise.methods import (
     AdaptiveRMS,
     BiasedGEP,
     ClipSGD,
+    Context,
     DiceSGD,
     DPC4Plus,
     Method,
@@ -37,9 +40,18 @@ from equipoise.methods import (
     RandomProjection,
     RandomSparsification,
 )
+from equipoise.methods.subspaces import RandomSource
 from equipoise.privacy import Budget, Poisson, PrivacyPlan
 
 __all__ = ["AUDITS", "Audit", "Design", "audit_method"]
+
+
+class Sizes(TypedDict):
+    """How large an audit is."""
+
+    canaries: int
+    trainings: int
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class Design:
         make: the method, given the number of canaries.
         canaries: a training.
         trainings: an audit.
-        width, kind, apart: of the canaries, see `canaries`.
+        width, kind, apart, along: of the canaries, see `canaries` and `rehearse`.
         steps: T.
         rate: q of Poisson sampling.
     """
@@ -61,6 +73,7 @@ class Design:
     width: int = 1
     kind: Row = "linear"
     apart: bool = False
+    along: Directions | None = None
     steps: int = 20
     rate: float = 0.25
 
@@ -71,15 +84,19 @@ class Audit:
 
     Attributes:
         method: by its name in the table.
+        requested: epsilon that the noise was calibrated to.
         claimed: upper bound of the plan at `delta`; None where nothing is claimed.
         delta: of the claim.
+        relation: of the claim, and of the neighbours that were told apart.
         certificates: one a seed.
         confidence: probability that *all* certificates are true.
     """
 
     method: str
+    requested: float
     claimed: float | None
     delta: float
+    relation: str
     certificates: tuple[Certificate, ...]
     confidence: float
 
@@ -89,15 +106,31 @@ class Audit:
         return max(found.epsilon for found in self.certificates)
 
     @property
+    def within_request(self) -> bool:
+        """Whether the plan claims no more than it was asked for."""
+        return self.claimed is None or self.claimed <= self.requested
+
+    @property
     def holds(self) -> bool:
-        """Whether no certificate contradicts the claim."""
-        return self.claimed is None or self.certified <= self.claimed
+        """Whether the claim is what was asked for, and no certificate contradicts it."""
+        return self.within_request and (self.claimed is None or self.certified <= self.claimed)
 
 
 def _projected(kind: Callable[..., Method], width: int = 1) -> Callable[[int], Method]:
     """A method of public directions, whose public records span the canaries' first parameters."""
     return lambda m: kind(public_records(m, width), clip_norm=1.0, dimension=m, refresh_every=100)
 
+
+def _drawn_columns(context: Context) -> Tensor:
+    """The columns of the first random subspace, [K, P]: the seed that they come from is public."""
+    source = RandomSource("per_tensor", sum(value.numel() for value in context.params.values()) // 2)
+    (block,) = source.build(context, source.refresh(context, 0)).subspace.blocks
+    (columns,) = block.columns.values()
+    return columns.flatten(1)
+
+
+MANY_SMALL: Final = Sizes(canaries=400, trainings=100, steps=5)
+"""Methods of public directions: a canary takes a column of its own, and M columns have M times M numbers."""
 
 AUDITS: dict[str, Design] = {
     DPSGD.name: Design(lambda m: DPSGD(clip_norm=1.0), canaries=200_000, trainings=6),
@@ -107,20 +140,19 @@ AUDITS: dict[str, Design] = {
     DiceSGD.name: Design(lambda m: DiceSGD(clip_norm=1.0), trainings=4),
     ClipSGD.name: Design(lambda m: ClipSGD(1.0)),
     EFSGD.name: Design(lambda m: EFSGD(1.0)),
-    PCDPSGD.name: Design(_projected(PCDPSGD), canaries=400, trainings=12),
-    BiasedGEP.name: Design(_projected(BiasedGEP), canaries=400, trainings=12),
-    GEP.name: Design(_projected(GEP, 2), canaries=400, trainings=12, width=2),
-    PDPSGD.name: Design(_projected(PDPSGD), canaries=400, trainings=12),
+    PCDPSGD.name: Design(_projected(PCDPSGD), **MANY_SMALL),
+    BiasedGEP.name: Design(_projected(BiasedGEP), **MANY_SMALL),
+    GEP.name: Design(_projected(GEP, 2), **MANY_SMALL, width=2),
+    PDPSGD.name: Design(_projected(PDPSGD), **MANY_SMALL),
     RandomProjection.name: Design(
-        lambda m: RandomProjection(clip_norm=1.0, dimension=2),
-        canaries=64,
-        trainings=20,
-        width=4,
-        apart=True,
-        steps=4,
+        lambda m: RandomProjection(clip_norm=1.0, dimension=m, refresh_every=100),
+        **MANY_SMALL,
+        width=2,
+        along=_drawn_columns,
     ),
+    # a canary of four coordinates is dropped whole once in 123 steps
     RandomSparsification.name: Design(
-        lambda m: RandomSparsification(clip_norm=1.0), canaries=1000, trainings=8
+        lambda m: RandomSparsification(clip_norm=1.0), canaries=1500, trainings=25, width=4, steps=5
     ),
     DCDPSGD.name: Design(lambda m: DCDPSGD(1.0), trainings=4),
     AdaptiveRMS.name: Design(lambda m: AdaptiveRMS(1.0), trainings=4),
@@ -137,6 +169,8 @@ def audit_method(
     epsilon: float,
     delta: float = 1e-5,
     *,
+    relation: str = "add_or_remove_one",
+    hardened: bool = False,
     seeds: Sequence[int] = (0,),
     confidence: float = 0.99,
     trainings: int | None = None,
@@ -147,12 +181,15 @@ def audit_method(
     Args:
         name: of `METHODS`.
         epsilon, delta: what the noise is calibrated to.
+        relation: "add_or_remove_one", or "replace_one": each canary against its opposite.
+        hardened: noise on a grid of integers, as `PrivateTraining(hardened=True)` makes it.
         seeds: one audit a seed; each gets its share of the error probability.
         confidence: of all certificates together.
         trainings, canaries: other sizes than the design's.
 
     Raises:
-        ValueError: an unknown name, or no seeds.
+        ValueError: an unknown name or relation, or no seeds.
+        LedgerError: `hardened`, and the method's noise has no such form.
 
     Example:
         >>> found = audit_method("dp-sgd", 2.0, canaries=2000, trainings=1)
@@ -180,6 +217,9 @@ def audit_method(
                 width=design.width,
                 kind=design.kind,
                 apart=design.apart,
+                along=design.along,
+                relation=relation,
+                hardened=hardened,
             )
             statistic = found.log_ratios if found.plan.releases else found.moved.double()
             without.append(statistic[~found.present])
@@ -189,7 +229,7 @@ def audit_method(
         certificates.append(
             certify_thresholds(torch.cat(without).numpy(), torch.cat(with_record).numpy(), delta, each)
         )
-    return Audit(name, claimed, delta, tuple(certificates), confidence)
+    return Audit(name, epsilon, claimed, delta, relation, tuple(certificates), confidence)
 
 
 def _claim(name: str, plan: PrivacyPlan, delta: float) -> float | None:

@@ -10,6 +10,9 @@ the noise, and q the rate of the draw,
 
 is the log-likelihood ratio of presence, if noise and sampling are what the plan says; if they are not, it is
 a statistic like any other.
+
+Of neighbours by replacement all canaries are there, and a coin decides between a record and its opposite, of
+gradient g or -g. The attacker replays both, and the ratio is that of the one against the other.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.audit.canaries import Row, Rows, canary_loss, canary_records
-from equipoise.methods import Method
+from equipoise.audit.canaries import Row, Rows, canary_loss, canary_records, directed_records
+from equipoise.methods import Context, Method
 from equipoise.privacy import Bounded, Budget, CorrelatedNoise, Draw, PrivacyPlan, Sampling
 from equipoise.privacy.noising import Sums
 from equipoise.privacy.replay import RecordingLedger, ReplayLedger
@@ -36,6 +39,7 @@ from equipoise.training.step import Stepper
 __all__ = ["Rehearsal", "Stage", "Watching", "open_stage", "rehearse"]
 
 MakeMethod = Callable[[], Method]
+Directions = Callable[[Context], Tensor]
 
 
 @dataclass(frozen=True)
@@ -109,13 +113,19 @@ def open_stage(
     seed: int,
     learning_rate: float = 1.0,
     relation: str = "add_or_remove_one",
+    hardened: bool = False,
     make_ledger: Callable[..., Any] = Watching,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Stage:
     """A training whose ledger can be looked through; noise and draws follow the seed."""
     records = len(next(iter(data.values())))
     settings = Settings(
-        seed=seed, reproducible=True, micro_batch_size=max(1, records), relation=relation, epsilon_every=10**9
+        seed=seed,
+        reproducible=True,
+        micro_batch_size=max(1, records),
+        relation=relation,
+        epsilon_every=10**9,
+        hardened=hardened,
     )
     pieces = connect(
         model,
@@ -140,9 +150,9 @@ class Rehearsal:
     """Canaries, and what is seen of them.
 
     Attributes:
-        present: [M], the coins.
+        present: [M], the coins: there or not; of neighbours by replacement, the record or its opposite.
         log_ratios: [M], L; zero where nothing was released with noise.
-        moved: [M], how far each canary's parameters moved.
+        moved: [M], how far each canary's parameters moved; of neighbours by replacement, which way.
         plan: what was released, for the claim.
     """
 
@@ -162,57 +172,89 @@ def rehearse(
     width: int = 1,
     kind: Row = "linear",
     apart: bool = False,
+    along: Directions | None = None,
     relation: str = "add_or_remove_one",
+    neighbours: str | None = None,
+    hardened: bool = False,
     make_ledger: Callable[..., Any] = Watching,
 ) -> Rehearsal:
     """One training with about half of the canaries, and the attacker's log-likelihood ratios of all.
 
     Args:
-        make_method: called twice: for the training and for the attacker.
+        make_method: called for the training and for every replay of the attacker.
         sampling: its population is a public number; `canaries` or more is usual.
         budget: as for `PrivateTraining`; None where the method has multipliers of its own.
         canaries: M.
         seed: of coins, draws and noise.
         width, kind, apart: as for `Rows` and `canary_loss`.
+        along: orthonormal directions of the canaries' gradients, [M, M * width], from what is public at the
+            first step; instead of a row of parameters for each canary.
         relation: of the plan.
+        neighbours: the relation of the data sets that are told apart; the plan's when None.
+        hardened: noise on a grid of integers.
         make_ledger: a kind of `Watching`; audits of planted bugs give their own.
     """
     coins = torch.Generator().manual_seed(seed)
     present = torch.rand(canaries, generator=coins) < 0.5
-    everyone = torch.arange(canaries)
-    common: dict[str, Any] = {
-        "sampling": sampling,
-        "budget": budget,
-        "seed": seed,
-        "learning_rate": sampling.expected_size,
-        "relation": relation,
-    }
-    loss = canary_loss(kind)
+    everyone, replaced = torch.arange(canaries), (neighbours or relation) == "replace_one"
+    parameters = canaries * width
 
-    def stage(index: Tensor, ledger: Callable[..., Any]) -> Stage:
-        model = Rows(canaries, width, apart)
+    def stage(data: dict[str, Tensor], ledger: Callable[..., Any]) -> Stage:
         return open_stage(
-            make_method(), model, loss, canary_records(index, width), make_ledger=ledger, **common
+            make_method(),
+            Rows(1, parameters) if along is not None else Rows(canaries, width, apart),
+            canary_loss(kind),
+            data,
+            sampling,
+            budget,
+            seed=seed,
+            learning_rate=sampling.expected_size,
+            relation=relation,
+            hardened=hardened,
+            make_ledger=ledger,
         )
 
-    real = stage(everyone[present], make_ledger).run()
+    directions: Tensor | None = None
+    if along is not None:
+        # nobody's records: what is public at the first step does not depend on them
+        directions = stage(directed_records(torch.eye(canaries, parameters)), Watching).stepper.ask(
+            lambda context, state: along(context)
+        )
+
+    def records(chosen: Tensor, signs: Tensor | None = None) -> dict[str, Tensor]:
+        if directions is None:
+            return canary_records(chosen, width, signs)
+        return directed_records(directions[chosen], signs)
+
+    signs = torch.where(present, 1.0, -1.0)
+    real = stage(records(everyone, signs) if replaced else records(everyone[present]), make_ledger).run()
     watched = real.desk.ledger
     assert isinstance(watched, Watching)
-    moved = real.parameters.view(canaries, width).abs().amax(dim=1)
+    ends = real.parameters if directions is None else directions @ real.parameters
+    ends = ends.view(canaries, -1)
+    moved = -ends.sum(dim=1) if replaced else ends.abs().amax(dim=1)
     if not watched.transcript:
         return Rehearsal(present, torch.zeros(canaries), moved, real.pieces.plan)
-    attacker = stage(everyone, lambda *args, **kwargs: Everyone(watched.transcript, *args, **kwargs)).run()
-    if not torch.equal(attacker.parameters, real.parameters):
-        raise RuntimeError(
-            f"the attacker's replay of {real.pieces.method.name!r} does not end at the parameters of the "
-            "training: its state is not a function of what was released"
-        )
-    replayed = attacker.desk.ledger
-    assert isinstance(replayed, Everyone)
-    ratios = torch.zeros(canaries, dtype=torch.float64)
-    for released, alone, noted in zip(watched.transcript, replayed.sums, watched.noted, strict=True):
-        rate = real.pieces.plan.sampling_of(noted.draw.name).sampling_rate
-        ratios += _log_ratio(released, alone, noted, rate, canaries)
+
+    def replay(data: dict[str, Tensor]) -> Tensor:
+        """L of these records against nobody in their places, [M]."""
+        attacker = stage(data, lambda *args, **kwargs: Everyone(watched.transcript, *args, **kwargs)).run()
+        if not torch.equal(attacker.parameters, real.parameters):
+            raise RuntimeError(
+                f"the attacker's replay of {real.pieces.method.name!r} does not end at the parameters of the "
+                "training: its state is not a function of what was released"
+            )
+        replayed = attacker.desk.ledger
+        assert isinstance(replayed, Everyone)
+        ratios = torch.zeros(canaries, dtype=torch.float64)
+        for released, alone, noted in zip(watched.transcript, replayed.sums, watched.noted, strict=True):
+            rate = real.pieces.plan.sampling_of(noted.draw.name).sampling_rate
+            ratios += _log_ratio(released, alone, noted, rate, canaries)
+        return ratios
+
+    ratios = replay(records(everyone))
+    if replaced:
+        ratios -= replay(records(everyone, -torch.ones(canaries)))
     return Rehearsal(present, ratios, moved, real.pieces.plan)
 
 

@@ -29,6 +29,12 @@ def audit(
     ] = None,
     epsilon: Annotated[float, typer.Option(help="What the method's noise is calibrated to.")] = 2.0,
     delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-5,
+    relation: Annotated[
+        str, typer.Option(help="Of --method: add-or-remove-one or replace-one.")
+    ] = "add-or-remove-one",
+    hardened: Annotated[
+        bool, typer.Option("--hardened", help="With --method: exact noise on a grid of integers.")
+    ] = False,
     seeds: Annotated[int, typer.Option(help="Number of audits, each with a seed of its own.")] = 1,
     attack: Annotated[
         str | None, typer.Option(help="Attack a published claim: a method's name, or all.")
@@ -54,6 +60,11 @@ def audit(
             "audit takes one of RUN, --method, --attack, --planted and --shadow, and got "
             f"{' and '.join(asked) or 'none of them'}."
         )
+    relation = relation.replace("_", "-")
+    if relation not in ("add-or-remove-one", "replace-one"):
+        raise UsageError(f"--relation is {relation!r}, but it must be add-or-remove-one or replace-one.")
+    if method is None and (hardened or relation != "add-or-remove-one"):
+        raise UsageError("--relation and --hardened are of --method alone.")
     if not 0.5 <= confidence < 1:
         raise UsageError(f"--confidence is {confidence}, but it lies between 0.5 and 1.")
     if seeds < 1:
@@ -71,7 +82,8 @@ def audit(
     quiet()
     warnings.filterwarnings("ignore", category=UserWarning, module="equipoise.methods")
     if method is not None:
-        _show_method(_audit_method(method, epsilon, delta, seeds, confidence), json_output)
+        found = _audit_method(method, epsilon, delta, relation.replace("-", "_"), hardened, seeds, confidence)
+        _show_method(found, json_output)
     elif attack is not None:
         _show_attacks(_attacks(attack), json_output)
     elif planted:
@@ -82,13 +94,27 @@ def audit(
         _show_run(chosen_folder(run, run_dir), confidence, data_dir, json_output)
 
 
-def _audit_method(name: str, epsilon: float, delta: float, seeds: int, confidence: float) -> Audit:
+def _audit_method(
+    name: str, epsilon: float, delta: float, relation: str, hardened: bool, seeds: int, confidence: float
+) -> Audit:
     from equipoise.audit.mechanism import AUDITS, audit_method
+    from equipoise.privacy import LedgerError
 
     if name not in AUDITS:
         raise UsageError(f"--method is {name!r}, but it must be one of {', '.join(AUDITS)}.")
     with open_console(True).status(f"training canaries with {name}"):
-        return audit_method(name, epsilon, delta, seeds=range(seeds), confidence=confidence)
+        try:
+            return audit_method(
+                name,
+                epsilon,
+                delta,
+                relation=relation,
+                hardened=hardened,
+                seeds=range(seeds),
+                confidence=confidence,
+            )
+        except LedgerError as error:
+            raise UsageError(f"{name} cannot be audited with --hardened: {error}.") from error
 
 
 def _attacks(name: str) -> list[Finding]:
@@ -121,6 +147,8 @@ def _show_method(found: Audit, as_json: bool) -> None:
         emit(
             {
                 "method": found.method,
+                "relation": found.relation,
+                "requested_epsilon": found.requested,
                 "claimed_epsilon": found.claimed,
                 "certified_epsilon": found.certified,
                 "delta": found.delta,
@@ -132,7 +160,12 @@ def _show_method(found: Audit, as_json: bool) -> None:
         return
     console = open_console(False)
     claimed = "nothing" if found.claimed is None else f"epsilon at most [bold]{found.claimed:.4g}[/]"
-    console.print(f"[bold]{found.method}[/] claims {claimed} at delta {found.delta:g}")
+    console.print(
+        f"[bold]{found.method}[/] claims {claimed} at delta {found.delta:g} "
+        f"({found.relation.replace('_', ' ')})"
+    )
+    if not found.within_request:
+        console.print(f"  [bold red]more than the {found.requested:g} that it was asked for[/]")
     for seed, c in enumerate(found.certificates):
         console.print(
             f"  seed {seed}: epsilon at least [bold]{c.epsilon:.3f}[/] is certified "
@@ -148,6 +181,8 @@ def _meaning(found: Audit) -> str:
     """What a lower bound tells the reader, and what it does not."""
     certified = max((c.epsilon for c in found.certificates), default=0.0)
     bound = f"the true epsilon at delta {found.delta:g} is at least {certified:.3f}"
+    if not found.within_request:
+        return "In plain words: the plan does not keep to the epsilon that was asked for."
     if not found.holds:
         return f"In plain words: {bound}, more than is claimed, so the claim is wrong."
     return (
