@@ -114,6 +114,7 @@ def open_stage(
     learning_rate: float = 1.0,
     relation: str = "add_or_remove_one",
     hardened: bool = False,
+    allow_public_duplicates: bool = False,
     make_ledger: Callable[..., Any] = Watching,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Stage:
@@ -126,6 +127,7 @@ def open_stage(
         relation=relation,
         epsilon_every=10**9,
         hardened=hardened,
+        allow_public_duplicates=allow_public_duplicates,
     )
     pieces = connect(
         model,

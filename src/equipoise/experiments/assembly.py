@@ -155,6 +155,8 @@ def build_training(
         run_dir=settings.run_dir if on_disk else None,
         ledger_file=settings.ledger if on_disk else None,
         hardened=settings.hardened,
+        # they were set apart by number, so that equal ones are different records
+        allow_public_duplicates=settings.public_records is not None,
         seed=settings.seed,
         reproducible=settings.reproducible,
         micro_batch_size=settings.micro_batch_size,

@@ -108,6 +108,8 @@ class Federation:
             seed=(base.seed << 16) + number,
             reproducible=base.reproducible,
             micro_batch_size=base.micro_batch_size,
+            # they were set apart by number, so that equal ones are different records
+            allow_public_duplicates=self.public is not None,
         )
 
 

@@ -53,6 +53,7 @@ class Client:
         folder: where key, journal, rounds and checkpoints lie; a client whose folder holds a run goes on with
             it. None keeps everything in memory.
         relation, seed, reproducible, micro_batch_size: as for `PrivateTraining`.
+        allow_public_duplicates: as for `PrivateTraining`.
         unit, noise: of the guarantee; "record" and "local" are all that is proved: see `check_claim`.
 
     Raises:
@@ -87,6 +88,7 @@ class Client:
         seed: int = 0,
         reproducible: bool = False,
         micro_batch_size: int | None = None,
+        allow_public_duplicates: bool = False,
         unit: str = "record",
         noise: str = "local",
     ) -> None:
@@ -126,6 +128,7 @@ class Client:
                 reproducible=reproducible,
                 micro_batch_size=micro_batch_size,
                 epsilon_every=10**9,
+                allow_public_duplicates=allow_public_duplicates,
             )
         self._log = Journal(None if run is None else run / "private" / "rounds.jsonl", durable=True)
         entries = self._log.entries()

@@ -21,6 +21,7 @@ from equipoise.federated.round_subspace import Form, RoundSubspace
 from equipoise.federated.wrapped import Wrapped
 from equipoise.methods import Method
 from equipoise.methods.card import Card
+from equipoise.methods.public_records import PublicRecords
 
 __all__ = ["ProjectedUpload"]
 
@@ -53,6 +54,10 @@ class ProjectedUpload(SubspaceUpload, Wrapped):
     def assumptions(self) -> Sequence[str]:
         """The inner method's, and that the public records are public."""
         return tuple(dict.fromkeys((*self.inner.assumptions(), *self.directions.public.assumptions())))
+
+    def public_batches(self) -> Sequence[PublicRecords]:
+        """The inner method's, and those of the directions."""
+        return (*self.inner.public_batches(), self.directions.public)
 
     def config(self) -> dict[str, Any]:
         """The settings, as plain values."""

@@ -34,6 +34,7 @@ from equipoise.privacy import calibrate
 
 if TYPE_CHECKING:
     from equipoise.gradients import PerSampleGradients
+    from equipoise.methods.public_records import PublicRecords
     from equipoise.privacy import Bounded, Budget, PrivacyPlan, Sampling
 
 __all__ = [
@@ -206,6 +207,10 @@ class Method(ABC):
 
     def assumptions(self) -> Sequence[str]:
         """What this method takes as public besides sampling and settings, as phrases for the statement."""
+        return ()
+
+    def public_batches(self) -> Sequence[PublicRecords]:
+        """The public records that it was given: they are compared with the private ones before the start."""
         return ()
 
     def metrics(self, state: State) -> Mapping[str, float]:

@@ -357,6 +357,10 @@ class ProjectedGradient(Method):
             return ()
         return self.public.assumptions()
 
+    def public_batches(self) -> Sequence[PublicRecords]:
+        """The records that the directions come from."""
+        return () if self.public is None else (self.public,)
+
     # ---- settings
 
     def config(self) -> dict[str, Any]:

@@ -82,6 +82,10 @@ class PublicOnly(Method):
         """The mean gradient of public records."""
         return mean_gradient(context, self.public, self.public_batch_size), state
 
+    def public_batches(self) -> Sequence[PublicRecords]:
+        """The records that it trains on."""
+        return (self.public,)
+
     def assumptions(self) -> Sequence[str]:
         """How many records are public."""
         return self.public.assumptions()
@@ -223,6 +227,10 @@ class PublicWarmStart(MethodWrapper):
     def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
         """The inner method's, for the private steps."""
         return self.inner.claimed_epsilon(self._rest(sampling), relation, delta)
+
+    def public_batches(self) -> Sequence[PublicRecords]:
+        """Those of the public steps, and the inner method's."""
+        return (self.public, *self.inner.public_batches())
 
     def assumptions(self) -> Sequence[str]:
         """How many records are public, and what the inner method assumes."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from equipoise.methods.base import Context, Method, Parameters, State
 
 if TYPE_CHECKING:
+    from equipoise.methods.public_records import PublicRecords
     from equipoise.privacy import Budget, PrivacyPlan, Sampling
 
 __all__ = ["MethodWrapper"]
@@ -60,6 +61,10 @@ class MethodWrapper(Method):
     def assumptions(self) -> Sequence[str]:
         """The inner method's."""
         return self.inner.assumptions()
+
+    def public_batches(self) -> Sequence[PublicRecords]:
+        """The inner method's."""
+        return self.inner.public_batches()
 
     def metrics(self, state: State) -> Mapping[str, float]:
         """The inner method's."""

@@ -98,6 +98,13 @@ class Source:
             return str(self._data.fingerprint())
         return "" if self._nest is None else digest({"data": self.leaves()})
 
+    def batch(self) -> Any:
+        """All records as one batch, where tensors hold them; None for datasets that make items on demand."""
+        if self._nest is not None:
+            return self._nest
+        fields = getattr(self._data, "fields", None)
+        return dict(fields) if isinstance(fields, Mapping) else None
+
     def leaves(self) -> list[Tensor]:
         """The tensors that hold all records, or an empty list for datasets that make items on demand."""
         if self._nest is not None:

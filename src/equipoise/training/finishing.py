@@ -11,6 +11,7 @@ from equipoise.training.desk import Desk
 from equipoise.training.folder import RunFolder
 from equipoise.training.model_file import save_model
 from equipoise.training.pieces import Pieces
+from equipoise.training.public_copies import public_assumptions
 from equipoise.training.results import Result
 
 __all__ = ["finish", "state_privacy"]
@@ -26,7 +27,11 @@ def state_privacy(pieces: Pieces, desk: Desk) -> Statement:
         delta=pieces.delta,
         recipe=method.recipe,
         epsilon_claimed=claimed,
-        assumptions=[scanned if source.is_scanned else trusted, *method.assumptions()],
+        assumptions=[
+            scanned if source.is_scanned else trusted,
+            *method.assumptions(),
+            *public_assumptions(source, method, pieces.settings.allow_public_duplicates),
+        ],
     )
 
 

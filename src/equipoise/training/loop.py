@@ -70,6 +70,8 @@ class PrivateTraining:
         collate: joins the items of a dataset to a batch.
         epsilon_every: steps between computations of the epsilon so far; 20 in all by default.
         hardened: exact noise on a grid of integers, against attacks on floating-point noise; slower.
+        allow_public_duplicates: public records that equal private ones are those of other persons. Without
+            it they are refused; with it the statement names the assumption.
         writers: further writers of publishable metrics, such as `CSVWriter`.
         on_create: called with the run folder when it is there and before the first checkpoint: the moment to
             put down what a resumed run will need.
@@ -104,6 +106,7 @@ class PrivateTraining:
         collate: Callable[[list[Any]], Any] | None = None,
         epsilon_every: int | None = None,
         hardened: bool = False,
+        allow_public_duplicates: bool = False,
         writers: Sequence[MetricWriter] = (),
         on_create: Callable[[Path], None] | None = None,
     ) -> None:
@@ -117,6 +120,7 @@ class PrivateTraining:
             epsilon_every=epsilon_every,
             ledger_file=None if ledger_file is None else os.fspath(ledger_file),
             hardened=hardened,
+            allow_public_duplicates=allow_public_duplicates,
         )
         self._adopt(
             connect(

@@ -25,6 +25,7 @@ from equipoise.training.draws import RowMaker
 from equipoise.training.ema import MovingAverage
 from equipoise.training.memory import bytes_per_record, default_micro_batch_size
 from equipoise.training.processes import Processes
+from equipoise.training.public_copies import check_public
 from equipoise.training.randomness import generator
 from equipoise.training.settings import Settings, averaged_over_views, check_pieces, move, watch_modes
 
@@ -134,6 +135,7 @@ def connect(
     processes = Processes()
     with processes.together():
         source = Source(data, collate)
+        check_public(source, method, settings.allow_public_duplicates)
         example, probes = check_loss(model, loss, source, place)
         plan = method.plan(sampling, budget, settings.relation, generator(settings.seed, "plan"))
         if settings.views > 1:

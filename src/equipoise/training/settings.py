@@ -38,9 +38,10 @@ class Settings:
     epsilon_every: int | None = None
     ledger_file: str | None = None
     hardened: bool = False
+    allow_public_duplicates: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("reproducible", "hardened"):
+        for name in ("reproducible", "hardened", "allow_public_duplicates"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} is no truth value; give True or False")
         for name in ("seed", "views"):

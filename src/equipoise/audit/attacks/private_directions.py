@@ -59,6 +59,7 @@ def attack_pcdp_sgd(
                 Budget(epsilon, delta),
                 seed=number,
                 learning_rate=float(canaries),
+                allow_public_duplicates=True,
             ).run()
         moved = stage.parameters.abs()
         without.append(moved[~present])

@@ -1,0 +1,100 @@
+"""Public records that are private ones are refused, unless their keeper says that they are others'."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.audit.watched import Watched
+from equipoise.data import Records
+from equipoise.training.batches import DataError
+from equipoise.training.public_copies import ALLOWED, NOT_COMPARED
+
+
+def _batch(seed: int, count: int = 20) -> dict[str, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return {"x": torch.randn(count, 3, generator=rng), "y": torch.randint(2, (count,), generator=rng)}
+
+
+PRIVATE = _batch(0)
+HELD = {"dict": PRIVATE, "records": Records(PRIVATE)}
+
+
+class OnDemand(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, number):
+        return {name: field[number] for name, field in PRIVATE.items()}
+
+
+def _mixed(copies: int) -> dict[str, torch.Tensor]:
+    """Five public records, of which some are private ones."""
+    public = _batch(1, 5)
+    for name, field in public.items():
+        field[:copies] = PRIVATE[name][7 : 7 + copies]
+    return public
+
+
+def _training(method, data=PRIVATE, **options):
+    model = nn.Linear(3, 2)
+    return eq.PrivateTraining(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=lambda m, batch: nn.functional.cross_entropy(m(batch["x"]), batch["y"], reduction="none"),
+        data=data,
+        sampling=eq.Poisson(5, 20, 2),
+        method=method,
+        **options,
+    )
+
+
+METHODS = {
+    "pcdp-sgd": lambda public: eq.PCDPSGD(public, noise_multiplier=1.0),
+    "public-only": eq.PublicOnly,
+    "inner": lambda public: eq.PublicWarmStart(_batch(2), eq.GEP(public, noise_multiplier=1.0), warm_steps=1),
+    "watched": lambda public: Watched(eq.PCDPSGD(public, noise_multiplier=1.0), _batch(3)),
+}
+
+
+@pytest.mark.parametrize("kind", list(METHODS))
+@pytest.mark.parametrize("held", list(HELD))
+def test_copies_are_counted_and_refused_before_anything_is_written(tmp_path, kind, held):
+    run = tmp_path / "run"
+    with pytest.raises(DataError, match=r"2 of the 5 public records.*allow_public_duplicates"):
+        _training(METHODS[kind](_mixed(2)), HELD[held], run_dir=run)
+    assert not run.exists()
+    assert _training(METHODS[kind](_mixed(0)), HELD[held]).plan is not None
+
+
+def test_the_types_may_differ_and_part_of_a_record_is_no_copy():
+    public = _mixed(1)
+    with pytest.raises(DataError, match="1 of the 5"):
+        _training(eq.PublicOnly({**public, "x": public["x"].double()}))
+    public["y"][0] = 1 - public["y"][0]
+    _training(eq.PublicOnly(public))
+    _training(eq.PublicOnly({"x": public["x"][:, :2], "y": public["y"]}))
+
+
+def test_the_keeper_may_say_that_they_are_others():
+    training = _training(METHODS["pcdp-sgd"](_mixed(2)), allow_public_duplicates=True)
+    assert ALLOWED in training.statement().assumptions
+    assert training.config()["settings"]["allow_public_duplicates"] is True
+
+
+def test_the_sentence_follows_from_the_setting_and_not_from_the_records():
+    for copies in (0, 2):
+        training = _training(METHODS["public-only"](_mixed(copies)), allow_public_duplicates=True)
+        assert ALLOWED in training.statement().assumptions
+    said = _training(METHODS["public-only"](_mixed(0))).statement().assumptions
+    assert ALLOWED not in said
+    assert NOT_COMPARED not in said
+    nothing_public = _training(eq.DPSGD(noise_multiplier=1.0), allow_public_duplicates=True)
+    assert ALLOWED not in nothing_public.statement().assumptions
+
+
+def test_records_made_on_demand_are_not_compared_and_the_statement_says_so():
+    training = _training(METHODS["public-only"](_mixed(2)), OnDemand())
+    assert NOT_COMPARED in training.statement().assumptions
