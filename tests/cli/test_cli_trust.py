@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import pytest
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import equipoise as eq
 from equipoise.privacy.verification import statement_from_journal
+from equipoise.report import write_report
 
 
 @pytest.fixture
@@ -47,6 +49,10 @@ def published_part(run, to):
     return to
 
 
+def wrong_in(found):
+    return [f["subject"] for f in found["findings"] if f["ok"] is False]
+
+
 def test_a_run_is_consistent_for_its_keeper_and_for_a_stranger(run, equipoise, tmp_path):
     found = equipoise("verify", run, "--json")
     assert found.code == 0
@@ -69,7 +75,7 @@ def test_an_edited_epsilon_is_caught(run, equipoise, tmp_path):
     assert equipoise("verify", run, "--json").code == 1
     found = equipoise("verify", published_part(run, tmp_path / "published"), "--json")
     assert found.code == 1
-    assert [f["subject"] for f in found.value["findings"] if f["ok"] is False] == ["epsilon"]
+    assert wrong_in(found.value) == ["epsilon", "page"]
     assert "NOT CONSISTENT" in equipoise("verify", run).out
     assert equipoise("sign", run, "--key", write_keys(tmp_path)[0], "--json").code == 2
 
@@ -100,14 +106,28 @@ def test_journal_and_statement_edited_together_are_caught_by_the_signature(run, 
     assumptions = [statement["assumptions"][1]]
     again = statement_from_journal(left, statement["run"], statement["delta"], assumptions=assumptions)
     (run / "statement.json").write_text(again.to_json())
-    found = equipoise("verify", run, "--json").value
-    wrong = [f["subject"] for f in found["findings"] if f["ok"] is False]
-    assert wrong == ["files", "signed journal"]
+    write_report(run)
+    assert wrong_in(equipoise("verify", run, "--json").value) == ["files", "signed journal"]
     (run / "statement.sig.json").unlink()
     assert equipoise("verify", run, "--json").code == 0, "without the signature nobody could tell"
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "metrics.jsonl"])
+def test_a_page_that_says_something_else_is_caught(run, equipoise, tmp_path):
+    epsilon = json.loads((run / "statement.json").read_text())["epsilon"]
+    moved = published_part(run, tmp_path / "renamed")
+    assert {f["subject"]: f["ok"] for f in eq.verify_run(moved).to_json()["findings"]}["page"] is True
+    page = moved / "report.html"
+    whole, said = page.read_text(), f"{math.ceil(epsilon * 100) / 100:.2f}"
+    assert said in whole
+    page.write_text(whole.replace(said, "0.10"))
+    assert wrong_in(equipoise("verify", moved, "--json").value) == ["page"]
+    page.write_text(whole.replace('content="equipoise ', 'content="equipoise 0.0+'))
+    assert next(f for f in eq.verify_run(moved).findings if f.subject == "page").ok is None
+    page.unlink()
+    assert eq.verify_run(moved).consistent
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "metrics.jsonl", "report.html"])
 def test_every_signed_file_is_held_to_its_hash(run, equipoise, keys, name):
     equipoise("sign", run, "--key", keys[0])
     with (run / name).open("ab") as file:

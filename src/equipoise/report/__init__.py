@@ -1,7 +1,7 @@
 """Pages and summaries of a run, made from its publishable files."""
 
-from equipoise.report.page import render_page, write_report
+from equipoise.report.page import render_page, report_as_made, write_report
 from equipoise.report.run_folder import Run, RunFolderError, read_run
 from equipoise.report.terminal import summary
 
-__all__ = ["Run", "RunFolderError", "read_run", "render_page", "summary", "write_report"]
+__all__ = ["Run", "RunFolderError", "read_run", "render_page", "report_as_made", "summary", "write_report"]

@@ -6,9 +6,12 @@ files of the run folder alone (see `equipoise.report.run_folder`).
 
 from __future__ import annotations
 
+import html
 import math
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from equipoise.report.words import (
     sampling_in_words,
 )
 
-__all__ = ["render_page", "write_report"]
+__all__ = ["render_page", "report_as_made", "write_report"]
 
 GUARANTEES = {
     "proven": ("proven", "good", "Every release is covered by a proof that this library's tests repeat."),
@@ -49,6 +52,28 @@ def write_report(folder: str | os.PathLike[str]) -> Path:
     return path
 
 
+def report_as_made(folder: str | os.PathLike[str]) -> bool | None:
+    """Whether the folder's ``report.html`` is, to the byte, what its other files make.
+
+    The run's name on the page may be that of another folder: folders are renamed and sent.
+
+    Returns:
+        None where that cannot be told: another version wrote the page, or it was made of files that are not
+        here.
+
+    Raises:
+        RunFolderError: the folder is not that of a run, or its files are damaged.
+    """
+    page = (Path(folder) / "report.html").read_bytes().decode("utf-8", errors="replace")
+    run = read_run(folder)
+    name = re.search('<meta name="run" content="([^"]*)">', page)
+    if name is not None and page == render_page(replace(run, name=html.unescape(name.group(1)))):
+        return True
+    ours = f'<meta name="generator" content="equipoise {__version__}">' in page
+    complete = all((Path(folder) / file).is_file() for file in ("config.json", "metrics.jsonl"))
+    return False if ours and complete else None
+
+
 def render_page(run: Run) -> str:
     """The page as text.
 
@@ -69,6 +94,7 @@ def render_page(run: Run) -> str:
     with damage_named(run.name):
         charts = [{**chart, "svg": Markup(chart["svg"])} for chart in _charts(run)]
         return environment.get_template("page.html.j2").render(
+            name=run.name,
             title=_title(run),
             subtitle=_subtitle(run),
             figures=_figures(run),

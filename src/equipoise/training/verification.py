@@ -1,8 +1,8 @@
 """Verifying, signing and charging the statement of a run folder.
 
-What a stranger has: statement.json, config.json, model.safetensors, metrics.jsonl and, where the issuer
-signed, statement.sig.json. What the keeper has besides: the journal, in private/ or where the run's ledger
-was put. Nothing else is opened.
+What a stranger has: statement.json, config.json, model.safetensors, metrics.jsonl, report.html and, where
+the issuer signed, statement.sig.json. What the keeper has besides: the journal, in private/ or where the
+run's ledger was put. Nothing else is opened.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from equipoise.privacy.published import check_published
 from equipoise.privacy.restatement import figure
 from equipoise.privacy.signatures import KeyFileError, fingerprint, read_private_key, read_public_key, sign
 from equipoise.privacy.verification import check_with_journal, statement_from_journal
-from equipoise.report import RunFolderError, write_report
+from equipoise.report import RunFolderError, report_as_made, write_report
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.folder import RunFolder
 
 __all__ = ["Verification", "charge_search", "sign_run", "verify_run"]
 
 PathLike = str | os.PathLike[str]
-SIGNED_FILES = ("statement.json", "model.safetensors", "config.json", "metrics.jsonl")
+SIGNED_FILES = ("statement.json", "model.safetensors", "config.json", "metrics.jsonl", "report.html")
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ def verify_run(
         for finding in check_published(statement, config)
         if journal is None or finding.subject == "configuration"
     ]
+    findings += _check_page(folder)
     signature, found = _check_signature(folder, journal, statement, public_key)
     return Verification(
         run_dir=str(run_dir),
@@ -259,6 +260,23 @@ def _check_signature(
             Finding("signed journal", same, "as it was signed" if same else "changed since it was signed")
         )
     return signature, findings
+
+
+def _check_page(folder: RunFolder) -> list[Finding]:
+    """Whether the page says what the files beside it say."""
+    if not (folder.path / "report.html").is_file():
+        return []
+    try:
+        same = report_as_made(folder.path)
+    except RunFolderError as error:
+        return [Finding("page", False, f"report.html cannot be made of these files: {error}")]
+    detail = {
+        True: "report.html is what these files make",
+        None: "report.html was made by another version or of files that are not here, and was not compared",
+        False: "report.html is not what these files make: page or files were edited; make it again with "
+        f"equipoise report {folder.path}",
+    }
+    return [Finding("page", same, detail[same])]
 
 
 def _is_plain(name: str) -> bool:
