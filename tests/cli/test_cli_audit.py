@@ -103,7 +103,10 @@ def test_a_run_with_canaries(equipoise, tmp_path):
     assert found["canaries"] == 100
     assert set(found["attacks"]) == {"black box", "white box"}
     assert all(attack["epsilon"] <= found["claimed_epsilon"] for attack in found["attacks"].values())
-    assert (tmp_path / "run" / "private" / "audit.json").is_file()
+    for name in ("audit.json", "audit.png"):
+        path = tmp_path / "run" / "private" / name
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_bytes().startswith(b"\x89PNG")
     assert "white box" in equipoise("audit", folder).out
 
 

@@ -112,6 +112,14 @@ def test_journal_and_statement_edited_together_are_caught_by_the_signature(run, 
     assert equipoise("verify", run, "--json").code == 0, "without the signature nobody could tell"
 
 
+def test_a_key_that_is_there_twice_is_refused(run, equipoise):
+    path = run / "statement.json"
+    path.write_text(path.read_text().replace("{", '{"epsilon": 0.1, ', 1))
+    found = equipoise("verify", run, "--json")
+    assert found.code == 2
+    assert "twice" in found.value["error"]
+
+
 def test_a_page_that_says_something_else_is_caught(run, equipoise, tmp_path):
     epsilon = json.loads((run / "statement.json").read_text())["epsilon"]
     moved = published_part(run, tmp_path / "renamed")

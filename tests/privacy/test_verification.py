@@ -352,6 +352,7 @@ CONFIGURED = {
     "noise": {"settings": {"hardened": True}},
     "relation": {"settings": {"relation": "replace_one"}},
     "sampling": {"sampling": {"scheme": "FullBatch"}},
+    "sampling, of fewer steps": {"sampling": plain_run().plan.sampling.describe() | {"steps": 1}},
     "delta": {"budget": {"epsilon": 8.0, "delta": 1e-6}},
     "another plan": {"plan": "0" * 64},
 }
@@ -367,6 +368,8 @@ def test_a_statement_and_its_configuration_must_not_differ(key):
         "budget": {"epsilon": 8.0, "delta": DELTA},
     }
     assert all(f.ok is not False for f in check_published(statement, true))
+    longer = {"sampling": statement["sampling"] | {"steps": statement["sampling"]["steps"] + 1}}
+    assert all(f.ok is not False for f in check_published(statement, true | longer)), "public steps first"
     wrong = [f for f in check_published(statement, true | CONFIGURED[key]) if f.ok is False]
     assert [f.subject for f in wrong] == ["configuration"]
     assert key.split(",")[0] in wrong[0].detail

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.audit.watched import Watched
 from equipoise.data import Records
+from equipoise.report import write_report
 from equipoise.training.batches import DataError
 from equipoise.training.public_copies import ALLOWED, NOT_COMPARED
 
@@ -93,6 +96,24 @@ def test_the_sentence_follows_from_the_setting_and_not_from_the_records():
     assert NOT_COMPARED not in said
     nothing_public = _training(eq.DPSGD(noise_multiplier=1.0), allow_public_duplicates=True)
     assert ALLOWED not in nothing_public.statement().assumptions
+
+
+def test_a_statement_cannot_leave_its_public_records_out(tmp_path):
+    run = tmp_path / "run"
+    _training(METHODS["inner"](_mixed(2)), run_dir=run, allow_public_duplicates=True).run(progress=False)
+    assert eq.verify_run(run).consistent
+    path = run / "statement.json"
+    whole = path.read_text()
+    statement = json.loads(whole)
+    for words in (ALLOWED, "5 records are public", "20 records are public"):
+        left = [text for text in statement["assumptions"] if words not in text]
+        assert len(left) == len(statement["assumptions"]) - 1
+        path.write_text(json.dumps(statement | {"assumptions": left}))
+        write_report(run)
+        assert [f.subject for f in eq.verify_run(run).findings if f.ok is False] == ["assumptions"]
+    path.write_text(whole)
+    write_report(run)
+    assert eq.verify_run(run).consistent
 
 
 def test_records_made_on_demand_are_not_compared_and_the_statement_says_so():

@@ -281,6 +281,7 @@ def _show_run(folder: str, confidence: float, data_dir: str | None, as_json: boo
             f"[dim]({attack['correct']} of {attack['guesses']} guesses right, area under the curve "
             f"{attack['auc']:.3f}, confidence {attack['confidence']:g})[/]"
         )
+    console.print(found["figure"], markup=False, soft_wrap=True)
 
 
 def _row(row: Planted) -> dict[str, Any]:

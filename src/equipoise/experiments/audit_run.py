@@ -14,6 +14,7 @@ from equipoise.audit.inserted import SCORES_FILE, InsertedCanaries
 from equipoise.audit.one_run import guess_by_score
 from equipoise.audit.roc import roc
 from equipoise.experiments.assembly import assemble, cross_entropy
+from equipoise.experiments.roc_figure import roc_curves, save_roc_figure
 from equipoise.experiments.saved import check_model_file, is_finished, read_settings
 from equipoise.report import RunFolderError, read_run
 from equipoise.training.model_file import load_model
@@ -34,7 +35,7 @@ def audit_run(folder: str, confidence: float = 0.95, data_dir: str | None = None
 
     Returns:
         Plain values: claimed epsilon, delta, and of either attack its certificate and the area under its
-        curve. They are also written to `private/audit.json`.
+        curve. They are also written to `private/audit.json`, and the curves drawn into `private/audit.png`.
 
     Raises:
         RunFolderError: the run is not finished.
@@ -60,6 +61,8 @@ def audit_run(folder: str, confidence: float = 0.95, data_dir: str | None = None
         scores["white box"] = np.array(json.loads(path.read_text(encoding="utf-8"))["scores"])
     present = canaries.present.numpy()
     delta = float(run.delta or 1e-5)
+    curves = {name: roc(values, present) for name, values in scores.items()}
+    figure = Path(folder) / "private" / "audit.png"
     found: dict[str, Any] = {
         "run_dir": folder,
         "canaries": len(canaries),
@@ -69,12 +72,14 @@ def audit_run(folder: str, confidence: float = 0.95, data_dir: str | None = None
         "attacks": {
             name: {
                 **asdict(guess_by_score(values, present, delta, confidence)),
-                "auc": roc(values, present).area,
+                "auc": curves[name].area,
             }
             for name, values in scores.items()
         },
+        "figure": str(figure),
     }
     out = Path(folder) / "private" / "audit.json"
     out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     out.chmod(0o600)
+    save_roc_figure(roc_curves(curves, len(canaries), run.epsilon, delta), figure)
     return found

@@ -31,6 +31,7 @@ from equipoise.experiments.assembly import (
 )
 from equipoise.experiments.findings import Curve
 from equipoise.experiments.models import build_model, default_model
+from equipoise.experiments.roc_figure import roc_curves, save_roc_figure
 from equipoise.experiments.settings import Settings
 
 __all__ = ["audit_shadow"]
@@ -76,14 +77,13 @@ def audit_shadow(
         if progress is not None:
             progress(done, 2 * models)
 
-    trainings, curves = {}, []
+    trainings: dict[str, Any] = {}
+    curves: dict[str, Roc] = {}
     for label, chosen in (
         ("private", settings),
         ("not private", _plain(settings)),
     ):
-        found, curve = _attack(label, assemble(chosen, raw=half), models, note)
-        trainings[label] = found
-        curves.append(curve)
+        trainings[label], curves[label] = _attack(assemble(chosen, raw=half), models, note)
     assert settings.delta is not None
     claimed = trainings["private"]["epsilon"]
     out = Path(folder or f"runs/shadow-{settings.data}") / "private"
@@ -98,16 +98,7 @@ def audit_shadow(
         "run_dir": str(out.parent),
         "figure": str(out / "roc.png"),
     }
-    rates = np.array(curves[0].x)
-    curves.append(
-        Curve(
-            f"allowed by epsilon {claimed:.3g}",
-            curves[0].x,
-            bound_on_roc(rates, claimed, settings.delta).tolist(),
-        )
-    )
-    curves.append(Curve("guessing", curves[0].x, curves[0].x))
-    _write(out, values, curves)
+    _write(out, values, roc_curves(curves, models * len(whole.train), claimed, settings.delta))
     return values
 
 
@@ -125,9 +116,7 @@ def _plain(settings: Settings) -> Settings:
     )
 
 
-def _attack(
-    label: str, experiment: Experiment, models: int, note: Callable[[], None]
-) -> tuple[dict[str, Any], Curve]:
+def _attack(experiment: Experiment, models: int, note: Callable[[], None]) -> tuple[dict[str, Any], Roc]:
     """What the shadows of one kind of training give away, and the curve."""
     settings, data = experiment.settings, experiment.dataset
     assert settings.model is not None
@@ -171,29 +160,17 @@ def _attack(
         "accuracy_on_own_records": float(np.mean(seen)),
         "accuracy_on_test_records": float(np.mean(test)),
     }
-    return values, _curve(label, curve, found.inside.size)
+    return values, curve
 
 
 def _at_levels(of: Callable[[float], float]) -> dict[str, float]:
     return {f"{level:g}": of(level) for level in LEVELS}
 
 
-def _curve(label: str, found: Roc, size: int) -> Curve:
-    """The curve at a grid of false-positive rates, from a few false positives on."""
-    rates = np.geomspace(min(0.1, 10 / size), 1.0, 200)
-    return Curve(f"{label} (area {found.area:.3f})", rates.tolist(), found.at(rates).tolist())
-
-
 def _write(out: Path, values: dict[str, Any], curves: list[Curve]) -> None:
     """The numbers and the picture, for the owner alone: they speak of records."""
-    from equipoise.report.figures import curves_figure
-
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     content = values | {"curves": [{"label": c.label, "x": list(c.x), "y": list(c.y)} for c in curves]}
     (out / "shadow.json").write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    figure = curves_figure(
-        curves, x_label="false-positive rate", y_label="true-positive rate", log_x=True, log_y=True
-    )
-    figure.savefig(out / "roc.png", dpi=150)
-    for name in ("shadow.json", "roc.png"):
-        (out / name).chmod(0o600)
+    (out / "shadow.json").chmod(0o600)
+    save_roc_figure(curves, out / "roc.png")

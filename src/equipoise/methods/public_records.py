@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from equipoise.privacy.digests import digest
 
-__all__ = ["PublicRecords", "require_public"]
+__all__ = ["PublicRecords", "public_assumption", "require_public"]
 
 
 class PublicRecords:
@@ -72,7 +72,7 @@ class PublicRecords:
 
     def assumptions(self) -> tuple[str, ...]:
         """What a guarantee assumes of them, as a phrase for the statement."""
-        return (f"{len(self)} records are public, get no protection, and none of them is a private record",)
+        return (public_assumption(len(self)),)
 
     def describe(self) -> dict[str, Any]:
         """Their number and a digest, as a configuration holds them."""
@@ -81,6 +81,11 @@ class PublicRecords:
             "records": len(self),
             "digest": digest({"structure": str(structure), "leaves": list(leaves)}),
         }
+
+
+def public_assumption(count: int) -> str:
+    """What a guarantee assumes of so many public records."""
+    return f"{count} records are public, get no protection, and none of them is a private record"
 
 
 def require_public(name: str, described: Mapping[str, Any], public: Any) -> Any:

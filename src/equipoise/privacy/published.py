@@ -73,7 +73,7 @@ def _check_config(statement: Mapping[str, Any], plan: str, config: Mapping[str, 
     if "relation" in settings:
         found["relation"] = statement["relation"], settings["relation"]
     if "sampling" in config:
-        found["sampling"] = statement["sampling"], config["sampling"]
+        found["sampling"] = statement["sampling"], _planned(config["sampling"], statement["sampling"])
     if isinstance(budget, Mapping) and "delta" in budget:
         found["delta"] = statement["delta"], budget["delta"]
     wrong = [f"{key} is {told!r}"[:80] for key, (stated, told) in found.items() if stated != told]
@@ -83,6 +83,18 @@ def _check_config(statement: Mapping[str, Any], plan: str, config: Mapping[str, 
     if "plan" not in config:
         return []
     return [Finding("configuration", True, "config.json names the same plan")]
+
+
+def _planned(configured: Any, stated: Any) -> Any:
+    """The configured sampling with the stated number of steps, where that is not larger.
+
+    A plan may cover fewer steps than the training has: those of a warm start draw no private record.
+    """
+    if isinstance(configured, Mapping) and isinstance(stated, Mapping) and "steps" in configured:
+        steps, fewer = configured["steps"], stated.get("steps")
+        if isinstance(steps, int) and isinstance(fewer, int) and fewer <= steps:
+            return {**configured, "steps": fewer}
+    return configured
 
 
 def _published_run(statement: Mapping[str, Any]) -> KnownRun:

@@ -21,7 +21,8 @@ __all__ = ["comparison_table", "render_comparison", "write_comparison"]
 SEARCH = (
     "The search for learning rates is not accounted, and neither are the runs with other seeds: each epsilon "
     "is that of a single run, started with settings that were known beforehand. Whoever searches on private "
-    "data spends the budget of every trial."
+    "data spends the budget of every trial, or makes a random number of runs, uses the best alone and "
+    "charges it for the choice: equipoise search."
 )
 GUARANTEES = {"proven": ("proven", "good"), "worst_case": ("worst case", "mid"), "none": ("none", "bad")}
 MOST = 10

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from equipoise.methods import Method
 from equipoise.training.batches import DataError, Source
 
-__all__ = ["check_public", "public_assumptions"]
+__all__ = ["ALLOWED", "NOT_COMPARED", "check_public", "public_assumptions"]
 
 ALLOWED = "public and private records belong to different persons, also where they are equal"
 NOT_COMPARED = "public records were not compared with the private ones"
@@ -91,6 +91,6 @@ def _rows(leaves: list[Tensor]) -> Iterator[bytes]:
         flat.append(rows.view(torch.uint8).numpy() if rows.numel() else rows.to(torch.uint8).numpy())
     for number in range(len(flat[0])):
         state = hashlib.blake2b(digest_size=16)
-        for rows in flat:
-            state.update(rows[number])
+        for field in flat:
+            state.update(field[number])
         yield state.digest()

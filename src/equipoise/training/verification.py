@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from equipoise.methods.public_records import public_assumption
 from equipoise.privacy import Finding, Journal, PrivateSearch, Signature, Statement
 from equipoise.privacy.published import check_published
 from equipoise.privacy.restatement import figure
@@ -23,6 +24,7 @@ from equipoise.privacy.verification import check_with_journal, statement_from_jo
 from equipoise.report import RunFolderError, report_as_made, write_report
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.folder import RunFolder
+from equipoise.training.public_copies import ALLOWED
 
 __all__ = ["Verification", "charge_search", "sign_run", "verify_run"]
 
@@ -85,6 +87,7 @@ def verify_run(
         for finding in check_published(statement, config)
         if journal is None or finding.subject == "configuration"
     ]
+    findings += _check_assumptions(statement, config)
     findings += _check_page(folder)
     signature, found = _check_signature(folder, journal, statement, public_key)
     return Verification(
@@ -262,6 +265,33 @@ def _check_signature(
     return signature, findings
 
 
+def _check_assumptions(statement: Mapping[str, Any], config: Mapping[str, Any]) -> list[Finding]:
+    """Whether the statement names the recipe and the public records that config.json describes."""
+    method, settings = config.get("method"), config.get("settings")
+    wanted = [public_assumption(count) for count in _public_counts(method)]
+    if wanted and isinstance(settings, Mapping) and settings.get("allow_public_duplicates") is True:
+        wanted.append(ALLOWED)
+    named = statement.get("assumptions")
+    wrong = [text for text in wanted if not isinstance(named, list) or text not in named]
+    recipe = method.get("recipe") if isinstance(method, Mapping) else None
+    if isinstance(recipe, str) and recipe != statement.get("recipe"):
+        wrong.append(f"recipe {recipe}")
+    if wrong:
+        detail = f"config.json tells what the statement does not: {'; '.join(wrong)}"
+        return [Finding("assumptions", False, detail[:300])]
+    return [Finding("assumptions", True, "the public records of config.json are named")] if wanted else []
+
+
+def _public_counts(described: Any) -> list[int]:
+    """The numbers of public records of a described method and of those inside it."""
+    if not isinstance(described, Mapping):
+        return []
+    public = described.get("public")
+    count = public.get("records") if isinstance(public, Mapping) else None
+    inner = [n for key in ("inner", "method") for n in _public_counts(described.get(key))]
+    return ([count] if isinstance(count, int) else []) + inner
+
+
 def _check_page(folder: RunFolder) -> list[Finding]:
     """Whether the page says what the files beside it say."""
     if not (folder.path / "report.html").is_file():
@@ -288,9 +318,17 @@ def _hash_of(path: Path) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose keys are there once: of two values another reader could take the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes(), object_pairs_hook=_each_once)
     except FileNotFoundError:
         raise RunFolderError(
             f"run={str(path.parent)!r} holds no {path.name}. Give the folder that a training made."
