@@ -193,6 +193,8 @@ def test_anchor_noise_at_every_step_is_paid_for_at_every_step():
     thresholds = [state["anchor_clip_norm"] for state in follower.states]
     assert len(set(thresholds[2:6])) == 1  # one anchor, one threshold
     assert cost(plan(often, Poisson(10, 40, 14))) > cost(plan(once, Poisson(10, 40, 14)))
+    assert any("one and the same sum" in phrase for phrase in often.assumptions())
+    assert not any("one and the same sum" in phrase for phrase in once.assumptions())
 
 
 # ---- DP-SVRG

@@ -323,18 +323,30 @@ def test_worked_prices(options, noise, value):
     assert plan(method, WORKED).epsilon(1e-5).value == pytest.approx(value, rel=5e-3)
 
 
-@pytest.mark.parametrize(
-    ("sensitivities", "probabilities", "value"),
-    [([0, 0.1, 1], [0.9, 0.1], 0.206), ([0, 0.19], [1.0], 0.182)],
-)
 @pytest.mark.slow
-def test_random_labels_amplify_less_than_a_smaller_threshold(sensitivities, probabilities, value):
-    """Exact price of labels by lot, p = 0.1 (body 0.1, tail 1), beside one threshold of the same mean."""
-    q = WORKED.sampling_rate
+def test_labels_by_lot_are_charged_without_their_amplification():
+    """The plan charges c_1 for every record; exactly, with p = 0.1 (body 0.1, tail 1), the price is 0.206.
+
+    One threshold of the same mean, 0.19, would cost 0.182: the lots do not pay.
+    """
+    method = eq.DCDPSGD(1.0, 0.1, score="random", tail_fraction=0.1, noise_multiplier=1.0)
+    charged = plan(method, WORKED)
+    assert [(release.name, release.max_bound) for release in charged.releases] == [("gradient", 1.0)]
+    assert charged.epsilon(1e-5).value == pytest.approx(1.568, rel=5e-3)
+    assert exact_price(method) == pytest.approx(0.206, rel=5e-3)
+    assert exact_price(method) < charged.epsilon(1e-5).value
+    single = eq.DPSGD(0.19, noise_multiplier=1 / 0.19)
+    assert plan(single, WORKED).epsilon(1e-5).value == pytest.approx(0.182, rel=5e-3)
+
+
+def exact_price(method):
+    """Epsilon of a record that is drawn with rate q, and then in the tail with probability p."""
+    q, p = WORKED.sampling_rate, method.tail_fraction
+    lengths = [0, method.body_clip_norm / method.clip_norm, 1]
     one = pld.privacy_loss_distribution.from_mixture_gaussian_mechanism(
-        1.0, sensitivities, [1 - q, *(q * p for p in probabilities)], value_discretization_interval=1e-4
+        method.noise_multiplier, lengths, [1 - q, q * (1 - p), q * p], value_discretization_interval=1e-4
     )
-    assert one.self_compose(WORKED.steps).get_epsilon_for_delta(1e-5) == pytest.approx(value, rel=5e-3)
+    return one.self_compose(WORKED.steps).get_epsilon_for_delta(1e-5)
 
 
 def test_replace_one_costs_twice_the_sensitivity_under_poisson_sampling():

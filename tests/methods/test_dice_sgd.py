@@ -233,6 +233,18 @@ def test_the_plan_is_dp_sgds_whatever_the_radii():
         plan(eq.DiceSGD(), None)
 
 
+def test_the_memory_is_clipped_whole_or_layer_by_layer():
+    memory = {"0.weight": torch.tensor([3.0, 4.0]), "0.bias": torch.zeros(1), "2.weight": torch.tensor([0.1])}
+    whole = dice()._feedback(memory)
+    assert float(norm_of(whole)) == pytest.approx(1.0)
+    equal = dice(feedback_per_layer=True, feedback_rate=0.5)._feedback(memory)
+    assert equal["0.weight"] == pytest.approx(torch.tensor([0.6, 0.8]) / math.sqrt(2))
+    assert float(equal["2.weight"]) == pytest.approx(0.05)  # inside its part of the radius
+    shares = dice(feedback_per_layer=True, per_layer={"0": 16.0, "2": 9.0})._feedback(memory)
+    assert float(shares["0.weight"].norm()) == pytest.approx(0.8)
+    assert float(shares["2.weight"]) == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("variant", ["joint", "independent", "automatic"])
 def test_micro_batches_and_layers_do_not_change_what_is_released(variant):
     method = eq.DiceSGD(0.2, variant=variant, noise_multiplier=1.0, per_layer=variant != "automatic")
@@ -278,6 +290,7 @@ def test_an_empty_draw_still_releases_noise_feeds_back_and_counts():
         eq.DiceSGD(0.3, variant="independent", per_layer={"0": 1.0}, noise_multiplier=2.0),
         eq.DiceSGD(0.3, variant="automatic", regulariser=0.01, feedback_rate=0.5, memory_clip_norm=9.0),
         eq.DiceSGD(1.0, residual_clip_norm=1.0, feedback_clip_norm=math.inf),
+        eq.DiceSGD(0.3, feedback_per_layer=True),
     ],
 )
 def test_settings_come_back_from_a_file(method):
@@ -300,6 +313,7 @@ def test_settings_come_back_from_a_file(method):
         ({"variant": "both"}, "variant='both'"),
         ({"recipe": "printed"}, "recipe='printed'"),
         ({"published_noise": "theorem"}, "recipe='as_published'"),
+        ({"recipe": "as_published", "feedback_per_layer": True}, "feedback_per_layer=True belongs"),
     ],
 )
 def test_bad_settings_are_named(options, message):

@@ -301,12 +301,21 @@ def test_the_published_form_has_the_law_of_the_default():
     public, data = basis(6, 2), torch.zeros(5, 6).double()
     for recipe in ("library", "as_published"):
         steps = increments(
-            eq.PCDPSGD(public, recipe=recipe, noise_multiplier=2.0, refresh_every=10**6), data, 800
+            eq.PCDPSGD(public, 1.0, recipe=recipe, noise_multiplier=2.0, refresh_every=10**6), data, 800
         )
         torch.testing.assert_close(steps @ public.t() @ public, steps, rtol=1e-6, atol=1e-9)
         inside = steps @ public.t()
         covariance = inside.t() @ inside / len(steps) / (2 / 5) ** 2
         torch.testing.assert_close(covariance, torch.eye(2).double(), rtol=0, atol=0.2)  # four deviations
+
+
+def test_the_published_form_has_the_clip_norm_of_the_paper():
+    public = basis(6, 2)
+    assert eq.PCDPSGD(public).clip_norm == eq.GEP(public).clip_norm == 1.0
+    published = eq.PCDPSGD(public, recipe="as_published")
+    assert published.clip_norm == published.config()["clip_norm"] == 0.01
+    assert eq.PCDPSGD(public, 0.3, recipe="as_published").clip_norm == 0.3
+    assert eq.PDPSGD(public, recipe="as_published").clip_norm == 1.0
 
 
 def test_the_published_form_refuses_columns_that_are_not_orthonormal():

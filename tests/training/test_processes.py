@@ -7,6 +7,7 @@ import socket
 import time
 from pathlib import Path
 
+import pytest
 import torch
 import torch.multiprocessing as mp
 from small_problems import loss, network, parameters, records, training
@@ -15,9 +16,13 @@ import equipoise as eq
 from equipoise.training.processes import ProcessError
 
 
-def work(rank: int, port: int, folder: str) -> None:
+def join_group(rank: int, port: int) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def work(rank: int, port: int, folder: str) -> None:
+    join_group(rank, port)
     run = start(Path(folder) / "run")
     for _ in run:
         pass
@@ -70,11 +75,15 @@ def start(folder: Path) -> eq.PrivateTraining:
     return training(model, data=data, sampling=sampling, method=method, run_dir=folder, micro_batch_size=3)
 
 
-def test_two_processes_equal_one(tmp_path):
+def in_two_processes(work, folder):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.start_processes(work, args=(port, str(tmp_path)), nprocs=2, start_method="spawn")
+    mp.start_processes(work, args=(port, str(folder)), nprocs=2, start_method="spawn")
+
+
+def test_two_processes_equal_one(tmp_path):
+    in_two_processes(work, tmp_path)
     alone = start(tmp_path / "alone")
     for _ in alone:
         pass
@@ -92,3 +101,68 @@ def test_two_processes_equal_one(tmp_path):
         assert "Start the processes again" in (tmp_path / f"afterwards{rank}").read_text()
     lines = (tmp_path / "run" / "private" / "journal.jsonl").read_text().splitlines()
     assert sum('"release"' in line for line in lines) == 15
+
+
+# ---- the methods
+
+NOISE = {"noise_multiplier": 1.0}
+PUBLIC = records(count=20, dtype=torch.float64, seed=9)
+SYSTEMS = {
+    "dp-c4": lambda: eq.DPC4(anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE),
+    "dp-c4-plus": lambda: eq.DPC4Plus(
+        coupled_rule="tracked", anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE
+    ),
+    "dice-sgd": lambda: eq.DiceSGD(0.2, **NOISE),
+    "dc-dpsgd": lambda: eq.DCDPSGD(0.5, **NOISE),
+    "dc-dpsgd two channels": lambda: eq.DCDPSGD(0.5, variant="two_channel", **NOISE),
+    "pcdp-sgd": lambda: eq.PCDPSGD(PUBLIC, 0.5, dimension=5, **NOISE),
+    "adaptive-rms": lambda: eq.AdaptiveRMS(0.5, **NOISE),
+}
+WHOLE_DRAWS = {
+    "joint_topk": lambda: eq.DCDPSGD(variant="joint_topk", **NOISE),
+    "alg1": lambda: eq.DCDPSGD(recipe="as_published", subspace_dimension=5, **NOISE),
+    "code": lambda: eq.DCDPSGD(recipe="as_published", variant="code", **NOISE),
+}
+
+
+def trained(method) -> torch.Tensor:
+    model = network(dtype=torch.float64)
+    data = records(dtype=torch.float64)
+    for _ in training(model, data=data, steps=6, method=method, micro_batch_size=5):
+        pass
+    return parameters(model)
+
+
+def train_all(rank: int, port: int, folder: str) -> None:
+    join_group(rank, port)
+    found = {name: trained(make()) for name, make in SYSTEMS.items()}
+    for name, make in WHOLE_DRAWS.items():
+        try:
+            trained(make())
+        except Exception as error:
+            found[name] = str(error)
+    torch.save(found, Path(folder) / f"methods{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def by_rank(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    in_two_processes(train_all, folder)
+    return [torch.load(folder / f"methods{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_two_processes_equal_one_for_every_method(name, by_rank):
+    first, second = (found[name] for found in by_rank)
+    alone = trained(SYSTEMS[name]())
+    assert torch.equal(first, second)
+    assert (first - alone).norm() / alone.norm() < 1e-10
+    assert (alone - parameters(network(dtype=torch.float64))).norm() > 1e-3  # it moved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHOLE_DRAWS)
+def test_rankings_of_a_whole_draw_say_that_they_need_one_process(name, by_rank):
+    assert all("in one process" in found[name] for found in by_rank)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 __all__ = ["AnchoredMethod", "Planned", "anchor_sampling"]
 
 BATCHES_OF_ANCHOR = 16
+EVERY_STEP = (
+    'anchor_noise="every_step" takes new records for the anchor gradient in every step, and is charged for '
+    "them; the paper's pseudocode puts new noise on one and the same sum until the anchor moves, which is "
+    "neither done nor covered"
+)
 """The anchor batch, where none is given, in expected batches: 4096 records to 256."""
 
 
@@ -78,7 +83,8 @@ class AnchoredMethod(Method):
             scans for `threshold_ratio`.
         threshold_ratio: r > 0, expected ratio of the squared thresholds, coupled over anchor; for "optimal".
         anchor_noise: "once" noises an anchor gradient once; "every_step" takes a fresh sample and fresh noise
-            at the same anchor every step, and pays for each.
+            at the same anchor every step, and pays for each. (The paper's pseudocode puts fresh noise on one
+            and the same sum; see `EVERY_STEP`.)
     """
 
     noise_arguments: ClassVar[Mapping[str, str]] = {
@@ -117,6 +123,10 @@ class AnchoredMethod(Method):
         self.coupled_noise_factor, self.threshold_ratio = coupled_noise_factor, threshold_ratio
         self.anchor_noise = anchor_noise
         self._planned: Planned | None = None
+
+    def assumptions(self) -> Sequence[str]:
+        """How noise at every step differs from the paper's."""
+        return (EVERY_STEP,) if self.anchor_noise == "every_step" else ()
 
     def passes_over(self, draw: str) -> int:
         """The coupled term takes the gradients of its records at two points."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -72,6 +73,8 @@ class DiceSGD(Method):
         feedback_rate: rho in (0, 1]; below 1 the noise of the total is averaged over about 1 / rho steps.
         memory_clip_norm: limit of |e|, against wind-up from far starts; none when None.
         per_layer: bound every layer (module) on its own, as in `DPSGD`.
+        feedback_per_layer: clip the memory layer by layer, at radii whose squares sum to C2^2, equal or with
+            the shares of `per_layer`; else all of it together.
         regulariser: gamma >= 0 of the normalised gradients g / (|g| + gamma), variant "automatic" alone.
         feedback_clip_norm: C2 >= 0 on the mean scale; C1 when None. Below C1 a resting point need not exist;
             0 switches the feedback off; infinity is allowed in the library's recipe.
@@ -116,6 +119,7 @@ class DiceSGD(Method):
         feedback_rate: float = 1.0,
         memory_clip_norm: float | None = None,
         per_layer: bool | Mapping[str, float] = False,
+        feedback_per_layer: bool = False,
         regulariser: float = 0.0,
         feedback_clip_norm: float | None = None,
         published_noise: str = "algorithm_4",
@@ -134,6 +138,7 @@ class DiceSGD(Method):
         self.feedback_clip_norm = self.clip_norm if feedback_clip_norm is None else feedback_clip_norm
         self.noise_inflation, self.feedback_rate = noise_inflation, feedback_rate
         self.memory_clip_norm, self.per_layer, self.regulariser = memory_clip_norm, per_layer, regulariser
+        self.feedback_per_layer = feedback_per_layer
         self.published_noise, self.noise_multiplier = published_noise, noise_multiplier
         self._arguments = {"residual_clip_norm": residual_clip_norm, "feedback_clip_norm": feedback_clip_norm}
         self._check()
@@ -196,6 +201,7 @@ class DiceSGD(Method):
             "feedback_rate": self.feedback_rate != 1,
             "memory_clip_norm": self.memory_clip_norm is not None,
             "per_layer": self.per_layer is not False,
+            "feedback_per_layer": self.feedback_per_layer,
             "regulariser": self.regulariser != 0,
         }
         wrong = [name for name, is_given in given.items() if is_given]
@@ -286,7 +292,7 @@ class DiceSGD(Method):
         else:
             residual = mean_of(released["residual"], size)
         memory = state["memory"]
-        feedback = clipped(memory, self.feedback_clip_norm, self.feedback_rate, self.variant == "automatic")
+        feedback = self._feedback(memory)
         memory = {name: memory[name] - feedback[name] + residual[name] for name in memory}
         if self.memory_clip_norm is not None:
             memory = clipped(memory, self.memory_clip_norm)
@@ -296,6 +302,17 @@ class DiceSGD(Method):
             self._warn(norm)
         estimate = {name: body[name] + feedback[name] for name in body}
         return estimate, {"memory": memory, "memory_norm": norm, "far_steps": far}
+
+    def _feedback(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The memory times rho, clipped at C2: whole, or every layer at its share of C2."""
+        cut = partial(clipped, rate=self.feedback_rate, normalised=self.variant == "automatic")
+        if not self.feedback_per_layer:
+            return cut(memory, self.feedback_clip_norm)
+        groups, shares = layer_shares(tuple(memory), self.per_layer)
+        feedback: dict[str, Tensor] = {}
+        for group, share in zip(groups, shares, strict=True):
+            feedback |= cut({name: memory[name] for name in group}, share * self.feedback_clip_norm)
+        return feedback
 
     def _planned_relation(self, context: Context) -> str:
         """The relation of the last plan, checked to be for this training: its noise is no other one's."""

@@ -270,7 +270,7 @@ class _DPC4(AnchoredMethod):
 
     def assumptions(self) -> Sequence[str]:
         """That differences do not drown in rounding, of which no public number tells."""
-        return (ROUNDING,)
+        return (ROUNDING, *super().assumptions())
 
     def config(self) -> dict[str, Any]:
         """The settings, as plain values."""

@@ -29,6 +29,7 @@ class PCDPSGD(ProjectedGradient):
     """
 
     name: ClassVar[str] = "pcdp-sgd"
+    published_clip_norm: ClassVar[float] = 0.01
     card: ClassVar[Card] = Card(
         summary="Projects every record's gradient on the span of public gradients, then clips it there.",
         claim="Less noise and less clipping bias than DP-SGD. Private, and proved so, if the public "
