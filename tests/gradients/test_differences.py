@@ -244,7 +244,7 @@ def test_a_difference_takes_no_memory_of_its_own(make):
     torch.testing.assert_close(part.materialise(), expected[1:3], rtol=1e-5, atol=1e-5)
     for kernel in difference.kernels():
         norms = difference.with_kernel(kernel).norms_squared()
-        torch.testing.assert_close(norms, expected.flatten(1).square().sum(1), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(norms, expected.double().flatten(1).square().sum(1), rtol=1e-4, atol=1e-4)
     other = _outer(2).difference(_outer(3)) if make is _outer else _conv(2).difference(_conv(3))
     joined = difference.join([other])
     torch.testing.assert_close(

@@ -29,6 +29,7 @@ from equipoise.gradients.base import (
     DenseFactor,
     Factor,
     chunks,
+    contracted,
     squared_rows,
     take,
     widen,
@@ -72,7 +73,7 @@ class ConvFactor(Factor):
     >>> f = ConvFactor(torch.ones(2, 1, 4), torch.ones(2, 1, 3), ConvGeometry.of((2,)))
     >>> f.materialise().flatten(1), f.norms_squared().round()
     (tensor([[3., 3.],
-            [3., 3.]]), tensor([18., 18.]))
+            [3., 3.]]), tensor([18., 18.], dtype=torch.float64))
     """
 
     kind = "conv"
@@ -134,7 +135,7 @@ class ConvFactor(Factor):
 
     @override
     def norms_squared(self) -> Tensor:
-        out = torch.empty(self.num_records, dtype=widen(self._x[:0]).dtype, device=self.device)
+        out = torch.empty(self.num_records, dtype=torch.float64, device=self.device)
         kernel = self.kernels(False)[0] if self.kernel == "auto" else self.kernel
         if kernel == "gram":
             for part in chunks(self.num_records, self._unfolded_elements(), UNFOLDED_ELEMENTS):
@@ -250,7 +251,7 @@ class ConvFactor(Factor):
             return widen(self._x[:0]).new_zeros(self.num_records, *self.shape)
         if kernel == "unfold":
             blocks = [
-                torch.bmm(part._columns().transpose(1, 2), part._patches()).view(-1, *self.shape)
+                contracted(part._columns().transpose(1, 2), part._patches()).view(-1, *self.shape)
                 for part in map(self.rows, self._record_chunks(kernel))
             ]
             return blocks[0] if len(blocks) == 1 else torch.cat(blocks)

@@ -32,9 +32,9 @@ def inner(left: Factor, right: Factor) -> Tensor:
             f"other has {right.num_records} records and self {left.num_records}; matching rows are needed "
             "(cross_gram takes different records)"
         )
-    if left is right:
-        return left.norms_squared()
     dtype = _dtype(left, right)
+    if left is right:
+        return left.norms_squared().to(dtype)
     if left.num_records == 0 or left.shape.numel() == 0:
         return torch.zeros(left.num_records, dtype=dtype, device=left.device)
     if isinstance(left, OuterFactor) and isinstance(right, OuterFactor):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equipoise.gradients.base import DenseFactor, Factor, accumulation_dtype, chunks
+from equipoise.gradients.base import DenseFactor, Factor, accumulation_dtype, chunks, squared_rows
 from equipoise.gradients.operator import PerSampleGradients
 from equipoise.gradients.outer import CANCELLATION_SHARE
 from equipoise.gradients.precision import full_precision
@@ -112,10 +112,10 @@ class FactoredGradients(PerSampleGradients):
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
         with full_precision(self.device):
             if groups is None:
-                norms = self._sum_of_squares(self.names).sqrt_()
+                norms = self._norms(self.names)
             else:
-                columns = [self._sum_of_squares(checked_names(names, self._shapes)) for names in groups]
-                norms = torch.stack(columns, dim=1).sqrt_() if columns else self._zeros(0)
+                columns = [self._norms(checked_names(names, self._shapes)) for names in groups]
+                norms = torch.stack(columns, dim=1) if columns else self._zeros(0)
             return norms if self._operands is None else norms.add_(self.norm_guard(groups))
 
     def norm_guard(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
@@ -234,7 +234,7 @@ class FactoredGradients(PerSampleGradients):
             own = [factor.norms_squared() for factor in kept]
             sizes = self.magnitudes(name, own)
             if len(kept) <= 1:
-                squares = guarded(own[0], sizes) if kept else self._zeros()
+                squares = guarded(own[0], sizes) if kept else self._zeros().double()
             else:
                 assert sizes is not None
                 squares = self._squares_of_sum(name, kept, torch.stack(own).sum(0), sizes)
@@ -248,28 +248,28 @@ class FactoredGradients(PerSampleGradients):
             return kept[0].magnitudes() if kept else None
         own = [factor.norms_squared() for factor in kept] if squares is None else squares
         sizes = [factor.magnitudes() for factor in kept]
-        return torch.stack([n.sqrt() if m is None else m for m, n in zip(sizes, own, strict=True)]).sum(0)
+        known = [n.sqrt() if m is None else m for m, n in zip(sizes, own, strict=True)]
+        return torch.stack([size.to(self.dtype) for size in known]).sum(0)
 
     def _squares_of_sum(self, name: str, kept: tuple[Factor, ...], terms: Tensor, sizes: Tensor) -> Tensor:
-        squares = terms.clone()
+        squares = terms.clone()  # float64: the cross terms are of the size of the squares, and may cancel them
         for i, factor in enumerate(kept):
             for opposite in kept[i + 1 :]:
                 squares.add_(factor.inner(opposite), alpha=2)
         squares.abs_()
         # Uses that cancel leave no digits in the sum: those rows are added before they are squared.
-        limit = torch.maximum(CANCELLATION_SHARE * terms, CANCELLATION_SHARE**2 * sizes.square())
+        limit = torch.maximum(CANCELLATION_SHARE * terms, CANCELLATION_SHARE**2 * sizes.double().square())
         lost = (squares < limit).nonzero().squeeze(1)
         squares = guarded(squares, sizes, by_products=True)
         for part in chunks(lost.shape[0], self._shapes[name].numel()):
-            rows = self._rows_of(name, lost[part])
-            formed = rows.flatten(1).square().sum(1) if rows.ndim > 1 else rows.square()
+            formed = squared_rows(self._rows_of(name, lost[part]))
             squares[lost[part]] = guarded(formed, sizes[lost[part]])
         return squares
 
-    def _sum_of_squares(self, names: Sequence[str]) -> Tensor:
+    def _norms(self, names: Sequence[str]) -> Tensor:
         if not names:
             return self._zeros()
-        return torch.stack([self._squares(name).to(self.dtype) for name in names]).sum(0)
+        return torch.stack([self._squares(name) for name in names]).sum(0).sqrt_().to(self.dtype)
 
     def _zeros(self, *columns: int) -> Tensor:
         return torch.zeros(self.num_records, *columns, dtype=self.dtype, device=self.device)

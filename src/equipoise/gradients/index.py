@@ -13,6 +13,7 @@ from equipoise.gradients.base import (
     DenseFactor,
     Factor,
     chunks,
+    contracted,
     pad_positions,
     squared_rows,
     take,
@@ -35,7 +36,7 @@ class IndexFactor(Factor):
 
     >>> f = IndexFactor(torch.tensor([[2, 2, 0]]), torch.ones(1, 3, 1), num_rows=4)
     >>> f.norms_squared(), f.weighted_sum(torch.ones(1, 1)).flatten()
-    (tensor([5.]), tensor([1., 0., 2., 0.]))
+    (tensor([5.], dtype=torch.float64), tensor([1., 0., 2., 0.]))
     """
 
     kind = "index"
@@ -82,14 +83,14 @@ class IndexFactor(Factor):
             return squared_rows(b)
         kernel = self.route()
         if kernel == "gram":
-            out = b.new_empty(b.shape[0])
+            out = b.new_empty(b.shape[0], dtype=torch.float64)
             for part in chunks(b.shape[0], self.positions**2):
-                products = torch.bmm(b[part], b[part].transpose(1, 2))
+                products = contracted(b[part], b[part].transpose(1, 2))
                 same = self.index[part].unsqueeze(2) == self.index[part].unsqueeze(1)
                 out[part] = torch.where(same, products, 0.0).sum((1, 2))
             out.abs_()
             # Look-ups of one index that cancel leave no digits in the sum of products, tiny ones no square.
-            right = (out >= CANCELLATION_SHARE * self._sizes(b).square_()) & (out < torch.inf)
+            right = (out >= CANCELLATION_SHARE * self._sizes(b).double().square_()) & (out < torch.inf)
             lost = ~(right & (out >= self.positions * TINY**2 / LOST_SHARE))
             if bool(lost.any()):
                 out[lost] = self.rows(lost)._segmented_norms(b[lost])

@@ -21,6 +21,7 @@ from equipoise.gradients.base import (
     DenseFactor,
     Factor,
     chunks,
+    contracted,
     pad_positions,
     squared_rows,
     take,
@@ -35,7 +36,7 @@ __all__ = ["OuterFactor"]
 CANCELLATION_SHARE = 1e-2
 
 
-#: Outside of these a float32 norm may have lost terms whose squares are no float32 any more.
+#: Outside of these a norm may have lost terms whose squares are no float32 any more.
 TINY, HUGE = 1e-15, 1e15
 
 #: A squared norm is right to float32 if what its squares may have lost is at most this share of it.
@@ -54,7 +55,7 @@ class OuterFactor(Factor):
 
     >>> f = OuterFactor(torch.ones(2, 1, 3), torch.tensor([[[0.0, 2.0]], [[0.0, 1.0]]]))
     >>> f.shape, f.norms_squared().round(), f.weighted_sum(torch.ones(2, 1)).shape
-    (torch.Size([2, 3]), tensor([12.,  3.]), torch.Size([1, 2, 3]))
+    (torch.Size([2, 3]), tensor([12.,  3.], dtype=torch.float64), torch.Size([1, 2, 3]))
     """
 
     kind = "outer"
@@ -145,14 +146,14 @@ class OuterFactor(Factor):
         """Many weight columns: form rows in blocks of d_out once instead of one product a column."""
         blocks = []
         for block in chunks(b.shape[2], a.shape[0] * a.shape[2]):
-            rows = torch.bmm(b[:, :, block].transpose(1, 2), a)
+            rows = contracted(b[:, :, block].transpose(1, 2), a)
             blocks.append(torch.mm(weights.t(), rows.flatten(1)).view(weights.shape[1], -1, a.shape[2]))
         return torch.cat(blocks, dim=1).view(-1, *self.shape)
 
     @override
     def materialise(self) -> Tensor:
         a, b = widen(self.a), widen(self.b)
-        return torch.bmm(b.transpose(1, 2), a).view(self.num_records, *self.shape)
+        return contracted(b.transpose(1, 2), a).view(self.num_records, *self.shape)
 
     @override
     def rows(self, index: Tensor | slice) -> OuterFactor:
@@ -233,17 +234,15 @@ def outer_norms(a: Tensor, b: Tensor) -> Tensor:
     """Squared norms of ``b_i (outer) a_i`` for one position, ``(|a_i| |b_i|)^2``.
 
     A tiny input beside a huge gradient must not lose its norm to underflow: where squares of numbers may not
-    be float32, the two norms are taken in float64.
+    be float32, they are taken in float64.
     """
-    left, right = (torch.linalg.vector_norm(t, dim=(1, 2)) for t in (a, b))
-    out = (left * right).square_()
+    both = torch.stack([squared_rows(t) for t in (a, b)])
     if a.shape[0]:
-        low, high = torch.stack(torch.aminmax(torch.stack((left, right)))).tolist()
-        if not (low >= TINY and high <= HUGE):  # NaN too
-            odd = ~((torch.minimum(left, right) >= TINY) & (torch.maximum(left, right) <= HUGE))
-            left, right = (torch.linalg.vector_norm(t[odd], dim=(1, 2), dtype=torch.float64) for t in (a, b))
-            out[odd] = (left * right).square_().to(out.dtype)
-    return out
+        low, high = torch.stack(torch.aminmax(both)).tolist()
+        if not (low >= TINY**2 and high <= HUGE**2):  # NaN too
+            odd = ~((both >= TINY**2) & (both <= HUGE**2)).all(0)
+            both[:, odd] = torch.stack([squared_rows(t[odd].double()) for t in (a, b)])
+    return both.prod(0)
 
 
 def summed_sizes(a: Tensor, b: Tensor) -> Tensor:
@@ -266,16 +265,17 @@ def weighted_product(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
         kept, scaled, w = kept.transpose(0, 1), scaled.transpose(0, 1), w.transpose(0, 1)
     folded = torch.mul(scaled, w, out=scaled.new_empty(scaled.shape)).view(-1, scaled.shape[2])
     flat = kept.reshape(-1, kept.shape[2])
-    return torch.mm(folded.t(), flat) if b.shape[2] <= a.shape[2] else torch.mm(flat.t(), folded)
+    left, right = (folded, flat) if b.shape[2] <= a.shape[2] else (flat, folded)
+    return contracted(left.t(), right)
 
 
 def gram_norms(a: Tensor, b: Tensor) -> Tensor:
     """Squared row norms by S x S Gram matrices; by product for rows that lost digits to cancellation or
     terms to underflow or overflow.
     """
-    out, terms, smallest = (a.new_empty(a.shape[0]) for _ in range(3))
+    out, terms, smallest = (a.new_empty(a.shape[0], dtype=torch.float64) for _ in range(3))
     for part in chunks(a.shape[0], a.shape[1] ** 2):
-        product, other = (torch.bmm(t[part], t[part].transpose(1, 2)) for t in (a, b))
+        product, other = (contracted(t[part], t[part].transpose(1, 2)) for t in (a, b))
         sizes = (t.diagonal(dim1=1, dim2=2) for t in (product, other))
         smallest[part] = torch.minimum(*sizes).amin(1)
         product.mul_(other)
@@ -297,9 +297,9 @@ def gram_norms(a: Tensor, b: Tensor) -> Tensor:
 
 def product_norms(a: Tensor, b: Tensor) -> Tensor:
     """Squared row norms by the d_out x d_in products, formed in chunks and thrown away."""
-    out = a.new_zeros(a.shape[0])
+    out = a.new_zeros(a.shape[0], dtype=torch.float64)
     for block in chunks(b.shape[2], a.shape[2]):
         width = block.stop - block.start
         for part in chunks(a.shape[0], a.shape[2] * width):
-            out[part] += squared_rows(torch.bmm(b[part, :, block].transpose(1, 2), a[part]))
+            out[part] += squared_rows(contracted(b[part, :, block].transpose(1, 2), a[part]))
     return out

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equipoise.gradients.base import chunks
+from equipoise.gradients.base import chunks, squared_rows
 from equipoise.gradients.derived import Derived
 from equipoise.gradients.factored import DenseGradients, FactoredGradients
 from equipoise.gradients.operator import PerSampleGradients
@@ -45,7 +45,9 @@ class ProjectedGradients(Derived):
             return self.materialise().row_norms(groups)
         y = self.coordinates
         with full_precision(self.device):
-            return (y @ self.subspace.gram().to(y)).mul_(y).sum(1).abs_().sqrt_()
+            y = y.double()
+            squares = (y @ self.subspace.gram().to(y)).mul_(y).sum(1).abs_()
+            return squares.sqrt_().to(self.dtype)
 
     @override
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -101,19 +103,18 @@ class MaskedGradients(Derived):
         squares = {name: self._squares(name) for name in self.names}
         wanted = [self.names] if groups is None else groups
         columns = [
-            torch.stack([squares[name] for name in names]).sum(0)
+            torch.stack([squares[name] for name in names]).sum(0).sqrt_().to(self.dtype)
             if names
             else torch.zeros(self.num_records, dtype=self.dtype, device=self.device)
             for names in wanted
         ]
-        return columns[0].sqrt_() if groups is None else torch.stack(columns, dim=1).sqrt_()
+        return columns[0] if groups is None else torch.stack(columns, dim=1)
 
     def _squares(self, name: str) -> Tensor:
         mask, part = self.masks[name], self.gradients.select([name])
-        out = torch.zeros(self.num_records, dtype=self.dtype, device=self.device)
+        out = torch.zeros(self.num_records, dtype=torch.float64, device=self.device)
         for piece in chunks(self.num_records, mask.numel()):
-            kept = part.rows(piece).materialise().tensors[name] * mask
-            out[piece] = kept.square().flatten(1).sum(1) if kept.ndim > 1 else kept.square()
+            out[piece] = squared_rows(part.rows(piece).materialise().tensors[name] * mask)
         # the sums come from the terms of the whole rows
         whole = part.magnitudes(name) if isinstance(part, FactoredGradients) else None
         return guarded(out, whole)

@@ -27,20 +27,20 @@ def guarded(squares: Tensor, magnitudes: Tensor | None, by_products: bool = Fals
     """Squared norms [B] with the guard where rows lost digits.
 
     Args:
-        squares: squared norms [B].
-        magnitudes: M, [B]; None where rows are single terms.
+        squares: squared norms [B], float64.
+        magnitudes: M, [B], in the type in which the terms are added; None where rows are single terms.
         by_products: the squares are a difference of products of the terms, which err by eps M^2: the guard
             grows with M / |g|, up to tenfold.
 
-    >>> guarded(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 2.0]))
-    tensor([1.0000e+00, 9.0949e-13])
+    >>> guarded(torch.tensor([1.0, 0.0]).double(), torch.tensor([2.0, 2.0]))
+    tensor([1.0000e+00, 9.0949e-13], dtype=torch.float64)
     """
     if magnitudes is None:
         return squares
     sizes = magnitudes.to(squares.dtype)
     weak = squares < CANCELLATION_SHARE * sizes.square()
     norms = squares.sqrt()
-    guard = GUARD * torch.finfo(squares.dtype).eps * sizes
+    guard = GUARD * torch.finfo(magnitudes.dtype).eps * sizes
     if by_products:
         guard = guard * (sizes / (10 * norms)).clamp(1, 10)
     return torch.where(weak, (norms + guard).square_(), squares)
