@@ -27,7 +27,9 @@ from .requirements import (
 )
 from .rows import PrivateRows
 
-_SMALLEST_NORM = 1e-12
+#: Squares of the smallest floats vanish: a norm that reads zero may be as large as 1e-15. Rows that read shorter
+#: than this get the weights of one that does not, which keep them far below any bound.
+SMALLEST_NORM = 1e-12
 SLACK = 1e-6  # weights are cut so that |weight * norm| <= threshold * (1 + SLACK), the rounding of float32
 
 
@@ -143,7 +145,7 @@ def clip_coordinates(
     total = public_threshold("threshold", threshold)
     raw = require_by_record("coordinates", coordinates)
     raw = raw.to(torch.float64 if raw.dtype == torch.float64 else torch.float32)
-    own = raw.norm(dim=1)
+    own = torch.linalg.vector_norm(raw, dim=1, dtype=torch.float64).to(raw.dtype)
     finite = torch.isfinite(own)
     if norms is None:
         raw, own = raw[finite], own[finite]
@@ -199,14 +201,25 @@ def limited_weights(rule: ClipRule, norms: torch.Tensor, threshold: float) -> to
 
         parts = given.double() * norms.double()
         require_each_alone(f"{type(rule).__name__}.weights", lengths, norms, parts, threshold, proved)
-    # Squares of the smallest floats vanish: a norm that reads zero may be as large as 1e-15. A weight of
-    # threshold / 1e-12 keeps even such a row far below the threshold.
-    limit = threshold / norms.clamp_min(_SMALLEST_NORM)
+    limit = weights_for(torch.full_like(norms, threshold), norms)
     given = torch.where(torch.isfinite(given), given, torch.zeros_like(given))
-    given = torch.maximum(torch.minimum(given, limit), -limit)
+    return torch.maximum(torch.minimum(given, limit), -limit)
+
+
+def weights_for(lengths: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+    """The weights that give rows of these norms these lengths, and shorter ones where a norm is too small to
+    be read (`SMALLEST_NORM`).
+
+    Args:
+        lengths: [B] or [B, m], non-negative.
+        norms: [B], raw.
+    """
+    if lengths.ndim > norms.ndim:
+        norms = norms.unsqueeze(1)
+    weights = lengths / norms.clamp_min(SMALLEST_NORM)
     # The quotient is rounded, coarsely so among the smallest floats: a step down where it is above.
-    over = given.abs().double() * norms.double() > threshold * (1 + SLACK)
-    return torch.where(over, torch.nextafter(given, torch.zeros_like(given)), given)
+    over = weights.double() * norms.double() > lengths.double() * (1 + SLACK)
+    return torch.where(over, torch.nextafter(weights, torch.zeros_like(weights)), weights)
 
 
 class _Given:

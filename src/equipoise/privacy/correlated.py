@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from .bounded import Bounded, make_bounded
-from .clipping import as_private, with_cut, without_bad
+from .clipping import as_private, weights_for, with_cut, without_bad
 from .private import unwrap
 from .requirements import check_groups, public_threshold, require_each_alone
 from .rows import PrivateRows
@@ -216,13 +216,13 @@ def clip_jointly(
 
 
 def _joint_weights(noise: CorrelatedNoise, norms: torch.Tensor, share: float) -> torch.Tensor:
-    """Weights [B, m] of rows with these norms [B]: s w_j(n / s) / n, zero where n is zero."""
+    """Weights [B, m] of rows with these norms [B]: s w_j(n / s) / n, less where n is too small to be read."""
     # Raised by some units in the last place: rounding must not carry a record above its length.
     relative = norms * ((1 + 4 * torch.finfo(norms.dtype).eps) / share)
     lengths = noise._lengths(relative)
     require_each_alone("radial_weights", noise._lengths, relative, lengths, max(noise.bounds), proved=False)
-    weights = lengths * noise.shrinkage(lengths)[:, None] / relative[:, None]
-    # 0 / 0 at a norm of zero, and overflow where a rule lifts the smallest floats: such rows count nothing.
+    weights = weights_for(lengths * noise.shrinkage(lengths)[:, None], relative)
+    # Beyond the largest floats: such rows count nothing.
     return torch.where(torch.isfinite(weights), weights, torch.zeros_like(weights))
 
 

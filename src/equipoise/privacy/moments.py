@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from .bounded import Bounded, make_bounded
-from .clipping import ClipRule, as_private, limited_weights, without_bad
+from .clipping import SMALLEST_NORM, ClipRule, as_private, limited_weights, without_bad
 from .requirements import public_threshold
 from .rows import PrivateRows
 
@@ -74,14 +74,16 @@ def moment_action(
     """
     kept, weights, bad, total = _clipped(rows, rule, threshold)
     bound = total**2
-    products, sizes = [], torch.zeros_like(weights)
+    products, sizes = [], torch.zeros_like(weights, dtype=torch.float64)
     for block in columns:
         part = kept.select(list(block))
         y = torch.stack([_dots(part, name, held) for name, held in block.items()]).sum(0)
         products.append(y)
-        sizes = sizes + part.row_norms().square() * y.square().sum(1)
-    norms = sizes.sqrt() * weights.square()  # of each record's part in the sum; above c^2 only where X is not
-    over = torch.where(norms > bound, bound / norms, torch.ones_like(norms))  # orthonormal: then it is cut
+        lengths = part.row_norms().double().clamp_min(SMALLEST_NORM)
+        sizes = sizes + lengths.square() * y.double().square().sum(1)
+    # Of each record's part in the sum; above c^2 only where X is not orthonormal: then it is cut.
+    norms = sizes.sqrt() * weights.double().square()
+    over = torch.where(norms > bound, bound / norms, torch.ones_like(norms)).to(weights)
     value = {}
     for block, y in zip(columns, products, strict=True):
         value.update(kept.select(list(block)).weighted_sums(y * (weights.square() * over).unsqueeze(1)))

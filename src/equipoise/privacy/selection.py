@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from .bounded import Bounded, make_bounded
-from .clipping import ClipRule, as_private, limited_weights, without_bad
+from .clipping import ClipRule, as_private, limited_weights, weights_for, without_bad
 from .draws import Draw
 from .private import Private, PrivateError, unwrap
 from .requirements import one_value_a_record, public_threshold, require_length
@@ -114,7 +114,7 @@ def clip_selected(
     upper, lower = _thresholds(upper, lower)
     kept, norms, label, bad = _usable(rows, mask, "ids")
     low = limited_weights(rule, norms, lower).clamp(min=0)
-    gap = torch.where(norms > 0, (upper - lower) / norms, math.inf)
+    gap = weights_for(torch.full_like(norms, upper - lower), norms)
     high = torch.minimum(torch.maximum(limited_weights(rule, norms, upper), low), low + gap)
     value = kept.weighted_sums(torch.where(label > 0, high, low))
     return make_bounded(as_private(value, rows.draw), 2 * upper - lower, 2 * upper, rows.draw, bad)
