@@ -115,7 +115,7 @@ def test_a_row_inside_the_subspace_has_a_small_residual_that_is_never_too_small(
         exact = (rows.double() - rows.double() @ V @ V.t()).norm(dim=1)
         norms = G.residual(subspace).row_norms().double()
         assert (norms >= exact * (1 - 1e-4)).all()
-        assert (norms <= exact * (1 + 1e-4) + 2e-3 * G.row_norms()).all()
+        assert (norms <= exact * (1 + 1e-4) + 3e-3 * G.row_norms()).all()
 
 
 def test_seeded_columns_depend_on_the_seed_alone():

@@ -22,8 +22,9 @@ CHUNK_ELEMENTS = 1 << 21
 #: Squares and products are added up in float32 over this many numbers at most, and in float64 from there on.
 PARTIAL_SUM = 512
 
-#: Matrix products at least this wide are added up in pieces by the libraries themselves.
-WIDE_PRODUCT = 16
+#: Matrix products at least this wide are added up in pieces by the libraries themselves; the pieces' sum is
+#: float32 and short enough up to this many numbers.
+WIDE_PRODUCT, LONG_PRODUCT = 16, 1 << 15
 
 #: Rows are kept instead of their inputs only if they are at most this many times larger (memory of a step).
 ROWS_GROWTH = 2
@@ -104,13 +105,24 @@ def contracted(left: Tensor, right: Tensor) -> Tensor:
 
     Libraries add wide products up in pieces of some hundred terms, narrow ones from end to end.
     """
-    length = left.shape[-1]
-    if length <= PARTIAL_SUM or min(left.shape[-2], right.shape[-1]) >= WIDE_PRODUCT:
+    pieces = left.shape[-1] // PARTIAL_SUM
+    if pieces <= 1 or min(left.shape[-2], right.shape[-1]) >= WIDE_PRODUCT:
         return torch.matmul(left, right)
-    out = left.new_zeros(*left.shape[:-1], right.shape[-1], dtype=torch.float64)
-    for start in range(0, length, PARTIAL_SUM):
-        piece = slice(start, start + PARTIAL_SUM)
-        out += torch.matmul(left[..., piece], right[..., piece, :])
+    whole = pieces * PARTIAL_SUM
+    first = left[..., :whole].unflatten(-1, (pieces, PARTIAL_SUM)).movedim(-2, -3)
+    second = right[..., :whole, :].unflatten(-2, (pieces, PARTIAL_SUM))
+    out = torch.matmul(first, second).sum(-3, dtype=torch.float64)
+    return out.add_(torch.matmul(left[..., whole:], right[..., whole:, :])).to(left.dtype)
+
+
+def dots(left: Tensor, right: Tensor) -> Tensor:
+    """Dot products [n, m] of rows [n, P] with rows [m, P], true to 1e-5 of their lengths however long P is."""
+    if left.shape[1] <= LONG_PRODUCT:
+        return contracted(left, right.t())
+    out = left.new_zeros(left.shape[0], right.shape[0], dtype=torch.float64)
+    for start in range(0, left.shape[1], LONG_PRODUCT):
+        piece = slice(start, start + LONG_PRODUCT)
+        out += contracted(left[:, piece], right[:, piece].t())
     return out.to(left.dtype)
 
 
@@ -148,6 +160,10 @@ class Factor(ABC):
         relative to. None where a row is one term, so that it is its own norm.
         """
         return None
+
+    def terms(self) -> int:
+        """How many terms a row adds."""
+        return 1
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:

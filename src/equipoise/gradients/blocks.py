@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from equipoise.gradients.base import dots
 from equipoise.gradients.factored import DenseGradients, factored_over
 from equipoise.gradients.operator import PerSampleGradients
 from equipoise.gradients.precision import full_precision
@@ -169,7 +170,7 @@ class BlockSubspace(Subspace):
         total: Tensor | None = None
         for columns in block.columns.values():
             flat = columns.reshape(block.dimension, -1)
-            total = flat @ flat.t() if total is None else total + flat @ flat.t()
+            total = dots(flat, flat) if total is None else total + dots(flat, flat)
         if block.names:
             assert block.weights is not None
             whole = torch.stack([products[name] for name in block.names]).sum(0)

@@ -156,6 +156,10 @@ class ConvFactor(Factor):
         return sizes.mul_(math.sqrt(self.geometry.coverage))
 
     @override
+    def terms(self) -> int:
+        return self.positions
+
+    @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
         x, b = widen(self.x), widen(self.b)
         weights = weights.to(x.dtype)

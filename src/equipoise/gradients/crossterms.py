@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.gradients.base import CHUNK_ELEMENTS, DenseFactor, Factor, accumulation_dtype, chunks
+from equipoise.gradients.base import CHUNK_ELEMENTS, DenseFactor, Factor, accumulation_dtype, chunks, dots
 from equipoise.gradients.index import IndexFactor
 from equipoise.gradients.outer import OuterFactor
 
@@ -89,12 +89,12 @@ def gram(left: Factor, right: Factor) -> Tensor:
         # Held rows (the columns of a subspace) are read whole, and few times: reading takes longest.
         held = _matrix(right, dtype)
         for i in chunks(left.num_records, left.shape.numel(), 16 * CHUNK_ELEMENTS):
-            torch.mm(_matrix(left.rows(i), dtype), held.t(), out=out[i])
+            out[i] = dots(_matrix(left.rows(i), dtype), held)
         return out
     for i in chunks(left.num_records, left.shape.numel(), 4 * CHUNK_ELEMENTS):
         rows = _matrix(left.rows(i), dtype)
         for j in chunks(right.num_records, right.shape.numel(), 4 * CHUNK_ELEMENTS):
-            out[i, j] = rows @ _matrix(right.rows(j), dtype).t()
+            out[i, j] = dots(rows, _matrix(right.rows(j), dtype))
     return out
 
 

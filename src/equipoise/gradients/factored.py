@@ -234,7 +234,7 @@ class FactoredGradients(PerSampleGradients):
             own = [factor.norms_squared() for factor in kept]
             sizes = self.magnitudes(name, own)
             if len(kept) <= 1:
-                squares = guarded(own[0], sizes) if kept else self._zeros().double()
+                squares = guarded(own[0], sizes, self.terms(name)) if kept else self._zeros().double()
             else:
                 assert sizes is not None
                 squares = self._squares_of_sum(name, kept, torch.stack(own).sum(0), sizes)
@@ -251,8 +251,14 @@ class FactoredGradients(PerSampleGradients):
         known = [n.sqrt() if m is None else m for m, n in zip(sizes, own, strict=True)]
         return torch.stack([size.to(self.dtype) for size in known]).sum(0)
 
+    def terms(self, name: str) -> int:
+        """How many terms a row of one parameter adds, all uses together."""
+        return sum(factor.terms() for factor in self.factors[name])
+
     def _squares_of_sum(self, name: str, kept: tuple[Factor, ...], terms: Tensor, sizes: Tensor) -> Tensor:
-        squares = terms.clone()  # float64: the cross terms are of the size of the squares, and may cancel them
+        squares = (
+            terms.clone()
+        )  # float64: the cross terms are of the size of the squares, and may cancel them
         for i, factor in enumerate(kept):
             for opposite in kept[i + 1 :]:
                 squares.add_(factor.inner(opposite), alpha=2)
@@ -260,10 +266,10 @@ class FactoredGradients(PerSampleGradients):
         # Uses that cancel leave no digits in the sum: those rows are added before they are squared.
         limit = torch.maximum(CANCELLATION_SHARE * terms, CANCELLATION_SHARE**2 * sizes.double().square())
         lost = (squares < limit).nonzero().squeeze(1)
-        squares = guarded(squares, sizes, by_products=True)
+        squares = guarded(squares, sizes, self.terms(name), by_products=True)
         for part in chunks(lost.shape[0], self._shapes[name].numel()):
             formed = squared_rows(self._rows_of(name, lost[part]))
-            squares[lost[part]] = guarded(formed, sizes[lost[part]])
+            squares[lost[part]] = guarded(formed, sizes[lost[part]], self.terms(name))
         return squares
 
     def _norms(self, names: Sequence[str]) -> Tensor:

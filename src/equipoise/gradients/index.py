@@ -120,6 +120,10 @@ class IndexFactor(Factor):
         return b.new_zeros(records * positions, width).index_add_(0, segment.flatten(), b.reshape(-1, width))
 
     @override
+    def terms(self) -> int:
+        return self.positions
+
+    @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
         b = self.wide_b()
         weights = weights.to(b.dtype)

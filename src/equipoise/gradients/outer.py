@@ -127,6 +127,10 @@ class OuterFactor(Factor):
         return None if self.positions == 1 else summed_sizes(widen(self.a), widen(self.b))
 
     @override
+    def terms(self) -> int:
+        return self.positions
+
+    @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
         a, b = widen(self.a), widen(self.b)
         weights = weights.to(a.dtype)

@@ -116,8 +116,9 @@ class MaskedGradients(Derived):
         for piece in chunks(self.num_records, mask.numel()):
             out[piece] = squared_rows(part.rows(piece).materialise().tensors[name] * mask)
         # the sums come from the terms of the whole rows
-        whole = part.magnitudes(name) if isinstance(part, FactoredGradients) else None
-        return guarded(out, whole)
+        if not isinstance(part, FactoredGradients):
+            return out
+        return guarded(out, part.magnitudes(name), part.terms(name))
 
     @override
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
