@@ -1,0 +1,185 @@
+"""Clipped records of a million numbers and more, of many terms, and of numbers whose squares vanish.
+
+Float32 sums of so many squares fall short of the norm, most of all where the numbers are alike: each is
+rounded the same way as it is added.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from equipoise.gradients.blocks import Block, BlockSubspace
+from equipoise.gradients.conv import ConvFactor, ConvGeometry
+from equipoise.gradients.factored import DenseGradients, FactoredGradients
+from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
+from equipoise.gradients.subspace import HeldSubspace
+from equipoise.methods import Abadi
+from equipoise.methods.clip_rules import CLIP_RULES
+from equipoise.methods.dice_noise import independent_noise, joint_noise, normalising_noise
+from equipoise.privacy import PrivateRows, clip, clip_jointly
+from equipoise.privacy.clipping import clip_coordinates
+from equipoise.privacy.moments import moment_action
+from equipoise.privacy.private import Private, unwrap
+from equipoise.privacy.selection import clip_selected, top_share
+
+SLACK = 1 + 1e-5
+VALUES = (0.1, 0.55, 1 / 3)
+
+
+def length(bounded) -> float:
+    """The sum's length: what its only record moves it by."""
+    return math.hypot(*(float(unwrap(v).double().norm()) for v in bounded.value.values()))
+
+
+def clipped(factor) -> float:
+    """What one record of a factor contributes when clipped to 1."""
+    return length(clip(PrivateRows(FactoredGradients({"w": (factor,)})), Abadi(), 1.0))
+
+
+def an_outer(value, positions, d_in, d_out):
+    return OuterFactor(torch.full((1, positions, d_in), value), torch.full((1, positions, d_out), value))
+
+
+def a_convolution(value, channels, size, taps):
+    x = torch.full((1, channels[0], size, size), value)
+    b = torch.full((1, channels[1], size - taps + 1, size - taps + 1), value)
+    return ConvFactor(x, b, ConvGeometry.of((taps, taps)))
+
+
+def look_ups(value, positions, width):
+    return IndexFactor(
+        torch.ones(1, positions, dtype=torch.long), torch.full((1, positions, width), value), 2
+    )
+
+
+LONG = {
+    "dense": (lambda v: DenseFactor(torch.full((1, 10**6), v)), ("rows",)),
+    "dense, in another order": (
+        lambda v: DenseFactor(torch.full((1, 1000, 1, 1000), v).permute(0, 3, 1, 2)),
+        ("rows",),
+    ),
+    "linear": (lambda v: an_outer(v, 1, 1200, 1000), ("gram",)),
+    "linear, 4 positions": (lambda v: an_outer(v, 4, 1200, 1000), ("gram", "product")),
+    "linear, 600 positions": (lambda v: an_outer(v, 600, 600, 500), ("gram", "product", "rows")),
+    "linear, narrow": (lambda v: an_outer(v, 20_000, 3, 2), ("product", "rows")),
+    "linear, a large vocabulary": (lambda v: an_outer(v, 2, 64, 30_000), ("gram", "product")),
+    "convolution": (lambda v: a_convolution(v, (1000, 1000), 2, 1), ("grouped", "unfold", "gram")),
+    "convolution, 15876 positions": (
+        lambda v: a_convolution(v, (1, 4), 128, 3),
+        ("grouped", "unfold", "correlate", "rows_grouped", "rows_correlate"),
+    ),
+    "look-ups of long rows": (lambda v: look_ups(v, 2, 500_000), ("gram", "sort", "rows")),
+    "look-ups of one token": (lambda v: look_ups(v, 3000, 8), ("gram", "sort", "rows")),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "kernel"),
+    [pytest.param(make, kernel, id=f"{name}-{kernel}") for name, (make, ks) in LONG.items() for kernel in ks],
+)
+def test_a_long_constant_row_is_clipped_to_the_threshold(make, kernel):
+    reached = [clipped(make(value)._with(kernel)) for value in VALUES]
+    assert max(reached) <= SLACK
+    assert min(reached) > 1 - 3e-3  # T eps / 4 is 2.4e-3 for the 20000 positions
+
+
+@pytest.mark.parametrize(("size", "records"), [(1_000_000, 3), (10_000_000, 1)])
+def test_the_norm_of_a_long_random_row(size, records):
+    rows = torch.randn(records, size, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(
+        DenseGradients({"w": rows}).row_norms().double(), rows.double().norm(dim=1), rtol=1e-6, atol=0.0
+    )
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7])
+def test_ten_million_numbers(value):
+    assert clipped(DenseFactor(torch.full((1, 10**7), value))) <= SLACK
+
+
+def test_norms_of_float64_rows_leave_them_as_they_are():
+    values = torch.tensor([2.0, 3.0], dtype=torch.float64)
+    assert DenseGradients({"w": values}).row_norms().tolist() == [2.0, 3.0]
+    assert values.tolist() == [2.0, 3.0]
+
+
+# ---- residuals
+
+
+@pytest.mark.parametrize(
+    ("size", "value", "share"),
+    [(100_000, 0.7807692289352417, 0.012), (100_000, 0.4, 0.004), (1_000_000, 0.22051282227039337, 0.04)],
+)
+def test_the_residual_of_a_long_row_keeps_to_its_bound(size, value, share):
+    """The whole row is constant but for a small part, and so is the column: sums of one sign drift."""
+    outside = torch.randn(1, size, generator=torch.Generator().manual_seed(0))
+    outside -= outside.mean()
+    row = torch.full((1, size), value)
+    norm = float(row.double().norm())
+    rows = PrivateRows(DenseGradients({"w": row + share * norm * outside / outside.norm()}))
+    subspace = BlockSubspace({"w": (size,)}, [Block(1, {"w": torch.ones(1, size)})]).orthonormal()
+    residual = rows.residual(subspace, rows.coordinates(subspace))
+    bounded = clip(residual, Abadi(), 1e-4 * norm)
+    assert 0.8 * bounded.add_remove < length(bounded) <= bounded.add_remove * 1.001
+
+
+@pytest.mark.parametrize(("size", "columns"), [(10_000, 20), (100_000, 4)])
+def test_the_square_of_a_residual_is_not_read_too_small(size, columns):
+    rng = torch.Generator().manual_seed(1)
+    held = 1 + 0.3 * torch.randn(columns, size, generator=rng)
+    subspace = BlockSubspace({"w": (size,)}, [Block(columns, {"w": held})]).orthonormal()
+    rows = torch.full((3, size), 0.3) + 1e-3 * torch.randn(3, size, generator=rng)
+    residual = DenseGradients({"w": rows}).residual(subspace)
+    exact = residual.materialise().matrix().double().norm(dim=1)
+    assert (residual.row_norms() >= exact).all()
+
+
+@pytest.mark.parametrize("columns", [1, 20])
+def test_coordinates_of_long_rows(columns):
+    rows = torch.full((20 if columns > 1 else 1, 300_000), 0.3)
+    held = torch.full((columns, 300_000), 0.7)
+    found = HeldSubspace({"w": held}).coordinates(DenseGradients({"w": rows}))
+    exact = (rows[0].double() * held[0].double()).sum()
+    assert (found.double() / exact - 1).abs().max() < 1e-5
+
+
+# ---- squares that vanish
+
+#: A number that reads as a norm and many whose squares do not, or all of them alike at the brink.
+TINY = [(4e-23, 2.6e-23), (1e-21, 2.6e-23), (0.0, 2.6e-23), (0.0, 3e-23), (1e-30, 1e-38), (0.0, 0.0)]
+
+
+def tiny_row(lead: float, rest: float, size: int = 100_000) -> PrivateRows:
+    row = torch.full((1, size), rest)
+    row[0, 0] = lead
+    return PrivateRows(DenseGradients({"w": row, "v": row / 2}))
+
+
+@pytest.mark.parametrize(("lead", "rest"), TINY)
+@pytest.mark.parametrize("groups", [None, [["w"], ["v"]]])
+@pytest.mark.parametrize(
+    "noise", [normalising_noise(1.0, 10.0), joint_noise(1.0, 10.0), independent_noise(1.0, 10.0)]
+)
+def test_a_joint_release_of_a_row_too_small_to_read(noise, groups, lead, rest):
+    for bounded in clip_jointly(tiny_row(lead, rest), noise, groups).values():
+        assert length(bounded) <= bounded.add_remove * SLACK
+
+
+@pytest.mark.parametrize(("lead", "rest"), TINY)
+@pytest.mark.parametrize("rule", [*(rule() for rule in CLIP_RULES.values()), "greedy"], ids=repr)
+def test_a_clipped_row_too_small_to_read(rule, lead, rest):
+    class Greedy(Abadi):
+        def _weights(self, norms, threshold):
+            return torch.full_like(norms, 1e30)
+
+    rows, rule = tiny_row(lead, rest), Greedy() if rule == "greedy" else rule
+    assert length(clip(rows, rule, 1.0)) <= SLACK
+    assert length(clip(rows, rule, 1.0, [["w"], ["v"]])) <= SLACK
+    assert length(clip_coordinates(rows.matrix(), rule, 1.0)) <= SLACK
+    selection = top_share(Private(torch.ones(1)), Private(torch.zeros(1, dtype=torch.long)), 1.0)
+    chosen = clip_selected(rows, Private(torch.zeros(1, dtype=torch.long)), selection, 1.0, 0.5, rule)
+    assert length(chosen) <= SLACK
+    columns = torch.full((1, 100_000), 1e16)  # of any length: the action keeps to its bound all the same
+    assert length(moment_action(rows, rule, 1.0, [{"w": columns}])) <= SLACK
