@@ -111,8 +111,8 @@ MUTATIONS = (
         "gradients/factored.py",
         (
             (
-                "norms = self._sum_of_squares(self.names).sqrt_()",
-                'norms = self._sum_of_squares([n for n in self.names if "bias" not in n]).sqrt_()',
+                "norms = self._norms(self.names)",
+                'norms = self._norms([n for n in self.names if "bias" not in n])',
             ),
         ),
         ("tests/methods/test_sensitivity.py::test_random_neighbours",),
@@ -209,7 +209,7 @@ MUTATIONS = (
     Mutation(
         "a clip rule is taken at its word",
         "privacy/clipping.py",
-        (("    given = torch.maximum(torch.minimum(given, limit), -limit)\n", ""),),
+        (("return torch.maximum(torch.minimum(given, limit), -limit)", "return given"),),
         ("tests/methods/test_sensitivity.py::test_a_rule_that_breaks_its_promise_is_cut",),
     ),
     Mutation(
@@ -357,8 +357,32 @@ MUTATIONS = (
     Mutation(
         "no guard for terms that cancel inside a record",
         "gradients/rounding.py",
-        (("return torch.where(weak, (norms + guard).square_(), squares)", "return squares"),),
+        (("out = torch.where(weak, (norms + guard).square_(), squares)", "out = squares.clone()"),),
         ("tests/methods/test_sensitivity.py::test_terms_that_cancel_inside_a_record",),
+    ),
+    Mutation(
+        "squares of long rows added up in float32",
+        "gradients/base.py",
+        (("if pieces == 0:", "if pieces >= 0:"),),
+        ("tests/methods/test_long_rows.py::test_a_long_constant_row_is_clipped_to_the_threshold",),
+    ),
+    Mutation(
+        "no guard for rows of many terms",
+        "gradients/rounding.py",
+        (("if terms > PARTIAL_SUM", "if terms < 0"),),
+        ("tests/methods/test_long_rows.py::test_a_long_constant_row_is_clipped_to_the_threshold",),
+    ),
+    Mutation(
+        "the guard of a residual is smaller than its rounding",
+        "gradients/residual.py",
+        (("SQUARE_GUARD = 64", "SQUARE_GUARD = 8"),),
+        ("tests/methods/test_long_rows.py::test_the_square_of_a_residual_is_not_read_too_small",),
+    ),
+    Mutation(
+        "a norm too small to read divides a length",
+        "privacy/clipping.py",
+        (("norms.clamp_min(SMALLEST_NORM)", "norms"),),
+        ("tests/methods/test_long_rows.py::test_a_joint_release_of_a_row_too_small_to_read",),
     ),
     Mutation(
         "difference norm without its guard",

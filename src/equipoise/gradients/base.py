@@ -93,7 +93,7 @@ def squared_rows(tensor: Tensor) -> Tensor:
     if pieces == 0:
         return torch.linalg.vector_norm(tensor, dim=1).double().square_()
     whole = pieces * PARTIAL_SUM
-    parts = torch.linalg.vector_norm(tensor[:, :whole].unflatten(1, (pieces, PARTIAL_SUM)), dim=2)
+    parts = torch.linalg.vector_norm(tensor[:, :whole].view(tensor.shape[0], pieces, PARTIAL_SUM), dim=2)
     out = torch.linalg.vector_norm(parts, dim=1, dtype=torch.float64).square_()
     if whole < tensor.shape[1]:
         out += torch.linalg.vector_norm(tensor[:, whole:], dim=1).double().square_()
@@ -109,14 +109,14 @@ def contracted(left: Tensor, right: Tensor) -> Tensor:
     if pieces <= 1 or min(left.shape[-2], right.shape[-1]) >= WIDE_PRODUCT:
         return torch.matmul(left, right)
     whole = pieces * PARTIAL_SUM
-    first = left[..., :whole].unflatten(-1, (pieces, PARTIAL_SUM)).movedim(-2, -3)
-    second = right[..., :whole, :].unflatten(-2, (pieces, PARTIAL_SUM))
+    first = left[..., :whole].reshape(*left.shape[:-1], pieces, PARTIAL_SUM).movedim(-2, -3)
+    second = right[..., :whole, :].reshape(*right.shape[:-2], pieces, PARTIAL_SUM, right.shape[-1])
     out = torch.matmul(first, second).sum(-3, dtype=torch.float64)
     return out.add_(torch.matmul(left[..., whole:], right[..., whole:, :])).to(left.dtype)
 
 
 def dots(left: Tensor, right: Tensor) -> Tensor:
-    """Dot products [n, m] of rows [n, P] with rows [m, P], true to 1e-5 of their lengths however long P is."""
+    """Dot products [n, m] of rows [n, P] with rows [m, P], true to 1e-5 of their lengths for every P."""
     if left.shape[1] <= LONG_PRODUCT:
         return contracted(left, right.t())
     out = left.new_zeros(left.shape[0], right.shape[0], dtype=torch.float64)

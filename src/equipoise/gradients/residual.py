@@ -9,8 +9,8 @@ which holds for any V; with orthonormal columns r is the orthogonal residual. Th
 little of a row is left. What is left then is the rounding of y, a sum over all parameters: up to 25 eps
 ``||g_i||^2`` were measured for rows and columns of one sign, at 1e3 to 1e6 parameters. So the squared norm
 carries ``64 eps ||g_i||^2`` and the norm ``4 eps ||g_i||``: there it comes out too large (by 3e-3 ||g_i|| at
-most in float32) rather than too small. That covers columns that are held and orthonormal. For others y and V^T V may be wrong by far more: `PerSampleGradients.residual`
-then forms the rows.
+most in float32) rather than too small. That covers columns that are held and orthonormal. For others y and
+V^T V may be wrong by far more: `PerSampleGradients.residual` then forms the rows.
 """
 
 from __future__ import annotations
