@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import signal
@@ -12,6 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+
+from equipoise.experiments.federation import federation
+from equipoise.experiments.federation_settings import FederationSettings
+from equipoise.experiments.settings import Settings
+from equipoise.privacy import gaussian_mu
 
 SMALL = "federate --data digits --clients 3 --rounds 3 --local-steps 2"
 
@@ -143,6 +149,22 @@ def test_verify_report_and_predict_take_the_folder_of_a_federation(finished, tmp
     answer = equipoise("verify", copied)
     assert answer.code == 1
     assert "client 001: epsilon 0.5000, NOT CONSISTENT" in answer.out
+
+
+def test_the_default_rate_follows_from_public_numbers():
+    """Not from the recipe of central training; a rate or a clip norm that is given stands."""
+
+    def settings(**given):
+        base = Settings(data="digits", method="dp-fedavg", epsilon=3.0, **given)
+        return federation(FederationSettings(base=base).to_json()).settings.base
+
+    found = settings()
+    n, M, T, d = 10 * found.batch_size, 10, 60 * 5, 4810
+    noise = math.sqrt(T * T * d / M) / (gaussian_mu(3.0, found.delta) * n)
+    assert found.learning_rate == pytest.approx(15 / noise, rel=0.05)
+    assert found.clip_norm == "1"
+    assert settings(clip_norm="0.1").learning_rate == pytest.approx(10 * found.learning_rate, rel=0.05)
+    assert settings(learning_rate=0.7).learning_rate == 0.7
 
 
 def test_clients_that_are_never_picked_spend_nothing(tmp_path, equipoise):

@@ -34,7 +34,7 @@ SAMPLING_RATE = 0.1
 CLIP_NORM = 1.0
 # Measured on MNIST, Fashion-MNIST and digits, on training records held out: see docs/federated.md.
 TOTAL_NOISE = 15.0
-LARGEST_STEP = 4.0
+LARGEST_STEP = 3.0
 RADIUS_RECORDS = 600
 # What a recipe fills in and local steps of plain SGD do not have.
 _OF_OTHER_TRAININGS: dict[str, Any] = dict.fromkeys(
@@ -177,6 +177,7 @@ def federation(text: str) -> Federation:
         filled,
         batch_size=base.batch_size or SAMPLING_RATE * average,
         clip_norm=base.clip_norm or f"{CLIP_NORM:g}",
+        learning_rate=base.learning_rate,  # the recipe's is that of central training
         **_OF_OTHER_TRAININGS,
     )
     settings = replace(settings, base=base)
