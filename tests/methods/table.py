@@ -54,6 +54,12 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "pcdp-sgd iteration": lambda: eq.PCDPSGD(clip_norm=0.5, subspace="private_iteration", dimension=4),
     "biased-gep": lambda: eq.BiasedGEP(public_batch(), clip_norm=0.5),
     "gep": lambda: eq.GEP(public_batch(), clip_norm=0.5),
+    "gep random": lambda: eq.GEP(clip_norm=0.5, subspace="random", dimension=4),
+    "gep released": lambda: eq.GEP(
+        clip_norm=0.5, subspace="released", history=2, explore_every=2, dimension=4
+    ),
+    "gep moment": lambda: eq.GEP(clip_norm=0.5, subspace="private_moment", dimension=4, refresh_every=3),
+    "gep iteration": lambda: eq.GEP(clip_norm=0.5, subspace="private_iteration", dimension=4),
     "pdp": lambda: eq.PDPSGD(public_batch(), clip_norm=0.5),
     "rpdp": lambda: eq.RandomProjection(clip_norm=0.5, dimension=10),
     "public-only": lambda: eq.PublicOnly(public_batch()),

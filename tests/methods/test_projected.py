@@ -202,6 +202,39 @@ def test_gep_keeps_its_bounds_on_nearly_dependent_public_rows():
     assert torch.tensor(bounds).max() <= 1 + 1e-5
 
 
+@pytest.mark.parametrize("subspace", ["random", "released", "private_moment", "private_iteration"])
+def test_gep_takes_any_subspace_and_its_columns_are_orthonormal(subspace):
+    """Its two parts are the whole gradient, whatever the subspace: with hardly any noise, SGD."""
+    data = rows(40, 6, seed=4)
+    method = eq.GEP(
+        subspace=subspace,
+        dimension=2,
+        clip_norm=HUGE,
+        noise_multiplier=1e-20,
+        residual_noise_multiplier=1e-20,
+        subspace_noise_multiplier=1e-3,
+        history=2,
+        explore_every=3,
+    )
+    run = train(method, data, steps=5, sampling=eq.FullBatch(population=40, steps=5))
+    torch.testing.assert_close(run.model.w.detach(), -5 * data.mean(0), rtol=1e-7, atol=1e-7)
+    gram = run.method._kept[1].gram()
+    torch.testing.assert_close(gram, torch.eye(len(gram)).double(), rtol=0, atol=1e-12)
+    assert run.statement().guarantee == "proven"
+
+
+def test_both_parts_of_gep_pay_for_a_private_subspace():
+    """A share of one half for V leaves both parts sqrt(2) times the noise that they have without it."""
+    sampling, budget = Poisson(64, 1200, 300), eq.Budget(1.0, 1e-5)
+    free = plan(eq.GEP(subspace="random"), sampling, budget)
+    paid = plan(eq.GEP(subspace="private_iteration", subspace_share=0.5), sampling, budget)
+    assert 0.99 <= paid.epsilon(1e-5).value <= 1.0
+    for part in ("gradient", "residual"):
+        assert paid[part].noise_multiplier == pytest.approx(
+            math.sqrt(2) * free[part].noise_multiplier, rel=0.1
+        )
+
+
 def test_biased_gep_and_pcdp_are_one_method():
     data, public = rows(), rows(3, seed=1)
     settings = {"clip_norm": 0.7, "noise_multiplier": 2.0}
@@ -765,6 +798,8 @@ def test_further_worked_epsilons():
         eq.RandomSparsification(),
         eq.PCDPSGD(subspace="private_moment"),
         eq.PCDPSGD(subspace="released"),
+        eq.GEP(subspace="private_moment", residual_share=0.2),
+        eq.GEP(subspace="released"),
     ],
     ids=lambda m: f"{m.name}-{getattr(m, 'subspace', '')}",
 )
@@ -794,6 +829,8 @@ def small(**options):
         "published": lambda: eq.PCDPSGD(public, recipe="as_published", **settings),
         "pdp": lambda: eq.PDPSGD(public, **settings),
         "gep": lambda: eq.GEP(public, **settings),
+        "gep released": lambda: eq.GEP(subspace="released", history=2, explore_every=2, **settings),
+        "gep iteration": lambda: eq.GEP(subspace="private_iteration", dimension=4, **settings),
         "random": lambda: eq.RandomProjection(dimension=5, **settings),
         "sparse": lambda: eq.RandomSparsification(clip_norm=0.5, noise_multiplier=1.0),
         "released": lambda: eq.PCDPSGD(subspace="released", history=2, explore_every=2, **settings),
@@ -882,6 +919,8 @@ def test_settings_come_back_from_a_file(which):
             "fixed number of directions of public",
         ),
         (lambda: eq.PCDPSGD({"x": rows(3), "y": rows(4)}), "same number"),
+        (lambda: eq.GEP(), "no public records"),
+        (lambda: eq.GEP(rows(4), subspace="random"), "would not be used"),
         (lambda: eq.GEP(rows(4), residual_share=1.0), "residual_share=1.0"),
         (lambda: eq.GEP(rows(4), basis="kernel"), "its norms come from products with public rows"),
         (lambda: eq.RandomSparsification(drop_rate=1.0), "drop_rate=1.0"),

@@ -19,7 +19,7 @@ same Gram matrices, with the subspace of the other rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -57,6 +57,10 @@ class PrincipalSubspace:
     subspace: BlockSubspace
     capture: float | None
     short: dict[str, int]
+
+    def orthonormal(self) -> PrincipalSubspace:
+        """The same, with columns that are held and orthonormal."""
+        return replace(self, subspace=self.subspace.orthonormal())
 
 
 def principal_subspace(

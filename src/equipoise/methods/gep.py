@@ -23,13 +23,12 @@ from equipoise.gradients.principal import Basis
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_positive, require_share
 from equipoise.methods.clip_rules import ClipRule
-from equipoise.methods.projected import ProjectedGradient
+from equipoise.methods.projected import Origin, ProjectedGradient
 from equipoise.methods.subspaces import Blocks
 from equipoise.privacy.bounded import Bounded
 from equipoise.privacy.clipping import clip, clip_coordinates
 from equipoise.privacy.releases import Release
 from equipoise.privacy.rows import PrivateRows
-from equipoise.privacy.sampling import Sampling
 
 __all__ = ["GEP", "BiasedGEP"]
 
@@ -62,9 +61,12 @@ class GEP(ProjectedGradient):
     """Gradient embedding perturbation: coordinates and residual, clipped and noised apart.
 
     Args:
-        public, clip_norm, clip_rule, noise_multiplier, dimension, energy, blocks, normalise_public, split,
-            public_batch_size, refresh_every: as for `ProjectedGradient`; blocks are layers and the subspace
-            is renewed every step by default.
+        public, clip_norm, clip_rule, noise_multiplier, dimension, energy, subspace, blocks, normalise_public,
+            split, public_batch_size, refresh_every, subspace_clip_norm, subspace_noise_multiplier,
+            subspace_share, subspace_batch_size, subspace_iterations, history, explore_every: as for
+            `ProjectedGradient`. Blocks are layers and the subspace is renewed every step by default; for a
+            private subspace that is a release a step. The full steps of "released" have no residual, and the
+            noise of the coordinates.
         basis: "held" or "auto", which are the same here: the columns are in memory and orthonormal, since the
             residual's norm cannot be told from columns that are never formed.
         residual_clip_norm: C_2 > 0; `clip_norm` when None.
@@ -95,6 +97,7 @@ class GEP(ProjectedGradient):
     noise_arguments: ClassVar[Mapping[str, str]] = {
         "noise_multiplier": "gradient",
         "residual_noise_multiplier": "residual",
+        "subspace_noise_multiplier": "moment",
     }
 
     def __init__(
@@ -109,12 +112,20 @@ class GEP(ProjectedGradient):
         residual_share: float = 0.5,
         dimension: int | None = None,
         energy: float | None = None,
+        subspace: Origin = "public",
         blocks: Blocks | None = None,
         normalise_public: bool = False,
         split: Literal["rbs", "ibs"] = "rbs",
         public_batch_size: int | None = None,
         refresh_every: int | None = None,
         basis: Basis = "auto",
+        subspace_clip_norm: float = 1.0,
+        subspace_noise_multiplier: float | None = None,
+        subspace_share: float = 0.2,
+        subspace_batch_size: float | None = None,
+        subspace_iterations: int = 3,
+        history: int = 20,
+        explore_every: int = 5,
     ) -> None:
         super().__init__(
             public,
@@ -123,12 +134,20 @@ class GEP(ProjectedGradient):
             noise_multiplier=noise_multiplier,
             dimension=dimension,
             energy=energy,
+            subspace=subspace,
             blocks=blocks,
             normalise_public=normalise_public,
             split=split,
             public_batch_size=public_batch_size,
             refresh_every=refresh_every,
             basis=basis,
+            subspace_clip_norm=subspace_clip_norm,
+            subspace_noise_multiplier=subspace_noise_multiplier,
+            subspace_share=subspace_share,
+            subspace_batch_size=subspace_batch_size,
+            subspace_iterations=subspace_iterations,
+            history=history,
+            explore_every=explore_every,
         )
         self.residual_clip_norm = clip_norm if residual_clip_norm is None else residual_clip_norm
         self.residual_noise_multiplier, self.residual_share = residual_noise_multiplier, residual_share
@@ -143,7 +162,7 @@ class GEP(ProjectedGradient):
             )
         require_share("residual_share", residual_share)
 
-    def _releases(self, sampling: Sampling, scale: float) -> list[Release]:
+    def _parts(self, scale: float) -> tuple[list[Release], float]:
         """Two releases of one draw; where the noise is calibrated, `scale` is that of both together."""
         share = self.residual_share
         given = self.noise_multiplier is not None
@@ -151,10 +170,11 @@ class GEP(ProjectedGradient):
         second = self.residual_noise_multiplier
         if second is None:
             second = first * math.sqrt((1 - share) / share)
-        return [
+        parts = [
             Release("gradient", first, self.clip_norm),
             Release("residual", second, self.residual_clip_norm),
         ]
+        return parts, 1 / math.hypot(1 / first, 1 / second)
 
     def _sums(self, rows: PrivateRows, subspace: BlockSubspace) -> dict[str, Bounded]:
         y = rows.coordinates(subspace)

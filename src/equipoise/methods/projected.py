@@ -215,11 +215,15 @@ class ProjectedGradient(Method):
 
     def _releases(self, sampling: Sampling, scale: float) -> list[Release]:
         source, refreshes = self._source(sampling), self._refreshes(sampling)
+        parts, together = self._parts(scale)
         noise = self.subspace_noise_multiplier
         if noise is None:
-            noise = subspace_noise(source, sampling, refreshes, scale, self.subspace_share)
-        first = Release("gradient", scale, self.clip_norm)
-        return [first, *source.releases(sampling, refreshes, noise)]
+            noise = subspace_noise(source, sampling, refreshes, together, self.subspace_share)
+        return [*parts, *source.releases(sampling, refreshes, noise)]
+
+    def _parts(self, scale: float) -> tuple[list[Release], float]:
+        """What a step in the subspace releases, and the multiplier that all of it together costs as."""
+        return [Release("gradient", scale, self.clip_norm)], scale
 
     def gradients_per_step(self, sampling: Sampling, plan: PrivacyPlan) -> float:
         """With those of the public records at every refresh."""
@@ -241,7 +245,9 @@ class ProjectedGradient(Method):
         if self.subspace == "random":
             return RandomSource(self.blocks, self.dimension)
         if self.subspace == "released":
-            return ReleasedSource(self.blocks, self.dimension, self.history, self.explore_every)
+            return ReleasedSource(
+                self.blocks, self.dimension, self.history, self.explore_every, self.takes_residual
+            )
         if self.subspace != "public":
             kind = MomentSource if self.subspace == "private_moment" else IterationSource
             rounds = 1 if kind is MomentSource else self.subspace_iterations

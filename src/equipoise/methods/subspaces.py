@@ -169,9 +169,7 @@ class PublicSource(SubspaceSource):
                 "records or a smaller dimension",
                 stacklevel=2,
             )
-        if self.orthonormal:
-            return dataclasses.replace(found, subspace=found.subspace.orthonormal())
-        return found
+        return found.orthonormal() if self.orthonormal else found
 
     def _batch(self, context: Context, key: Key) -> tuple[Any, int]:
         if self.disjoint_parts is not None:
@@ -215,10 +213,12 @@ class ReleasedSource(SubspaceSource):
     Attributes:
         history: sums kept.
         explore_every: every such step is a full one: steps in the subspace alone show no new direction.
+        orthonormal: hold orthonormal columns, to rounding.
     """
 
     history: int = 20
     explore_every: int = 5
+    orthonormal: bool = False
 
     def explores(self, step: int) -> bool:
         """Whether this step is a full step of DP-SGD."""
@@ -242,7 +242,8 @@ class ReleasedSource(SubspaceSource):
         """Principal directions of the kept sums."""
         rows = DenseGradients(key["history"])
         groups = groups_of(rows.names, self.blocks)
-        return principal_subspace(rows, groups, self.dimension, basis="held", measure=False)
+        found = principal_subspace(rows, groups, self.dimension, basis="held", measure=False)
+        return found.orthonormal() if self.orthonormal else found
 
 
 @dataclasses.dataclass(frozen=True)
