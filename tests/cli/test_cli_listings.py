@@ -33,6 +33,39 @@ def test_one_method_and_an_unknown_one(equipoise):
     assert METHODS["dp-sgd"].card.claim.split()[0] in equipoise("methods dp-sgd").out
 
 
+def test_a_method_lists_its_recipes_variants_and_options_with_their_defaults(equipoise):
+    out = " ".join(equipoise("methods dc-dpsgd").out.split())
+    assert "--recipe library (default), as-published" in out
+    assert "library: per_sample (default), joint_topk, two_channel; as-published: alg1 (default), code" in out
+    assert "tail_threshold=adaptive" in out
+    assert "body_clip_norm" in out
+    plain = equipoise("methods rsdp").out
+    assert "--recipe" not in plain
+    assert "--variant" not in plain
+    assert "drop_rate=0.3" in plain
+
+
+def test_the_listed_options_are_those_of_the_constructor(equipoise):
+    for row in equipoise("methods --json").value["methods"]:
+        method = METHODS[row["name"]]
+        assert {*row["options"], "public"} == {*method.arguments(), "public"}
+        assert ("recipe" in row["options"]) == (method.card.published_guarantee is not None)
+        assert ("variant" in row["options"]) == bool(row["variants"])
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.variants])
+def test_the_listed_variants_are_those_that_a_method_takes(name):
+    method, every = METHODS[name], {v for some in METHODS[name].variants.values() for v in some}
+    for recipe, variants in method.variants.items():
+        assert method(recipe=recipe).variant == variants[0]
+        for variant in every:
+            if variant in variants:
+                assert method(recipe=recipe, variant=variant).variant == variant
+            else:
+                with pytest.raises(ValueError, match="variant"):
+                    method(recipe=recipe, variant=variant)
+
+
 @pytest.fixture
 def tiny(monkeypatch):
     """An experiment without training, as a module of its own."""
@@ -51,13 +84,15 @@ def tiny(monkeypatch):
         EXPERIMENT=PaperExperiment("tiny", "Counting", "Counts its seeds.", run, default_seeds=3)
     )
     monkeypatch.setattr(papers, "EXPERIMENTS", {"tiny": "tiny_module"})
+    monkeypatch.setattr(papers, "TITLES", {"tiny": "Counting"})
     monkeypatch.setattr("equipoise.experiments.reproduce.EXPERIMENTS", {"tiny": "tiny_module"})
     monkeypatch.setattr(papers, "import_module", {"tiny_module": module}.__getitem__)
 
 
 def test_experiments_are_listed(equipoise, tiny):
-    assert "Counts its seeds." in equipoise("experiment").out
-    assert equipoise("experiment --json").value["experiments"][0]["default_seeds"] == 3
+    assert "tiny  Counting" in equipoise("experiment").out
+    (found,) = equipoise("experiment --json").value["experiments"]
+    assert (found["summary"], found["default_seeds"]) == ("Counts its seeds.", 3)
 
 
 def test_experiment_prints_and_writes_all_verdicts(equipoise, tiny, tmp_path):

@@ -137,6 +137,8 @@ WITHOUT_TORCH = [
     ("predict {broken}/nothing", "holds no checkpoint/settings.json"),
     ("resume {damaged}", "settings.json is damaged"),
     ("federate --method fedpcpd", "Did you mean fedpcdp?"),
+    ("experiment", "dp-c4-misfit"),
+    ("experiment dp-c5", "Did you mean dp-c4?"),
     ("federate --method fedavg:dp-sdg", "Did you mean fedavg:dp-sgd?"),
     ("federate --clients 0", "--clients is 0"),
     ("federate --driver bus", "--driver is 'bus'"),

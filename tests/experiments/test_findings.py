@@ -8,7 +8,7 @@ import math
 import pytest
 
 from equipoise.experiments.findings import Curve, Findings, Table, Verdict
-from equipoise.experiments.papers import EXPERIMENTS, find_experiment
+from equipoise.experiments.papers import EXPERIMENTS, TITLES, find_experiment
 from equipoise.report.figures import curves_figure
 
 
@@ -69,6 +69,6 @@ def test_long_labels_that_all_panels_share_stay_inside_the_figure() -> None:
 def test_every_experiment_is_found_under_its_name(name: str) -> None:
     experiment = find_experiment(name)
     assert experiment.name == name
-    assert experiment.title
+    assert experiment.title == TITLES[name]
     assert experiment.summary
     assert experiment.default_seeds >= 1

@@ -18,7 +18,7 @@ def methods(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """List the training methods; with names: what each does, proves and costs, and when it suits."""
+    """List the training methods; with names: what each does, proves and costs, when it suits, its options."""
     from dataclasses import asdict
 
     from equipoise.experiments.names import METHOD_NAMES, suggestion
@@ -32,7 +32,15 @@ def methods(
     with loading():
         from equipoise.methods import METHODS
 
-    rows = [{"name": name, **asdict(METHODS[name].card)} for name in names or METHODS]
+    rows = [
+        {
+            "name": name,
+            **asdict(METHODS[name].card),
+            "variants": METHODS[name].variants,
+            "options": METHODS[name].options(),
+        }
+        for name in names or METHODS
+    ]
     if json_output:
         emit({"methods": rows})
         return
@@ -43,4 +51,6 @@ def methods(
         console.print(methods_listing(rows))
         return
     console.print(methods_table(rows))
-    console.print("\n[dim]equipoise methods NAME says what it proves and costs, and when it suits[/]")
+    console.print(
+        "\n[dim]equipoise methods NAME says what it proves and costs, when it suits, and its options[/]"
+    )

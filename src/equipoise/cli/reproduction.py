@@ -20,18 +20,21 @@ def experiment(
     run_dir: RunDir = None,
 ) -> None:
     """Run a small experiment of a paper again: table, verdicts and figure."""
-    with loading():
-        from equipoise.experiments.reproduce import list_experiments, run_experiment
+    from equipoise.experiments.papers import TITLES, check_experiment
     from equipoise.report.listings import experiments_listing, findings_tables
 
-    quiet()
     console = open_console(json_output)
+    if name is None and not json_output:
+        console.print(experiments_listing(TITLES))
+        console.print("\n[dim]equipoise experiment NAME runs one; --json says what each compares[/]")
+        return
+    if name is not None:
+        check_experiment(name)
+    with loading():
+        from equipoise.experiments.reproduce import list_experiments, run_experiment
+    quiet()
     if name is None:
-        found = list_experiments()
-        if json_output:
-            emit({"experiments": found})
-        else:
-            console.print(experiments_listing(found))
+        emit({"experiments": list_experiments()})
         return
     findings, values = run_experiment(name, console, seeds=seeds, folder=run_dir, data_dir=data_dir)
     if json_output:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -95,6 +95,10 @@ class AdaptiveRMS(Method):
     noise_arguments: ClassVar[Mapping[str, str]] = {
         "noise_multiplier": "gradient",
         "radius_noise_multiplier": "squares",
+    }
+    variants: ClassVar[Mapping[str, Sequence[str]]] = {
+        "library": ("fused", "round"),
+        "as_published": ("round",),
     }
 
     def __init__(

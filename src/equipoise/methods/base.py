@@ -227,10 +227,19 @@ class Method(ABC):
     noise_arguments: ClassVar[Mapping[str, str]] = {}
     """Arguments that fix a noise multiplier, and the releases that have it."""
 
+    variants: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Algorithm forms of each recipe, its default one first; empty for a method that has one form."""
+
     @classmethod
     def arguments(cls) -> tuple[str, ...]:
         """The names of the constructor's arguments."""
         return tuple(inspect.signature(cls).parameters)
+
+    @classmethod
+    def options(cls) -> dict[str, Any]:
+        """The constructor's arguments with their defaults as plain values; without the public records."""
+        known = inspect.signature(cls).parameters
+        return {name: plain(argument.default) for name, argument in known.items() if name != "public"}
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments as plain values, with the `name` of the method.

@@ -69,7 +69,7 @@ __all__ = ["DCDPSGD"]
 
 Score = Literal["norm", "trace", "random"]
 Scorer = Callable[[PrivateRows, Private], Private]
-_VARIANTS = {"library": ("per_sample", "joint_topk", "two_channel"), "as_published": ("alg1", "code")}
+VARIANTS = {"library": ("per_sample", "joint_topk", "two_channel"), "as_published": ("alg1", "code")}
 _SCORES = ("norm", "trace", "random")
 
 ORDER = (
@@ -131,6 +131,7 @@ class DCDPSGD(Method):
     )
 
     noise_arguments: ClassVar[Mapping[str, str]] = {"noise_multiplier": "gradient"}
+    variants: ClassVar[Mapping[str, Sequence[str]]] = VARIANTS
 
     def __init__(
         self,
@@ -164,14 +165,14 @@ class DCDPSGD(Method):
                 f"body_clip_norm={body_clip_norm!r} exceeds clip_norm={clip_norm!r}: the tail has the larger "
                 "threshold; swap them"
             )
-        require_one_of("recipe", recipe, tuple(_VARIANTS))
+        require_one_of("recipe", recipe, tuple(VARIANTS))
         published = recipe == "as_published"
-        variant = _VARIANTS[recipe][0] if variant is None else variant
+        variant = VARIANTS[recipe][0] if variant is None else variant
         score = ("trace" if published else "norm") if score is None else score
         tail_fraction = (0.1 if published else 0.2) if tail_fraction is None else tail_fraction
         if subspace_structure is None:
             subspace_structure = "dense" if published else "khatri_rao"
-        require_one_of("variant", variant, _VARIANTS[recipe])
+        require_one_of("variant", variant, VARIANTS[recipe])
         require_one_of("score", score, ("trace",) if published else _SCORES)
         require_one_of("subspace_signs", subspace_signs, ("symmetric", "positive"))
         require_one_of("subspace_structure", subspace_structure, ("khatri_rao", "dense"))

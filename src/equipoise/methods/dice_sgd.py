@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -107,6 +107,7 @@ class DiceSGD(Method):
     )
 
     noise_arguments: ClassVar[Mapping[str, str]] = {"noise_multiplier": "body"}
+    variants: ClassVar[Mapping[str, Sequence[str]]] = VARIANTS
 
     def __init__(
         self,

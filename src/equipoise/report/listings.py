@@ -35,10 +35,11 @@ def methods_table(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def methods_listing(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """A block a method: what it is, what may be claimed, what it costs, when it suits.
+    """A block a method: what it is, what may be claimed, what it costs, when it suits, what can be set.
 
     Args:
-        methods: rows with the fields of `equipoise.methods.card.Card` and the `name`.
+        methods: rows with the fields of `equipoise.methods.card.Card`, the `name`, the `variants` of each
+            recipe and the `options` with their defaults.
     """
     from rich.console import Group
     from rich.padding import Padding
@@ -64,8 +65,36 @@ def methods_listing(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
             ("source", "source"),
         ):
             grid.add_row(label, str(method[field]))
+        for label, text in _settings(method).items():
+            grid.add_row(label, Text(text))
         blocks += [head, Padding(Text(str(method["summary"])), (0, 0, 0, 2)), Padding(grid, (0, 0, 1, 2))]
     return Group(*blocks)
+
+
+def _settings(method: Mapping[str, Any]) -> dict[str, str]:
+    """Recipes, their variants and the other options of a method, as lines of a listing.
+
+    >>> options = {"recipe": "library", "variant": None, "clip_norm": 1.0, "dimension": None}
+    >>> _settings({"options": options, "variants": {"library": ("one", "two"), "as_published": ("two",)}})
+    {'--recipe': 'library (default), as-published', '--variant': 'library: one (default), two; \
+as-published: two (default)', '--option': 'clip_norm=1.0, dimension (by default it follows from the rest)'}
+    """
+    options = dict(method["options"])
+    out: dict[str, str] = {}
+    if options.pop("recipe", None) is not None:
+        out["--recipe"] = "library (default), as-published"
+    if method["variants"]:
+        parts = [
+            f"{recipe.replace('_', '-')}: {first} (default)" + "".join(f", {other}" for other in others)
+            for recipe, (first, *others) in method["variants"].items()
+        ]
+        out["--variant"] = "; ".join(parts)
+    options.pop("variant", None)
+    valued = [f"{name}={value}" for name, value in options.items() if value is not None]
+    free = [name for name, value in options.items() if value is None]
+    rest = f"{', '.join(free)} (by default {'it follows' if len(free) == 1 else 'they follow'} from the rest)"
+    out["--option"] = ", ".join([*valued, *([rest] if free else [])]) or "none"
+    return out
 
 
 def _badge(guarantee: str) -> Any:
@@ -74,19 +103,17 @@ def _badge(guarantee: str) -> Any:
     return Text(MEANINGS.get(guarantee, guarantee), style=TONES.get(guarantee, "default"))
 
 
-def experiments_listing(experiments: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Name and title of every experiment, with what it does below."""
-    from rich.console import Group
-    from rich.padding import Padding
+def experiments_listing(experiments: Mapping[str, str]) -> RenderableType:
+    """Name and title of every experiment."""
+    from rich.table import Table
     from rich.text import Text
 
-    blocks: list[RenderableType] = []
-    for experiment in experiments:
-        head = Text(str(experiment["name"]), style="bold")
-        head.append(f"  {experiment['title']}", style="default not bold")
-        head.append(f"  ({experiment['default_seeds']} seeds)", style="dim")
-        blocks += [head, Padding(Text(str(experiment["summary"]), style="dim"), (0, 0, 1, 2))]
-    return Group(*blocks)
+    grid = Table.grid(padding=(0, 2), expand=False)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, title in experiments.items():
+        grid.add_row(Text(name, style="bold"), Text(title))
+    return grid
 
 
 def findings_tables(findings: Any) -> RenderableType:
