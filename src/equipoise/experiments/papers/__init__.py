@@ -18,12 +18,14 @@ TITLES: dict[str, str] = {
     "adaptive-rms-fl": "AdaptDP-FedAvg with ten clients",
     "adaptive-rms-images": "AdaptDP-FedAvg on MNIST and Fashion-MNIST at epsilons 1, 3 and 8",
     "dc-dpsgd": "Two thresholds on heavy-tailed regression",
+    "dc-dpsgd-long-tail": "Two thresholds on rare classes",
     "dice-sgd": "The bias of clipping and its removal at a true epsilon of 1",
     "dp-c4": "DP-C4 under interpolation: thresholds that shrink, at a true epsilon of 4",
     "dp-c4-misfit": "DP-C4 without interpolation: the claim that does not reproduce",
     "fed-pcdp": "FedPCDP on the digits, and the bytes that it sends",
     "fed-pcdp-images": "FedPCDP's setting on MNIST and Fashion-MNIST",
     "pcdp-sgd": "Projecting gradients before clipping them",
+    "pcdp-sgd-subspaces": "Where the directions of a projection come from",
 }
 EXPERIMENTS: dict[str, str] = {
     name: f"equipoise.experiments.papers.{name.replace('-', '_')}" for name in TITLES

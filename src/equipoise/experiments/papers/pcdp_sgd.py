@@ -41,7 +41,7 @@ from equipoise.methods import (
 )
 from equipoise.privacy import FullBatch, Poisson, Sampling
 
-__all__ = ["EXPERIMENT", "clipping_bias", "digits", "means", "span"]
+__all__ = ["EXPERIMENT", "clipping_bias", "digits", "drawn", "means", "span"]
 
 RECORDS, DIMENSIONS, CORE, STEPS = 10_000, 1000, 10, 200
 NEVER = 10**6  # steps between refreshes: one subspace for the whole training
@@ -74,19 +74,23 @@ def span(seed: int, size: int = DIMENSIONS) -> Tensor:
     return torch.linalg.qr(torch.randn(size, CORE, generator=rng, dtype=torch.float64))[0].t().float()
 
 
-def means(
-    seed: int, count: int = RECORDS, size: int = DIMENSIONS, radii: tuple[float, float] = (1.0, 10.0)
-) -> Problem:
-    """The problem of the module docstring."""
-    rng = torch.Generator().manual_seed(2000 + seed)
-    U = span(seed, size)
+def drawn(U: Tensor, count: int, rng: torch.Generator, radii: tuple[float, float] = (1.0, 10.0)) -> Tensor:
+    """Records of the module docstring, [count, P], for U^T [10, P]."""
     second = torch.rand(count, generator=rng) < 0.3
     s = 0.1 * torch.randn(count, CORE, generator=rng)
     s[~second, 0] += 1
     s[second, 1] += 1
-    across = torch.randn(count, size, generator=rng)
+    across = torch.randn(count, U.shape[1], generator=rng)
     across = F.normalize(across - across @ U.t() @ U)
-    x = s @ U + across * torch.where(second, radii[1], radii[0]).unsqueeze(1)
+    return s @ U + across * torch.where(second, radii[1], radii[0]).unsqueeze(1)
+
+
+def means(
+    seed: int, count: int = RECORDS, size: int = DIMENSIONS, radii: tuple[float, float] = (1.0, 10.0)
+) -> Problem:
+    """The problem of the module docstring."""
+    U = span(seed, size)
+    x = drawn(U, count, torch.Generator().manual_seed(2000 + seed), radii)
     answer = 0.7 * U[0] + 0.3 * U[1]
     return Problem(
         name="means",
