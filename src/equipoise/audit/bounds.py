@@ -187,13 +187,18 @@ Choice = tuple[float, int]
 
 
 def _select(p: Numbers, q: Numbers, delta: float, alpha: float) -> tuple[Choice, Choice]:
-    """Threshold and side of the largest bound, and of the largest mu, on the selection half."""
+    """Threshold and side of the largest bound, and of the largest mu, on the selection half.
+
+    The limits hold for all thresholds at once. At alpha for each of them the best would be a lucky one far in
+    the tail, whose few positives certify little on the other half.
+    """
     shares = np.concatenate([np.geomspace(1e-5, 0.5, 60), 1 - np.geomspace(1e-5, 0.5, 60)])
     pooled = np.concatenate([p, q])
     pooled = pooled[np.isfinite(pooled)]
     thresholds = np.unique(np.quantile(pooled, shares)) if len(pooled) else np.zeros(1)
     # also just outside of either sample: no false positive, or no false negative
     thresholds = np.unique(np.concatenate([thresholds, np.nextafter(thresholds, -np.inf)]))
+    alpha /= 2 * len(thresholds)
     # [T, 2]: every threshold with either side, as `_counts` counts
     absent = np.searchsorted(np.sort(p), thresholds, side="right")
     missed = np.searchsorted(np.sort(q), thresholds, side="right")
