@@ -17,6 +17,7 @@ from torch import Tensor
 from equipoise.gradients.base import CHUNK_ELEMENTS, DenseFactor, Factor, accumulation_dtype, chunks, dots
 from equipoise.gradients.index import IndexFactor
 from equipoise.gradients.outer import OuterFactor
+from equipoise.gradients.products import times_held
 
 __all__ = ["gram", "inner"]
 
@@ -179,9 +180,11 @@ def _gram_outer(left: OuterFactor, right: OuterFactor, dtype: torch.dtype) -> Te
 
 
 def _gram_outer_dense(left: OuterFactor, right: DenseFactor, dtype: torch.dtype) -> Tensor:
-    """Rows of the left side in blocks of output features, multiplied while they are in the cache."""
+    """Rows of the left side whole if that is little, else in blocks of output features."""
     a, b, held = left.a.to(dtype), left.b.to(dtype), right.g.view(right.num_records, -1)
     d_out, d_in = left.matrix_shape
+    if left.num_records * d_out * d_in <= 16 * CHUNK_ELEMENTS:
+        return times_held(torch.bmm(b.transpose(1, 2), a).flatten(1), held)
     out = torch.zeros(left.num_records, right.num_records, dtype=dtype, device=left.device)
     size = left.num_records * d_in
     for block in chunks(d_out, size, max(CHUNK_ELEMENTS, 16 * size)):
