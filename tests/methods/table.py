@@ -70,6 +70,9 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "rsdp": lambda: eq.RandomSparsification(clip_norm=0.5),
     "dc-dpsgd": lambda: eq.DCDPSGD(0.5, count_noise=0.3),
     "dc-dpsgd trace": lambda: eq.DCDPSGD(0.5, score="trace", subspace_dimension=3, tail_threshold="null"),
+    "dc-dpsgd trace without signs": lambda: eq.DCDPSGD(
+        0.5, score="trace_abs", subspace_dimension=3, count_noise=0.3
+    ),
     "dc-dpsgd random": lambda: eq.DCDPSGD(0.5, score="random"),
     "dc-dpsgd two channels": lambda: eq.DCDPSGD(0.5, variant="two_channel", count_noise=0.3),
     "dc-dpsgd top share": lambda: eq.DCDPSGD(0.5, variant="joint_topk"),

@@ -23,7 +23,7 @@ from equipoise.privacy.bounded import Bounded
 from equipoise.privacy.private import unwrap
 
 DRAW = Draw("batch", 0)
-SCORES = ("norm", "trace", "random")
+SCORES = ("norm", "trace", "trace_abs", "random")
 NARROW = {"subspace_dimension": 3}
 
 

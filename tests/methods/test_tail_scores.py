@@ -142,6 +142,22 @@ def test_khatri_rao_columns_through_factors_equal_the_dense_computation():
     torch.testing.assert_close(expected, (g @ basis).square().sum(1) / g.square().sum(1), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("dense_limit", [0, 10**6])
+def test_the_trace_without_signs_is_that_of_the_absolute_rows(dense_limit):
+    shapes = {"w": (5, 4), "b": (7,)}
+    subspace = SeededSubspace(3, shapes, 4, dtype=torch.float64, dense_limit=dense_limit, entries=sub_weibull)
+    rng = torch.Generator().manual_seed(0)
+    signed = {name: torch.randn(6, *shape, generator=rng).double() for name, shape in shapes.items()}
+    absolute = {name: value.abs() for name, value in signed.items()}
+    found = Trace(subspace, absolute=True)(PrivateRows(DenseGradients(signed)))
+    assert found.by_record
+    expected = unwrap(Trace(subspace)(PrivateRows(DenseGradients(absolute))))
+    torch.testing.assert_close(unwrap(found), expected, rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(unwrap(Trace(subspace)(PrivateRows(DenseGradients(signed)))), expected)
+    with pytest.raises(TypeError, match="HeldSubspace"):
+        Trace(HeldSubspace({"w": torch.eye(2, 3)}), absolute=True)
+
+
 def test_dependent_columns_are_refused():
     held = columns(0)
     held[1] = 2 * held[0]

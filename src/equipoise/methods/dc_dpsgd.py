@@ -67,10 +67,11 @@ if TYPE_CHECKING:
 
 __all__ = ["DCDPSGD"]
 
-Score = Literal["norm", "trace", "random"]
+Score = Literal["norm", "trace", "trace_abs", "random"]
 Scorer = Callable[[PrivateRows, Private], Private]
 VARIANTS = {"library": ("per_sample", "joint_topk", "two_channel"), "as_published": ("alg1", "code")}
-_SCORES = ("norm", "trace", "random")
+_SCORES = ("norm", "trace", "trace_abs", "random")
+_TRACES = ("trace", "trace_abs")
 
 ORDER = (
     "the order of the records' scores does not follow from how they are rounded: batches of different sizes "
@@ -88,7 +89,9 @@ class DCDPSGD(Method):
         recipe: "library" or "as_published".
         variant: "per_sample" (default), "joint_topk" or "two_channel"; as published "alg1" (default) or
             "code".
-        score: "norm" (default), "trace" or "random" (labels by lot: the control); as published "trace".
+        score: "norm" (default), "trace", "trace_abs" (of the gradient's entries without their signs, as in
+            the authors' program; forms every record's gradient and all columns) or "random" (labels by lot:
+            the control); as published "trace".
         tail_fraction: p in (0, 1), the wanted share of the tail; 0.2, as published 0.1.
         tail_threshold: "adaptive" (follows p through a released count), "null" (score "trace": the quantile
             that a direction without information has) or a public number above zero. `joint_topk` and the
@@ -209,7 +212,7 @@ class DCDPSGD(Method):
             # Infinity is a threshold, too: no tail at all.
             if isinstance(value, bool) or math.isnan(value) or value < 0:
                 raise ValueError(f"tail_threshold={value!r}: give a number of at least 0, or 'adaptive'")
-        if value == "null" and self.score != "trace":
+        if value == "null" and self.score not in _TRACES:
             raise ValueError(
                 f"tail_threshold='null' is the quantile of an uninformative trace; score={self.score!r} has "
                 "none. Give a number or 'adaptive'"
@@ -290,7 +293,7 @@ class DCDPSGD(Method):
         """The threshold of the first step: a public constant, never a quantile of the first batch."""
         if self.variant == "code":
             return {}
-        if self.score == "trace":
+        if self.score in _TRACES:
             size = sum(context.params[name].numel() for name in self._looked_at(context.params))
             if self.subspace_dimension > size:
                 raise ValueError(
@@ -304,7 +307,7 @@ class DCDPSGD(Method):
             return {"threshold": 1 - self.tail_fraction}
         if self.initial_threshold is not None and self.tail_threshold == "adaptive":
             return {"threshold": float(self.initial_threshold)}
-        return {"threshold": null if self.score == "trace" else self.clip_norm}
+        return {"threshold": null if self.score in _TRACES else self.clip_norm}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """One draw, one release; joint variants pass over the draw twice."""
@@ -399,7 +402,8 @@ class DCDPSGD(Method):
         rng = context.public_rng(context.step - context.step % self.refresh_every)
         seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
         names = self._looked_at(context.params)
-        trace = Trace(self._subspace(seed, {name: context.params[name] for name in names}))
+        subspace = self._subspace(seed, {name: context.params[name] for name in names})
+        trace = Trace(subspace, absolute=self.score == "trace_abs")
 
         def score(rows: PrivateRows, ids: Private) -> Private:
             found = trace(rows if self.layers is None else rows.select(names))

@@ -5,6 +5,7 @@ score       of record i                                           distribution w
 ==========  ====================================================  =======================================
 `norm`      ||g_i||                                               -
 `trace`     lambda_i = ||V^T g_i||^2 / ||g_i||^2, V^T V = I_k      Beta(k/2, (P-k)/2) for Gaussian V
+`trace_abs` the same of |g_i|, entry by entry                     the same
 `random`    a uniform number of the record's own                  uniform on [0, 1)
 ==========  ====================================================  =======================================
 
@@ -28,7 +29,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from equipoise.gradients.subspace import Subspace
+from equipoise.gradients.subspace import SeededSubspace, Subspace
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 
@@ -81,6 +82,8 @@ class Trace:
 
     Args:
         subspace: columns A, not necessarily orthonormal.
+        absolute: take the rows' entries without their signs; all calls are for rows of the same parameters.
+            That needs the dense rows, [b, P], and the dense columns of a `SeededSubspace`, [P, k].
 
     Raises:
         ValueError: columns that are linearly dependent to working precision.
@@ -93,8 +96,14 @@ class Trace:
         True
     """
 
-    def __init__(self, subspace: Subspace) -> None:
-        self.subspace = subspace
+    def __init__(self, subspace: Subspace, absolute: bool = False) -> None:
+        if absolute and not isinstance(subspace, SeededSubspace):
+            raise TypeError(
+                f"subspace={type(subspace).__name__}: rows without signs are multiplied with dense columns, "
+                "which a SeededSubspace gives"
+            )
+        self.subspace, self._absolute = subspace, absolute
+        self._columns: Tensor | None = None
         gram = subspace.gram().double()
         # Heavy-tailed columns differ by orders of magnitude; the score does not change with their lengths.
         self._scale = gram.diagonal().sqrt()
@@ -109,12 +118,21 @@ class Trace:
 
     def __call__(self, rows: PrivateRows) -> Private:
         """lambda_i in [0, 1], float64, [b]; zero for a row of zeros or one that is not finite."""
-        y = rows.coordinates(self.subspace).double() / self._scale
+        y = self._coordinates(rows).double() / self._scale
         squares = (y @ self._inverse.t()).square().sum(dim=1)
         scores = squares / rows.row_norms().double().square()
         out = torch.nan_to_num(scores, nan=0.0, posinf=0.0).clamp(min=0, max=1)
         assert isinstance(out, Private)
         return out
+
+    def _coordinates(self, rows: PrivateRows) -> Tensor:
+        if not self._absolute:
+            return rows.coordinates(self.subspace)
+        if self._columns is None:  # once a step, not once a micro-batch
+            assert isinstance(self.subspace, SeededSubspace)
+            blocks = [self.subspace.block(name).materialise().flatten(1) for name in rows.names]
+            self._columns = torch.cat(blocks, dim=1).t().to(rows.dtype)
+        return rows.matrix().abs() @ self._columns
 
 
 def record_uniforms(ids: Private, seed: int) -> Private:
