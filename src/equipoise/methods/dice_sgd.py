@@ -288,20 +288,23 @@ class DiceSGD(Method):
         body = mean_of(released["body"], size)
         if self._noise is None:
             return body, state
+        # In place where the tensors are our own: each is as large as the model.
+        residual = mean_of(released["total" if "total" in released else "residual"], size)
         if "total" in released:
-            residual = {name: value / size - body[name] for name, value in released["total"].items()}
-        else:
-            residual = mean_of(released["residual"], size)
-        memory = state["memory"]
-        feedback = self._feedback(memory)
-        memory = {name: memory[name] - feedback[name] + residual[name] for name in memory}
+            residual = {name: value.sub_(body[name]) for name, value in residual.items()}
+        del released
+        feedback = self._feedback(state["memory"])
+        memory = {
+            name: (kept - feedback[name]).add_(residual[name]) for name, kept in state["memory"].items()
+        }
+        del residual
         if self.memory_clip_norm is not None:
             memory = clipped(memory, self.memory_clip_norm)
         norm = float(norm_of(memory))
         far = state["far_steps"] + (norm > 20 * self.feedback_clip_norm > 0)
         if far > context.sampling.steps / 2 >= state["far_steps"]:
             self._warn(norm)
-        estimate = {name: body[name] + feedback[name] for name in body}
+        estimate = {name: value.add_(feedback[name]) for name, value in body.items()}
         return estimate, {"memory": memory, "memory_norm": norm, "far_steps": far}
 
     def _feedback(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
