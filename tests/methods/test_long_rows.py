@@ -138,6 +138,26 @@ def test_the_square_of_a_residual_is_not_read_too_small(size, columns):
     assert (residual.row_norms() >= exact).all()
 
 
+@pytest.mark.parametrize("columns", [2, 6])
+def test_the_residual_of_a_long_linear_row_is_not_read_too_small(columns):
+    """Positions' products against held columns: a product that is rounded from end to end would be."""
+    rng = torch.Generator().manual_seed(2)
+    held = 1 + 0.3 * torch.randn(columns, 1000, 1000, generator=rng)
+    held[0] = 1.0
+    subspace = BlockSubspace({"w": (1000, 1000)}, [Block(columns, {"w": held})]).orthonormal()
+    a = torch.tensor([0.3, 0.55, 1 / 3, 0.78]).view(4, 1, 1) * (
+        1 + 1e-3 * torch.randn(4, 1, 1000, generator=rng)
+    )
+    factor = OuterFactor(a, 1 + 1e-3 * torch.randn(4, 1, 1000, generator=rng))
+    residual = FactoredGradients({"w": (factor,)}).residual(subspace)
+    exact = residual.materialise().matrix().double().norm(dim=1)
+    assert (residual.row_norms() >= exact).all()
+    rows = factor.materialise().flatten(1).double()
+    units = torch.stack([subspace.lift(unit)["w"].flatten() for unit in torch.eye(columns)])
+    off = subspace.coordinates(FactoredGradients({"w": (factor,)})) - rows @ units.double().t()
+    assert (off.abs() / rows.norm(dim=1, keepdim=True)).max() < 20 * torch.finfo(torch.float32).eps
+
+
 @pytest.mark.parametrize("columns", [1, 20])
 def test_coordinates_of_long_rows(columns):
     rows = torch.full((20 if columns > 1 else 1, 300_000), 0.3)

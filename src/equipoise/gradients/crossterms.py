@@ -180,17 +180,17 @@ def _gram_outer(left: OuterFactor, right: OuterFactor, dtype: torch.dtype) -> Te
 
 
 def _gram_outer_dense(left: OuterFactor, right: DenseFactor, dtype: torch.dtype) -> Tensor:
-    """Rows of the left side whole if that is little, else in blocks of output features."""
+    """Rows of the left side whole if that is little and the others are rough, else in blocks of features."""
     a, b, held = left.a.to(dtype), left.b.to(dtype), right.g.view(right.num_records, -1)
     d_out, d_in = left.matrix_shape
-    if left.num_records * d_out * d_in <= 16 * CHUNK_ELEMENTS:
+    if right.rough and left.num_records * d_out * d_in <= 16 * CHUNK_ELEMENTS:
         return times_held(torch.bmm(b.transpose(1, 2), a).flatten(1), held)
-    out = torch.zeros(left.num_records, right.num_records, dtype=dtype, device=left.device)
+    out = torch.zeros(left.num_records, right.num_records, dtype=torch.float64, device=left.device)
     size = left.num_records * d_in
     for block in chunks(d_out, size, max(CHUNK_ELEMENTS, 16 * size)):
         rows = torch.bmm(b[:, :, block].transpose(1, 2), a).flatten(1)
-        out.addmm_(rows, held[:, block.start * d_in : block.stop * d_in].t())
-    return out
+        out += dots(rows, held[:, block.start * d_in : block.stop * d_in])
+    return out.to(dtype)
 
 
 def _gram_index(left: IndexFactor, right: IndexFactor, dtype: torch.dtype) -> Tensor:

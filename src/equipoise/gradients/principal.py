@@ -181,7 +181,7 @@ def _with_rows(
             part = G.select([name])
             for some in chunks(G.num_records, G.shapes[name].numel()):  # copied while they are in the cache
                 memory[0][some] = part.rows(some).materialise().tensors[name]
-            factors[name] = (DenseFactor(memory[0]),)
+            factors[name] = (DenseFactor(memory[0], rough=True),)
     return FactoredGradients(factors, G.losses, shapes=G.shapes)
 
 

@@ -3,8 +3,9 @@
 Nearly all of its time is reading the held rows once. On processors MKL, which `torch.mm` calls, reaches half
 of what the memory gives for such shapes; oneDNN, which PyTorch carries for the linear layers of compiled
 models, reaches it (V of 100 x 262,144 and 16 rows, one thread: 20.7 ms against 10.7). PyTorch has no public
-name for that product of plain tensors; where the operator is missing or refuses, `torch.mm` does the work.
-Both are true to about 3e-5 of the rows' lengths for a million numbers, all of them alike.
+name for that product of plain tensors; where the operator is missing or refuses, `dots` does the work.
+It is true to about 3e-5 of the rows' lengths for a million numbers, all of them alike: for rows that say
+they are ``rough``, whose products are coordinates that are clipped by their own norm.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from equipoise.gradients.base import dots
 
 __all__ = ["times_held"]
 
@@ -30,7 +33,7 @@ def times_held(rows: Tensor, held: Tensor) -> Tensor:
     operator = _linear()
     suited = rows.device.type == "cpu" and rows.dtype == held.dtype == torch.float32
     if operator is None or not suited or held.numel() < LARGE or rows.shape[0] >= held.shape[0]:
-        return torch.mm(rows, held.t())
+        return dots(rows, held)
     product: Tensor = operator(held, rows, None, "none", [], "")
     return product.t()
 
