@@ -202,7 +202,7 @@ def _verdicts(middle: Mapping[tuple[str, int, float, str], float]) -> list[Verdi
 def _draw(findings: Findings) -> Any:
     from equipoise.report.figures import curves_figure
 
-    return curves_figure(findings.curves, x_label="epsilon", y_label="test error")
+    return curves_figure(findings.curves, x_label="epsilon", y_label="test error", log_y=False)
 
 
 EXPERIMENT = PaperExperiment(
