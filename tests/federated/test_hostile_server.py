@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from federated_problem import LOCAL_STEPS, ROUNDS, client, same, start
+from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, client, loss, records, same, start
 
 import equipoise as eq
 from equipoise.federated import Refused, ServerRMS
@@ -148,3 +148,36 @@ def test_a_model_that_overflows_is_answered_with_noise():
     found = one.train(1, huge, 0.1)
     assert all(bool(torch.isfinite(value).all()) for value in found.values())
     assert len(booked(one)) == LOCAL_STEPS
+
+
+def failing_loss(limit):
+    """A loss that raises where an output is beyond a limit, as `binary_cross_entropy` does."""
+
+    def fails(model, batch):
+        if bool((model(batch["input"]) > limit).any()):
+            raise RuntimeError("all elements of input should be between 0 and 1")
+        return loss(model, batch)
+
+    return fails
+
+
+@pytest.mark.parametrize("hit", ["the first record", "every record"])
+def test_records_that_the_servers_parameters_make_fail_never_stop_a_step(hit):
+    """A step that failed would be a test of a record of the server's choice, without noise and unbooked."""
+    data = records()
+    data["input"][0] = 100.0
+    params = start()
+    params["0.weight"].zero_()
+    params["0.bias"].fill_(-10.0 if hit == "the first record" else 10.0)
+    params["0.weight"][:, 0] = 1.0 if hit == "the first record" else 0.0
+    params["2.weight"].fill_(100.0)
+    one = victim(data=data, loss_function=failing_loss(400.0), sampling=eq.FullBatch(RECORDS, 6))
+    one.train(1, params, 0.25)
+    assert len(booked(one)) == LOCAL_STEPS
+    assert one.rounds_left == ROUNDS - 1
+
+
+def test_a_loss_that_never_works_is_reported_before_the_first_request(tmp_path):
+    with pytest.raises(ValueError, match="fails on"):
+        victim(loss_function=failing_loss(-math.inf), folder=tmp_path / "client")
+    assert not (tmp_path / "client").exists()

@@ -7,10 +7,14 @@ added.
 
 A record that cannot be read, or that the model or the loss fails on, has weight zero: a micro-batch that
 fails is halved until the record is alone, and left out. Nothing of it shows but a count in the diagnostics.
+Where all of them fail the step is noise alone, and booked: a step that stopped for a failing record would
+tell who chose the parameters (a server, say) that it was drawn. Whether model and loss work is checked at
+attach.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +32,8 @@ from equipoise.training.randomness import Coins, generator, public_coins, replay
 
 __all__ = ["RowMaker", "StepContext", "Tally", "TrainingDraw"]
 
+_log = logging.getLogger("equipoise.training")
+
 
 class RowMaker:
     """Makes gradient rows of records: the engine, the data, the device, the augmentation.
@@ -41,7 +47,7 @@ class RowMaker:
         seed: public seed of dropout and augmentation.
         augmentation: (batch, generator) -> batch; with `views` > 1, that many views a record are averaged.
         views: K.
-        probes: numbers of the records of `example`.
+        probes: numbers of the records of `example`, which could be read at the start.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class RowMaker:
         self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
         self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
         self.augmentation, self.views = augmentation, views
+        self._told = False
 
     def public(self, *purpose: object) -> Coins:
         """Coins that follow the public seed."""
@@ -83,23 +90,39 @@ class RowMaker:
                 made.append(self.engine(batch, params=params))
         return made
 
-    def check_example(self, at: Sequence[Parameters | None]) -> None:
-        """Read the example's records again and make their rows: they were fine when the training started.
+    def check_source(self) -> None:
+        """See that some record of the example, all of which were read at the start, can still be read.
+
+        Reading depends on no parameters. Model and loss are never tried again on chosen records: at
+        parameters that a server sent, whether they fail would be an answer without noise.
 
         Raises:
-            Whatever fails now: the fault is then not that of a record that was drawn.
+            Whatever the last of them raises, where none can be read: the source is gone.
         """
-        if len(self.probes) and not self.source.is_scanned:
-            self.source.take(self.probes)
-        coins = self.public("example")
-        self.rows(self.prepare(self.example, coins), at, coins)
+        failed: Exception | None = None
+        for number in self.probes:
+            try:
+                self.source.take(number[None])
+                return
+            except Exception as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
     def no_rows(self, at: Sequence[Parameters | None]) -> list[Any]:
-        """Rows of no records: models need not accept an empty batch."""
-        nobody = torch.zeros(0, dtype=torch.long, device=self.device)
-        coins = self.public("example")
-        prepared = self.prepare(self.example, coins)
-        return [rows.rows(nobody) for rows in self.rows(prepared, at, coins)]
+        """Rows of no records; the engine makes them without running the model."""
+        nobody = map_batch(lambda leaf: leaf[:0].to(self.device), self.example)
+        return [self.engine(nobody, params=params) for params in at]
+
+    def note_failed_draw(self, name: str) -> None:
+        """Tell the keeper, once, that a draw came to nothing; it is no reason to stop."""
+        if not self._told:
+            _log.error(
+                "every record of a draw %r failed: the step goes on with noise alone. The kinds of the "
+                "errors are in private/diagnostics.jsonl; this is said once",
+                name,
+            )
+        self._told = True
 
 
 class TrainingDraw:
@@ -166,6 +189,8 @@ class TrainingDraw:
             elif len(ids) > 1:
                 half = len(ids) // 2
                 waiting += [((*place, 1), ids[half:]), ((*place, 0), ids[:half])]
+        if self._parts and not whole:
+            self._maker.note_failed_draw(self.name)
         # A record left out is left out of every later pass, and the rest keeps its places: the same masks.
         self._parts = whole
         if not whole:
@@ -178,11 +203,13 @@ class TrainingDraw:
     def _rows_of(
         self, place: tuple[int, ...], ids: Tensor, points: Sequence[Parameters | None]
     ) -> list[Any] | None:
-        """Rows of these records at every point; None if they fail because of one of the records."""
+        """Rows of these records at every point; None if they fail."""
         maker, coins = self._maker, secret_coins(self.token, self._processes.rank, *place)
+        was_read = False
         try:
-            batch = maker.prepare(maker.source.take(ids), coins)
-            return maker.rows(batch, points, coins)
+            taken = maker.source.take(ids)
+            was_read = True
+            return maker.rows(maker.prepare(taken, coins), points, coins)
         except ForwardWritesError:
             raise  # no fault of a record: the model is spoilt
         except Exception as error:
@@ -190,7 +217,8 @@ class TrainingDraw:
                 raise
             kind = type(error).__name__
         # Outside of the handler, so that an error raised here does not carry the record's with it.
-        maker.check_example(points)
+        if not was_read:
+            maker.check_source()
         if len(ids) == 1:
             self._tally.note_failure(self.name, kind)
         return None
