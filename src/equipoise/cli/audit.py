@@ -45,7 +45,9 @@ def audit(
     ] = False,
     data: Annotated[str, typer.Option(help="Data set of the shadow models.")] = "digits",
     models: Annotated[int, typer.Option(help="Number of shadow models of either kind.")] = 32,
-    confidence: Annotated[float, typer.Option(help="Of what is certified, over all seeds together.")] = 0.99,
+    confidence: Annotated[
+        float, typer.Option(help="Over all seeds together; of each attack on a run.")
+    ] = 0.99,
     data_dir: DataDir = None,
     json_output: Json = False,
     run_dir: RunDir = None,
