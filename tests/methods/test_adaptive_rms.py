@@ -13,6 +13,7 @@ from table import training as train
 from test_sensitivity import gradients, part, wild_batch
 
 import equipoise as eq
+from equipoise.gradients import DenseGradients
 from equipoise.methods.adaptive_rms import _squares
 from equipoise.methods.rms_claim import claimed_epsilon, order, published_noise, subsampled_rdp
 from equipoise.methods.rms_radius import RMSRadius
@@ -241,6 +242,14 @@ def test_a_record_moves_the_squares_by_their_cap_at_most():
         changes.append(abs(total(batch) - total(part(batch, slice(1, None)))))
     assert max(changes) <= 1 + 1e-6
     assert max(changes) > 0.9  # the search comes near the cap: it could find an excess
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_record_without_a_finite_norm_counts_as_a_large_one(bad):
+    rows = DenseGradients({"w": torch.tensor([[bad, 1.0], [0.3, 0.0], [bad, bad]])})
+    found = _squares(PrivateRows(rows, Draw("radius", 0)), 0.25)
+    assert float(unwrap(found.value["sum"])) == pytest.approx(2.36)
+    assert (found.add_remove, found.replace) == (1.0, 1.0)
 
 
 # ---- in a training

@@ -347,8 +347,11 @@ class AdaptiveRMS(Method):
 
 
 def _squares(rows: PrivateRows, limit: float) -> Bounded:
-    """The sum of min(|g|^2 / U, 1); a record whose norm is infinite counts 1, like any large one."""
-    relative = (rows.row_norms() / math.sqrt(limit)).clamp(max=1.0).square()
+    """The sum of min(|g|^2 / U, 1); a record whose norm is not finite counts 1, like any large one.
+
+    Were it to count nothing, records that overflow would pull the radius down.
+    """
+    relative = (rows.row_norms() / math.sqrt(limit)).nan_to_num(nan=math.inf).clamp(max=1.0).square()
     assert isinstance(relative, Private)
     return capped(relative, 1.0)
 
