@@ -21,6 +21,9 @@ from federated_problem import (
 
 import equipoise as eq
 from equipoise.federated import AdaptDPFedAvg, FedAvg, Proximal, Reply, ServerRMS, simulate
+from equipoise.federated.scaffold import ScaffoldAverage
+from equipoise.federated.server_quantile import SHARE, QuantileFedAvg
+from equipoise.methods import ReleasedQuantile
 from equipoise.methods.rms_radius import RMSRadius
 from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError
 from equipoise.training.checkpoint import CheckpointError
@@ -35,6 +38,14 @@ def follower(clip_norm=0.5, **options):
 
 def adaptive(clients, clip_norm=0.5, **options):
     return AdaptDPFedAvg(RMSRadius(clip_norm, **options), rounds=ROUNDS, clients=clients)
+
+
+def quantile(clients):
+    return QuantileFedAvg(ReleasedQuantile(0.5))
+
+
+def scaffold(clients):
+    return ScaffoldAverage(clients, local_steps=1, learning_rate=1e-3)
 
 
 class Flaky:
@@ -231,6 +242,43 @@ def test_nobody_answers():
     assert same(history.params, start())
     assert [done.answered for done in history.rounds] == [(), ()]
     assert history.rounds[1].metrics["radius"] == 0.5
+
+
+class Canned:
+    """A client that answers with whatever it was given."""
+
+    def __init__(self, beside=None, fill=1.0, mean=0.5, noise=0.1):
+        self._beside, self._fill, self._mean, self.radius_noise = beside or {}, fill, mean, noise
+
+    def ask(self, number, params, square_limit):
+        return self._mean
+
+    def train(self, number, params, clip_norm=None, control=None):
+        return {name: torch.full_like(value, self._fill) for name, value in params.items()} | self._beside
+
+
+MALFORMED = {
+    "two shares": (quantile, {"beside": {SHARE: torch.ones(2)}}),
+    "an empty share": (quantile, {"beside": {SHARE: torch.ones(0)}}),
+    "no share": (quantile, {}),
+    "a share of a small type": (quantile, {"beside": {SHARE: torch.ones(()).to(torch.float8_e4m3fn)}}),
+    "noise whose square overflows": (adaptive, {"noise": 1e200}),
+    "a mean that overflows in a sum": (adaptive, {"mean": 1.7e308}),
+    "a mean beyond all floats": (adaptive, {"mean": 10**400}),
+    "parameters that overflow in a sum": (lambda clients: FedAvg(), {"fill": 1.7e308}),
+    "parameters that overflow in a control": (scaffold, {"fill": 1.7e308}),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_answer_counts_as_none_and_the_others_go_on(kind):
+    strategy, wrong = MALFORMED[kind]
+    good = {"beside": {SHARE: torch.tensor(0.5)}} if strategy is quantile else {}
+    clients = [Canned(**wrong), Canned(**wrong), Canned(**good)]
+    history = simulate(strategy(3), clients, start(), 2)
+    assert [done.answered for done in history.rounds] == [(2,), (2,)]
+    assert all(bool((value == 1).all()) for value in history.params.values())
+    assert all(math.isfinite(v) for done in history.rounds for v in done.metrics.values())
 
 
 def test_a_client_whose_budget_is_used_stays_away():

@@ -26,6 +26,7 @@ from equipoise.federated import (
     Scaffold,
     ScaffoldAverage,
     ServerQuantile,
+    ServerRMS,
     SparseAverage,
     SubspaceAverage,
     simulate,
@@ -452,3 +453,43 @@ def test_a_share_that_is_no_number_is_left_out():
 def test_bad_settings_of_federated_methods_are_named(make_it, words):
     with pytest.raises(ValueError, match=words):
         make_it()
+
+
+AROUND = {
+    "proximal": lambda method: Proximal(method, 0.1),
+    "controls": lambda method: Scaffold(method, local_steps=LOCAL_STEPS, learning_rate=0.3),
+    "both": lambda method: Proximal(
+        Scaffold(method, local_steps=LOCAL_STEPS, learning_rate=0.3), strength=0.1
+    ),
+}
+NOISE = {"noise_multiplier": 1.0}
+FOLLOWERS = {
+    "rms": lambda: ServerRMS(0.5, round_length=LOCAL_STEPS, radius_noise_multiplier=3.0, **NOISE),
+    "quantile": lambda: ServerQuantile(QUANTILE, **NOISE),
+}
+
+
+@pytest.mark.parametrize("follower", FOLLOWERS)
+@pytest.mark.parametrize("around", AROUND)
+def test_around_a_follower_it_follows_the_server(around, follower):
+    """The first step of a round is the follower's own: neither pull nor controls have anything to add."""
+    plain = client(FOLLOWERS[follower]())
+    one = client(AROUND[around](FOLLOWERS[follower]()))
+    with pytest.raises(Refused, match="clip_norm is missing"):
+        one.train(1, start())
+    if follower == "rms":
+        assert one.ask(1, start(), 0.25) == plain.ask(1, start(), 0.25)
+        assert one.radius_noise == plain.radius_noise
+    else:
+        with pytest.raises(Refused, match="no radius"):
+            one.ask(1, start(), 0.25)
+    found = one.train(1, start(), 0.1)
+    assert found.keys() == plain.train(1, start(), 0.1).keys()  # a share beside the parameters
+    bounds = [e["bounds"]["gradient"] for e in one.training.desk.ledger.journal.entries()
+              if e["type"] == "release" and "gradient" in e["bounds"]]  # fmt: skip
+    assert bounds == [0.1] * LOCAL_STEPS
+
+
+def test_around_a_follower_the_rounds_must_agree():
+    with pytest.raises(ValueError, match="round_length"):
+        client(Proximal(ServerRMS(0.5, round_length=LOCAL_STEPS + 1), 0.1), budget=eq.Budget(4.0, 1e-3))

@@ -181,3 +181,46 @@ def test_a_loss_that_never_works_is_reported_before_the_first_request(tmp_path):
     with pytest.raises(ValueError, match="fails on"):
         victim(loss_function=failing_loss(-math.inf), folder=tmp_path / "client")
     assert not (tmp_path / "client").exists()
+
+
+def broken(value):
+    """The start with something else in the place of its first tensor."""
+    first, *rest = start().items()
+    return {first[0]: value, **dict(rest)}
+
+
+NONSENSE = {
+    "mixed names": lambda: {**start(), 1: torch.zeros(1)},
+    "no values": lambda: broken(torch.zeros(5, 6, dtype=torch.float64, device="meta")),
+    "nested": lambda: broken(torch.nested.nested_tensor([torch.zeros(3)])),
+    "sparse": lambda: broken(torch.zeros(5, 6).to_sparse()),
+    "words": lambda: broken("0.5"),
+    "no mapping": lambda: [1, 2],
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_a_model_that_is_none_is_refused_and_free(kind):
+    one, model = victim(), NONSENSE[kind]()
+    for request in (lambda: one.train(1, model, 0.1), lambda: one.ask(1, model, 0.1)):
+        with pytest.raises(Refused, match="othing was spent"):
+            request()
+    assert booked(one) == []
+
+
+NUMBERS = (10**400, 10**5000, -(10**5000), "1", None, [0.5], object(), True)
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=range(len(NUMBERS)))
+def test_a_number_that_is_none_is_refused_and_free(number):
+    one = victim()
+    for request in (
+        lambda: one.train(1, start(), number),
+        lambda: one.ask(1, start(), number),
+        lambda: one.train(number, start(), 0.1),
+        lambda: one.ask(number, start(), 0.1),
+    ):
+        with pytest.raises(Refused):
+            request()
+    assert booked(one) == []

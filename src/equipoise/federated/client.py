@@ -25,6 +25,7 @@ from equipoise.federated.errors import Refused
 from equipoise.federated.hooks import RoundHooks
 from equipoise.federated.local import LocalTraining, discard_unstarted
 from equipoise.federated.server_radius import ServerRMS
+from equipoise.federated.wrapped import Wrapped, innermost
 from equipoise.methods import Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
@@ -95,9 +96,10 @@ class Client:
         if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
             raise ValueError(f"local_steps={local_steps!r}: give a whole number of at least 1")
         check_claim(unit, noise, local_steps)
-        if isinstance(method, ServerRMS) and method.round_length != local_steps:
+        inner = innermost(method)
+        if isinstance(inner, ServerRMS) and inner.round_length != local_steps:
             raise ValueError(
-                f"local_steps={local_steps} differs from the method's round_length={method.round_length}: "
+                f"local_steps={local_steps} differs from the method's round_length={inner.round_length}: "
                 "its plan counts a query a round; give both the same"
             )
         if (learning_rate is None) == (optimizer is None):
@@ -188,14 +190,15 @@ class Client:
             Refused: see there.
         """
         method = self._steered()
+        _check_number(round_number)
         values = self._checked(params)
+        method.with_limit({}, square_limit)  # refuses before anything moves
         request = digest({"round": round_number, "params": values, "limit": square_limit})
         if self._asked is not None and self._asked["request"] == request:
             return float(self._asked["answer"])
         last = max(self._last_round(), 0 if self._asked is None else self._asked["round"])
         self._check_round(round_number, last)
         self._check_rounds_left()
-        method.with_limit({}, square_limit)  # refuses before anything moves
         try:
             # A round that is over may be asked for again: a refused query leaves what answers it.
             with self.training.undone_on_error():
@@ -227,6 +230,7 @@ class Client:
             Refused: parameters of wrong names or shapes or not finite, a radius that is no finite number
                 above zero or above the agreed limit, a round that is over, or no steps left.
         """
+        _check_number(round_number)
         values = self._checked(params)
         steer = self._steering(clip_norm, control)
         request = digest(
@@ -275,10 +279,11 @@ class Client:
 
     # ---- checks
 
-    def _steered(self) -> ServerRMS:
-        if not isinstance(self.method, ServerRMS):
-            raise Refused(f"the client's method {self.method.name!r} has no radius that a server could set")
-        return self.method
+    def _steered(self) -> ServerRMS | Wrapped:
+        method = self.method
+        if not isinstance(method, ServerRMS | Wrapped) or not method.answers_query:
+            raise Refused(f"the client's method {method.name!r} has no radius that a server could set")
+        return method
 
     def _steering(
         self, clip_norm: float | None, control: Parameters | None
@@ -309,8 +314,6 @@ class Client:
         return 0 if self._begun is None else int(self._begun["round"])
 
     def _check_round(self, round_number: int, last: int) -> None:
-        if isinstance(round_number, bool) or not isinstance(round_number, int) or round_number < 1:
-            raise Refused(f"round_number={round_number!r}: rounds are numbered 1, 2, ...; nothing was spent")
         if round_number <= last:
             raise Refused(
                 f"round_number={round_number}: round {last} was asked for already, with another request; a "
@@ -327,13 +330,16 @@ class Client:
     def _checked(self, params: Parameters, what: str = "params") -> dict[str, Tensor]:
         mine = self.training.parameters
         if not isinstance(params, Mapping) or set(params) != set(mine):
-            found = sorted(params) if isinstance(params, Mapping) else params
+            found = sorted(map(repr, params)) if isinstance(params, Mapping) else type(params).__name__
             raise Refused(
-                f"the server's {_WORDS[what]} are {found!r}, the client's {sorted(mine)}; nothing was spent"
+                f"the server's {_WORDS[what]} are {found!s:.400}, the client's {sorted(mine)}; nothing was "
+                "spent"
             )
         values = {}
         for name, parameter in mine.items():
             value = params[name]
+            if isinstance(value, Tensor) and (value.is_nested or value.is_meta):
+                raise Refused(f"{what}[{name!r}] is a nested tensor or has no values; nothing was spent")
             if not isinstance(value, Tensor) or value.shape != parameter.shape:
                 shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise Refused(
@@ -350,3 +356,9 @@ class Client:
                 raise Refused(f"{what}[{name!r}] holds numbers that are not finite; nothing was spent")
             values[name] = moved
         return values
+
+
+def _check_number(round_number: int) -> None:
+    if isinstance(round_number, bool) or not isinstance(round_number, int) or not 1 <= round_number < 2**63:
+        shown = "a whole number beyond 64 bits" if isinstance(round_number, int) else repr(round_number)
+        raise Refused(f"round_number is {shown:.80}: rounds are numbered 1, 2, ...; nothing was spent")

@@ -12,7 +12,6 @@ round asks the same again: clients that had answered give the same answers, and 
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -277,10 +276,7 @@ def _not_a_reply(answer: Any) -> str | None:
     """Why the answer to a query cannot be used."""
     if not isinstance(answer, Reply):
         return f"it sent a {type(answer).__name__} for a released number"
-    values = (answer.mean, answer.noise)
-    if not all(isinstance(v, int | float) and math.isfinite(v) for v in values) or answer.noise < 0:
-        return "it sent a number that is not finite, or noise below zero"
-    return None
+    return answer.refusal()
 
 
 def pick_clients(clients: int, count: int, seed: int, number: int) -> tuple[int, ...]:

@@ -23,6 +23,11 @@ class RoundHooks:
         return False
 
     @property
+    def answers_query(self) -> bool:
+        """Whether it has a radius query: `radius_noise`, `with_limit` and `ask` of `ServerRMS`."""
+        return False
+
+    @property
     def follows_control(self) -> bool:
         """Whether the method takes a control variate of the server."""
         return False

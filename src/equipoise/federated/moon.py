@@ -120,7 +120,7 @@ class Moon(Wrapped):
 
     def end_round(self, state: State, end: Parameters) -> State:
         """What is sent becomes the last local model."""
-        return {**state, "last": copied(end)}
+        return {**super().end_round(state, end), "last": copied(end)}
 
     def config(self) -> dict[str, Any]:
         """The settings, as plain values."""

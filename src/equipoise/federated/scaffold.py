@@ -86,10 +86,12 @@ class Scaffold(Wrapped):
     def with_control(self, state: State, control: Parameters | None) -> State:
         """The server's control variate of the round."""
         zeros = {name: torch.zeros_like(value) for name, value in state["own"].items()}
+        state = super().with_control(state, control)
         return {**state, "server": zeros if control is None else copied(control)}
 
     def end_round(self, state: State, end: Parameters) -> State:
         """The client's control variate moves."""
+        state = super().end_round(state, end)
         moved = control_change(state["start"], end, state["server"], self.local_steps * self.learning_rate)
         return {**state, "own": {name: value + moved[name] for name, value in state["own"].items()}}
 

@@ -33,6 +33,7 @@ from equipoise.federated.client import Client
 from equipoise.federated.errors import Refused
 from equipoise.federated.secure_sum import Party, SecureSum
 from equipoise.federated.server_radius import ServerRMS
+from equipoise.federated.wrapped import innermost
 from equipoise.methods import DPSGD
 from equipoise.methods.base import Parameters
 from equipoise.methods.thresholds import Fixed
@@ -179,7 +180,7 @@ class SecureClient:
         if stage == "keys":
             self._party = Party(self.rule, self.number)
             found: dict[str, Any] = {"key": self._party.keys(), "terms": self._terms()}
-            if isinstance(self.client.method, ServerRMS):
+            if isinstance(innermost(self.client.method), ServerRMS):
                 found["noise"] = self.client.radius_noise
         elif stage == "shares":
             terms = _numbered(values, "terms.", str)

@@ -110,6 +110,13 @@ class QuantileFedAvg(FedAvg):
         """The clip norm of the round."""
         return {"clip_norm": self._clip_norm}
 
+    def refusal(self, params: Parameters, answer: Any) -> str | None:
+        """Also where the share beside the parameters is not one number."""
+        found = super().refusal(params, answer)
+        if found is None and (SHARE not in answer or answer[SHARE].numel() != 1):
+            return f"it sent no single number for {SHARE!r}"
+        return found
+
     def aggregate(self, params: Parameters, answers: Sequence[Parameters]) -> dict[str, Tensor]:
         """The mean of the parameters; the clip norm follows the mean share."""
         shares = [float(answer[SHARE]) for answer in answers if SHARE in answer]

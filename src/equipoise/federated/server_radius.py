@@ -9,6 +9,7 @@ Source: Fukami, Murata and Niwa, TMLR 2025, "AdaptDP-FedAvg".
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, ClassVar
 
 from equipoise.federated.errors import Refused
@@ -46,6 +47,11 @@ class ServerRMS(RoundHooks, AdaptiveRMS):
         """The server's radius."""
         return True
 
+    @property
+    def answers_query(self) -> bool:
+        """The noised mean square."""
+        return True
+
     def begin_round(self, context: Context, state: State) -> State:
         """The server has set the radius already."""
         return state
@@ -73,8 +79,11 @@ def agreed(name: str, value: float, largest: float, least: float = 0.0) -> float
     Raises:
         Refused: it does not, or is no finite number.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise Refused(f"{name}={value!r} is no finite number; nothing was spent")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, int) and abs(value) > sys.float_info.max:  # it need not have decimal digits either
+        raise Refused(f"{name} is a whole number of {value.bit_length()} bits; nothing was spent")
+    if not number or not math.isfinite(value):
+        raise Refused(f"{name}={value!r:.80} is no finite number; nothing was spent")
     if not (0 < value <= largest * _ROUNDING and value * _ROUNDING >= least):
         low = f"[{least:g}" if least else "(0"
         raise Refused(f"{name}={value!r} lies outside the agreed {low}, {largest:g}]; nothing was spent")

@@ -42,6 +42,16 @@ class Reply:
     mean: float
     noise: float
 
+    def refusal(self) -> str | None:
+        """Why it cannot be used, or None; squares and sums of usable numbers stay finite."""
+        values = (self.mean, self.noise)
+        if not all(isinstance(v, int | float) and abs(v) <= _LARGEST_REPLY for v in values) or self.noise < 0:
+            return "it sent a number that is not finite or beyond all bounds, or noise below zero"
+        return None
+
+
+_LARGEST_REPLY = 1e100
+_SPARE = 1e-6  # of the largest float: sums over a million answers, and steps of 1e-6 into them, stay finite
 
 Asker = Callable[[float], Sequence[Reply]]
 """square limit U -> the answers of the clients that take part in the round and could be reached."""
@@ -63,9 +73,14 @@ class Strategy(ABC):
         if not isinstance(answer, Mapping) or not answer:
             return f"it sent a {type(answer).__name__} for named tensors"
         for name, value in answer.items():
-            if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta:
+            dense = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
+            if not dense or value.is_meta:
                 return f"it sent something else than a dense tensor for {name!r:.80}"
-            if value.is_complex() or not bool(torch.isfinite(value).all()):
+            try:
+                usable = not value.is_complex() and bool(torch.isfinite(value).all())
+            except RuntimeError:  # a type that torch does not compute with
+                usable = False
+            if not usable:
                 return f"it sent numbers for {name!r:.80} that are not finite or not real"
         return None
 
@@ -123,8 +138,8 @@ class FedAvg(Strategy):
             got = end.get(name)
             if got is None or got.shape != value.shape or got.dtype != value.dtype:
                 return f"what it sent for {name!r} has not the model's shape and type"
-            if not bool(torch.isfinite(got).all()):
-                return f"what it sent for {name!r} is not finite"
+            if not bool((got.abs() <= _SPARE * torch.finfo(got.dtype).max).all()):
+                return f"what it sent for {name!r} is not finite, or so large that sums overflow"
         return None
 
     def aggregate(self, params: Parameters, answers: Sequence[Parameters]) -> dict[str, Tensor]:
@@ -168,7 +183,7 @@ class AdaptDPFedAvg(FedAvg):
         stays.
         """
         limit = self._state["square_limit"]
-        replies = [r for r in ask(limit) if math.isfinite(r.mean) and math.isfinite(r.noise)]
+        replies = [reply for reply in ask(limit) if reply.refusal() is None]
         if replies:
             mean = limit * math.fsum(reply.mean for reply in replies) / len(replies)
             noise = limit * math.sqrt(math.fsum(reply.noise**2 for reply in replies)) / len(replies)
