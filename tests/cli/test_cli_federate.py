@@ -255,3 +255,43 @@ def newest(folder: Path) -> int:
     return max(
         (int(path.stem.split("-")[1]) for path in folder.glob("server/checkpoint/step-*.pt")), default=0
     )
+
+
+QUICK = "federate --data digits --subset 300 --clients 2 --rounds 1 --local-steps 1"
+
+
+def test_settings_that_cannot_be_used_begin_no_folder(tmp_path, equipoise):
+    for wrong in ("--option tau=-1", "--recipe as_published --epsilon 0.01"):
+        refused = equipoise(f"{QUICK} {wrong} --json --run-dir", tmp_path / "run")
+        assert refused.code != 0
+        assert not (tmp_path / "run").exists()
+    assert equipoise(f"{QUICK} --json --run-dir", tmp_path / "run").code == 0
+
+
+def test_the_published_claim_and_the_owners_are_explained(tmp_path, equipoise):
+    found = equipoise(f"{QUICK} --recipe as_published --json --run-dir", tmp_path / "run").value
+    assert found["epsilon"] < found["epsilon_claimed"] == pytest.approx(3.0, rel=1e-6)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "The publication claims ε = 3" in page
+    assert "the epsilons of these owners add up" in page
+    statement = json.loads((tmp_path / "run" / "clients" / "000" / "statement.json").read_text())
+    words = "; ".join(statement["assumptions"])
+    assert "Poisson sampling and add-or-remove-one neighbours" in words
+    assert "the epsilons of these owners add up" in words
+    assert equipoise("verify", tmp_path / "run").code == 0
+
+
+def test_a_self_scaled_radius_that_may_collapse_is_on_screen_and_page(tmp_path, equipoise):
+    answer = equipoise(f"{QUICK} --option scale=self --epsilon 0.5 --run-dir", tmp_path / "run")
+    assert answer.code == 0, answer.err
+    assert "may collapse" in " ".join(answer.out.split())
+    assert "may collapse" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_public_records_are_counted_once_and_named(tmp_path, equipoise):
+    answer = equipoise(f"{QUICK} --method fedpcdp --public-records 20 --json --run-dir", tmp_path / "run")
+    found = answer.value
+    assert found["public_records"] == 20
+    assert found["bytes_public"] > 0
+    assert found["bytes_down"] == found["bytes_public"] + sum(row["bytes_down"] for row in found["rounds"])
+    assert "no protection at all" in (tmp_path / "run" / "report.html").read_text()

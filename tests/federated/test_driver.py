@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -279,6 +280,19 @@ def test_a_malformed_answer_counts_as_none_and_the_others_go_on(kind):
     assert [done.answered for done in history.rounds] == [(2,), (2,)]
     assert all(bool((value == 1).all()) for value in history.params.values())
     assert all(math.isfinite(v) for done in history.rounds for v in done.metrics.values())
+
+
+def test_a_server_whose_radius_may_collapse_warns_once():
+    """The server knows the scale, the clients do not."""
+    strategy = adaptive(1, scale="self")
+    with pytest.warns(UserWarning, match="may collapse") as found:
+        done = simulate(strategy, [Canned(noise=0.05)], start(), 3).rounds
+    assert len(found) == 1
+    assert done[0].metrics["radius_noise"] == pytest.approx(0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        simulate(adaptive(1), [Canned(noise=0.05)], start(), 1)
+        simulate(adaptive(4, scale="self"), [Canned(noise=0.05)] * 4, start(), 1)  # the mean of four
 
 
 def test_a_client_whose_budget_is_used_stays_away():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from federated_problem import LOCAL_STEPS, client, loss, network, records, same, start
 
 import equipoise as eq
-from equipoise.federated import Moon, simulate
+from equipoise.federated import Moon, RoundSubspace, simulate
 from equipoise.federated.table import FEDERATED, Setup, find_federated
 
 SETTINGS = [(name, recipe) for name, line in FEDERATED.items() for recipe in line.recipes]
@@ -60,3 +62,10 @@ def test_an_unknown_method_is_named():
     for name in ("sgd", "fedavg:sgd", "fedprox:dp-sgd"):
         with pytest.raises(ValueError, match=name):
             find_federated(name)
+
+
+@pytest.mark.parametrize("name", ["fedpcdp", "fedpdp", "projected-upload"])
+def test_a_subspace_has_one_default(name):
+    """The table's, the library's and that of the documented bytes: a block for every tensor."""
+    known = inspect.signature(RoundSubspace).parameters["blocks"].default
+    assert FEDERATED[name].options["blocks"] == known == "per_tensor"

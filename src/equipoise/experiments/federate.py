@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from equipoise.federated import Client, History, Round, simulate
 from equipoise.federated.errors import BROKEN_BOOKS
 from equipoise.federated.pool import ClientPool
 from equipoise.methods.base import Parameters
+from equipoise.methods.rms_radius import RMSRadius
 from equipoise.report import RunFolderError
 from equipoise.report.federation import write_federation_report
 from equipoise.report.words import bytes_in_words
@@ -58,10 +59,13 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
     text = settings.to_json()
     with console.status("loading the data"):
         made = federation(text)
+    maker = ClientMaker(text, str(path / "clients"))
+    if not (path / FEDERATION_FILE).exists():
+        with console.status("calibrating the noise"):
+            made.rehearse()  # settings that cannot be used begin no folder
     path.mkdir(parents=True, exist_ok=True)
     write_atomically(path / FEDERATION_FILE, text.encode())
     _introduce(made, console)
-    maker = ClientMaker(text, str(path / "clients"))
     with _progress(made, console) as on_round:
         run = _inline if settings.driver == "inline" else _on_flower
         history = run(made, maker, path, on_round)
@@ -157,6 +161,7 @@ def _client_values(made: Federation, maker: ClientMaker, history: History, numbe
         **values,
         "rounds": done,
         "epsilon": statement["epsilon"],
+        "epsilon_claimed": statement["epsilon_claimed"],
         "guarantee": statement["guarantee"],
         "statement": statement,
     }
@@ -169,7 +174,9 @@ def _rounds_done(client: Client) -> int:
 def _values(made: Federation, history: History, clients: list[dict[str, Any]]) -> dict[str, Any]:
     """The whole federation as plain values."""
     epsilons = [one["epsilon"] for one in clients]
+    claimed = [one["epsilon_claimed"] for one in clients if one.get("epsilon_claimed") is not None]
     settings = made.settings
+    public_bytes = made.public_bytes * len({index for done in history.rounds for index in done.asked})
     statements = [one["statement"] for one in clients if one["statement"]]
     return {
         "settings": settings.public(),
@@ -185,9 +192,21 @@ def _values(made: Federation, history: History, clients: list[dict[str, Any]]) -
         "private": not settings.base.reproducible,
         "relation": statements[0]["relation"] if statements else None,
         "bytes_up": sum(done.bytes_up for done in history.rounds),
-        "bytes_down": sum(done.bytes_down for done in history.rounds),
+        "bytes_down": sum(done.bytes_down for done in history.rounds) + public_bytes,
+        "bytes_public": public_bytes,
+        "public_records": 0 if made.public is None else len(next(iter(made.public.values()))),
+        "epsilon_claimed": max(claimed, default=None),
+        "warnings": [] if (doubt := _doubt(made, history.rounds)) is None else [doubt],
         "clients": [{k: v for k, v in one.items() if k != "statement"} for one in clients],
     }
+
+
+def _doubt(made: Federation, rounds: Sequence[Round]) -> str | None:
+    """Why the radius may collapse, from what the server saw."""
+    if made.setup.options.get("scale") != "self":
+        return None
+    noise = max((done.metrics.get("radius_noise", 0.0) for done in rounds), default=0.0)
+    return RMSRadius(made.setup.clip_norm, scale="self").doubt(noise)
 
 
 def _round_values(done: Round) -> dict[str, Any]:
@@ -232,8 +251,14 @@ def _progress(made: Federation, console: Console) -> Iterator[Callable[[Round], 
     every = max(1, rounds // 20)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("calibrating the noise", total=rounds)
+        warned = False
 
         def on_round(done: Round) -> None:
+            nonlocal warned
+            doubt = None if warned else _doubt(made, [done])
+            if doubt is not None:
+                console.print(f"[bold yellow]Warning[/]: {doubt}")
+                warned = True
             words = _round_words(done)
             bar.update(task, completed=done.number, description=words)
             if not console.is_terminal and (done.number % every == 0 or done.number in (1, rounds)):

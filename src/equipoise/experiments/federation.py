@@ -82,12 +82,27 @@ class Federation:
         """Settings of the secure sums, where they were asked for."""
         return SecureSum(self.setup.clients_per_round) if self.settings.secure_aggregation else None
 
+    @property
+    def public_bytes(self) -> int:
+        """Of the public records, which every client is sent once."""
+        return 0 if self.public is None else sum(t.numel() * t.element_size() for t in self.public.values())
+
+    def rehearse(self) -> None:
+        """Make the server's side and the busiest client, in memory: refuses what cannot be used.
+
+        Raises:
+            ValueError, TypeError, BudgetError: as the method, its plan and the client.
+        """
+        self.strategy()
+        busiest = max(range(len(self.parts)), key=self.planned.__getitem__)
+        self.client(busiest, None).close()
+
     def population(self, number: int) -> int:
         """A client's public size: the partition of a simulation is public."""
         return len(self.parts[number])
 
-    def client(self, number: int, folder: Path) -> Client:
-        """The client, in its folder; it goes on with what lies there."""
+    def client(self, number: int, folder: Path | None) -> Client:
+        """The client, in its folder, or in memory; it goes on with what lies there."""
         base, K = self.settings.base, self.setup.local_steps
         assert base.batch_size is not None
         assert base.delta is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
-from equipoise.privacy import Journal
+from equipoise.privacy import Journal, Statement
 from equipoise.training import PrivateTraining
 from equipoise.training.folder import RunFolder
 
@@ -57,6 +58,11 @@ def _started(folder: RunFolder) -> bool:
     return not heads_alone or len({entry.get("run") for entry in entries}) > 1
 
 
+DISJOINT = (
+    "no person's records lie at several owners: for one whose records do, the epsilons of these owners add up"
+)
+
+
 class LocalTraining(PrivateTraining):
     """`PrivateTraining`, with the parameters moved from outside and questions asked between steps."""
 
@@ -83,6 +89,11 @@ class LocalTraining(PrivateTraining):
         answer = self._stepper.ask(question)
         self.desk.position()  # syncs the journal: an answer that has left cannot be uncharged any more
         return answer
+
+    def statement(self) -> Statement:
+        """What may be claimed, with what an owner beside others takes for granted."""
+        found = super().statement()
+        return replace(found, assumptions=[*found.assumptions, DISJOINT])
 
     @property
     def method_state(self) -> State:

@@ -15,6 +15,7 @@ Sources: McMahan et al. 2017; Fukami, Murata and Niwa, TMLR 2025.
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -175,6 +176,7 @@ class AdaptDPFedAvg(FedAvg):
         super().__init__()
         self.radius, self._releases = radius, rounds * clients
         self._state: RadiusState = radius.start()
+        self._relative_noise: float | None = None
 
     def instructions(self, ask: Asker) -> dict[str, Any]:
         """The radius of the round.
@@ -187,12 +189,19 @@ class AdaptDPFedAvg(FedAvg):
         if replies:
             mean = limit * math.fsum(reply.mean for reply in replies) / len(replies)
             noise = limit * math.sqrt(math.fsum(reply.noise**2 for reply in replies)) / len(replies)
+            doubt = self.radius.doubt(noise / limit)
+            if doubt is not None and self.radius.doubt(self._relative_noise or 0.0) is None:
+                warnings.warn(doubt, stacklevel=2)
+            self._relative_noise = noise / limit
             self._state = self.radius.update(self._state, mean, noise, self._releases)
         return {"clip_norm": self._state["clip_norm"]}
 
     def metrics(self) -> Mapping[str, float]:
-        """The radius."""
-        return {"radius": self._state["clip_norm"]}
+        """The radius; where it scales itself also s / U, whose size decides whether it may collapse."""
+        own = {"radius": self._state["clip_norm"]}
+        if self.radius.scale == "self" and self._relative_noise is not None:
+            own["radius_noise"] = self._relative_noise
+        return own
 
     def state_dict(self) -> dict[str, Any]:
         """The radius, the scale of the squares and their average."""

@@ -175,7 +175,7 @@ _RADIUS = {
     "kappa": None, "ema_beta": 0.0, "minimum": None,
 }  # fmt: skip
 
-_SUBSPACE = {"dimension": 100, "blocks": "per_layer", "form": "combination"}
+_SUBSPACE = {"dimension": 100, "blocks": "per_tensor", "form": "combination"}
 
 FEDERATED: dict[str, FederatedMethod] = {
     "dp-fedavg": FederatedMethod("DP-SGD at a fixed clip norm, averaged", _fixed, _mean),

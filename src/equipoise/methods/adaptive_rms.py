@@ -39,7 +39,7 @@ from equipoise.privacy.counting import capped
 from equipoise.privacy.private import Private
 from equipoise.privacy.releases import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
-from equipoise.privacy.sampling import FullBatch, Poisson, Sampling, Unamplified
+from equipoise.privacy.sampling import FullBatch, Poisson, Sampling, Unamplified, WithoutReplacement
 
 if TYPE_CHECKING:
     from equipoise.privacy import Budget
@@ -148,6 +148,7 @@ class AdaptiveRMS(Method):
         # Fixed by `plan`, from budget and sampling alone; the radius' noise is what the rule needs of it.
         self._multipliers = (math.nan, math.nan)
         self._radius_sampling: Sampling | None = None
+        self._other_than_proved: list[str] = []
 
     def _check(self) -> None:
         require_one_of("variant", self.variant, ("fused", "round"))
@@ -202,6 +203,7 @@ class AdaptiveRMS(Method):
                 "every step, which slices of an epoch are not. Give WithoutReplacement(...), as its proof "
                 "does, or use recipe='library'"
             )
+        self._other_than_proved = _other_than_proved(sampling, relation) if self._published else []
         rounds = math.ceil(sampling.steps / self.round_length)
         self._radius_sampling = (
             sampling if self.variant == "fused" else self._query_sampling(sampling, rounds)
@@ -253,12 +255,9 @@ class AdaptiveRMS(Method):
         self._multipliers = plan["gradient"].noise_multiplier, plan["squares"].noise_multiplier
         assert self._radius_sampling is not None
         relative = self._multipliers[1] / self._radius_sampling.expected_size
-        if self.radius.scale == "self" and relative > 1 / 32:
-            warnings.warn(
-                f"the noise of the mean square is {relative:.3g} of its limit, above 1/32: with scale='self' "
-                "the radius may collapse. Take larger batches, a larger radius_share, or scale='g_hat'",
-                stacklevel=2,
-            )
+        doubt = self.radius.doubt(relative)
+        if doubt is not None:
+            warnings.warn(doubt, stacklevel=2)
         return plan
 
     def _published_noise(self, sampling: Sampling, budget: Budget) -> tuple[float, float]:
@@ -287,6 +286,16 @@ class AdaptiveRMS(Method):
             steps=sampling.steps,
             rounds=query.steps,
             radius_batch=query.expected_size,
+        )
+
+    def assumptions(self) -> Sequence[str]:
+        """As published: what the claim of equation (1) was proved for and this run does not do."""
+        if not self._other_than_proved:
+            return ()
+        differs = " and ".join(self._other_than_proved)
+        return (
+            "the published claim alone, and no part of this guarantee: equation (1) is proved for subsets "
+            f"without replacement under replace-one, and this run has {differs}",
         )
 
     # ---- steps
@@ -344,6 +353,12 @@ class AdaptiveRMS(Method):
     def config(self) -> dict[str, Any]:
         """The settings, as plain values."""
         return {"name": self.name, **self._settings}
+
+
+def _other_than_proved(sampling: Sampling, relation: str) -> list[str]:
+    """Where a run differs from what equation (1) is proved for."""
+    found = [] if isinstance(sampling, WithoutReplacement) else [f"{type(sampling).__name__} sampling"]
+    return found + ([] if relation == "replace_one" else ["add-or-remove-one neighbours"])
 
 
 def _squares(rows: PrivateRows, limit: float) -> Bounded:

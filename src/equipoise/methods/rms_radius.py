@@ -85,6 +85,16 @@ class RMSRadius:
         if not 0 < self.failure < 1:
             raise ValueError(f"failure={self.failure!r}: a probability lies in (0, 1)")
 
+    def doubt(self, relative_noise: float) -> str | None:
+        """Why the radius may collapse, or None; `relative_noise` is s / U."""
+        if self.scale != "self" or relative_noise <= 1 / 32:
+            return None
+        return (
+            f"the noise of the mean square is {relative_noise:.3g} of its limit, above 1/32: with "
+            "scale='self' the radius may collapse. Take larger batches, a larger radius_share, or "
+            "scale='g_hat'"
+        )
+
     def start(self, initial: float | None = None) -> RadiusState:
         """The state before anything was released: C = `initial` (G when None), U = G^2."""
         return {"clip_norm": self.g_hat if initial is None else initial, "square_limit": self.g_hat**2,

@@ -44,6 +44,7 @@ def render_federation(values: Mapping[str, Any]) -> str:
         figures=_figures(values),
         not_private=not values["private"],
         promise=_promise(values),
+        warnings=values.get("warnings", []),
         charts=[{**chart, "svg": Markup(chart["svg"])} for chart in _charts(values)],
         clients=[_client_row(one) for one in values["clients"]],
         absences=_absences(values),
@@ -75,6 +76,10 @@ def federation_summary(values: Mapping[str, Any]) -> RenderableType:
         grid.add_row("guarantee", Text("NOT PRIVATE: the noise follows the public seed", style="bold red"))
     else:
         grid.add_row("guarantee", values["guarantee"].replace("_", " ") + "; one record at one client")
+    if values.get("epsilon_claimed") is not None:
+        grid.add_row("published claim", f"ε = {rounded_up(values['epsilon_claimed'])}, not proved here")
+    for warning in values.get("warnings", []):
+        grid.add_row("warning", Text(warning, style="yellow"))
     grid.add_row(
         "sent", f"{bytes_in_words(values['bytes_up'])} up, {bytes_in_words(values['bytes_down'])} down"
     )
@@ -112,10 +117,15 @@ def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
             "value": bytes_in_words(values["bytes_up"]),
             "unit": "",
             "tone": "",
-            "note": f"{bytes_in_words(values['bytes_down'])} sent to them; "
+            "note": f"{bytes_in_words(values['bytes_down'])} sent to them{_public_part(values)}; "
             f"{values['parameters']:,} parameters",
         },
     ]
+
+
+def _public_part(values: Mapping[str, Any]) -> str:
+    sent = values.get("bytes_public", 0)
+    return f", {bytes_in_words(sent)} of it public records, once" if sent else ""
 
 
 def _promise(values: Mapping[str, Any]) -> list[str]:
@@ -128,6 +138,23 @@ def _promise(values: Mapping[str, Any]) -> list[str]:
         "The unit is one record at one client, against the server, the other clients and whoever sees the "
         "model. It is not the whole client: what is true of many of its records can show."
     )
+    paragraphs.append(
+        "The largest epsilon is quoted because no person's records are taken to lie at two owners. For a "
+        "person whose records do, the epsilons of these owners add up."
+    )
+    claimed = values.get("epsilon_claimed")
+    if claimed is not None:
+        paragraphs.append(
+            f"The publication claims ε = {rounded_up(claimed)} for this noise. Its equation, which set the "
+            "noise, is proved for subsets drawn without replacement and records that are replaced, not for "
+            "the sampling used here, and it is loose: that is why the proved ε of the same noise is so far "
+            "from the budget. The claim is no guarantee of this run."
+        )
+    if values.get("public_records"):
+        paragraphs.append(
+            f"{values['public_records']:,} records were declared public and sent to every client: they get "
+            "no protection at all."
+        )
     return paragraphs
 
 
