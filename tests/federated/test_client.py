@@ -482,3 +482,28 @@ def test_any_method_trains_at_a_client(name):
     assert one.rounds_left == 0
     if one.method.card.guarantee == "proven":
         assert one.epsilon() <= 8
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("budget", eq.Budget(0.5, 1e-3)),
+        ("budget", None),
+        ("sampling", eq.Poisson(20, RECORDS, 2 * ROUNDS * LOCAL_STEPS)),
+        ("relation", "replace_one"),
+        ("reproducible", False),
+        ("local_steps", 1),
+    ],
+)
+def test_a_client_that_goes_on_with_other_settings_is_told_which(tmp_path, name, value):
+    options = {"budget": eq.Budget(8.0, 1e-3), "folder": tmp_path}
+    one = client(**options)
+    one.train(1, start())
+    one.close()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=rf"{name}=.*, and the run has .*another folder"):
+        client(**(options | {name: value}))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    again = client(**options)
+    assert again.rounds_left == ROUNDS - 1
+    again.close()

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from equipoise.federated.claims import check_claim
 from equipoise.federated.errors import Refused
 from equipoise.federated.hooks import RoundHooks
-from equipoise.federated.local import LocalTraining, discard_unstarted
+from equipoise.federated.local import LocalTraining, check_settings, discard_unstarted
 from equipoise.federated.server_radius import ServerRMS
 from equipoise.federated.wrapped import Wrapped, innermost
 from equipoise.methods import Method, State
@@ -52,13 +52,15 @@ class Client:
         learning_rate: of plain SGD, unless `optimizer` is given.
         optimizer: parameters -> optimiser of the local steps; what it remembers lasts across rounds.
         folder: where key, journal, rounds and checkpoints lie; a client whose folder holds a run goes on with
-            it. None keeps everything in memory.
+            it, and takes the same budget, sampling, relation, `reproducible` and `local_steps` only. None
+            keeps everything in memory.
         relation, seed, reproducible, micro_batch_size: as for `PrivateTraining`.
         allow_public_duplicates: as for `PrivateTraining`.
         unit, noise: of the guarantee; "record" and "local" are all that is proved: see `check_claim`.
 
     Raises:
         ValueError, TypeError, BudgetError: as `PrivateTraining`; nothing is spent then.
+        ValueError: the folder's run has other settings than those given; each is named.
 
     Example:
         >>> import equipoise as eq
@@ -114,6 +116,16 @@ class Client:
         if run is not None:
             discard_unstarted(run)
         if run is not None and (run / "config.json").exists():
+            check_settings(
+                run,
+                {
+                    "budget": budget,
+                    "sampling": sampling,
+                    "relation": relation,
+                    "reproducible": reproducible,
+                    "local_steps": local_steps,
+                },
+            )
             self.training = LocalTraining.resume(run, model, made, loss=loss, data=data, method=method)
         else:
             self.training = LocalTraining(
@@ -243,7 +255,7 @@ class Client:
             self._check_round(round_number, self._last_round())
             self._check_rounds_left()
             begun = {"type": "train", "round": round_number, "request": request}
-            begun |= {"step": self.training.steps_done}
+            begun |= {"step": self.training.steps_done, "local_steps": self.local_steps}
             self._log.append(dict(begun))
             self._begun = begun
         elif self._asked is not None and self._asked["round"] > round_number:

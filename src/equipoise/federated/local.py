@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
-from equipoise.privacy import Journal, Statement
+from equipoise.privacy import Journal, Sampling, Statement
 from equipoise.training import PrivateTraining
 from equipoise.training.folder import RunFolder
+from equipoise.training.settings import rebuild
 
-__all__ = ["LocalTraining", "discard_unstarted"]
+__all__ = ["LocalTraining", "check_settings", "discard_unstarted"]
 
 Answer = TypeVar("Answer")
 
@@ -56,6 +57,48 @@ def _started(folder: RunFolder) -> bool:
     # a journal may be shared: what other runs booked here is not this one's to discard
     heads_alone = all(entry.get("type") in ("run", "close") for entry in entries)
     return not heads_alone or len({entry.get("run") for entry in entries}) > 1
+
+
+def check_settings(path: str | os.PathLike[str], given: Mapping[str, Any]) -> None:
+    """See that a client which goes on is asked for what its run was started with.
+
+    Args:
+        path: the run's folder.
+        given: budget, sampling, relation, reproducible and local_steps, as the client is given them now.
+
+    Raises:
+        ValueError: some differ; all of them are named with both values.
+    """
+    folder = RunFolder(path)
+    sampling, budget, settings = rebuild(folder.read_config())
+    kept = {
+        "budget": budget,
+        "sampling": sampling,
+        "relation": settings.relation,
+        "reproducible": settings.reproducible,
+    }
+    log = folder.private / "rounds.jsonl"
+    if log.exists():
+        journal = Journal(log, read_only=True)
+        try:
+            steps = [entry["local_steps"] for entry in journal.entries() if "local_steps" in entry]
+        finally:
+            journal.close()
+        if steps:
+            kept["local_steps"] = steps[-1]
+    plain = {name: value.describe() for name, value in given.items() if isinstance(value, Sampling)}
+    differing = [
+        f"{name}={given[name]!r}, and the run has {value!r}"
+        for name, value in kept.items()
+        if (value.describe() if isinstance(value, Sampling) else value) != plain.get(name, given[name])
+    ]
+    if differing:
+        raise ValueError(
+            f"folder={str(path)!r} holds a run of this client with other settings: "
+            f"{'; '.join(differing)}. A run keeps what its noise was calibrated for: give the run's own "
+            "values to go on with it, or another folder to start anew, where what this run spent stays "
+            "spent. Nothing was spent now."
+        )
 
 
 DISJOINT = (
