@@ -80,8 +80,11 @@ def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
         for problem in found.problems:
             console.print(problem, markup=False, soft_wrap=True)
         whole = "[green]consistent[/]" if found.consistent else "[bold red]NOT CONSISTENT[/]"
+        signed = "" if found.signer is None else f" Signed by the key {found.signer}."
         number = len(found.clients)
-        console.print(f"\nThe federation is {whole}: {number} client{'s' * (number != 1)} with a statement.")
+        console.print(
+            f"\nThe federation is {whole}: {number} client{'s' * (number != 1)} with a statement.{signed}"
+        )
     if not found.consistent:
         raise typer.Exit(1)
 
@@ -118,8 +121,12 @@ def sign(
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
-    """Sign the statement and the published files of a run, after verifying them."""
+    """Sign the statement and the published files of a run or federation, after verifying them."""
+    from equipoise.experiments.saved import is_federation
+
     folder = chosen_folder(run, run_dir)
+    if ledger is not None and is_federation(folder):
+        raise UsageError("--ledger names one journal, but every client of a federation has its own.")
     if key is None:
         raise UsageError(
             "--key is missing. Make a private key once: openssl genpkey -algorithm ed25519 -out key.pem; "
@@ -160,14 +167,20 @@ def check_key(key: str) -> bytes | None:
 
 def sign_with(folder: str, key: str, password: bytes | None, ledger: str | None) -> dict[str, Any]:
     """Sign, and tell by whom and where."""
+    from equipoise.experiments.federation_folder import SIGNATURE, sign_federation
+    from equipoise.experiments.saved import is_federation
     from equipoise.privacy.signatures import fingerprint
     from equipoise.training import sign_run
 
-    made = sign_run(folder, key, ledger_file=ledger, password=password)
+    name = "statement.sig.json"
+    if is_federation(folder):
+        made, name = sign_federation(folder, key, password=password), SIGNATURE
+    else:
+        made = sign_run(folder, key, ledger_file=ledger, password=password)
     return {
         "run_dir": folder,
         "signer": fingerprint(made.public_key),
-        "signature": str(Path(folder) / "statement.sig.json"),
+        "signature": str(Path(folder) / name),
         "files": made.files,
     }
 

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from equipoise.experiments.federation import ClientMaker, Federation, federation
-from equipoise.experiments.federation_folder import RESULT
+from equipoise.experiments.federation_folder import RESULT, WORST
 from equipoise.experiments.federation_settings import FederationSettings, check_federation_folder
 from equipoise.experiments.options import delta_warning
 from equipoise.experiments.saved import FEDERATION_FILE
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["resume_federation", "run_federation"]
 
 _log = logging.getLogger("equipoise.federated")
-
-WORST = ("proven", "worst_case", "none")
 
 
 def run_federation(settings: FederationSettings, folder: str, console: Console) -> dict[str, Any]:

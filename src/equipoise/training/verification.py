@@ -15,18 +15,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from equipoise.methods.public_records import public_assumption
 from equipoise.privacy import Finding, Journal, PrivateSearch, Signature, Statement
 from equipoise.privacy.published import check_published
 from equipoise.privacy.restatement import figure
-from equipoise.privacy.signatures import KeyFileError, fingerprint, read_private_key, read_public_key, sign
+from equipoise.privacy.signatures import fingerprint
 from equipoise.privacy.verification import check_with_journal, statement_from_journal
 from equipoise.report import RunFolderError, report_as_made, write_report
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.folder import RunFolder
 from equipoise.training.public_copies import ALLOWED
+from equipoise.training.signing import check_files, read_signature, sign_files, signing_key
 
-__all__ = ["Verification", "charge_search", "sign_run", "verify_run"]
+__all__ = [
+    "Verification",
+    "charge_search",
+    "check_signable",
+    "each_once",
+    "sign_run",
+    "sign_verified",
+    "verify_run",
+]
 
 PathLike = str | os.PathLike[str]
 SIGNED_FILES = ("statement.json", "model.safetensors", "config.json", "metrics.jsonl", "report.html")
@@ -118,23 +129,32 @@ def sign_run(
         RunFolderError: no statement, or one that does not agree with the journal: it is not signed.
         KeyFileError: no such key.
     """
-    try:
-        key = read_private_key(Path(key_file).read_bytes(), password)
-    except OSError as error:
-        raise KeyFileError(f"key={str(key_file)!r} cannot be read ({error}); name a key file") from None
-    found = verify_run(run_dir, ledger_file=ledger_file)
+    key = signing_key(key_file, password)
+    check_signable(verify_run(run_dir, ledger_file=ledger_file))
+    return sign_verified(run_dir, key, ledger_file=ledger_file)
+
+
+def check_signable(found: Verification) -> None:
+    """Refuse what is not consistent; an old signature may be of other files.
+
+    Raises:
+        RunFolderError: naming the first thing that is wrong.
+    """
     wrong = [f"{f.subject}: {f.detail}" for f in found.findings if f.ok is False and f.subject != "signature"]
     if wrong:
         raise RunFolderError(
-            f"run={str(run_dir)!r} has a statement that is not consistent, so it was not signed. {wrong[0]}"
+            f"run={found.run_dir!r} has a statement that is not consistent, so it was not signed. {wrong[0]}"
         )
+
+
+def sign_verified(
+    run_dir: PathLike, key: Ed25519PrivateKey, *, ledger_file: PathLike | None = None
+) -> Signature:
+    """Sign a run that `check_signable` let through; arguments as for `sign_run`."""
     folder = RunFolder(run_dir)
     journal = _journal_file(folder, ledger_file)
     lines = None if journal is None else _lines_of(journal, str(_read_object(folder.statement)["run"]))
-    contents = {name: (folder.path / name) for name in SIGNED_FILES}
-    made = sign(key, {n: path.read_bytes() for n, path in contents.items() if path.is_file()}, lines)
-    write_atomically(folder.signature, made.to_json().encode(), mode=0o644)
-    return made
+    return sign_files(key, folder.signature, SIGNED_FILES, lines)
 
 
 def charge_search(
@@ -185,6 +205,14 @@ def charge_search(
     return made
 
 
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose keys are there once: of two values another reader could take the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
 # ---- inside
 
 
@@ -223,40 +251,10 @@ def _lines_of(path: Path, run: str) -> bytes:
 def _check_signature(
     folder: RunFolder, journal: Path | None, statement: Mapping[str, Any], public_key: PathLike | None
 ) -> tuple[Signature | None, list[Finding]]:
-    key = None
-    if public_key is not None:
-        try:
-            key = read_public_key(Path(public_key).read_bytes())
-        except OSError as error:
-            raise KeyFileError(f"public_key={str(public_key)!r} cannot be read ({error})") from None
-    if not folder.signature.is_file():
-        ok = None if key is None else False
-        return None, [Finding("signature", ok, "the run is not signed: anybody could have written it")]
-    try:
-        signature = Signature.from_json(folder.signature.read_bytes())
-    except KeyFileError as error:
-        return None, [Finding("signature", False, str(error))]
-    name = fingerprint(signature.public_key)
-    if not signature.is_valid():
-        return signature, [Finding("signature", False, "it is not of what it stands beside: it was edited")]
-    if key is not None and not signature.is_valid(key):
-        other = fingerprint(key.public_bytes_raw())
-        detail = f"it is by the key {name}, not by the given one, {other}"
-        return signature, [Finding("signature", False, detail)]
-    by = "the given key" if key is not None else f"the key {name}; ask the issuer whether it is theirs"
-    findings = [Finding("signature", True, f"valid, by {by}")]
-    changed = [
-        file
-        for file in SIGNED_FILES
-        if signature.files.get(file) != _hash_of(folder.path / file)
-        # a published part may leave the model out
-        and (file == "statement.json" or (folder.path / file).is_file())
-    ]
-    absent = [file for file in signature.files if not _is_plain(file) or not (folder.path / file).is_file()]
-    detail = f"changed since they were signed: {', '.join(changed)}" if changed else "as they were signed"
-    if absent:
-        detail += f"; not here: {', '.join(absent)}"
-    findings.append(Finding("files", not changed, detail))
+    signature, findings = read_signature(folder.signature, public_key)
+    if signature is None or findings[0].ok is not True:
+        return signature, findings
+    findings.append(check_files(signature, folder.path, SIGNED_FILES, needed=("statement.json",)))
     if journal is not None and signature.journal is not None:
         same = hashlib.sha256(_lines_of(journal, str(statement.get("run")))).hexdigest() == signature.journal
         findings.append(
@@ -309,26 +307,9 @@ def _check_page(folder: RunFolder) -> list[Finding]:
     return [Finding("page", same, detail[same])]
 
 
-def _is_plain(name: str) -> bool:
-    """Whether a name from a file is one of the folder's own files: nothing else is looked for on the disk."""
-    return name in SIGNED_FILES
-
-
-def _hash_of(path: Path) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON whose keys are there once: of two values another reader could take the other."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
-    return found
-
-
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes(), object_pairs_hook=_each_once)
+        value = json.loads(path.read_bytes(), object_pairs_hook=each_once)
     except FileNotFoundError:
         raise RunFolderError(
             f"run={str(path.parent)!r} holds no {path.name}. Give the folder that a training made."

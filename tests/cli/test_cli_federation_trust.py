@@ -1,0 +1,209 @@
+"""verify and sign of a federation: edits of its headline are caught, by comparison or signature."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+
+import pytest
+from cryptography.hazmat.primitives import serialization as ser
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from equipoise.cli import main
+from equipoise.experiments.federation_folder import verify_federation
+from equipoise.report import RunFolderError
+from equipoise.report.federation import write_federation_report
+
+LINE = "federate --data digits --method dp-fedavg --clients 3 --rounds 2 --local-steps 1"
+
+
+def write_key(folder, name):
+    key = Ed25519PrivateKey.generate()
+    form = (ser.Encoding.PEM, ser.PrivateFormat.PKCS8, ser.NoEncryption())
+    (folder / name).write_bytes(key.private_bytes(*form))
+    public = key.public_key().public_bytes(ser.Encoding.PEM, ser.PublicFormat.SubjectPublicKeyInfo)
+    (folder / f"{name}.pub").write_bytes(public)
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory):
+    """A finished and signed federation that the tests only read: (folder, public key)."""
+    place = tmp_path_factory.mktemp("federations")
+    key = write_key(place, "key")
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert main([*LINE.split(), "--json", "--run-dir", str(place / "run")]) == 0
+        assert main(["sign", str(place / "run"), "--key", str(key), "--json"]) == 0
+    return place / "run", f"{key}.pub"
+
+
+@pytest.fixture
+def run(signed, tmp_path):
+    """A copy that a test may change, without what a stranger does not have."""
+    without = shutil.ignore_patterns("private", "checkpoint", "server")
+    return shutil.copytree(signed[0], tmp_path / "run", ignore=without)
+
+
+def change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def headline(**values):
+    return lambda run: change(run / "federation.json", **values)
+
+
+def row(**values):
+    def edit(run):
+        first, *others = json.loads((run / "federation.json").read_text())["clients"]
+        change(run / "federation.json", clients=[first | values, *others])
+
+    return edit
+
+
+def drop_first(run):
+    shutil.rmtree(run / "clients" / "000")
+    change(run / "federation.json", clients=json.loads((run / "federation.json").read_text())["clients"][1:])
+
+
+def drop_last(run):
+    """With the settings, as if there had never been a third client."""
+    values = json.loads((run / "federation.json").read_text())
+    shutil.rmtree(run / "clients" / "002")
+    clients = values["clients"][:2]
+    worst = max(one["epsilon"] for one in clients)
+    settings = values["settings"] | {"clients": 2}
+    change(run / "federation.json", clients=clients, settings=settings, epsilon=worst)
+    change(run / "settings.json", clients=2)
+
+
+def copy_client(run):
+    shutil.rmtree(run / "clients" / "001")
+    shutil.copytree(run / "clients" / "002", run / "clients" / "001")
+    populations = [one["population"] for one in json.loads((run / "federation.json").read_text())["clients"]]
+    assert len(set(populations)) == 1, "the population tells them apart already"
+
+
+def better_accuracy(run):
+    rounds = json.loads((run / "federation.json").read_text())["rounds"]
+    change(run / "federation.json", accuracy=0.99, rounds=[*rounds[:-1], rounds[-1] | {"accuracy": 0.99}])
+
+
+def other_page(run):
+    values = json.loads((run / "federation.json").read_text())
+    write_federation_report({**values, "accuracy": 0.99}, run)
+
+
+def append(name):
+    def edit(run):
+        with (run / name).open("ab") as file:
+            file.write(b"\n")
+
+    return edit
+
+
+def stay_away(run):
+    """As if the first client had never been picked."""
+    shutil.rmtree(run / "clients" / "000")
+    row(rounds=0, epsilon=0.0)(run)
+
+
+def unsign(run):
+    for path in [run / "federation.sig.json", *run.glob("clients/*/statement.sig.json")]:
+        path.unlink(missing_ok=True)
+
+
+COMPARED = {
+    "delta": (headline(delta=1e-9), "delta 1e-09, the statement of client 000 1e-05"),
+    "guarantee": (headline(guarantee="worst_case"), "the weakest of its clients is proven"),
+    "private": (headline(private=False), "private False, the statement of client 000 True"),
+    "relation": (headline(relation="replace_one"), "relation replace_one, the statement of client 000"),
+    "accuracy": (headline(accuracy=0.99), "its last round"),
+    "rounds": (headline(rounds=[]), "each of the 2 rounds"),
+    "epsilon": (headline(epsilon=0.1), "the largest of its clients"),
+    "claim": (headline(epsilon_claimed=0.1), "epsilon_claimed 0.1, its clients None"),
+    "claim of a client": (row(epsilon_claimed=0.1), "epsilon_claimed 0.1, its statement None"),
+    "guarantee of a client": (row(guarantee="none"), "client 000: federation.json says guarantee none"),
+    "population of a client": (row(population=10**6), "says population 1000000"),
+    "first client dropped": (drop_first, "does not list each of the 3 clients"),
+    "one client twice": (copy_client, "clients 001, 002: their statements are of one run"),
+    "other settings": (lambda run: change(run / "settings.json", clients=4), "settings.json 4"),
+}
+SIGNED = {
+    "last client dropped": (drop_last, "clients/002/statement.sig.json"),
+    "client never picked": (stay_away, "clients/000/statement.sig.json"),
+    "accuracy everywhere": (better_accuracy, "federation.json"),
+    "page": (other_page, "report.html"),
+    "model": (append("model.safetensors"), "model.safetensors"),
+    "settings": (append("settings.json"), "settings.json"),
+    "command": (headline(command="equipoise federate"), "federation.json"),
+}
+
+
+def test_a_signed_federation_is_consistent_for_keeper_and_stranger(signed, run, equipoise):
+    folder, public = signed
+    for place in (folder, run):
+        found = equipoise("verify", place, "--key", public, "--json")
+        assert (found.code, found.value["problems"]) == (0, [])
+    signature = json.loads((folder / "federation.sig.json").read_text())
+    wanted = {"federation.json", "settings.json", "model.safetensors", "report.html"}
+    clients = {f"clients/{name}/statement.sig.json" for name in ("000", "001", "002")}
+    assert set(signature["files"]) == wanted | clients
+    assert f"Signed by the key {found.value['signer']}" in equipoise("verify", run).out.replace("\n", "")
+    (run / "model.safetensors").unlink()  # a published part may leave it out
+    assert verify_federation(str(run), public).consistent
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_edits_that_the_clients_statements_catch(signed, run, name):
+    edit, words = COMPARED[name]
+    unsign(run)
+    edit(run)
+    found = verify_federation(str(run))
+    assert not found.consistent
+    assert any(words in problem for problem in found.problems), found.problems
+
+
+@pytest.mark.parametrize("name", [*COMPARED, *SIGNED])
+def test_edits_that_the_signature_catches(signed, run, name):
+    edit, words = (COMPARED | SIGNED)[name]
+    edit(run)
+    found = verify_federation(str(run), signed[1])
+    of_files = [problem for problem in found.problems if problem.startswith("files of the federation")]
+    assert len(of_files) == 1
+    if name in SIGNED:
+        assert words in of_files[0]
+        assert len(found.problems) == 1, "a comparison catches it too: it belongs in COMPARED"
+
+
+@pytest.mark.parametrize("gone", ["federation.sig.json", "clients/001/statement.sig.json"])
+def test_with_the_key_every_signature_must_be_there(signed, run, gone):
+    (run / gone).unlink()
+    assert not verify_federation(str(run), signed[1]).consistent
+
+
+def test_a_signature_of_a_run_or_of_another_key_is_not_the_federations(signed, run, equipoise, tmp_path):
+    own = (run / "clients" / "000" / "statement.sig.json").read_text()
+    (run / "federation.sig.json").write_text(own)
+    assert any("federation.json" in text for text in verify_federation(str(run), signed[1]).problems)
+    assert equipoise("sign", run, "--key", write_key(tmp_path, "other"), "--json").code == 0
+    assert verify_federation(str(run)).consistent
+    problems = verify_federation(str(run), signed[1]).problems
+    assert any("not by the given one" in text for text in problems)
+
+
+def test_what_is_not_consistent_is_not_signed(run, equipoise, tmp_path):
+    unsign(run)
+    headline(delta=1e-9)(run)
+    key = write_key(tmp_path, "key")
+    assert "not signed" in equipoise("sign", run, "--key", key, "--json").value["error"]
+    assert not list(run.rglob("*.sig.json"))
+    assert equipoise("sign", run, "--key", key, "--ledger", key, "--json").code == 2
+
+
+def test_a_key_that_is_there_twice_is_refused(run):
+    text = (run / "federation.json").read_text()
+    (run / "federation.json").write_text(text.replace("{", '{"delta": 1e-9, ', 1))
+    with pytest.raises(RunFolderError, match="twice"):
+        verify_federation(str(run))
