@@ -11,6 +11,7 @@ import torch
 
 from equipoise.privacy import (
     Journal,
+    JournalError,
     Ledger,
     Poisson,
     PrivacyPlan,
@@ -222,6 +223,74 @@ def test_an_edited_journal_is_caught(line, change, words):
     change(entries[line])
     wrong = [finding for finding in check_with_journal(statement, entries) if finding.ok is False]
     assert words in wrong[0].detail
+
+
+def with_unproven() -> list[dict]:
+    return copy.deepcopy(unproven_run(3.0).journal.entries())
+
+
+def shut(entries):
+    """A release comes after the run's end."""
+    entries.insert(1, {"type": "close", "run": entries[0]["run"]})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda e: e[2].update(bounds={}), "releases what its plan does not hold"),
+        (lambda e: e[2].update(bounds={}, multipliers={"gradient": 1e-6}), "does not hold"),
+        (lambda e: e[2]["multipliers"].update(norm=1e-6), "noise multipliers for"),
+        (lambda e: e[2].update(multipliers={}), "noise multipliers for"),
+        (lambda e: e[2]["bounds"].update(gradient=True), "bound True"),
+        (lambda e: e[2].update(index=0), "of another draw"),
+        (lambda e: e[2].update(ordinal=0), "of another draw"),
+        (lambda e: e[2].update(hash="0", index=0, ordinal=0), "of another draw"),
+        (lambda e: e[2].update(index=True), "count from 0"),
+        (lambda e: e[2].update(ordinal=-1), "count from 0"),
+        (lambda e: e.insert(2, e[1]), "a second time"),
+        (lambda e: e.append({"type": "void", "run": e[0]["run"], "index": 9}), "makes a draw void"),
+        (shut, "after the run was closed"),
+    ],
+)
+def test_lines_that_no_ledger_writes_are_caught(change, words):
+    ledger = plain_run()
+    statement, entries = statement_of(ledger), copy.deepcopy(ledger.journal.entries())
+    change(entries)
+    wrong = [finding for finding in check_with_journal(statement, entries) if finding.ok is False]
+    assert words in wrong[0].detail
+    with pytest.raises(JournalError, match=words):  # nor is a statement made of them
+        statement_from_journal(entries, ledger.run, DELTA)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda e: e[1].update(name="other"), "does not hold"),
+        (lambda e: e.append(e[1]), "more often than planned"),
+        (shut, "after the run was closed"),
+    ],
+)
+def test_unproven_lines_are_held_against_the_plan(change, words):
+    entries = with_unproven()
+    change(entries)
+    with pytest.raises(JournalError, match=words):
+        statement_from_journal(entries, entries[0]["run"], DELTA)
+
+
+@pytest.mark.parametrize(
+    ("change", "subject"),
+    [(lambda e: e.pop(2), "draws"), (lambda e: e[2].update(data="other"), "data")],
+)
+def test_what_an_honest_journal_may_hold_too_is_told(change, subject):
+    """A draw may be opened and not released, and a run resumed with changed data: neither is an edit."""
+    ledger = plain_run()
+    entries = copy.deepcopy(ledger.journal.entries())
+    assert not {"draws", "data"} & {f.subject for f in check_with_journal(statement_of(ledger), entries)}
+    change(entries)
+    statement = json.loads(statement_from_journal(entries, ledger.run, DELTA).to_json())
+    found = check_with_journal(statement, entries)
+    assert [f.subject for f in found if f.ok is None] == [subject]
+    assert all(f.ok is not False for f in found)
 
 
 def test_a_line_left_out_of_the_journal_is_caught():

@@ -14,7 +14,8 @@ import dp_accounting
 from . import accounts
 from .epochs import Epochs
 from .errors import JournalError
-from .releases import Pattern, PrivacyPlan
+from .lines import COSTLY, RunLines
+from .releases import PrivacyPlan
 from .restatement import MALFORMED, Finding, compared, delta_of, differences, message
 from .spending import KnownRun
 from .statement import Hole, Statement
@@ -22,7 +23,6 @@ from .statement import Hole, Statement
 __all__ = ["check_with_journal", "statement_from_journal"]
 
 Entries = Sequence[Mapping[str, Any]]
-_ROUNDING = 1 + 1e-6
 
 
 def check_with_journal(statement: Mapping[str, Any], entries: Entries) -> list[Finding]:
@@ -38,7 +38,7 @@ def check_with_journal(statement: Mapping[str, Any], entries: Entries) -> list[F
     try:
         delta = delta_of(statement)
         run = _run_of(statement, entries)
-        own = _read_run([entry for entry in entries if entry.get("run") == run])
+        own, open_questions = _read_run([entry for entry in entries if entry.get("run") == run])
         candidates = [own.statement(run, delta, others) for others in _views(entries, run)]
         # A shared journal goes on after the statement: any state of the others since then will do.
         best = min(candidates, key=lambda again: len(differences(statement, again)))
@@ -50,6 +50,7 @@ def check_with_journal(statement: Mapping[str, Any], entries: Entries) -> list[F
     lines = sum(1 for entry in entries if entry.get("run") == run)
     return [
         Finding("journal", True, f"{lines} lines of run {run}; each release fits the plan"),
+        *open_questions,
         *findings,
     ]
 
@@ -60,7 +61,7 @@ def statement_from_journal(entries: Entries, run: str, delta: float, **facts: An
     Raises:
         JournalError: for a journal that does not hold the run, or whose lines do not fit its plan.
     """
-    own = _read_run([entry for entry in entries if entry.get("run") == run])
+    own, _ = _read_run([entry for entry in entries if entry.get("run") == run])
     others = [entry for entry in entries if entry.get("run") != run]
     return own.statement(run, delta, accounts.other_runs(others, own.plan.relation), **facts)
 
@@ -73,27 +74,22 @@ def _run_of(statement: Mapping[str, Any], entries: Entries) -> str:
     return str(run)
 
 
-def _read_run(entries: Entries) -> KnownRun:
-    """Count what a run released, and hold every line against the run's plan."""
+def _read_run(entries: Entries) -> tuple[KnownRun, list[Finding]]:
+    """Count what a run released, and hold every line against the run's plan; and what stays open."""
     heads = [entry for entry in entries if entry["type"] == "run"]
     if len(heads) != 1:
         raise JournalError(f"it holds {len(heads)} plans for one run instead of one")
     plan = PrivacyPlan.from_description(heads[0]["plan"])
     if plan.fingerprint() != heads[0]["fingerprint"]:
         raise JournalError("its plan does not have the hash that stands beside it: the plan was edited")
-    used: dict[Pattern, int] = {}
+    lines = RunLines(plan, heads[0]["data"])
     epochs = Epochs(plan)
     holes: dict[str, Hole] = {}
     for number, entry in enumerate(entries, start=1):
         kind = entry["type"]
+        lines.take(entry, number)
         if kind == "release":
-            pattern = _fitting(plan, entry, number)
-            used[pattern] = used.get(pattern, 0) + 1
             epochs.add(entry["draw"], entry["ordinal"])
-            if used[pattern] > pattern.count:
-                raise JournalError(
-                    f"it holds more than the {pattern.count} planned releases of {sorted(pattern.names)}"
-                )
         elif kind == "unproven":
             hole = holes.setdefault(entry["hole"], Hole("release_unproven", entry["hole"], 0, 0.0))
             hole.count += 1
@@ -104,39 +100,20 @@ def _read_run(entries: Entries) -> KnownRun:
             holes.setdefault(entry["hole"], Hole("disclose", entry["hole"], 0)).count += 1
         elif kind not in ("run", "void", "close", "search"):
             raise JournalError(f"line {number} of the run is of the unknown type {kind!r}")
-    return KnownRun(
+    run = KnownRun(
         plan=plan,
-        used=used,
+        used=lines.used,
         epochs=epochs.met,
         holes=list(holes.values()),
         private=heads[0]["private"] is True,
         search=accounts.search_of(entries),
         noise=heads[0].get("noise", "floating_point"),
     )
-
-
-def _fitting(plan: PrivacyPlan, entry: Mapping[str, Any], number: int) -> Pattern:
-    """The pattern of a release line, whose noise and bounds are the plan's."""
-    pattern = plan.pattern(entry["draw"], entry["pattern"])
-    if not set(entry["bounds"]) <= pattern.names:
-        raise JournalError(f"line {number} of the run releases what its plan does not hold")
-    for name, bound in entry["bounds"].items():
-        release = plan[name]
-        if entry["multipliers"][name] != release.noise_multiplier:
-            raise JournalError(
-                f"line {number} of the run has the noise multiplier {entry['multipliers'][name]!r} for "
-                f"{name!r}, the plan {release.noise_multiplier!r}"
-            )
-        if not 0 < bound <= release.max_bound * _ROUNDING:
-            raise JournalError(
-                f"line {number} of the run has the bound {bound!r} for {name!r}, the plan allows "
-                f"{release.max_bound!r}"
-            )
-    return pattern
+    return run, lines.findings()
 
 
 # The lines by which a run's own cost changes: a statement of all of them was made after the last one.
-_OWN_COSTS = ("run", "release", "unproven", "hole", "search")
+_OWN_COSTS = ("run", *COSTLY, "search")
 
 
 def _views(entries: Entries, run: str) -> Iterable[dict[str, dp_accounting.DpEvent]]:
