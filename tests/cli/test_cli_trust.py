@@ -75,7 +75,7 @@ def test_an_edited_epsilon_is_caught(run, equipoise, tmp_path):
     assert equipoise("verify", run, "--json").code == 1
     found = equipoise("verify", published_part(run, tmp_path / "published"), "--json")
     assert found.code == 1
-    assert wrong_in(found.value) == ["epsilon", "page"]
+    assert wrong_in(found.value) == ["epsilon", "metrics", "page"]
     assert "NOT CONSISTENT" in equipoise("verify", run).out
     assert equipoise("sign", run, "--key", write_keys(tmp_path)[0], "--json").code == 2
 
@@ -106,6 +106,12 @@ def test_journal_and_statement_edited_together_are_caught_by_the_signature(run, 
     assumptions = [statement["assumptions"][1]]
     again = statement_from_journal(left, statement["run"], statement["delta"], assumptions=assumptions)
     (run / "statement.json").write_text(again.to_json())
+    write_report(run)
+    found = wrong_in(equipoise("verify", run, "--json").value)
+    assert found == ["metrics", "files", "signed journal"], "the metrics still hold the last step"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [row for row in rows if row["step"] < rows[-1]["step"]]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
     write_report(run)
     assert wrong_in(equipoise("verify", run, "--json").value) == ["files", "signed journal"]
     (run / "statement.sig.json").unlink()

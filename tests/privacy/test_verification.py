@@ -444,6 +444,34 @@ def test_a_statement_and_its_configuration_must_not_differ(key):
     assert key.split(",")[0] in wrong[0].detail
 
 
+@pytest.mark.parametrize("multiplier", [3.0, None])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.update(holes=[]),
+        lambda s: s["holes"][0].update(count=0),
+        lambda s: s["holes"][0].update(count=5),
+    ],
+)
+def test_what_was_planned_without_a_proof_is_a_hole_to_a_stranger(change, multiplier):
+    """Also where the figures are computed anew, as if nothing but the plan's releases had left."""
+    ledger = unproven_run(multiplier)
+    statement = statement_of(ledger, recipe="as_published")
+    proven = Ledger(ledger.plan).statement(delta=DELTA)
+    figures = ("guarantee", "epsilon", "epsilons", "cross_check", "accountant", "interval", "warnings")
+    change(statement)
+    if not statement["holes"]:
+        statement |= {key: getattr(proven, key) for key in figures}
+        assert statement["guarantee"] == "proven"
+    assert verdicts(statement, ledger) == (False, False)
+
+
+@pytest.mark.parametrize("recipe", ["", None, "Library", "library, audited at epsilon 0.1"])
+def test_a_recipe_is_one_of_two_words(recipe):
+    ledger = plain_run()
+    assert verdicts(statement_of(ledger) | {"recipe": recipe}, ledger) == (False, False)
+
+
 def test_a_reproducible_run_says_so():
     plan = PrivacyPlan([Release("gradient", 2.0, max_bound=5.0)], FullBatch(100, 4))
     ledger = Ledger(plan, secrets=Secrets(reproducible_seed=1))

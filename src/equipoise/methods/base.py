@@ -236,6 +236,13 @@ class Method(ABC):
         return tuple(inspect.signature(cls).parameters)
 
     @classmethod
+    def best_guarantee(cls, config: Mapping[str, Any]) -> str:
+        """The best that a run of the method that `config` described may claim, by its card."""
+        if config.get("recipe", "library") == "library":
+            return cls.card.guarantee
+        return cls.card.published_guarantee or "proven"
+
+    @classmethod
     def options(cls) -> dict[str, Any]:
         """The constructor's arguments with their defaults as plain values; without the public records."""
         known = inspect.signature(cls).parameters

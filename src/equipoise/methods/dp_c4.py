@@ -198,6 +198,13 @@ class _DPC4(AnchoredMethod):
             routine=self.routine,
         )
 
+    @classmethod
+    def best_guarantee(cls, config: Mapping[str, Any]) -> str:
+        """As the card has it, but for rules without raw thresholds under the recipe as published."""
+        rules = zip(("coupled_rule", "anchor_rule"), cls.published_rules, strict=True)
+        raw = any((config.get(name) or default) in RAW_RULES for name, default in rules)
+        return super().best_guarantee(config) if raw else "proven"
+
     def passes_over(self, draw: str) -> int:
         """A threshold from raw gradients takes them once more."""
         raw = {self.coupled_rule if draw == "batch" else self.anchor_rule} & set(RAW_RULES)

@@ -124,8 +124,21 @@ def _published_run(statement: Mapping[str, Any]) -> KnownRun:
             if not row["used"] / max(1, round(length)) <= row["epochs"] <= row["used"]:
                 raise ValueError(f"{row['used']} draws cannot lie in {row['epochs']!r} epochs")
     holes = [Hole(**row) for row in statement["holes"]]
+    _check_holes(plan, holes)
     private = statement["private"] is True
     return KnownRun(plan, used, epochs, holes, private, statement["search"], statement["noise"])
+
+
+def _check_holes(plan: PrivacyPlan, holes: list[Hole]) -> None:
+    """What was planned to leave without a proof is a hole, as often as planned at most."""
+    if any(isinstance(h.count, bool) or not isinstance(h.count, int) or h.count < 1 for h in holes):
+        raise ValueError("a hole that was never met is none")
+    left = sum(hole.count for hole in holes if hole.kind == "release_unproven")
+    planned = sum(plan.count(item) for item in plan.unproven)
+    if planned and not holes:
+        raise ValueError(f"the plan holds {planned} releases without a proof, and no hole is named")
+    if left > planned:
+        raise ValueError(f"{left} releases without a proof are named, {planned} are planned")
 
 
 def _epsilon_alone(statement: Mapping[str, Any], alone: Statement) -> Finding:

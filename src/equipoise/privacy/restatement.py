@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .errors import JournalError
-from .statement import Statement
+from .statement import RECIPES, Statement
 
 __all__ = [
     "Finding",
@@ -82,6 +82,8 @@ def differences(statement: Mapping[str, Any], again: Statement) -> list[str]:
     found = []
     for key in [*computed, *(k for k in statement if k not in computed)]:
         if key in ON_TRUST:
+            if key == "recipe" and statement.get(key) not in RECIPES:
+                found.append(key)
             continue
         if key == "assumptions":
             given = statement.get(key)

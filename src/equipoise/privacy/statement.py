@@ -19,6 +19,7 @@ from typing import Any
 from .accounting import EpsilonResult
 from .releases import Pattern, PrivacyPlan
 
+RECIPES = ("library", "as_published")
 GUARANTEES = ("proven", "worst_case", "none")
 DELTA_FACTORS = (10.0, 0.1, 0.01)  # the further deltas that a statement gives epsilon at, over its own
 _PACKAGES = ("equipoise", "torch", "dp-accounting", "numpy", "scipy", "cryptography")

@@ -20,12 +20,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from equipoise.methods.public_records import public_assumption
 from equipoise.privacy import Finding, Journal, PrivateSearch, Signature, Statement
 from equipoise.privacy.published import check_published
-from equipoise.privacy.restatement import figure
+from equipoise.privacy.restatement import MALFORMED, figure, message
 from equipoise.privacy.signatures import fingerprint
 from equipoise.privacy.verification import check_with_journal, statement_from_journal
 from equipoise.report import RunFolderError, report_as_made, write_report
 from equipoise.training.checkpoint import write_atomically
+from equipoise.training.consistency import check_method, check_metrics
 from equipoise.training.folder import RunFolder
+from equipoise.training.metrics import read_jsonl
 from equipoise.training.public_copies import ALLOWED
 from equipoise.training.signing import check_files, read_signature, sign_files, signing_key
 
@@ -99,6 +101,8 @@ def verify_run(
         if journal is None or finding.subject == "configuration"
     ]
     findings += _check_assumptions(statement, config)
+    findings += check_method(statement, config)
+    findings += _check_metrics(folder, statement, config)
     findings += _check_page(folder)
     signature, found = _check_signature(folder, journal, statement, public_key)
     return Verification(
@@ -278,6 +282,18 @@ def _check_assumptions(statement: Mapping[str, Any], config: Mapping[str, Any]) 
         detail = f"config.json tells what the statement does not: {'; '.join(wrong)}"
         return [Finding("assumptions", False, detail[:300])]
     return [Finding("assumptions", True, "the public records of config.json are named")] if wanted else []
+
+
+def _check_metrics(
+    folder: RunFolder, statement: Mapping[str, Any], config: Mapping[str, Any]
+) -> list[Finding]:
+    if not folder.metrics.is_file():
+        return []
+    try:
+        return check_metrics(statement, config, read_jsonl(folder.metrics))
+    except (*MALFORMED, OSError) as error:
+        detail = f"it is not what this library writes ({message(error)})"
+        return [Finding("metrics", False, detail)]
 
 
 def _public_counts(described: Any) -> list[int]:

@@ -1,0 +1,109 @@
+"""Does a statement agree with the method of config.json, and with the last row of metrics.jsonl?
+
+The statement's own figures are computed again elsewhere (`equipoise.privacy.published`); here stands what the
+two files beside it tell that a statement made up in itself would have to contradict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from equipoise.methods import METHODS
+from equipoise.methods.card import GUARANTEES
+from equipoise.privacy import Finding
+from equipoise.privacy.restatement import figure
+
+__all__ = ["check_method", "check_metrics"]
+
+Object = Mapping[str, Any]
+PROGRESS = 0.03
+"""How far a row's epsilon, which is computed coarsely, may be from the statement's, relatively."""
+
+
+def check_method(statement: Object, config: Object) -> list[Finding]:
+    """Whether guarantee, recipe and noise are those of the method that config.json describes."""
+    described = _innermost(config.get("method"))
+    kind = METHODS.get(str(described.get("name")))
+    if kind is None:
+        return []
+    wrong, recipe = [], described.get("recipe", "library")
+    if recipe != statement.get("recipe"):
+        wrong.append(f"the recipe is {recipe!r}, not {statement.get('recipe')!r}"[:120])
+    best, stated = kind.best_guarantee(described), statement.get("guarantee")
+    if stated in GUARANTEES and GUARANTEES.index(str(stated)) < GUARANTEES.index(best):
+        wrong.append(f"the method's guarantee is {best!r} at best, not {stated!r}")
+    wrong += _other_noise(statement, described, kind.noise_arguments) if recipe == "library" else []
+    if not wrong:
+        return []
+    return [Finding("method", False, f"config.json says otherwise than the statement: {'; '.join(wrong)}")]
+
+
+def check_metrics(statement: Object, config: Object, rows: Sequence[Any]) -> list[Finding]:
+    """Whether the steps of metrics.jsonl are among the releases, and their epsilon is the statement's."""
+    steps = [row for row in rows if isinstance(row, Mapping) and "learning_rate" in row]
+    if not steps:
+        return []
+    wrong = []
+    sampling = config.get("sampling")
+    total = sampling.get("steps") if isinstance(sampling, Mapping) else None
+    last = steps[-1].get("step")
+    if isinstance(total, int) and not (isinstance(last, int) and last <= total):
+        wrong.append(f"the last step is {last!r} of {total}"[:80])
+    wrong += _fewer_releases(statement, total, len(steps))
+    told = [value for row in steps if (value := figure(row.get("epsilon"))) is not None]
+    stated = figure(statement.get("epsilon"))
+    # Other runs and a search change the figure after the steps were written down.
+    alone = not statement.get("other_runs") and statement.get("search") is None
+    if told and stated is not None:
+        at_end = figure(steps[-1].get("epsilon")) if last == total else None
+        if alone and max(told) > told[-1] * (1 + PROGRESS):
+            wrong.append(f"an epsilon of {max(told):.4g} stands before the last, {told[-1]:.4g}")
+        if alone and max(told) > stated * (1 + PROGRESS):
+            wrong.append(f"epsilon was {max(told):.4g} on the way, the statement says {stated:.4g}")
+        elif alone and at_end is not None and at_end < stated * (1 - PROGRESS):
+            wrong.append(f"epsilon is {at_end:.4g} at the last step, the statement says {stated:.4g}")
+    if wrong:
+        return [Finding("metrics", False, f"metrics.jsonl says otherwise: {'; '.join(wrong)}")]
+    return [Finding("metrics", True, "steps and epsilon of metrics.jsonl are the statement's")]
+
+
+def _innermost(described: Any) -> Object:
+    """The method that releases: what a wrapper holds, or the method itself."""
+    for _ in range(10):
+        if not isinstance(described, Mapping):
+            return {}
+        if not isinstance(described.get("inner"), Mapping):
+            return described
+        described = described["inner"]
+    return {}
+
+
+def _other_noise(statement: Object, described: Object, arguments: Mapping[str, str]) -> list[str]:
+    rows = statement.get("releases")
+    named = {row.get("name"): row for row in rows or () if isinstance(row, Mapping)}
+    wrong = []
+    for argument, release in arguments.items():
+        given, planned = described.get(argument), named.get(release, {}).get("noise_multiplier")
+        if given is not None and planned is not None and given != planned:
+            wrong.append(f"{argument} is {given!r}, that of {release!r} {planned!r}"[:120])
+    threshold = described.get("clip_norm")
+    if described.get("name") == "dp-sgd" and isinstance(threshold, Mapping):
+        bound = named.get("gradient", {}).get("max_bound")
+        if threshold.get("kind") == "Fixed" and threshold.get("clip_norm") != bound:
+            wrong.append(f"clip_norm is {threshold.get('clip_norm')!r}, the bound {bound!r}"[:120])
+    return wrong
+
+
+def _fewer_releases(statement: Object, total: Any, taken: int) -> list[str]:
+    """What is planned once in every step must have left as often as steps were taken, at least."""
+    wrong = []
+    made = {row["name"]: row for row in statement["releases"] if row["draw"] == "batch"}
+    for name, row in made.items():
+        if row["count"] == total and row["used"] < taken:
+            wrong.append(f"{taken} steps were taken, {name!r} was released {row['used']} times")
+    planned = sum(row["count"] for row in statement["unproven"])
+    left = sum(hole["count"] for hole in statement["holes"] if hole["kind"] == "release_unproven")
+    if planned and planned == total and left < taken:
+        wrong.append(f"{taken} steps were taken, {left} releases without a proof are named")
+    return wrong

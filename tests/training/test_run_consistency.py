@@ -1,0 +1,149 @@
+"""A statement made up in itself contradicts config.json or metrics.jsonl beside it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from equipoise.methods import METHODS
+from equipoise.privacy import Poisson
+from equipoise.training.consistency import check_method, check_metrics
+
+STATEMENT = {
+    "recipe": "library",
+    "guarantee": "proven",
+    "epsilon": 2.0,
+    "other_runs": 0,
+    "search": None,
+    "releases": [
+        {
+            "name": "gradient",
+            "draw": "batch",
+            "count": 3,
+            "used": 3,
+            "noise_multiplier": 1.5,
+            "max_bound": 0.1,
+        }
+    ],
+    "unproven": [],
+    "holes": [],
+}
+UNPROVEN = STATEMENT | {
+    "recipe": "as_published",
+    "guarantee": "worst_case",
+    "releases": [],
+    "unproven": [{"name": "update", "draw": "batch", "count": 3}],
+    "holes": [{"kind": "release_unproven", "reason": "x", "count": 3, "worst_case": 1.0}],
+}
+CONFIG = {"sampling": {"steps": 3}}
+ROWS = [
+    {"step": 1, "learning_rate": 1.0, "epsilon": 1.0},
+    {"step": 1, "evaluation.accuracy": 0.1},
+    {"step": 2, "learning_rate": 1.0},
+    {"step": 3, "learning_rate": 1.0, "epsilon": 2.0},
+]
+
+
+def method(name, **described):
+    return {"method": {"name": name} | described}
+
+
+def fits(findings):
+    return all(finding.ok is not False for finding in findings)
+
+
+PUBLISHED = STATEMENT | {"recipe": "as_published"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "config", "right"),
+    [
+        (STATEMENT, method("dp-sgd"), True),
+        (STATEMENT, {}, True),
+        (STATEMENT, method("of my own", recipe="as_published"), True),
+        (PUBLISHED, method("dp-sgd"), False),
+        (STATEMENT, method("dice-sgd", recipe="as_published"), False),
+        (PUBLISHED, method("dice-sgd", recipe="as_published"), False),
+        (UNPROVEN, method("dice-sgd", recipe="as_published"), True),
+        (PUBLISHED | {"guarantee": "none"}, method("dice-sgd", recipe="as_published"), True),
+        (
+            PUBLISHED,
+            method("public-warm-start", inner=method("dice-sgd", recipe="as_published")["method"]),
+            False,
+        ),
+        (PUBLISHED, method("dp-c4", recipe="as_published", coupled_rule=None, anchor_rule=None), False),
+        (UNPROVEN, method("dp-c4", recipe="as_published", coupled_rule=None, anchor_rule=None), False),
+        (PUBLISHED, method("dp-c4", recipe="as_published", coupled_rule="cap", anchor_rule="raw"), False),
+        (PUBLISHED, method("dp-c4", recipe="as_published", coupled_rule="cap", anchor_rule="cap"), True),
+        (PUBLISHED, method("dc-dpsgd", recipe="as_published", variant="alg1"), True),
+        (PUBLISHED, method("dc-dpsgd", recipe="as_published", variant="code"), False),
+        (PUBLISHED, method("biased-gep", recipe="as_published"), True),
+        (STATEMENT, method("dp-sgd", noise_multiplier=1.5), True),
+        (STATEMENT, method("dp-sgd", noise_multiplier=50.0), False),
+        (STATEMENT, method("dp-sgd", clip_norm={"kind": "Fixed", "clip_norm": 0.1}), True),
+        (STATEMENT, method("dp-sgd", clip_norm={"kind": "Fixed", "clip_norm": 1e-4}), False),
+        (STATEMENT, method("dp-sgd", clip_norm={"kind": "LinearDecay"}), True),
+    ],
+)
+def test_guarantee_recipe_and_noise_are_the_methods(statement, config, right):
+    assert fits(check_method(statement, config)) is right
+
+
+def used(statement, number):
+    changed = copy.deepcopy(statement)
+    for row in changed["releases"]:
+        row["used"] = number
+    for row in changed["holes"]:
+        row["count"] = number
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("statement", "rows", "right"),
+    [
+        (STATEMENT, ROWS, True),
+        (UNPROVEN, ROWS, True),
+        (STATEMENT, [], True),
+        (used(STATEMENT, 0), [{k: v for k, v in r.items() if k != "epsilon"} for r in ROWS], False),
+        (used(STATEMENT, 2), ROWS, False),
+        (used(UNPROVEN, 2), ROWS, False),
+        (UNPROVEN | {"holes": []}, ROWS, False),
+        (used(STATEMENT, 0) | {"epsilon": 0.0}, ROWS, False),
+        (STATEMENT | {"epsilon": 1.9}, ROWS, False),
+        (STATEMENT | {"epsilon": 2.1}, ROWS, False),
+        (STATEMENT | {"epsilon": 2.02}, ROWS, True),
+        (STATEMENT | {"epsilon": 2.1, "other_runs": 1}, ROWS, True),
+        (STATEMENT | {"epsilon": 4.1, "search": {"mean": 10.0, "shape": 1.0}}, ROWS, True),
+        (STATEMENT | {"epsilon": None, "guarantee": "none"}, ROWS, True),
+        (STATEMENT, [ROWS[0] | {"epsilon": 3.0}, *ROWS[1:]], False),
+        (STATEMENT, [*ROWS, ROWS[3] | {"step": 4}], False),
+        (STATEMENT, [*ROWS[:-1], ROWS[3] | {"step": None}], False),
+        (STATEMENT, ROWS[:3], True),  # stopped before its end, and a release of the next step is booked
+    ],
+)
+def test_the_metrics_tell_of_no_more_than_the_statement(statement, rows, right):
+    assert fits(check_metrics(statement, CONFIG, rows)) is right
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("dp-sgd", {"noise_multiplier": 2.0}),
+        ("dp-sgd", {"noise_multiplier": 2.0, "clip_norm": 0.3}),
+        ("dice-sgd", {"noise_multiplier": 2.0}),
+        ("dc-dpsgd", {"noise_multiplier": 2.0}),
+        ("dp-c4", {"noise_multiplier": 2.0, "anchor_noise_multiplier": 3.0}),
+        ("dp-svrg", {"noise_multiplier": 2.0, "anchor_noise_multiplier": 3.0}),
+        ("rsdp", {"noise_multiplier": 2.0}),
+        ("rpdp", {"noise_multiplier": 2.0}),
+    ],
+)
+def test_the_noise_of_a_description_is_that_of_the_plan(name, options):
+    made = METHODS[name](**options)
+    plan = made.plan(Poisson(20, 100, 4), None, "add_or_remove_one", torch.Generator().manual_seed(0))
+    statement = STATEMENT | {"releases": plan.describe()["releases"]}
+    assert fits(check_method(statement, {"method": made.config()}))
+    changed = made.config() | {"noise_multiplier": 9.0}
+    assert not fits(check_method(statement, {"method": changed}))
