@@ -27,6 +27,7 @@ from equipoise.federated.secure_exchange import Request, SecureExchange, check_s
 from equipoise.federated.secure_sum import SecureSum
 from equipoise.federated.strategies import Reply, Strategy
 from equipoise.methods.base import Parameters
+from equipoise.methods.named_tensors import copied
 
 __all__ = ["Exchange", "Participant", "pick_clients", "run_rounds", "simulate"]
 
@@ -144,7 +145,7 @@ def run_rounds(
     count = len(exchange) if clients_per_round is None else clients_per_round
     if not 1 <= count <= len(exchange):
         raise ValueError(f"clients_per_round={clients_per_round!r}: give 1 to {len(exchange)} or None")
-    history = History({name: value.detach().clone() for name, value in params.items()})
+    history = History(copied(params))
     disk = None
     if folder is not None:
         plan = {

@@ -199,9 +199,8 @@ def _between(
     """The weights of rows under their labels, and under `lower`; at both ends they are the rule's own."""
     low = limited_weights(rule, norms, lower)
     high = limited_weights(rule, norms, upper)
-    gap = torch.where(norms > 0, (upper - lower) / norms, math.inf)
+    gap = weights_for(torch.full_like(norms, upper - lower), norms)
     partly = torch.minimum(torch.maximum(high, low), low + label * gap)
-    # Also where 0 times an infinite gap is not a number.
     return torch.where(label >= 1, high, torch.where(label <= 0, low, partly)), low
 
 
