@@ -7,7 +7,6 @@ coordinate the release is N(0, s_t^2) without it, whatever the scale s_t; so wit
     L = sum_t log(1 - q + q exp((y_t c_1 - c_1^2 / 2) / s_t^2))
 
 has E[e^L] = 1 without the record. The scale s_t follows from the realised batch and counts as disclosed here.
-(With one number not below any s_t in its place E[e^L] <= 1, and 7 of 8 ratios still lay between 30 and 230.)
 The library's `DCDPSGD(recipe="as_published", variant="code")` trains.
 """
 
