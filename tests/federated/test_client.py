@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 from federated_problem import (
+    FEATURES,
     LOCAL_STEPS,
     RECORDS,
     ROUNDS,
@@ -507,3 +508,50 @@ def test_a_client_that_goes_on_with_other_settings_is_told_which(tmp_path, name,
     again = client(**options)
     assert again.rounds_left == ROUNDS - 1
     again.close()
+
+
+def wide():
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return torch.nn.Linear(FEATURES, 500).double()
+
+
+def restorable(folder):
+    """A private client, whose noise is a thousand times what it hides."""
+    return client(
+        follower(noise_multiplier=1000.0, radius_noise_multiplier=1000.0),
+        model=wide(),
+        loss_function=lambda model, batch: model(batch["input"]).square().mean(dim=1),
+        folder=folder,
+        reproducible=False,
+    )
+
+
+@pytest.mark.parametrize("other", ["parameters", "radius", "none"])
+def test_a_folder_put_back_from_an_older_copy_gives_another_question_noise_of_its_own(tmp_path, other):
+    begin = {name: p.detach().clone() for name, p in wide().named_parameters()}
+    moved = {name: p + 1e-9 for name, p in begin.items()}
+    restorable(tmp_path / "old").close()
+    shutil.copytree(tmp_path / "old", tmp_path / "copy")
+
+    def answers(folder, params, radius):
+        one = restorable(folder)
+        asked = one.ask(1, params, radius**2)
+        ends = one.train(1, params, clip_norm=radius)
+        one.close()
+        assert (
+            charges(restorable(folder)) == 1 + LOCAL_STEPS
+        )  # what the other folder released is unknown here
+        step = torch.cat([(ends[name] - params[name]).flatten() for name in sorted(ends)])
+        return asked, step / radius
+
+    first = answers(tmp_path / "old", begin, 0.2)
+    question = {"parameters": (moved, 0.2), "radius": (begin, 0.1), "none": (begin, 0.2)}[other]
+    second = answers(tmp_path / "copy", *question)
+    alike = float(torch.corrcoef(torch.stack([first[1], second[1]]))[0, 1])
+    if other == "none":
+        assert second[0] == first[0]
+        assert torch.equal(second[1], first[1])
+    else:
+        assert abs(second[0] - first[0]) > 1e-3  # of a standard deviation of 50
+        assert abs(alike) < 5 / len(first[1]) ** 0.5

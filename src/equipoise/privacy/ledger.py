@@ -8,6 +8,11 @@ Draws have indices. A ledger that resumes at a saved position opens its draws ag
 line has the same digest (plan, draw, parameters, data, kernels) is replayed: same records, same noise, no
 charge. Any other digest takes the next index that the journal does not hold, with fresh records and fresh
 noise, and is charged.
+
+A journal can be put back from an older copy, and nothing in it tells. So where the key is private, records
+follow the key, the index and that digest, and noise follows these and what is released (bounds and exact
+sums): another question at an index that comes again gets noise, and records, that are independent of the
+first one's. What the lost journal had booked is not charged then.
 """
 
 from __future__ import annotations
@@ -40,6 +45,9 @@ from .spending import Spending
 from .statement import Hole, Statement
 
 NOISES = {False: "floating_point", True: "grid"}
+
+#: How streams follow from questions. Another version must not repeat what this one released: it charges anew.
+_STREAMS = "noise of the question"
 
 
 class Ledger:
@@ -170,7 +178,7 @@ class Ledger:
                 ).hexdigest()
             )
             text += str(self.position)
-        known = [self.plan.fingerprint(), name, text, self.data_fingerprint, self.kernels]
+        known = [_STREAMS, self.plan.fingerprint(), name, text, self.data_fingerprint, self.kernels]
         key = hashlib.sha256(json.dumps(known).encode()).hexdigest()
         index, lines = self.position, self._books.lines
         while index in lines and lines[index]["hash"] != key:
@@ -182,7 +190,7 @@ class Ledger:
             ordinal = self._books.ordinals.get(name, 0)
         self._books.ordinals[name] = max(self._books.ordinals.get(name, 0), ordinal + 1)
         self.position = index + 1
-        draw = Draw(name, index, ordinal, key, replayed, self.secrets.coins(index))
+        draw = Draw(name, index, ordinal, key, replayed, self.secrets.coins(index, key))
         self._open[draw] = True
         return draw
 
@@ -214,7 +222,7 @@ class Ledger:
         check_noise(self.plan, sums, noise)
         books = self._books
         pattern = None if draw.replayed else pattern_for(self._patterns, books.used, draw, frozenset(sums))
-        bounds = {name: sums[name].add_remove for name in sorted(sums)}
+        bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
         if self.hardened:
             for name, bounded in sums.items():  # refuses what does not fit on the grid before it is charged
                 coordinates = sum(value.numel() for value in bounded.value.values())
@@ -233,18 +241,21 @@ class Ledger:
             self.journal.append(line)
             books.book_release(line, pattern)
         self._open[draw] = False
+        purpose = "grid noise" if self.hardened else "noise"
+        purpose = self.secrets.bound(purpose, draw.parameters, bounds, answer, joint)
         if noise is not None:
-            return correlated(self.secrets, draw, sums, noise, self.plan[noise.names[0]].noise_multiplier)
+            scale = self.plan[noise.names[0]].noise_multiplier
+            return correlated(self.secrets, draw, sums, noise, scale, purpose)
         streams: Streams = {}
         grids: list[GridStream] = []
         out: Sums = {}
         for name in sorted(sums):
             if self.hardened:
                 multiplier = self.plan[name].noise_multiplier
-                out[name] = on_grid(self.secrets, draw, sums[name], multiplier, grids)
+                out[name] = on_grid(self.secrets, draw, sums[name], multiplier, purpose, grids)
                 continue
             std = self.plan[name].noise_multiplier * sums[name].add_remove
-            out[name] = self._noised(draw, sums[name].value, std, "noise", streams)
+            out[name] = self._noised(draw, sums[name].value, std, purpose, streams)
         return {name: out[name] for name in sums}
 
     def _answer(self, values: Mapping[str, Mapping[str, Private]]) -> str:
@@ -323,8 +334,9 @@ class Ledger:
             raise LedgerError(f"std of unproven release {name!r} must be finite and not negative, got {std}")
         if worst_case_multiplier is not None:
             require_carried(f"unproven release {name!r}", value if like is None else like, [std])
-        line = self._line("unproven", draw) | {"name": name, "std": std, "hole": hole}
-        line |= {"worst_case_multiplier": worst_case_multiplier, "answer": self._answer({name: value})}
+        worst_case = None if worst_case_multiplier is None else float(worst_case_multiplier)
+        line = self._line("unproven", draw) | {"name": name, "std": float(std), "hole": hole}
+        line |= {"worst_case_multiplier": worst_case, "answer": self._answer({name: value})}
         booked = self._books.unproven_done.get((name, draw.index, draw.parameters))
         if booked is None:
             check_unproven(self.plan, self._books.unproven_used, draw, name)
@@ -335,7 +347,7 @@ class Ledger:
             self._books.lines.setdefault(draw.index, line)
             self._void(draw)
         streams: Streams = {}
-        purpose = f"unproven noise {name}"
+        purpose = self.secrets.bound(f"unproven noise {name}", draw.parameters, question(line))
         if through is None:
             return self._noised(draw, value, std, purpose, streams)
         shapes = value if like is None else like

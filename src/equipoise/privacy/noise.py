@@ -2,7 +2,10 @@
 
 Every release has its own stream of noise and every draw its own generator, keyed by
 SHAKE-256(key, purpose, index). A resumed run gets the same stream for the same index whatever happened
-before, and two indices share nothing.
+before, and two indices share nothing. Where the key is private the purpose also holds a digest of what is
+asked (`bound`): the stream is a pseudorandom function of the whole question, as nonces of deterministic
+signatures are (RFC 6979), so that two questions get independent noise even where a folder was put back from
+an older copy and the index comes again.
 
 Noise is a `NormalStream` (AES-256 in counter mode on the CPU). Sampling takes a torch generator, a Mersenne
 twister: `manual_seed` would fill it from 32 bits only, so all 624 words of its state are filled from the
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 from pathlib import Path
 from types import TracebackType
@@ -110,17 +114,30 @@ class Secrets:
         """32 bytes for a stream of release `index` of another kind."""
         return bytes(self._hash(purpose, index).digest(32))
 
-    def sampling_generator(self, index: int) -> torch.Generator:
-        """The generator of the records of draw `index`; always on the CPU."""
-        return self.generator("sampling", index)
+    def bound(self, purpose: str, *question: object) -> str:
+        """The purpose of a stream that serves this question alone.
+
+        With a public seed it is the purpose itself: reproducible runs that differ by rounding alone, in the
+        size of micro-batches say, must agree, and nothing is private there.
+
+        Args:
+            purpose: what the stream is for.
+            question: plain values that tell this question from every other; nothing for a stream that serves
+                all of them.
+        """
+        return f"{purpose} {json.dumps(question)}" if self.is_private and any(question) else purpose
+
+    def sampling_generator(self, index: int, question: str = "") -> torch.Generator:
+        """The generator of the records of draw `index` for this question; always on the CPU."""
+        return self.generator(self.bound("sampling", question), index)
 
     def generator(self, purpose: str, index: int) -> torch.Generator:
         """A fresh CPU generator keyed by (key, purpose, index)."""
         return _twister(self._hash(purpose, index).digest(4 * _WORDS))
 
-    def coins(self, index: int) -> bytes:
-        """The secret bytes of draw `index` (`Draw.coins`)."""
-        return bytes(self._hash("coins", index).digest(32))
+    def coins(self, index: int, question: str = "") -> bytes:
+        """The secret bytes of draw `index` for this question (`Draw.coins`)."""
+        return bytes(self._hash(self.bound("coins", question), index).digest(32))
 
     def _hash(self, purpose: str, index: int) -> Any:
         if isinstance(index, bool) or not isinstance(index, int) or index < 0:

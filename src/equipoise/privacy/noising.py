@@ -44,7 +44,12 @@ def noised(
 
 
 def on_grid(
-    secrets: Secrets, draw: Draw, bounded: Bounded, multiplier: float, streams: list[GridStream]
+    secrets: Secrets,
+    draw: Draw,
+    bounded: Bounded,
+    multiplier: float,
+    purpose: str,
+    streams: list[GridStream],
 ) -> dict[str, torch.Tensor]:
     """The sum with exact normal noise on a grid of integers; see `grid`.
 
@@ -53,11 +58,12 @@ def on_grid(
         draw: whose index picks the stream.
         bounded: the sum.
         multiplier: noise multiplier.
+        purpose: of the stream.
         streams: the stream begun for this release, or nothing yet; a release with several sums goes on with
             it.
     """
     if not streams:
-        streams.append(GridStream(secrets.stream_key(draw.index, "grid noise")))
+        streams.append(GridStream(secrets.stream_key(draw.index, purpose)))
     raws = {name: unwrap(value) for name, value in bounded.value.items()}
     unit = grid_unit(bounded.add_remove, sum(raw.numel() for raw in raws.values()), multiplier)
     out = {}
@@ -72,12 +78,20 @@ def on_grid(
 
 
 def correlated(
-    secrets: Secrets, draw: Draw, sums: Mapping[str, Bounded], noise: CorrelatedNoise, scale: float
+    secrets: Secrets,
+    draw: Draw,
+    sums: Mapping[str, Bounded],
+    noise: CorrelatedNoise,
+    scale: float,
+    purpose: str,
 ) -> Sums:
-    """The sums of one draw with noise that they share: scale * (L z)_j for the j-th of them."""
+    """The sums of one draw with noise that they share: scale * (L z)_j for the j-th of them.
+
+    `purpose` is the stream's.
+    """
     streams: Streams = {}
     first = {name: unwrap(raw) for name, raw in sums[noise.names[0]].value.items()}
-    normals = [_normals(secrets, draw, first, scale, "noise", streams) for _ in noise.names]
+    normals = [_normals(secrets, draw, first, scale, purpose, streams) for _ in noise.names]
     out: Sums = {name: {} for name in sums}
     for j, name in enumerate(noise.names):
         for tensor in first:

@@ -122,7 +122,8 @@ class Poisson(Sampling):
 
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
         """Sorted positions; independent coins with 53 random bits each."""
-        generator = secrets.sampling_generator(as_draw(draw).index)
+        draw = as_draw(draw)
+        generator = secrets.sampling_generator(draw.index, draw.parameters)
         coins = torch.rand(_check_records(num_records), generator=generator, dtype=torch.float64)
         return (coins < self.sampling_rate).nonzero().flatten()
 
@@ -183,7 +184,8 @@ class WithoutReplacement(Sampling):
                 "accounted under replace-one, where the number of records is public; state the true "
                 "population, or use Poisson"
             )
-        generator = secrets.sampling_generator(as_draw(draw).index)
+        draw = as_draw(draw)
+        generator = secrets.sampling_generator(draw.index, draw.parameters)
         return torch.randperm(num_records, generator=generator)[: self.batch_size].sort().values
 
 
