@@ -22,6 +22,7 @@ from equipoise.federated import (
     simulate,
 )
 from equipoise.federated.history import size_in_bytes
+from equipoise.federated.secure_client import request_digest
 from equipoise.methods.rms_radius import RMSRadius
 from equipoise.privacy import Release
 
@@ -201,7 +202,7 @@ def test_a_client_whose_noise_is_no_number_is_left_out(noise):
 @pytest.mark.parametrize("change", ["missing", "further"])
 def test_every_key_comes_with_its_clients_terms(change):
     clients = sealed()
-    keys = {p: one.answer(1, {}, {"stage": "keys"}) for p, one in enumerate(clients)}
+    keys = {p: one.answer(1, {}, {"stage": "keys", "request": "r"}) for p, one in enumerate(clients)}
     values = {f"key.{p}": found["key"] for p, found in keys.items()}
     values |= {f"terms.{p}": found["terms"] for p, found in keys.items()}
     wrong = dict(values)
@@ -212,6 +213,61 @@ def test_every_key_comes_with_its_clients_terms(change):
     with pytest.raises(Refused, match="other settings"):
         clients[0].answer(1, {}, {"stage": "shares", **wrong})
     assert clients[0].answer(1, {}, {"stage": "shares", **values})
+
+
+FIRST = (1, {"query": "train", "clip_norm": 0.5}, 0.0)
+OTHERS = {
+    "round": (2, FIRST[1], 0.0),
+    "radius": (1, {"query": "train", "clip_norm": 0.25}, 0.0),
+    "query": (1, {"query": "ask", "square_limit": 0.25}, 0.0),
+    "parameters": (1, FIRST[1], 1e-12),
+}
+
+
+@pytest.mark.parametrize("server", ["tells the terms", "tells everyone their own", "asks otherwise later"])
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("kind", ["local", "distributed"])
+def test_clients_that_are_asked_different_things_never_sum(kind, server, other):
+    """Client 0 is asked another thing than 1 and 2; nobody uploads, and nothing is spent."""
+    clients = [shared(p) for p in range(CLIENTS)] if kind == "distributed" else sealed(lambda: follower())
+
+    def asked(p):
+        number, query, moved = OTHERS[other] if p == 0 else FIRST
+        return number, {name: value + moved for name, value in start().items()}, query
+
+    def opening(p):
+        return {
+            "stage": "keys",
+            "request": request_digest(*asked(2 if server == "asks otherwise later" else p)),
+        }
+
+    keys = {p: clients[p].answer(asked(p)[0], {}, opening(p)) for p in range(CLIENTS)}
+    everyone = {f"key.{p}": found["key"] for p, found in keys.items()}
+    boxes = {}
+
+    def share(p):
+        terms = {f"terms.{q}": keys[p if server == "tells everyone their own" else q]["terms"] for q in keys}
+        boxes[p] = clients[p].answer(asked(p)[0], {}, {"stage": "shares", **everyone, **terms})
+
+    def upload(p):
+        inbox = {f"share.{q}": boxes[q][f"share.{p}"] for q in boxes if q != p}
+        number, params, query = asked(p)
+        return clients[p].answer(number, params, {"stage": "masked", **query, **inbox})
+
+    for p in range(CLIENTS):
+        if server == "tells the terms":
+            with pytest.raises(Refused, match="asked for something else"):
+                share(p)
+        else:
+            share(p)
+    if server == "tells everyone their own":
+        for p in range(CLIENTS):
+            with pytest.raises(Refused, match="made for another sum"):
+                upload(p)
+    if server == "asks otherwise later":
+        with pytest.raises(Refused, match="another request than the one agreed upon"):
+            upload(0)
+    assert [charges(one.client) for one in clients] == [0] * CLIENTS
 
 
 def test_a_strategy_that_needs_more_than_the_mean_is_refused():
@@ -271,12 +327,13 @@ def test_under_distributed_noise_a_client_uploads_once_and_among_enough(tmp_path
     clients = [shared(p, folder=tmp_path / str(p)) for p in range(CLIENTS)]
 
     def upload(members, number=1, query="train"):
-        keys = {p: clients[p].answer(number, {}, {"stage": "keys"}) for p in members}
+        given = {"clip_norm": 0.5} if query == "train" else {"square_limit": 0.25}
+        opening = {"stage": "keys", "request": request_digest(number, start(), {"query": query, **given})}
+        keys = {p: clients[p].answer(number, {}, opening) for p in members}
         everyone = {f"key.{p}": a["key"] for p, a in keys.items()}
         everyone |= {f"terms.{p}": a["terms"] for p, a in keys.items()}
         boxes = {p: clients[p].answer(number, {}, {"stage": "shares", **everyone}) for p in members}
         inbox = {f"share.{p}": boxes[p]["share.0"] for p in members if p != 0}
-        given = {"clip_norm": 0.5} if query == "train" else {"square_limit": 0.25}
         return clients[0].answer(number, start(), {"stage": "masked", "query": query, **given, **inbox})
 
     with pytest.raises(Refused, match="fewer than 3"):
@@ -319,7 +376,8 @@ def test_bad_words_are_named():
         noise_share(1.0, 0)
     one = sealed(count=1)[0]
     nonsense = [
-        {}, {"stage": "nothing"}, {"stage": "unmask", "survivors": "all"}, {"stage": "shares", "key.x": b""},
+        {}, {"stage": "nothing"}, {"stage": "keys"}, {"stage": "keys", "request": 3},
+        {"stage": "unmask", "survivors": "all"}, {"stage": "shares", "key.x": b""},
         {"stage": "masked", "query": "train"}, {"stage": "shares", "key.0": 1.0}, {"stage": "shares"},
     ]  # fmt: skip
     for values in nonsense:

@@ -132,9 +132,20 @@ def test_shares_for_one_client_are_closed_to_another():
     parties = [Party(rule, p) for p in range(3)]
     keys = {p: party.keys() for p, party in enumerate(parties)}
     boxes = {p: party.shares(keys) for p, party in enumerate(parties)}
-    parties[0].masked(torch.zeros(2), {1: boxes[1][2], 2: boxes[2][0]})  # the first is meant for client 2
-    with pytest.raises(Refused, match="cannot be read"):
-        parties[0].unmask([0, 1, 2])
+    with pytest.raises(Refused, match="cannot be read"):  # the first is meant for client 2
+        parties[0].masked(torch.zeros(2), {1: boxes[1][2], 2: boxes[2][0]})
+    assert parties[0].masked(torch.zeros(2), {1: boxes[1][0], 2: boxes[2][0]})
+
+
+def test_shares_made_under_other_terms_are_closed():
+    rule = SecureSum(3)
+    parties = [Party(rule, p, terms="one" if p < 2 else "other") for p in range(3)]
+    keys = {p: party.keys() for p, party in enumerate(parties)}
+    boxes = {p: party.shares(keys) for p, party in enumerate(parties)}
+    for p in range(3):
+        with pytest.raises(Refused, match="made for another sum"):
+            parties[p].masked(torch.zeros(2), {q: boxes[q][p] for q in range(3) if q != p})
+    assert parties[0].masked(torch.zeros(2), {1: boxes[1][0]})
 
 
 @pytest.mark.parametrize(

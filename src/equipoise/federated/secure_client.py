@@ -40,7 +40,7 @@ from equipoise.methods.thresholds import Fixed
 from equipoise.privacy import Journal, PrivacyPlan, Statement, digest
 from equipoise.training.checkpoint import write_atomically
 
-__all__ = ["SecureClient", "SumClaim", "noise_share"]
+__all__ = ["SecureClient", "SumClaim", "noise_share", "request_digest"]
 
 HOLES = (
     "answers are rounded before they are added, which is no post-processing of the noised sum: a proof needs "
@@ -169,7 +169,8 @@ class SecureClient:
         Args:
             round_number: from 1.
             params: the global model, at the stage "masked"; empty elsewhere.
-            values: ``stage``; at "shares" ``key.3``, ``terms.3`` and so on, of every client; at "masked"
+            values: ``stage``; at "keys" ``request``, the `request_digest` of what "masked" will ask; at
+                "shares" ``key.3``, ``terms.3`` and so on, of every client; at "masked"
                 ``share.3`` and so on, ``query`` ("ask" or "train") and the arguments of that; at "unmask"
                 ``survivors``.
 
@@ -178,15 +179,19 @@ class SecureClient:
         """
         stage = values.get("stage")
         if stage == "keys":
-            self._party = Party(self.rule, self.number)
-            found: dict[str, Any] = {"key": self._party.keys(), "terms": self._terms()}
+            terms = self._terms(values.get("request"))
+            self._party = Party(self.rule, self.number, terms=terms)
+            found: dict[str, Any] = {"key": self._party.keys(), "terms": terms}
             if isinstance(innermost(self.client.method), ServerRMS):
                 found["noise"] = self.client.radius_noise
         elif stage == "shares":
-            terms = _numbered(values, "terms.", str)
+            given = _numbered(values, "terms.", str)
             keys = _numbered(values, "key.", bytes)
-            if set(terms) != set(keys) or set(terms.values()) != {self._terms()}:
-                raise Refused("secure sum: clients with other settings than this one's; nothing leaves")
+            if set(given) != set(keys) or set(given.values()) != {self._party.terms}:
+                raise Refused(
+                    "secure sum: clients with other settings than this one's, or asked for something else; "
+                    "nothing leaves"
+                )
             found = _named("share.", self._party.shares(keys))
         elif stage == "masked":
             found = {"masked": self._masked(round_number, params, values)}
@@ -209,6 +214,14 @@ class SecureClient:
         given = {name: v for name, v in values.items() if "." not in name and name not in ("stage", "query")}
         if type(round_number) is not int:
             raise Refused(f"round_number={round_number!r:.80}: rounds are numbered; nothing was spent")
+        try:
+            asked = self._terms(request_digest(round_number, params, {"query": query, **given}))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise Refused("the request holds what no digest can be made of; nothing was spent") from error
+        if asked != self._party.terms:
+            raise Refused(
+                "secure sum: another request than the one agreed upon with the keys; nothing leaves"
+            )
         self._party.check(shares)
         if self.honest is not None:
             entry = {"type": "sum", "query": query, "round": round_number}
@@ -231,15 +244,29 @@ class SecureClient:
             else max(self.rule.least, self.honest + self.rule.colluding)
         )
 
-    def _terms(self) -> str:
-        """A digest of what all clients of a sum must have alike."""
+    def _terms(self, request: Any) -> str:
+        """A digest of what all clients of a sum must have alike: settings, and what they are asked."""
+        if not isinstance(request, str):
+            raise Refused(f"request={request!r:.80} is no digest of what will be asked; nothing was spent")
         rule, training = self.rule, self.client.training
         terms: dict[str, Any] = {"clients": rule.clients, "threshold": rule.least, "limit": rule.limit}
+        terms["request"] = request
         if self.honest is not None:
             noise = {release.name: release.noise_multiplier for release in training.plan.releases}
             terms |= {"honest": self.honest, "colluding": rule.colluding, "noise": noise}
             terms |= {"batch": training.sampling.expected_size, "rate": training.optimizer.defaults["lr"]}
         return digest(terms)
+
+
+def request_digest(round_number: int, params: Parameters, query: Mapping[str, Any]) -> str:
+    """What the clients of a sum are asked, by which they tell that all are asked the same.
+
+    Args:
+        round_number: from 1.
+        params: the global model.
+        query: ``query`` and its arguments.
+    """
+    return digest({"round": round_number, "params": dict(params), "query": dict(query)})
 
 
 def flat(params: Parameters, ends: Parameters) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from equipoise.federated.errors import Refused
 from equipoise.federated.history import size_in_bytes
+from equipoise.federated.secure_client import request_digest
 from equipoise.federated.secure_sum import SecureSum, TooFewClients, recover
 from equipoise.federated.strategies import AdaptDPFedAvg, FedAvg, Reply, Strategy
 from equipoise.methods.base import Parameters
@@ -127,7 +128,8 @@ class _Stages:
 
     def mean(self, present: Sequence[int], params: Parameters, query: Mapping[str, Any], size: int) -> Tensor:
         """[size] the mean over the clients whose uploads came; `noise` names them."""
-        first = self._stage({p: ({}, {"stage": "keys"}) for p in present}, lambda p: ["key"])
+        opening = {"stage": "keys", "request": request_digest(self._number, params, query)}
+        first = self._stage({p: ({}, opening) for p in present}, lambda p: ["key"])
         terms = Counter(str(one.get("terms")) for one in first.values()).most_common(1)[0][0]
         keys = {p: one["key"] for p, one in first.items() if str(one.get("terms")) == terms}
         for index in set(first) - set(keys):

@@ -131,11 +131,20 @@ class Party:
         rule: the settings.
         number: the client's number.
         state: what `state_dict` gave, to go on in another process. It is secret.
+        terms: of the sum, as this client understands them. The shares are sealed under them, so that clients
+            with other terms cannot read them, whatever the server says of the terms.
     """
 
-    def __init__(self, rule: SecureSum, number: int, state: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, rule: SecureSum, number: int, state: Mapping[str, Any] | None = None, *, terms: str = ""
+    ) -> None:
         self.rule, self.number = rule, number
-        self._state: dict[str, Any] = dict(state) if state is not None else {"stage": "keys"}
+        self._state: dict[str, Any] = dict(state) if state is not None else {"stage": "keys", "terms": terms}
+
+    @property
+    def terms(self) -> str:
+        """Of the sum under way."""
+        return str(self._state.get("terms", ""))
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, the secrets of this sum among them."""
@@ -176,6 +185,8 @@ class Party:
         members = {*shares, self.number}
         known = {str(index) for index in members} <= set(self._state["keys"])
         self._check(members, known, "there are shares of clients without keys")
+        for index in members - {self.number}:
+            self._open(index, shares[index])
 
     def masked(self, values: Tensor, shares: Mapping[int, bytes]) -> bytes:
         """This client's numbers under its masks.
@@ -217,7 +228,9 @@ class Party:
         self._check(there, fits, f"the survivors {sorted(there)} cannot be right, or are fewer than {least}")
         found = {}
         for index in sorted(members):
-            share = bytes.fromhex(self._state["own"]) if index == self.number else self._open(index)
+            own = index == self.number
+            hidden = bytes.fromhex(self._state["own"] if own else self._state["boxes"][str(index)])
+            share = hidden if own else self._open(index, hidden)
             found[index] = share[:_SHARE] if index in there else share[_SHARE:]
         self._state = {"stage": "over"}  # the secrets of this sum are gone
         return found
@@ -254,17 +267,19 @@ class Party:
     def _seal(self, index: int, share: bytes) -> bytes:
         nonce = os.urandom(12)
         return nonce + AESGCM(self._agreed("share_key", index)).encrypt(
-            nonce, share, _label(self.number, index)
+            nonce, share, _label(self.number, index, self.terms)
         )
 
-    def _open(self, index: int) -> bytes:
-        box = bytes.fromhex(self._state["boxes"][str(index)])
+    def _open(self, index: int, box: bytes) -> bytes:
         try:
             return AESGCM(self._agreed("share_key", index)).decrypt(
-                box[:12], box[12:], _label(index, self.number)
+                box[:12], box[12:], _label(index, self.number, self.terms)
             )
         except (InvalidTag, ValueError) as error:
-            raise Refused(f"secure sum: the shares of client {index} cannot be read") from error
+            raise Refused(
+                f"secure sum: the shares of client {index} cannot be read: they were changed, or made "
+                "for another sum; nothing leaves"
+            ) from error
 
 
 def recover(
@@ -331,8 +346,8 @@ def _derive(secret: bytes, purpose: bytes) -> bytes:
     return HKDF(SHA256(), _KEY, salt=None, info=b"equipoise secure sum " + purpose).derive(secret)
 
 
-def _label(source: int, destination: int) -> bytes:
-    return source.to_bytes(8, "little") + destination.to_bytes(8, "little")
+def _label(source: int, destination: int, terms: str) -> bytes:
+    return source.to_bytes(8, "little") + destination.to_bytes(8, "little") + terms.encode()
 
 
 def _shamir() -> Any:
