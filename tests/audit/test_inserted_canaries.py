@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,16 +11,20 @@ from torch import nn
 from torch.nn import functional as F
 
 import equipoise as eq
+from equipoise import data
 from equipoise.audit.inserted import CANARIES_FILE, InsertedCanaries, choose_canaries
 from equipoise.audit.one_run import guess_by_score
 from equipoise.audit.watched import Watched
 from equipoise.data import Records
+from equipoise.experiments.assembly import assemble
+from equipoise.experiments.run import insert_canaries
+from equipoise.experiments.settings import Settings
 
 RECORDS, WIDTH = 400, 200
 
 
-def _records(integers: bool = False) -> Records:
-    rng = torch.Generator().manual_seed(0)
+def _records(integers: bool = False, seed: int = 0) -> Records:
+    rng = torch.Generator().manual_seed(seed)
     label = torch.randint(2, (RECORDS,), generator=rng)
     if integers:
         return Records({"input": torch.randint(9, (RECORDS, 5), generator=rng), "label": label})
@@ -31,36 +36,78 @@ def _loss(model, batch):
     return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
 
 
-def test_present_ones_come_and_absent_ones_leave_a_gap():
+def test_present_ones_come_and_everybody_else_stays():
     records = _records()
-    canaries = choose_canaries(records, 2, 100, seed=1, reproducible=True)
+    canaries = choose_canaries(_records(seed=1), 2, 100, seed=1, reproducible=True)
     data = canaries.insert(records)
-    assert len(data) == RECORDS - int((~canaries.present).sum())
-    rows = {tuple(row.tolist()) for row in data.fields["input"]}
-    there = [tuple(row.tolist()) in rows for row in canaries.inputs]
-    assert there == canaries.present.tolist()
-    originals = [tuple(row.tolist()) in rows for row in records.fields["input"][canaries.numbers]]
-    assert not any(originals)
+    assert len(data) == RECORDS + int(canaries.present.sum())
+    for name, value in data.fields.items():
+        assert torch.equal(value[:RECORDS], records.fields[name])
+        assert torch.equal(value[RECORDS:], canaries.fields[name][canaries.present])
 
 
-def test_the_data_leave_their_directions_empty():
-    records = _records()
-    canaries = choose_canaries(records, 2, 50, seed=1, reproducible=True)
-    unit = F.normalize(canaries.inputs, dim=1) @ F.normalize(records.fields["input"], dim=1).T
+def _first_replaced(value):
+    return value if value.ndim == 1 else torch.cat([-1000 * value[:1], value[1:]])
+
+
+CHANGES = {
+    "added": lambda value: torch.cat([value, value[:1]]),
+    "removed": lambda value: value[1:],
+    "replaced": _first_replaced,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_one_training_record_changes_no_canary_and_nobody_elses_part(change):
+    """The sum of clipped gradients of all records moves by that record's own part and no more."""
+    digits = data.load("digits")
+    settings = Settings(data="digits", model="linear", canaries=100, reproducible=True)
+    worlds, sums = [], []
+    for fields in (digits.train.fields, {n: CHANGES[change](v) for n, v in digits.train.fields.items()}):
+        raw = replace(digits, train=Records(fields, num_classes=10))
+        experiment = insert_canaries(assemble(settings, raw=raw))
+        worlds.append(experiment.canaries)
+        inputs, labels = (experiment.records.fields[name] for name in ("input", "label"))
+        pull = (0.1 - F.one_hot(labels, 10).double())[:, :, None] * inputs.flatten(1).double()[:, None]
+        pull = pull.flatten(1)
+        sums.append((pull / pull.norm(dim=1, keepdim=True).clamp(min=1)).sum(dim=0))
+    first, second = worlds
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first.present, second.present)
+    assert all(torch.equal(first.fields[name], second.fields[name]) for name in first.fields)
+    moved = float((sums[0] - sums[1]).norm())
+    assert 0.1 < moved <= (2 if change == "replaced" else 1) + 1e-9
+
+
+def test_the_test_records_leave_their_directions_empty():
+    test = _records()
+    canaries = choose_canaries(test, 2, 50, seed=1, reproducible=True)
+    unit = F.normalize(canaries.fields["input"], dim=1) @ F.normalize(test.fields["input"], dim=1).T
     assert unit.abs().max() < 0.01
 
 
-def test_tokens_stay_what_they_are_with_a_wrong_label():
-    records = _records(integers=True)
-    canaries = choose_canaries(records, 2, 50, seed=1)
-    assert torch.equal(canaries.inputs, records.fields["input"][canaries.numbers])
-    assert (canaries.labels != records.fields["label"][canaries.numbers]).all()
+def test_tokens_are_a_test_records_with_a_wrong_label():
+    test = _records(integers=True)
+    canaries = choose_canaries(test, 2, 50, seed=1)
+    known = {
+        (*row.tolist(), 1 - int(label))
+        for row, label in zip(test.fields["input"], test.fields["label"], strict=True)
+    }
+    for row, label in zip(canaries.fields["input"], canaries.fields["label"], strict=True):
+        assert (*row.tolist(), int(label)) in known
 
 
-def test_coins_are_secret_and_places_are_not():
+def test_coins_are_secret_and_canaries_are_not():
     first, second = (choose_canaries(_records(), 2, 100, seed=1) for _ in range(2))
-    assert torch.equal(first.numbers, second.numbers)
+    assert torch.equal(first.fields["input"], second.fields["input"])
     assert not torch.equal(first.present, second.present)
+
+
+def test_canaries_of_another_shape_are_refused():
+    canaries = choose_canaries(_records(integers=True), 2, 10, seed=1)
+    with pytest.raises(ValueError, match="input: float32"):
+        canaries.insert(_records())
 
 
 def test_the_file_is_the_owners_alone(tmp_path):
@@ -70,7 +117,7 @@ def test_the_file_is_the_owners_alone(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     again = InsertedCanaries.load(tmp_path)
     assert torch.equal(again.present, canaries.present)
-    assert torch.equal(again.inputs, canaries.inputs)
+    assert torch.equal(again.fields["input"], canaries.fields["input"])
     path.write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="damaged"):
         InsertedCanaries.load(tmp_path)
@@ -78,10 +125,9 @@ def test_the_file_is_the_owners_alone(tmp_path):
         InsertedCanaries.load(tmp_path / "elsewhere")
 
 
-@pytest.mark.parametrize("count", [0, RECORDS])
-def test_too_many_or_none_are_refused(count):
+def test_none_are_refused():
     with pytest.raises(ValueError, match="canaries"):
-        choose_canaries(_records(), 2, count, seed=0)
+        choose_canaries(_records(), 2, 0, seed=0)
 
 
 def _trained(noise: float, watch: bool = True) -> tuple[eq.Method, InsertedCanaries, eq.PrivateTraining]:
@@ -89,7 +135,7 @@ def _trained(noise: float, watch: bool = True) -> tuple[eq.Method, InsertedCanar
     canaries = choose_canaries(records, 2, 60, seed=0, reproducible=True)
     method: eq.Method = eq.DPSGD(clip_norm=0.1, noise_multiplier=noise)
     if watch:
-        method = Watched(method, canaries.batch(records))
+        method = Watched(method, canaries.fields)
     model = nn.Linear(WIDTH, 2)
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
@@ -115,6 +161,11 @@ def test_a_run_with_hardly_any_noise_is_seen_through_and_a_private_one_is_not():
     private, canaries, training = _trained(5.0)
     found = guess_by_score(private.scores, canaries.present, 1e-5)
     assert found.epsilon < training.plan.epsilon(1e-5).value
+
+
+def test_the_statement_names_the_canaries():
+    _, canaries, training = _trained(5.0)
+    assert any(f"{len(canaries)} made-up records" in text for text in training.statement().assumptions)
 
 
 def test_a_watched_method_trains_as_it_would_alone():

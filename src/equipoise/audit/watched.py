@@ -9,6 +9,7 @@ and are private: they are part of the state, marked, and go nowhere but into the
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -21,21 +22,26 @@ from equipoise.privacy.private import unwrap
 
 __all__ = ["Watched"]
 
+CANARIES = (
+    "{count} made-up records (canaries), functions of the seed and of the test records alone, were put "
+    "beside the training records, each by a secret coin of its own, whoever the training records are"
+)
+
 
 class Watched(MethodWrapper):
     """Any method, with scores of canaries added up beside it.
 
     Args:
         inner: does the work.
-        canaries: a batch of all canaries, present or not.
+        canaries: the fields of all canaries, present or not, [m, ...] each.
 
     Attributes:
         scores: of the last step, [m], raw: for the data's keeper alone. None before the first.
     """
 
-    def __init__(self, inner: Method, canaries: Any) -> None:
+    def __init__(self, inner: Method, canaries: Mapping[str, Tensor]) -> None:
         super().__init__(inner)
-        self.canaries = canaries
+        self.canaries = dict(canaries)
         self.scores: Tensor | None = None
         self.name, self.card = inner.name, inner.card  # type: ignore[misc]
 
@@ -53,6 +59,11 @@ class Watched(MethodWrapper):
             scores = scores + unwrap(state["scores"])
         self.scores = scores
         return estimate, {**following, "scores": Private(scores)}
+
+    def assumptions(self) -> Sequence[str]:
+        """The inner method's, and the canaries by their public number."""
+        count = len(next(iter(self.canaries.values())))
+        return [*self.inner.assumptions(), CANARIES.format(count=count)]
 
     def config(self) -> dict[str, Any]:
         """The inner method's: a run with canaries is a run of that method."""

@@ -40,7 +40,7 @@ def train(
     canaries: Annotated[
         int | None,
         typer.Option(
-            help="Put so many made-up records in others' places, each by the toss of a coin, to audit."
+            help="Put so many made-up records beside the others, each by the toss of a coin, to audit."
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Name of a model, or package.module:function.")] = None,

@@ -73,14 +73,14 @@ class Experiment:
 
     @property
     def records(self) -> Records:
-        """The training records, with the canaries inserted."""
+        """The training records, and the canaries that are present."""
         train = self.dataset.train
         return train if self.canaries is None else self.canaries.insert(train)
 
     def watched(self, method: Method) -> Watched:
         """The method with the scores of the canaries beside it."""
         assert self.canaries is not None
-        return Watched(method, self.canaries.batch(self.dataset.train))
+        return Watched(method, self.canaries.fields)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Accuracy on the test records."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from equipoise.audit.inserted import SCORES_FILE, InsertedCanaries
@@ -40,6 +41,7 @@ def audit_run(folder: str, confidence: float = 0.95, data_dir: str | None = None
     Raises:
         RunFolderError: the run is not finished.
         FileNotFoundError: it was not trained with canaries.
+        ValueError: the canaries or their scores are damaged.
     """
     canaries = InsertedCanaries.load(folder)
     settings = read_settings(folder)
@@ -53,12 +55,13 @@ def audit_run(folder: str, confidence: float = 0.95, data_dir: str | None = None
         settings = replace(settings, data_dir=data_dir)
     experiment = assemble(settings)
     model = load_model(experiment.model, Path(folder) / "model.safetensors").eval()
+    canaries.check(experiment.dataset.train)
     with torch.no_grad():
-        losses = cross_entropy(model, canaries.batch(experiment.dataset.train))
+        losses = cross_entropy(model, dict(canaries.fields))
     scores = {"black box": -losses.double().numpy()}
     path = Path(folder) / SCORES_FILE
     if path.is_file():
-        scores["white box"] = np.array(json.loads(path.read_text(encoding="utf-8"))["scores"])
+        scores["white box"] = _read_scores(path, len(canaries))
     present = canaries.present.numpy()
     delta = float(run.delta or 1e-5)
     curves = {name: roc(values, present) for name, values in scores.items()}
@@ -83,3 +86,14 @@ def audit_run(folder: str, confidence: float = 0.95, data_dir: str | None = None
     out.chmod(0o600)
     save_roc_figure(roc_curves(curves, len(canaries), run.epsilon, delta), figure)
     return found
+
+
+def _read_scores(path: Path, count: int) -> npt.NDArray[np.float64]:
+    """One number a canary."""
+    try:
+        scores = np.asarray(json.loads(path.read_text(encoding="utf-8"))["scores"], dtype=np.float64)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged ({error}); restore it from a copy") from error
+    if scores.shape != (count,) or not np.isfinite(scores).all():
+        raise ValueError(f"{path} is damaged: it needs {count} numbers; restore it from a copy")
+    return scores

@@ -37,7 +37,7 @@ from equipoise.training.folder import RunFolder
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["describe_run", "resume_run", "train_run"]
+__all__ = ["describe_run", "insert_canaries", "resume_run", "train_run"]
 
 
 def train_run(settings: Settings, console: Console) -> dict[str, Any]:
@@ -52,8 +52,7 @@ def train_run(settings: Settings, console: Console) -> dict[str, Any]:
     """
     settings = replace(settings, run_dir=settings.run_dir or _new_folder(settings.data))
     assert settings.run_dir is not None
-    experiment = _assemble(settings, console)
-    experiment = replace(experiment, canaries=_choose_canaries(experiment))
+    experiment = insert_canaries(_assemble(settings, console))
     with console.status("calibrating the noise and checking the gradients"):
         training = build_training(
             experiment,
@@ -151,17 +150,22 @@ def _answer(folder: str, settings: Settings, finished: bool, seconds: float) -> 
     }
 
 
-def _choose_canaries(experiment: Experiment) -> InsertedCanaries | None:
+def insert_canaries(experiment: Experiment) -> Experiment:
+    """The experiment with the canaries that its settings ask for.
+
+    They come from the seed and the test records alone: no training record has a say in who is there.
+    """
     settings, dataset = experiment.settings, experiment.dataset
     if settings.canaries is None:
-        return None
-    return choose_canaries(
-        dataset.train,
+        return experiment
+    canaries = choose_canaries(
+        dataset.test,
         dataset.num_classes,
         settings.canaries,
         seed=settings.seed,
         reproducible=settings.reproducible,
     )
+    return replace(experiment, canaries=canaries)
 
 
 def _write_settings(folder: Path, experiment: Experiment) -> None:

@@ -39,8 +39,8 @@ class Settings:
         options: further constructor arguments of the method, by name.
         subset: only the first so many training records are used; their number is public.
         public_records: that many of the training records, the last ones, are declared public.
-        canaries: that many training records make room for made-up ones, each by the toss of a coin, for an
-            audit.
+        canaries: that many made-up records are put beside the training records, each by the toss of a coin,
+            for an audit.
         model: the name of a model, or ``package.module:function``.
         epsilon: the budget, at `delta`; None with a noise multiplier.
         delta: failure probability of the guarantee.
