@@ -167,6 +167,21 @@ def test_the_default_rate_follows_from_public_numbers():
     assert settings(learning_rate=0.7).learning_rate == 0.7
 
 
+def test_a_fused_radius_has_no_query_and_its_radius_is_on_the_page(tmp_path, equipoise):
+    line = (
+        "federate --data digits --clients 2 --rounds 3 --local-steps 2 --json --option variant=fused "
+        "--option tau=0.1 --option initial_clip_norm=0.5 --run-dir"
+    )
+    found = equipoise(line, tmp_path / "run")
+    assert found.code == 0, found.err
+    radii = [row["radius"] for row in found.value["rounds"]]
+    assert radii[0] == 0.5 != radii[1]
+    statement = json.loads((tmp_path / "run" / "clients" / "000" / "statement.json").read_text())
+    counts = {release["name"]: release["count"] for release in statement["releases"]}
+    assert counts == {"gradient": 6, "squares": 6}
+    assert "Radius by round" in (tmp_path / "run" / "report.html").read_text()
+
+
 def test_clients_that_are_never_picked_spend_nothing(tmp_path, equipoise):
     line = "federate --data digits --clients 4 --rounds 1 --clients-per-round 1 --local-steps 1"
     found = equipoise(f"{line} --method dp-fedavg --json --run-dir", tmp_path / "a").value

@@ -162,21 +162,25 @@ def test_at_the_limit_the_answers_to_the_query_change_nothing():
     assert [done.metrics["radius"] for done in found[1].rounds] == [0.5] * ROUNDS
 
 
+@pytest.mark.parametrize("variant", ["round", "fused"])
 @pytest.mark.parametrize("scale", ["g_hat", "self"])
-def test_larger_losses_change_only_the_scale(scale):
+def test_larger_losses_change_only_the_scale(scale, variant):
     """Losses times a, G times a, rate over a, the same seeds: the same path, the radius times a."""
     found = []
     for factor in (1.0, 8.0):
         clients = [
             client(
-                follower(50.0 * factor, scale=scale),
+                follower(50.0 * factor, scale=scale, variant=variant),
                 p,
                 loss_function=lambda model, batch, factor=factor: factor * loss(model, batch),
                 learning_rate=0.3 / factor,
             )
             for p in range(2)
         ]
-        history = simulate(adaptive(2, 50.0 * factor, scale=scale), clients, start(), ROUNDS)
+        rule = RMSRadius(50.0 * factor, scale=scale)
+        start_at = {"initial_clip_norm": 1.0 * factor} if variant == "fused" else {}
+        server = AdaptDPFedAvg(rule, ROUNDS, 2, variant=variant, **start_at)
+        history = simulate(server, clients, start(), ROUNDS)
         found.append((history.params, [done.metrics["radius"] / factor for done in history.rounds]))
     for name, value in found[0][0].items():
         torch.testing.assert_close(value, found[1][0][name], rtol=1e-9, atol=1e-12)

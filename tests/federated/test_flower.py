@@ -69,6 +69,28 @@ def test_the_grid_gives_what_one_process_gives(tmp_path, picked):
         assert ours.metrics == pytest.approx(theirs.metrics)
 
 
+def fused():
+    noise = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0}
+    return ServerRMS(5.0, round_length=LOCAL_STEPS, variant="fused", **noise)
+
+
+def test_a_fused_radius_over_the_grid_and_in_flowers_own_loop(tmp_path):
+    def server():
+        rule = RMSRadius(5.0, scale="self", kappa=1.0)
+        return AdaptDPFedAvg(rule, ROUNDS, CLIENTS, variant="fused", initial_clip_norm=1.0)
+
+    expected = simulate(server(), [client(fused(), p) for p in range(CLIENTS)], start(), ROUNDS)
+    found = serve(grid(tmp_path / "a", fused), server(), CLIENTS, start(), ROUNDS)
+    close(found.params, expected.params)
+    radii = pytest.approx([done.metrics["radius"] for done in expected.rounds])
+    assert [done.metrics["radius"] for done in found.rounds] == radii
+    loop = FlowerStrategy(server(), CLIENTS)
+    result = loop.start(grid(tmp_path / "b", fused), to_record(start()), num_rounds=ROUNDS)
+    close(read_params(result.arrays), expected.params)
+    numbers = range(1, ROUNDS + 1)
+    assert [result.train_metrics_clientapp[number]["radius"] for number in numbers] == radii
+
+
 def test_flowers_own_loop_gives_what_one_process_gives(tmp_path):
     strategy = FlowerStrategy(adaptive(), CLIENTS, clients_per_round=2, seed=3)
     result = strategy.start(grid(tmp_path), to_record(start()), num_rounds=ROUNDS)

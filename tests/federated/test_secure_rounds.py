@@ -33,7 +33,7 @@ from flower_grid import Building, LocalGrid
 from equipoise.federated.flower import client_app, serve
 
 CLIENTS = 3
-RULE = SecureSum(CLIENTS)
+RULE, RULE4 = SecureSum(CLIENTS), SecureSum(4)
 ROUNDING = RULE.step  # of a mean of three: half a step, and half a step for the order of float64's sums
 
 
@@ -57,9 +57,25 @@ def close(a, b, rounds=ROUNDS):
     assert not same(a, start())
 
 
-@pytest.mark.parametrize("kind", ["fixed", "radius"])
+def fused(**options):
+    return follower(variant="fused", **options)
+
+
+def adaptive_fused():
+    return AdaptDPFedAvg(RMSRadius(0.5, scale="self", kappa=4.0), ROUNDS, CLIENTS, variant="fused")
+
+
+KINDS = {
+    "fixed": (None, FedAvg),
+    "radius": (follower, adaptive),
+    "fused": (fused, adaptive_fused),
+    "around fused": (lambda: Proximal(fused(), 0.1), adaptive_fused),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_secure_rounds_are_the_plain_rounds_to_the_rounding(kind):
-    method, strategy = (None, FedAvg) if kind == "fixed" else (follower, adaptive)
+    method, strategy = KINDS[kind]
     plain = simulate(strategy(), [client(method and method(), p) for p in range(CLIENTS)], start(), ROUNDS)
     clients = sealed(method)
     found = simulate(strategy(), clients, start(), ROUNDS, secure=RULE)
@@ -173,6 +189,14 @@ def test_below_the_threshold_the_model_stays_and_the_ledgers_hold_what_was_relea
     assert found.rounds[0].answered == ()
     assert "threshold of 2" in found.rounds[0].absent[2]
     assert [charges(one.client) for one in clients] == [LOCAL_STEPS] * CLIENTS
+
+
+def test_clients_without_the_squares_that_are_asked_for_are_left_out():
+    clients = [SecureClient(client(fused() if p else follower(), p), RULE4, p) for p in range(4)]
+    (done,) = simulate(adaptive_fused(), clients, start(), 1, secure=RULE4).rounds
+    assert done.answered == (1, 2, 3)
+    assert "square_limit is none" in done.absent[0]
+    assert charges(clients[0].client) == 0
 
 
 def test_clients_with_other_settings_are_left_out():
@@ -305,6 +329,21 @@ def test_the_statement_is_that_of_the_own_noise_and_the_sums_claim_no_guarantee(
     assert clients[0].client.training.plan.epsilon(1e-5).value == claim.epsilon_alone
     with pytest.raises(ValueError, match="noise='local'"):
         sealed(count=1)[0].sum_claim(1e-5)
+
+
+def test_a_fused_radius_with_shares_of_the_noise():
+    """Both coordinates of the step's release are whole in the sum; the client's own noise is less."""
+    z, squares = noise_share(2.0, 3), noise_share(6.0, 3)
+
+    def made(p):
+        return shared(p, method=fused(local_steps=1, noise_multiplier=z, radius_noise_multiplier=squares))
+
+    clients = [made(p) for p in range(CLIENTS)]
+    history = simulate(adaptive_fused(), clients, start(), ROUNDS, secure=RULE)
+    assert all(done.answered == (0, 1, 2) for done in history.rounds)
+    whole = eq.DPSGD(noise_multiplier=(2.0**-2 + 6.0**-2) ** -0.5)
+    plan = whole.plan(eq.Poisson(20, RECORDS, ROUNDS), None, "add_or_remove_one", torch.Generator())
+    assert clients[0].sum_claim(1e-5).epsilon_claimed == pytest.approx(plan.epsilon(1e-5).value, rel=1e-6)
 
 
 def test_the_noise_of_a_sum_is_the_whole_noise():

@@ -12,17 +12,18 @@ import equipoise as eq
 from equipoise.federated import Moon, RoundSubspace, simulate
 from equipoise.federated.table import FEDERATED, Setup, find_federated
 
-SETTINGS = [(name, recipe) for name, line in FEDERATED.items() for recipe in line.recipes]
+SETTINGS = [(name, recipe, {}) for name, line in FEDERATED.items() for recipe in line.recipes]
+FUSED = {"variant": "fused", "initial_clip_norm": 0.2, "scale": "self", "kappa": 4.0}
 SMALL = {"dimension": 6, "quantile": 0.5}
 
 
-def federation(name, recipe="library", rounds=2):
+def federation(name, recipe="library", rounds=2, **given):
     """The line's strategy and two clients, made anew."""
     line = find_federated(name)
     setup = Setup(
         rounds=rounds, clients=2, clients_per_round=2, local_steps=LOCAL_STEPS, learning_rate=0.3,
         model=network(), loss=loss, clip_norm=0.5, recipe=recipe,
-        options={key: SMALL.get(key, value) for key, value in line.options.items()},
+        options={key: (SMALL | given).get(key, value) for key, value in line.options.items()},
         public=records(9, 20) if line.needs_public else None,
     )  # fmt: skip
     clients = []
@@ -33,9 +34,12 @@ def federation(name, recipe="library", rounds=2):
     return line.strategy(setup), clients
 
 
-@pytest.mark.parametrize(("name", "recipe"), [*SETTINGS, ("fedavg:dp-c4", "library")])
-def test_a_line_trains_within_the_budget_and_goes_on(tmp_path, name, recipe):
-    strategy, clients = federation(name, recipe)
+@pytest.mark.parametrize(
+    ("name", "recipe", "given"),
+    [*SETTINGS, ("adaptdp-fedavg", "library", FUSED), ("fedavg:dp-c4", "library", {})],
+)
+def test_a_line_trains_within_the_budget_and_goes_on(tmp_path, name, recipe, given):
+    strategy, clients = federation(name, recipe, **given)
     whole = simulate(strategy, clients, start(), 2)
     assert [done.answered for done in whole.rounds] == [(0, 1)] * 2
     assert not same(whole.params, start())
@@ -43,9 +47,9 @@ def test_a_line_trains_within_the_budget_and_goes_on(tmp_path, name, recipe):
         assert one.statement().guarantee == "proven"
         assert 0 < one.epsilon() <= 8
         assert one.rounds_left == 0
-    strategy, clients = federation(name, recipe)
+    strategy, clients = federation(name, recipe, **given)
     simulate(strategy, clients, start(), 1, folder=tmp_path)
-    another, _ = federation(name, recipe)
+    another, _ = federation(name, recipe, **given)
     found = simulate(another, clients, start(), 2, folder=tmp_path)
     for key, value in whole.params.items():
         torch.testing.assert_close(found.params[key], value, rtol=1e-9, atol=1e-12)

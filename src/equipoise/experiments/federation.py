@@ -282,7 +282,8 @@ def _options(base: Settings, line: FederatedMethod, average: float) -> dict[str,
             f"--option {unknown[0]} is not an option of --method {base.method}; it has {has}."
         )
     options = {**line.options, **base.options}
-    if options.get("radius_sampling_rate", 1.0) is None and base.recipe != "as_published":
+    asked = base.recipe != "as_published" and options.get("variant") != "fused"
+    if asked and options.get("radius_sampling_rate", 1.0) is None:
         # Some hundred records are precise enough, and the query of a sample costs next to no privacy.
         options["radius_sampling_rate"] = float(f"{min(1.0, RADIUS_RECORDS / average):.2g}")
     return options

@@ -1,10 +1,10 @@
 """A client: one data owner, who trains for a few steps where the server asks, and keeps count of what leaves.
 
 What leaves: the parameters after K local steps, or what the method makes of them, and, where the method has a
-query or counts, one noised number a round. All came through the client's own ledger, whose journal lies in
-the client's folder, was synced to its device before the answer left, and outlives restarts. The client
-decides: a request that makes no sense, comes out of order or exceeds the plan is refused and costs nothing;
-the same request again gets the same answer and costs nothing.
+query, counts or squares, one noised number a round. All came through the client's own ledger, whose journal
+lies in the client's folder, was synced to its device before the answer left, and outlives restarts. The
+client decides: a request that makes no sense, comes out of order or exceeds the plan is refused and costs
+nothing; the same request again gets the same answer and costs nothing.
 
 No loss, accuracy, batch size or true number of records leaves; the sampling's population is the client's
 public size.
@@ -25,7 +25,7 @@ from equipoise.federated.errors import Refused
 from equipoise.federated.hooks import RoundHooks
 from equipoise.federated.local import LocalTraining, check_settings, discard_unstarted
 from equipoise.federated.server_radius import ServerRMS
-from equipoise.federated.wrapped import Wrapped, innermost
+from equipoise.federated.wrapped import Wrapped, check_passed_on, innermost
 from equipoise.methods import Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
@@ -61,6 +61,7 @@ class Client:
     Raises:
         ValueError, TypeError, BudgetError: as `PrivateTraining`; nothing is spent then.
         ValueError: the folder's run has other settings than those given; each is named.
+        ValueError: a method inside takes part in the rounds, and the one around it keeps them from it.
 
     Example:
         >>> import equipoise as eq
@@ -98,11 +99,12 @@ class Client:
         if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
             raise ValueError(f"local_steps={local_steps!r}: give a whole number of at least 1")
         check_claim(unit, noise, local_steps)
+        check_passed_on(method)
         inner = innermost(method)
         if isinstance(inner, ServerRMS) and inner.round_length != local_steps:
             raise ValueError(
                 f"local_steps={local_steps} differs from the method's round_length={inner.round_length}: "
-                "its plan counts a query a round; give both the same"
+                "its plan or its answers count on the steps of a round; give both the same"
             )
         if (learning_rate is None) == (optimizer is None):
             raise ValueError("give either learning_rate (plain SGD) or optimizer, not both and not neither")
@@ -229,6 +231,7 @@ class Client:
         params: Parameters,
         clip_norm: float | None = None,
         control: Parameters | None = None,
+        square_limit: float | None = None,
     ) -> dict[str, Tensor]:
         """The parameters after K local steps from the global model, or what the method sends in their place.
 
@@ -237,6 +240,7 @@ class Client:
             params: the global model.
             clip_norm: the radius of the round, for a method that follows the server's.
             control: the server's control variate, for a method that takes one; None is zero.
+            square_limit: U of the round, for a method that sends squared norms beside its answer.
 
         Raises:
             Refused: parameters of wrong names or shapes or not finite, a radius that is no finite number
@@ -244,10 +248,11 @@ class Client:
         """
         _check_number(round_number)
         values = self._checked(params)
-        steer = self._steering(clip_norm, control)
+        steer = self._steering(clip_norm, control, square_limit)
         request = digest(
             {"round": round_number, "params": values, "clip_norm": clip_norm}
             | ({} if control is None else {"control": dict(control)})
+            | ({} if square_limit is None else {"limit": square_limit})
         )
         begun = self._begun
         again = begun is not None and begun["request"] == request
@@ -294,11 +299,11 @@ class Client:
     def _steered(self) -> ServerRMS | Wrapped:
         method = self.method
         if not isinstance(method, ServerRMS | Wrapped) or not method.answers_query:
-            raise Refused(f"the client's method {method.name!r} has no radius that a server could set")
+            raise Refused(f"the client's method {method.name!r} answers no radius query")
         return method
 
     def _steering(
-        self, clip_norm: float | None, control: Parameters | None
+        self, clip_norm: float | None, control: Parameters | None, square_limit: float | None
     ) -> Callable[[State], State] | None:
         """What the server sets in the method's state; refuses before anything moves."""
         method = self.method
@@ -309,6 +314,11 @@ class Client:
             if not follower.follows_clip_norm:
                 raise Refused(f"the client's method {method.name!r} has no radius that a server could set")
             follower.with_radius({}, clip_norm)
+        if (square_limit is not None) != follower.follows_limit:
+            found = "is missing" if square_limit is None else "is none that this client's method takes"
+            raise Refused(f"square_limit {found}; nothing was spent")
+        if square_limit is not None:
+            follower.with_limit({}, square_limit)
         if control is not None and not follower.follows_control:
             raise Refused(f"the client's method {method.name!r} takes no control variate")
         checked = None if control is None else self._checked(control, "control")
@@ -318,6 +328,8 @@ class Client:
         def steer(state: State) -> State:
             if clip_norm is not None:
                 state = follower.with_radius(state, clip_norm)
+            if square_limit is not None:
+                state = follower.with_limit(state, square_limit)
             return follower.with_control(state, checked)
 
         return steer

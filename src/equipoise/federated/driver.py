@@ -55,6 +55,7 @@ class Participant(Protocol):
         params: Parameters,
         clip_norm: float | None = None,
         control: Parameters | None = None,
+        square_limit: float | None = None,
     ) -> dict[str, Tensor]:
         """The parameters after the local steps, or what is sent in their place."""
         ...

@@ -5,13 +5,28 @@ Everything here works on public things: what the server sent, and what the clien
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from equipoise.methods import State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
 
-__all__ = ["RoundHooks"]
+__all__ = ["REPORT", "RoundHooks", "reports"]
+
+REPORT = "report:"  # begins the names of what is sent beside the model; no parameter name holds a colon
+
+
+def reports(answer: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of an answer, the released numbers beside the model.
+
+    Example:
+        >>> import torch
+        >>> list(reports({"weight": torch.zeros(2), "report:share": torch.tensor(0.5)}))
+        ['report:share']
+    """
+    return {name: value for name, value in answer.items() if name.startswith(REPORT)}
 
 
 class RoundHooks:
@@ -20,6 +35,11 @@ class RoundHooks:
     @property
     def follows_clip_norm(self) -> bool:
         """Whether every round needs a clip norm of the server."""
+        return False
+
+    @property
+    def follows_limit(self) -> bool:
+        """Whether every round needs a scale of the squared norms of the server."""
         return False
 
     @property
@@ -37,6 +57,14 @@ class RoundHooks:
 
         Raises:
             Refused: it makes no sense, or lies outside of what was agreed.
+        """
+        raise NotImplementedError
+
+    def with_limit(self, state: State, square_limit: float) -> State:
+        """The state with the server's scale U of the squared norms.
+
+        Raises:
+            Refused: as `with_radius`.
         """
         raise NotImplementedError
 

@@ -78,9 +78,10 @@ class Seat:
         params: Parameters,
         clip_norm: float | None = None,
         control: Parameters | None = None,
+        square_limit: float | None = None,
     ) -> dict[str, Tensor]:
         """As the client's."""
-        return self._plain().train(round_number, params, clip_norm, control)
+        return self._plain().train(round_number, params, clip_norm, control, square_limit)
 
     def answer(self, round_number: int, params: Parameters, values: Mapping[str, Any]) -> dict[str, Any]:
         """As the `SecureClient`'s."""

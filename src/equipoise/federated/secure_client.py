@@ -32,7 +32,7 @@ from torch import Tensor
 from equipoise.federated.client import Client
 from equipoise.federated.errors import Refused
 from equipoise.federated.secure_sum import Party, SecureSum
-from equipoise.federated.server_radius import ServerRMS
+from equipoise.federated.server_radius import SQUARES, ServerRMS
 from equipoise.federated.wrapped import innermost
 from equipoise.methods import DPSGD
 from equipoise.methods.base import Parameters
@@ -182,8 +182,9 @@ class SecureClient:
             terms = self._terms(values.get("request"))
             self._party = Party(self.rule, self.number, terms=terms)
             found: dict[str, Any] = {"key": self._party.keys(), "terms": terms}
-            if isinstance(innermost(self.client.method), ServerRMS):
-                found["noise"] = self.client.radius_noise
+            inner = innermost(self.client.method)
+            if isinstance(inner, ServerRMS):
+                found["noise"] = inner.radius_noise
         elif stage == "shares":
             given = _numbered(values, "terms.", str)
             keys = _numbered(values, "key.", bytes)
@@ -231,9 +232,10 @@ class SecureClient:
         if query == "ask" and set(given) == {"square_limit"}:
             mean = self.client.ask(round_number, params, given["square_limit"])
             return self._party.masked(torch.tensor([mean], dtype=torch.float64), shares)
-        if query == "train" and set(given) <= {"clip_norm"}:
+        if query == "train" and set(given) <= {"clip_norm", "square_limit"}:
             ends = self.client.train(round_number, params, **given)
-            return self._party.masked(flat(params, ends), shares)
+            beside = ends.pop(SQUARES, torch.empty(0))[:1]  # its noise is public and was told with the key
+            return self._party.masked(torch.cat([flat(params, ends), beside]), shares)
         raise Refused(f"query={query!r:.80} with {sorted(given)!r:.80} is not offered in a secure sum")
 
     def _least(self) -> int:

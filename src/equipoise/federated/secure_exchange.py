@@ -21,6 +21,7 @@ from equipoise.federated.errors import Refused
 from equipoise.federated.history import size_in_bytes
 from equipoise.federated.secure_client import request_digest
 from equipoise.federated.secure_sum import SecureSum, TooFewClients, recover
+from equipoise.federated.server_radius import SQUARES
 from equipoise.federated.strategies import AdaptDPFedAvg, FedAvg, Reply, Strategy
 from equipoise.methods.base import Parameters
 
@@ -93,10 +94,20 @@ class SecureExchange:
     def train(
         self, present: Sequence[int], number: int, params: Parameters, instructions: Mapping[str, Any]
     ) -> dict[int, dict[str, Tensor] | str]:
-        """The global model moved by the mean displacement, for each whose displacement is in it."""
+        """The global model moved by the mean displacement, for each whose displacement is in it.
+
+        Where squared norms are asked for, their mean is one more number of the sum.
+        """
         request = {"query": "train", **instructions}
         size = sum(value.numel() for value in params.values())
-        return self._sum(present, number, params, request, size, lambda mean, _: _moved(params, mean))
+        if "square_limit" not in instructions:
+            return self._sum(present, number, params, request, size, lambda mean, _: _moved(params, mean))
+
+        def answer(mean: Tensor, noise: float) -> dict[str, Tensor]:
+            squares = torch.tensor([mean[size].item(), noise], dtype=torch.float64)
+            return {**_moved(params, mean[:size]), SQUARES: squares}
+
+        return self._sum(present, number, params, request, size + 1, answer)
 
     def _sum(
         self,

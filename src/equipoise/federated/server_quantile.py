@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.federated.hooks import RoundHooks
+from equipoise.federated.hooks import REPORT, RoundHooks
 from equipoise.federated.server_radius import agreed
 from equipoise.federated.strategies import Asker, FedAvg
 from equipoise.methods import DPSGD, Context, ReleasedQuantile, State
@@ -28,7 +28,7 @@ from equipoise.methods.base import Parameters
 
 __all__ = ["QuantileFedAvg", "ServerQuantile"]
 
-SHARE = "report:share"  # beside the parameters; no parameter name holds a colon
+SHARE = REPORT + "share"
 
 
 class ServerQuantile(RoundHooks, DPSGD):

@@ -3,20 +3,35 @@
 A round has two phases. Every client releases its mean of min(|g|^2 / U, 1) at the global model, noised; the
 server makes a radius of the mean of these and sends it; every client takes K steps of DP-SGD at that radius.
 
-Source: Fukami, Murata and Niwa, TMLR 2025, "AdaptDP-FedAvg".
+variant="fused": no query. Every local step is one Gaussian release of the clipped gradients and of the
+squared norms of the same batch, and what is sent beside the parameters is
+
+    s_p = mean over the round's steps of (sum_i min(|g_i|^2 / U, 1) + N(0, z_C^2)) / B,
+
+with noise of z_C / (B sqrt(K)), which sets the radius of the next round. U of a round is the server's, so
+that both ends know it, whatever rounds a client has missed.
+
+Source: Fukami, Murata and Niwa, TMLR 2025, "AdaptDP-FedAvg"; variant="fused" is this library's.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
 
 from equipoise.federated.errors import Refused
-from equipoise.federated.hooks import RoundHooks
+from equipoise.federated.hooks import REPORT, RoundHooks
 from equipoise.methods import AdaptiveRMS, Context, State
+from equipoise.methods.base import Parameters
 
-__all__ = ["ServerRMS", "agreed"]
+__all__ = ["SQUARES", "ServerRMS", "agreed"]
+
+SQUARES = REPORT + "squares"  # [2] the mean of the squared norms in units of U, and its noise
 
 _ROUNDING = 1 + 1e-6
 
@@ -30,17 +45,36 @@ class ServerRMS(RoundHooks, AdaptiveRMS):
     Args:
         clip_norm: G > 0, the largest radius that the client accepts.
         round_length: K, local steps a round.
-        settings: further arguments of `AdaptiveRMS`; `variant` is always "round".
+        variant: "round", a query of its own every round, or "fused".
+        settings: further arguments of `AdaptiveRMS`, but for `initial_clip_norm`, which is the server's.
 
     Example:
-        >>> ServerRMS(0.5, round_length=3).variant
-        'round'
+        >>> ServerRMS(0.5, round_length=3).answers_query
+        True
+        >>> ServerRMS(0.5, round_length=3, variant="fused").answers_query
+        False
     """
 
     name: ClassVar[str] = "adaptive-rms-client"
+    of_rounds: ClassVar[Sequence[str]] = ("radius_sampling_rate",)
 
-    def __init__(self, clip_norm: float = 1.0, *, round_length: int = 1, **settings: Any) -> None:
-        super().__init__(clip_norm, round_length=round_length, **{"variant": "round"} | settings)
+    def __init__(
+        self,
+        clip_norm: float = 1.0,
+        *,
+        round_length: int = 1,
+        variant: Literal["round", "fused"] = "round",
+        **settings: Any,
+    ) -> None:
+        initial = settings.get("initial_clip_norm")
+        if initial is not None:
+            raise ValueError(f"initial_clip_norm={initial!r}: the server begins; give it to AdaptDPFedAvg")
+        super().__init__(clip_norm, round_length=round_length, variant=variant, **settings)
+
+    @property
+    def fused(self) -> bool:
+        """Whether squared norms are released with every step."""
+        return self.variant == "fused"
 
     @property
     def follows_clip_norm(self) -> bool:
@@ -48,9 +82,34 @@ class ServerRMS(RoundHooks, AdaptiveRMS):
         return True
 
     @property
+    def follows_limit(self) -> bool:
+        """Fused: the server's scale of the squares."""
+        return self.fused
+
+    @property
     def answers_query(self) -> bool:
-        """The noised mean square."""
-        return True
+        """Not fused: the noised mean square."""
+        return not self.fused
+
+    @property
+    def radius_noise(self) -> float:
+        """Standard deviation of the mean square that is sent in a round, in units of U."""
+        return super().radius_noise / math.sqrt(self.round_length if self.fused else 1)
+
+    def init(self, context: Context) -> State:
+        """The first radius, and no squares."""
+        return self._without_squares(super().init(context))
+
+    def rebase(self, state: State, params: Parameters) -> State:
+        """A new round: no squares."""
+        return self._without_squares(super().rebase(state, params))
+
+    def _without_squares(self, state: State) -> State:
+        return {**state, "squares": 0.0} if self.fused else state
+
+    def learn(self, state: State, mean: float) -> State:
+        """The radius stays for the round; the squares are kept for the answer."""
+        return {**state, "squares": state["squares"] + mean}
 
     def begin_round(self, context: Context, state: State) -> State:
         """The server has set the radius already."""
@@ -71,6 +130,14 @@ class ServerRMS(RoundHooks, AdaptiveRMS):
             Refused: it is no finite number above zero, or above G^2.
         """
         return {**state, "square_limit": agreed("square_limit", square_limit, self.radius.g_hat**2)}
+
+    def answer(self, state: State, start: Parameters, end: Parameters) -> dict[str, Tensor]:
+        """The parameters; fused also the mean of the squares that the round's steps have released."""
+        sent = super().answer(state, start, end)
+        if not self.fused:
+            return sent
+        mean = [state["squares"] / self.round_length, self.radius_noise]
+        return {**sent, SQUARES: torch.tensor(mean, dtype=torch.float64)}
 
 
 def agreed(name: str, value: float, largest: float, least: float = 0.0) -> float:

@@ -5,7 +5,8 @@ Weights by size would be public too, but the sizes are then part of the claim; e
 With clients that clip at a fixed or learned radius this is DP-FedAvg, with `Proximal` clients FedProx.
 
 `AdaptDPFedAvg` asks every client of the round for its noised mean square at the global model first, makes
-the radius of the round of these, and sends it along.
+the radius of the round of these, and sends it along. With variant="fused" it asks nothing: the clients send
+the noised mean square of their local steps beside the parameters, and it sets the radius of the next round.
 
 The server holds released values alone; nothing here is private, and nothing here adds noise.
 
@@ -19,13 +20,14 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from equipoise.federated.server_radius import SQUARES
 from equipoise.methods.base import Parameters
-from equipoise.methods.checks import require_positive
+from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.rms_radius import RadiusState, RMSRadius
 
 __all__ = ["AdaptDPFedAvg", "Asker", "FedAvg", "Reply", "Strategy"]
@@ -33,7 +35,7 @@ __all__ = ["AdaptDPFedAvg", "Asker", "FedAvg", "Reply", "Strategy"]
 
 @dataclass(frozen=True)
 class Reply:
-    """A client's answer to a radius query.
+    """A client's released mean square, the answer to a query or beside the parameters.
 
     Attributes:
         mean: released mean of min(|g|^2 / U, 1).
@@ -164,41 +166,88 @@ class AdaptDPFedAvg(FedAvg):
         radius: the rule; `RMSRadius(g_hat, offset="paper")` is the published one.
         rounds: R, and
         clients: P, for the paper's offset, which counts all R P released numbers.
+        variant: as at the clients' `ServerRMS`: "round", or "fused", whose radius is a round late.
+        initial_clip_norm: radius of the first round of variant "fused"; G when None.
+
+    Raises:
+        ValueError: an argument out of range, or one that the variant does not have.
 
     Example:
         >>> strategy = AdaptDPFedAvg(RMSRadius(1.0, offset="none"), rounds=10, clients=2)
         >>> answers = [Reply(0.1, 0.0), Reply(0.3, 0.0)]
         >>> round(strategy.instructions(lambda limit: answers)["clip_norm"], 6)  # sqrt(2 * 0.2)
         0.632456
+        >>> fused = AdaptDPFedAvg(RMSRadius(1.0, offset="none"), rounds=10, clients=2, variant="fused")
+        >>> fused.instructions(lambda limit: [])
+        {'clip_norm': 1.0, 'square_limit': 1.0}
     """
 
-    def __init__(self, radius: RMSRadius, rounds: int, clients: int) -> None:
+    def __init__(
+        self,
+        radius: RMSRadius,
+        rounds: int,
+        clients: int,
+        *,
+        variant: Literal["round", "fused"] = "round",
+        initial_clip_norm: float | None = None,
+    ) -> None:
         super().__init__()
-        self.radius, self._releases = radius, rounds * clients
-        self._state: RadiusState = radius.start()
+        require_one_of("variant", variant, ("round", "fused"))
+        if initial_clip_norm is not None and variant == "round":
+            raise ValueError(
+                f"initial_clip_norm={initial_clip_norm!r} belongs to variant='fused': a round of variant="
+                "'round' begins with a radius of its own"
+            )
+        self.radius, self.variant, self._releases = radius, variant, rounds * clients
+        self._state: RadiusState = radius.start(initial_clip_norm)
+        self._used = self._state["clip_norm"]
         self._relative_noise: float | None = None
 
     def instructions(self, ask: Asker) -> dict[str, Any]:
-        """The radius of the round.
+        """The radius of the round; of variant "fused" also U, in whose units squares are to be sent."""
+        own = {}
+        if self.variant == "round":
+            self._follow(ask(self._state["square_limit"]))
+        else:
+            own["square_limit"] = self._state["square_limit"]
+        self._used = self._state["clip_norm"]
+        return {"clip_norm": self._used, **own}
 
-        The number of valid answers takes the place of P in the noise of their mean. Without any the radius
+    def refusal(self, params: Parameters, answer: Any) -> str | None:
+        """Of variant "fused" also where there is no usable mean square beside the parameters."""
+        found = super().refusal(params, answer)
+        if found is not None or self.variant == "round":
+            return found
+        reply = _beside(answer)
+        return f"it sent no mean and noise for {SQUARES!r}" if reply is None else reply.refusal()
+
+    def aggregate(self, params: Parameters, answers: Sequence[Parameters]) -> dict[str, Tensor]:
+        """The mean of the parameters; the radius of variant "fused" follows."""
+        if self.variant == "fused":
+            self._follow([reply for answer in answers if (reply := _beside(answer)) is not None])
+        return super().aggregate(params, answers)
+
+    def _follow(self, replies: Sequence[Reply]) -> None:
+        """The radius after these answers.
+
+        The number of valid ones takes the place of P in the noise of their mean. Without any the radius
         stays.
         """
         limit = self._state["square_limit"]
-        replies = [reply for reply in ask(limit) if reply.refusal() is None]
-        if replies:
-            mean = limit * math.fsum(reply.mean for reply in replies) / len(replies)
-            noise = limit * math.sqrt(math.fsum(reply.noise**2 for reply in replies)) / len(replies)
-            doubt = self.radius.doubt(noise / limit)
-            if doubt is not None and self.radius.doubt(self._relative_noise or 0.0) is None:
-                warnings.warn(doubt, stacklevel=2)
-            self._relative_noise = noise / limit
-            self._state = self.radius.update(self._state, mean, noise, self._releases)
-        return {"clip_norm": self._state["clip_norm"]}
+        replies = [reply for reply in replies if reply.refusal() is None]
+        if not replies:
+            return
+        mean = limit * math.fsum(reply.mean for reply in replies) / len(replies)
+        noise = limit * math.sqrt(math.fsum(reply.noise**2 for reply in replies)) / len(replies)
+        doubt = self.radius.doubt(noise / limit)
+        if doubt is not None and self.radius.doubt(self._relative_noise or 0.0) is None:
+            warnings.warn(doubt, stacklevel=3)
+        self._relative_noise = noise / limit
+        self._state = self.radius.update(self._state, mean, noise, self._releases)
 
     def metrics(self) -> Mapping[str, float]:
-        """The radius; where it scales itself also s / U, whose size decides whether it may collapse."""
-        own = {"radius": self._state["clip_norm"]}
+        """The round's radius; where it scales itself also s / U, which decides whether it may collapse."""
+        own = {"radius": self._used}
         if self.radius.scale == "self" and self._relative_noise is not None:
             own["radius_noise"] = self._relative_noise
         return own
@@ -212,3 +261,10 @@ class AdaptDPFedAvg(FedAvg):
         if set(state) != set(self._state):
             raise ValueError(f"state has {sorted(state)}, a radius has {sorted(self._state)}")
         self._state = dict(state)
+        self._used = self._state["clip_norm"]
+
+
+def _beside(answer: Parameters) -> Reply | None:
+    """The mean square beside the parameters."""
+    sent = answer.get(SQUARES)
+    return None if sent is None or sent.shape != (2,) else Reply(float(sent[0]), float(sent[1]))

@@ -157,20 +157,24 @@ def _subspace_server(setup: Setup) -> Strategy:
 
 
 def _radius_client(setup: Setup) -> Method:
-    names = ("radius_sampling_rate",) if setup.recipe == "as_published" else _RADIUS_AT_CLIENTS
+    names = [n for n in _RADIUS_AT_CLIENTS if n != "radius_share" or setup.recipe != "as_published"]
     own = {name: setup.options[name] for name in names}
     return ServerRMS(setup.clip_norm, round_length=setup.local_steps, recipe=setup.recipe, **own)
 
 
 def _radius_server(setup: Setup) -> Strategy:
-    options = {name: value for name, value in setup.options.items() if name not in _RADIUS_AT_CLIENTS}
+    form = {name: setup.options[name] for name in ("variant", "initial_clip_norm")}
+    elsewhere = {*form, *_RADIUS_AT_CLIENTS}
+    options = {name: value for name, value in setup.options.items() if name not in elsewhere}
     if setup.recipe == "as_published":
         options |= {"offset": "paper", "scale": "g_hat", "kappa": None}
-    return AdaptDPFedAvg(RMSRadius(setup.clip_norm, **options), setup.rounds, setup.clients_per_round)
+    rule = RMSRadius(setup.clip_norm, **options)
+    return AdaptDPFedAvg(rule, setup.rounds, setup.clients_per_round, **form)
 
 
-_RADIUS_AT_CLIENTS = ("radius_share", "radius_sampling_rate")
+_RADIUS_AT_CLIENTS = ("variant", "radius_share", "radius_sampling_rate")
 _RADIUS = {
+    "variant": "round", "initial_clip_norm": None,
     "radius_share": 0.2, "radius_sampling_rate": None, "tau": 1.0, "offset": "sd", "scale": "g_hat",
     "kappa": None, "ema_beta": 0.0, "minimum": None,
 }  # fmt: skip

@@ -12,7 +12,7 @@ from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.wrapper import MethodWrapper
 
-__all__ = ["Wrapped", "innermost"]
+__all__ = ["Wrapped", "check_passed_on", "innermost"]
 
 
 class Wrapped(RoundHooks, MethodWrapper):
@@ -42,6 +42,11 @@ class Wrapped(RoundHooks, MethodWrapper):
         return self._hooks.follows_clip_norm
 
     @property
+    def follows_limit(self) -> bool:
+        """As the inner method."""
+        return self._hooks.follows_limit
+
+    @property
     def follows_control(self) -> bool:
         """As the inner method."""
         return self._hooks.follows_control
@@ -67,8 +72,8 @@ class Wrapped(RoundHooks, MethodWrapper):
         return float(self._server_rms.ask(context, square_limit))
 
     def with_limit(self, state: State, square_limit: float) -> State:
-        """The inner state with the scale of the squares; see `ServerRMS`."""
-        return {**state, "inner": self._server_rms.with_limit(state.get("inner", {}), square_limit)}
+        """The inner state with the scale of the squares."""
+        return {**state, "inner": self._hooks.with_limit(state.get("inner", {}), square_limit)}
 
     def with_radius(self, state: State, clip_norm: float) -> State:
         """The inner state with the server's clip norm."""
@@ -85,6 +90,23 @@ class Wrapped(RoundHooks, MethodWrapper):
     def answer(self, state: State, start: Parameters, end: Parameters) -> dict[str, Tensor]:
         """The inner method's."""
         return self._hooks.answer(state["inner"], start, end)
+
+
+def check_passed_on(method: Method) -> None:
+    """See that the server reaches every method inside that takes part in the rounds.
+
+    Raises:
+        ValueError: one of them is inside a method that passes nothing of a round on.
+    """
+    while isinstance(method, MethodWrapper):
+        outer, method = method, method.inner
+        if isinstance(method, RoundHooks) and not isinstance(outer, RoundHooks):
+            raise ValueError(
+                f"method {outer.name!r} is around {method.name!r}, which takes part in the server's rounds, "
+                f"and passes nothing of them on. Leave {outer.name!r} out, put it inside where "
+                f"{method.name!r} takes a method, or derive it from equipoise.federated.wrapped.Wrapped. "
+                "Nothing was spent"
+            )
 
 
 def innermost(method: Method) -> Method:

@@ -96,6 +96,9 @@ class AdaptiveRMS(Method):
         "noise_multiplier": "gradient",
         "radius_noise_multiplier": "squares",
     }
+    of_rounds: ClassVar[Sequence[str]] = ("round_length", "radius_sampling_rate")
+    """Arguments that variant "fused" does not have."""
+
     variants: ClassVar[Mapping[str, Sequence[str]]] = {
         "library": ("fused", "round"),
         "as_published": ("round",),
@@ -166,18 +169,13 @@ class AdaptiveRMS(Method):
                 "both, or none to have both calibrated to the budget"
             )
         if self.initial_clip_norm is not None:
-            require_positive("initial_clip_norm", self.initial_clip_norm)
-            if self.initial_clip_norm > self.radius.g_hat:
-                raise ValueError(
-                    f"initial_clip_norm={self.initial_clip_norm!r} is above clip_norm={self.radius.g_hat!r}, "
-                    "the largest radius"
-                )
+            self.radius.start(self.initial_clip_norm)  # refuses
         rate = self.radius_sampling_rate
         if rate is not None and not 0 < rate <= 1:
             raise ValueError(f"radius_sampling_rate={rate!r}: a sampling rate lies in (0, 1]")
         given = self._settings
         if self.variant == "fused":
-            for name in ("round_length", "radius_sampling_rate"):
+            for name in self.of_rounds:
                 if given[name] is not None:
                     raise ValueError(f"{name}={given[name]!r} belongs to variant='round'")
         elif self.initial_clip_norm is not None:
@@ -320,12 +318,12 @@ class AdaptiveRMS(Method):
         released = context.ledger.release(draw, draw.query(sums))
         size = context.sampling.expected_size
         if self.variant == "fused":
-            state = self._follow(state, _mean(released["squares"], size))
+            state = self.learn(state, _mean(released["squares"], size))
         return mean_of(released["gradient"], size), state
 
     def begin_round(self, context: Context, state: State) -> State:
         """The state with the radius of the round that begins, from a query of its own."""
-        return self._follow(state, self.ask(context, state["square_limit"]))
+        return self.learn(state, self.ask(context, state["square_limit"]))
 
     def ask(self, context: Context, square_limit: float) -> float:
         """The released mean of min(|g|^2 / U, 1) at the current parameters, from the draw "radius"."""
@@ -340,7 +338,8 @@ class AdaptiveRMS(Method):
         assert self._radius_sampling is not None
         return self._multipliers[1] / self._radius_sampling.expected_size
 
-    def _follow(self, state: State, mean: float) -> State:
+    def learn(self, state: State, mean: float) -> State:
+        """The state after a released mean of min(|g|^2 / U, 1): its radius follows."""
         assert self._radius_sampling is not None
         limit = state["square_limit"]
         noise = limit * self.radius_noise

@@ -96,7 +96,17 @@ class RMSRadius:
         )
 
     def start(self, initial: float | None = None) -> RadiusState:
-        """The state before anything was released: C = `initial` (G when None), U = G^2."""
+        """The state before anything was released: C = `initial` (G when None), U = G^2.
+
+        Raises:
+            ValueError: `initial` is no number in (0, G].
+        """
+        if initial is not None:
+            require_positive("initial_clip_norm", initial)
+            if initial > self.g_hat:
+                raise ValueError(
+                    f"initial_clip_norm={initial!r} is above clip_norm={self.g_hat!r}, the largest radius"
+                )
         return {"clip_norm": self.g_hat if initial is None else initial, "square_limit": self.g_hat**2,
                 "mean": None}  # fmt: skip
 
