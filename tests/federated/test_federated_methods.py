@@ -11,7 +11,9 @@ from federated_problem import LOCAL_STEPS, RECORDS, charges, client, loss, netwo
 from torch import nn
 
 import equipoise as eq
+from equipoise.audit.watched import Watched
 from equipoise.federated import (
+    AdaptDPFedAvg,
     FedAvg,
     FedLRS,
     Moon,
@@ -32,9 +34,13 @@ from equipoise.federated import (
     simulate,
 )
 from equipoise.federated.server_quantile import SHARE
+from equipoise.federated.server_radius import SQUARES
+from equipoise.methods.rms_radius import RMSRadius
+from equipoise.methods.wrapper import MethodWrapper
 
 RATE, ROUNDS = 0.3, 3
 QUANTILE = eq.ReleasedQuantile(0.5, count_noise=0.3)
+SQUARED = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0}
 
 
 def dp_sgd():
@@ -98,6 +104,11 @@ TABLE = {
         lambda: QuantileFedAvg(QUANTILE),
         lambda: eq.DPSGD(QUANTILE, noise_multiplier=1.0),
     ),
+    "rms-fused": (
+        lambda: (ServerRMS(0.5, round_length=LOCAL_STEPS, variant="fused", **SQUARED), {}),
+        lambda: AdaptDPFedAvg(RMSRadius(0.5), ROUNDS, 2, variant="fused"),
+        lambda: eq.AdaptiveRMS(0.5, **SQUARED),
+    ),
 }
 
 
@@ -122,7 +133,7 @@ def test_a_federated_method_trains_at_the_price_of_its_gradients(name):
         assert one.statement().guarantee == "proven"
 
 
-@pytest.mark.parametrize("name", ["fedpcdp", "scaffold", "moon", "quantile"])
+@pytest.mark.parametrize("name", ["fedpcdp", "scaffold", "moon", "quantile", "rms-fused"])
 def test_a_client_that_is_killed_goes_on_with_what_its_method_remembers(name, tmp_path):
     def rounds(folder, killed):
         one, strategy, params, sent = make(name, folder=folder), TABLE[name][1](), start(), []
@@ -462,10 +473,10 @@ AROUND = {
         Scaffold(method, local_steps=LOCAL_STEPS, learning_rate=0.3), strength=0.1
     ),
 }
-NOISE = {"noise_multiplier": 1.0}
 FOLLOWERS = {
-    "rms": lambda: ServerRMS(0.5, round_length=LOCAL_STEPS, radius_noise_multiplier=3.0, **NOISE),
-    "quantile": lambda: ServerQuantile(QUANTILE, **NOISE),
+    "rms": lambda: ServerRMS(0.5, round_length=LOCAL_STEPS, **SQUARED),
+    "rms-fused": lambda: TABLE["rms-fused"][0]()[0],
+    "quantile": lambda: ServerQuantile(QUANTILE, noise_multiplier=1.0),
 }
 
 
@@ -477,14 +488,15 @@ def test_around_a_follower_it_follows_the_server(around, follower):
     one = client(AROUND[around](FOLLOWERS[follower]()))
     with pytest.raises(Refused, match="clip_norm is missing"):
         one.train(1, start())
+    asked = {"clip_norm": 0.1} | ({"square_limit": 0.25} if follower == "rms-fused" else {})
     if follower == "rms":
         assert one.ask(1, start(), 0.25) == plain.ask(1, start(), 0.25)
         assert one.radius_noise == plain.radius_noise
     else:
         with pytest.raises(Refused, match="no radius"):
             one.ask(1, start(), 0.25)
-    found = one.train(1, start(), 0.1)
-    assert found.keys() == plain.train(1, start(), 0.1).keys()  # a share beside the parameters
+    found = one.train(1, start(), **asked)
+    assert found.keys() == plain.train(1, start(), **asked).keys()  # a share beside the parameters
     bounds = [e["bounds"]["gradient"] for e in one.training.desk.ledger.journal.entries()
               if e["type"] == "release" and "gradient" in e["bounds"]]  # fmt: skip
     assert bounds == [0.1] * LOCAL_STEPS
@@ -493,3 +505,100 @@ def test_around_a_follower_it_follows_the_server(around, follower):
 def test_around_a_follower_the_rounds_must_agree():
     with pytest.raises(ValueError, match="round_length"):
         client(Proximal(ServerRMS(0.5, round_length=LOCAL_STEPS + 1), 0.1), budget=eq.Budget(4.0, 1e-3))
+
+
+class Plain(MethodWrapper):
+    """Adds nothing, and knows of no rounds."""
+
+    name = "plain"
+
+
+IN_ROUNDS = {
+    **FOLLOWERS,
+    "controls": lambda: corrected(dp_sgd()),
+    "a pull": lambda: Proximal(dp_sgd(), 0.1),
+    "sparse": lambda: FedLRS(dp_sgd()),
+}
+
+
+@pytest.mark.parametrize("inside", IN_ROUNDS)
+@pytest.mark.parametrize(
+    "around",
+    [
+        Plain,
+        lambda inner: Watched(inner, {}),
+        lambda inner: eq.PublicWarmStart(records(9, 20), inner),
+        lambda inner: Proximal(Plain(inner), 0.1),
+        lambda inner: Plain(Plain(inner)),
+    ],
+    ids=["plain", "watched", "warm", "in between", "twice"],
+)
+def test_a_method_that_would_keep_the_rounds_from_another_one_is_refused(around, inside, tmp_path):
+    with pytest.raises(ValueError, match="takes part in the server's rounds"):
+        client(around(IN_ROUNDS[inside]()), folder=tmp_path / "client")
+    assert not (tmp_path / "client").exists()
+
+
+def test_around_methods_without_rounds_any_method_may_be():
+    for method in (Plain(dp_sgd()), Proximal(Plain(dp_sgd()), 0.1), Proximal(Proximal(dp_sgd(), 0.1), 0.1)):
+        assert client(method).train(1, start()).keys() == start().keys()
+
+
+class SparseQuantile(QuantileFedAvg, SparseAverage):
+    """One quantile of all clients, from sparse updates."""
+
+
+class ProjectedQuantile(QuantileFedAvg, SubspaceAverage):
+    """One quantile of all clients, from projected updates."""
+
+    def __init__(self, rule):
+        super().__init__(rule)
+        self.directions = shared()
+
+
+class SparseRadius(AdaptDPFedAvg, SparseAverage):
+    """A radius of all clients, from sparse updates."""
+
+
+def small_radius(kind):
+    return kind(RMSRadius(0.5, tau=0.1), ROUNDS, 2, variant="fused")
+
+
+SHORT = {
+    "sparse": (lambda inner: FedLRS(inner, bound=100.0, share=0.5), SparseAverage),
+    "projected": (lambda inner: ProjectedUpload(inner, shared()), lambda: SubspaceAverage(shared())),
+}
+BESIDE = {
+    ("sparse", "quantile"): (SHARE, lambda: SparseQuantile(QUANTILE), lambda: QuantileFedAvg(QUANTILE)),
+    ("projected", "quantile"): (SHARE, lambda: ProjectedQuantile(QUANTILE), lambda: QuantileFedAvg(QUANTILE)),
+    ("sparse", "rms-fused"): (
+        SQUARES,
+        lambda: small_radius(SparseRadius),
+        lambda: small_radius(AdaptDPFedAvg),
+    ),
+}
+
+
+@pytest.mark.parametrize(("short", "follower"), BESIDE)
+def test_what_is_sent_beside_the_parameters_stays_beside_a_short_upload(short, follower):
+    """The clip norm of the next round is made of it, as it is without the short upload."""
+    name, strategy, alone = BESIDE[short, follower]
+    wrap, average = SHORT[short]
+    clients = [client(wrap(FOLLOWERS[follower]()), p) for p in range(2)]
+    plain = [client(FOLLOWERS[follower](), p) for p in range(2)]
+    server = strategy()
+    asked = server.instructions(lambda limit: [])
+    sent = [one.train(1, start(), **asked) for one in clients]
+    whole = [one.train(1, start(), **asked) for one in plain]
+    for short_one, one in zip(sent, whole, strict=True):
+        assert torch.equal(short_one[name], one[name])
+        assert set(short_one).isdisjoint(start())
+        assert server.refusal(start(), short_one) is None
+    found = server.aggregate(start(), sent)
+    numbers = [{key: value for key, value in one.items() if key != name} for one in sent]
+    assert same(found, average().aggregate(start(), numbers))
+    moved = server.instructions(lambda limit: [])["clip_norm"]
+    other = alone()
+    other.instructions(lambda limit: [])
+    other.aggregate(start(), whole)
+    assert moved == other.instructions(lambda limit: [])["clip_norm"] != asked["clip_norm"]

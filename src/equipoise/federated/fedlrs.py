@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from equipoise.federated.hooks import reports
 from equipoise.federated.strategies import FedAvg
 from equipoise.federated.wrapped import Wrapped
 from equipoise.methods import Context, Method, State
@@ -78,11 +79,15 @@ class FedLRS(Wrapped):
         return estimate, state
 
     def answer(self, state: State, start: Parameters, end: Parameters) -> dict[str, Tensor]:
-        """Positions [n] and values [n] of the kept entries, over all parameters in their order."""
+        """Positions [n] and values [n] of the kept entries, over all parameters in their order.
+
+        What the inner method sends beside the parameters stays beside them.
+        """
+        beside = reports(super().answer(state, start, end))
         update = torch.cat([(end[name] - value).flatten() for name, value in start.items()])
         kept = max(1, round(self.share * len(update)))
         positions = update.abs().topk(kept).indices.sort().values
-        return {"positions": positions.to(torch.int32), "values": update[positions]}
+        return {"positions": positions.to(torch.int32), "values": update[positions], **beside}
 
     def config(self) -> dict[str, Any]:
         """The settings, as plain values."""

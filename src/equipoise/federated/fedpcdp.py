@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from equipoise.federated.hooks import RoundHooks
+from equipoise.federated.hooks import RoundHooks, reports
 from equipoise.federated.round_subspace import FORMS, Form, RoundSubspace
 from equipoise.federated.strategies import FedAvg
 from equipoise.gradients.blocks import BlockSubspace
@@ -45,9 +45,10 @@ class SubspaceUpload(RoundHooks):
     form: Form
 
     def answer(self, state: State, start: Parameters, end: Parameters) -> dict[str, Tensor]:
-        """Coordinates, or a combination of public gradients."""
+        """Coordinates, or a combination of public gradients; and what was sent beside the parameters."""
+        beside = reports(super().answer(state, start, end))
         displacement = {name: value - end[name] for name, value in start.items()}
-        return self.directions.at(start).encode(displacement, self.form)
+        return {**self.directions.at(start).encode(displacement, self.form), **beside}
 
 
 class RoundProjection(SubspaceUpload, ProjectedGradient):
@@ -108,7 +109,9 @@ class SubspaceAverage(FedAvg):
 
     def received(self, params: Parameters, answer: Parameters) -> Parameters:
         """The client's parameters: the global ones less the lifted displacement."""
-        lifted = self.directions.at(params).decode(answer)
+        beside = reports(answer)
+        sent = {name: value for name, value in answer.items() if name not in beside}
+        lifted = self.directions.at(params).decode(sent)
         return {name: value - lifted[name].to(value) for name, value in params.items()}
 
 
