@@ -125,7 +125,7 @@ def main(folder):
 
 
 def spent(folder, number):
-    """What an owner reads from its own folder."""
+    """What an owner reads from its own folder, when its part is over: its key is deleted then."""
     from types import SimpleNamespace
 
     from hospitals.client import build
@@ -133,11 +133,9 @@ def spent(folder, number):
     where = {"partition-id": number, "folder": str(folder)}
     context = SimpleNamespace(node_config=where, run_config={"rounds": 6, "local-steps": 8})
     client = build(context)
-    rounds = client.training.sampling.steps // client.local_steps - client.rounds_left
-    statement = client.statement()
-    client.close()
-    spent_of = f"epsilon {statement.epsilon:.3f} of {client.training.budget.epsilon:g}"
-    return f"{spent_of} after {rounds} rounds, {statement.guarantee}"
+    budget, statement = client.training.budget, client.finish()
+    spent_of = f"epsilon {statement.epsilon:.3f} of {budget.epsilon:g}"
+    return f"{spent_of} after {client.rounds_done} rounds, {statement.guarantee}"
 
 
 if __name__ == "__main__":

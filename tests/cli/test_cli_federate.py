@@ -24,16 +24,65 @@ SMALL = "federate --data digits --clients 3 --rounds 3 --local-steps 2"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished federation, shared by the tests that only read it: (folder, JSON answer)."""
+    """A finished federation, shared by the tests that only read it: (folder, JSON answer).
+
+    Beside it, in `written`, is what a kill leaves when all is written and no key deleted yet.
+    """
     import contextlib
     import io
 
     from equipoise.cli import main
+    from equipoise.experiments import federate
 
     folder, out = tmp_path_factory.mktemp("runs") / "three", io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+    finish = federate._finish
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(io.StringIO()),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(
+            federate,
+            "_finish",
+            lambda *given: (shutil.copytree(folder, folder.parent / "written"), finish(*given)),
+        )
         assert main(f"{SMALL} --partition dirichlet --run-dir {folder} --json".split()) == 0
     return folder, json.loads(out.getvalue())
+
+
+def keys(folder):
+    """The clients whose keys lie in the folder of a federation."""
+    return sorted(path.parts[-3] for path in folder.glob("clients/*/private/key"))
+
+
+def test_the_keys_go_when_all_is_written_also_after_a_kill(finished, tmp_path, equipoise, monkeypatch):
+    """A kill before the first deletion, and one between the first and the second."""
+    from equipoise.federated import Client
+
+    folder, found = finished
+    assert keys(folder) == []
+    copied = shutil.copytree(folder.parent / "written", tmp_path / "copied")
+    assert keys(copied) == ["000", "001", "002"]
+    before = {path.name: path.read_bytes() for path in copied.glob("*.*")}
+    finish = Client.finish
+
+    def die(self):
+        if keys(copied) == ["001", "002"]:
+            raise RuntimeError("killed")
+        return finish(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "finish", die)
+        with pytest.raises(RuntimeError, match="killed"):
+            equipoise("resume", copied, "--json")
+    assert keys(copied) == ["001", "002"]
+    again = equipoise("resume", copied, "--json")
+    assert (again.code, keys(copied)) == (0, [])
+    assert {**again.value, "seconds": 0, "run_dir": 0, "report": 0} == {
+        **found, "seconds": 0, "run_dir": 0, "report": 0,
+    }  # fmt: skip
+    assert {path.name: path.read_bytes() for path in copied.glob("*.*")} == before
+    assert equipoise("verify", copied).code == 0
 
 
 def test_the_answer_and_the_files(finished):
@@ -84,8 +133,7 @@ def test_resume_goes_on_with_a_federation(finished, tmp_path, equipoise):
     """A server set back by a round, as after a kill: clients answer again, and nothing is charged twice."""
     folder, found = finished
     copied = tmp_path / "copied"
-    shutil.copytree(folder, copied)
-    assert equipoise("resume", copied, "--json").value["rounds"] == found["rounds"]
+    shutil.copytree(folder.parent / "written", copied)
     before = {path: path.read_bytes() for path in (copied / "clients").rglob("journal.jsonl")}
     for path in copied.glob("server/checkpoint/step-*.pt"):
         if not path.stem.endswith("2"):
@@ -95,7 +143,10 @@ def test_resume_goes_on_with_a_federation(finished, tmp_path, equipoise):
     assert again.code == 0, again.err
     assert again.value["rounds"] == found["rounds"]
     assert again.value["epsilon"] == found["epsilon"]
-    assert {path: path.read_bytes() for path in before} == before
+    lines = {path: path.read_bytes() for path in before}
+    assert all(lines[path].startswith(old) for path, old in before.items())
+    assert all(b'"close"' in lines[path][len(old) :] for path, old in before.items())  # and no release
+    assert all(lines[path][len(old) :].count(b"\n") == 1 for path, old in before.items())
     (copied / "settings.json").write_text("{")
     damaged = equipoise("resume", copied, "--json")
     assert damaged.code != 0
@@ -105,7 +156,8 @@ def test_resume_goes_on_with_a_federation(finished, tmp_path, equipoise):
 
 def test_a_client_with_a_damaged_journal_drops_out_and_has_no_statement(finished, tmp_path, equipoise):
     folder, found = finished
-    copied = shutil.copytree(folder, tmp_path / "copied")
+    copied = shutil.copytree(folder.parent / "written", tmp_path / "copied")
+    (copied / "federation.json").unlink()
     for path in copied.glob("server/checkpoint/step-*.pt"):
         if not path.stem.endswith("2"):
             path.unlink()
@@ -124,6 +176,34 @@ def test_a_client_with_a_damaged_journal_drops_out_and_has_no_statement(finished
     verified = equipoise("verify", copied)
     assert verified.code == 1
     assert "client 001: took part in 2 rounds and has no statement" in verified.out
+    assert keys(copied) == ["001"]  # it can be mended from a copy
+
+
+def test_clients_that_have_finished_answer_a_server_set_back_no_more(finished, tmp_path, equipoise):
+    folder, found = finished
+    copied = shutil.copytree(folder, tmp_path / "copied")
+    for path in copied.glob("server/checkpoint/step-*.pt"):
+        if not path.stem.endswith("2"):
+            path.unlink()
+    (copied / "federation.json").unlink()
+    answer = equipoise("resume", copied, "--json")
+    assert answer.code == 0, answer.err
+    assert [row["answered"] for row in answer.value["rounds"]] == [3, 3, 0]
+    assert "the client has finished" in answer.value["rounds"][2]["absent"]["0"]
+    assert answer.value["clients"] == found["clients"]
+    assert keys(copied) == []
+
+
+def test_hardened_noise_is_in_every_statement(tmp_path, equipoise):
+    line = f"{QUICK} --hardened --json --run-dir"
+    found = equipoise(line, tmp_path / "run").value
+    assert "--hardened" in found["command"]
+    for number in range(2):
+        statement = tmp_path / "run" / "clients" / f"{number:03d}" / "statement.json"
+        assert json.loads(statement.read_text())["noise"] == "grid"
+    assert equipoise("verify", tmp_path / "run").code == 0
+    other = equipoise(line.replace("--hardened ", ""), tmp_path / "run")
+    assert (other.code, "hardened" in other.value["error"]) == (2, True)
 
 
 def test_verify_report_and_predict_take_the_folder_of_a_federation(finished, tmp_path, equipoise):

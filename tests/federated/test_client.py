@@ -25,9 +25,10 @@ from federated_problem import (
 import equipoise as eq
 from equipoise.federated import Proximal, Refused, ServerRMS
 from equipoise.methods import METHODS
-from equipoise.privacy import BudgetError, Journal, Ledger, LedgerError, Secrets
+from equipoise.privacy import BudgetError, Journal, Ledger, LedgerError, Secrets, Statement
 from equipoise.privacy.errors import PlanUsedUpError
 from equipoise.training.checkpoint import CheckpointError, Checkpoints
+from equipoise.training.verification import verify_run
 
 
 def follower(**options):
@@ -494,6 +495,8 @@ def test_any_method_trains_at_a_client(name):
         ("relation", "replace_one"),
         ("reproducible", False),
         ("local_steps", 1),
+        ("hardened", True),
+        ("ledger_file", "another.jsonl"),
     ],
 )
 def test_a_client_that_goes_on_with_other_settings_is_told_which(tmp_path, name, value):
@@ -555,3 +558,86 @@ def test_a_folder_put_back_from_an_older_copy_gives_another_question_noise_of_it
     else:
         assert abs(second[0] - first[0]) > 1e-3  # of a standard deviation of 50
         assert abs(alike) < 5 / len(first[1]) ** 0.5
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_a_client_that_has_finished_refuses_and_keeps_its_statement(tmp_path, reproducible):
+    options = {"folder": tmp_path, "reproducible": reproducible, "budget": eq.Budget(8.0, 1e-3)}
+    one = client(follower(), **options)
+    one.ask(1, start(), 0.25)
+    one.train(1, start(), clip_norm=0.2)
+    epsilon, statement, rounds = one.epsilon(), one.statement(), one.rounds_done
+    assert one.finish() == statement
+    assert not (tmp_path / "private" / "key").exists()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for found in (one, client(follower(), **options)):
+        assert (found.epsilon(), found.statement(), found.rounds_done) == (epsilon, statement, rounds)
+        assert found.finish() == statement
+        assert found.rounds_left == 0
+        for number in (1, 2):  # neither an old answer again nor a new one
+            for request in (
+                lambda: found.ask(number, start(), 0.25),  # noqa: B023
+                lambda: found.train(number, start(), clip_norm=0.2),  # noqa: B023
+            ):
+                with pytest.raises(Refused, match="has finished"):
+                    request()
+        found.close()
+    assert Statement.from_json((tmp_path / "statement.json").read_text()) == statement
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert verify_run(tmp_path).consistent
+
+
+def test_a_client_in_memory_finishes_too():
+    one = client()
+    one.train(1, start())
+    statement = one.finish()
+    assert one.statement() == statement
+    with pytest.raises(Refused, match="has finished"):
+        one.train(1, start())
+
+
+@pytest.mark.parametrize("when", ["before the entry", "before the key goes"])
+def test_killed_while_it_finishes(tmp_path, monkeypatch, when):
+    options = {"folder": tmp_path, "reproducible": False}
+    one = client(**options)
+    answer = one.train(1, start())
+    statement = one.statement()
+
+    def die(*args):
+        raise SystemExit
+
+    where, name = (one._log, "append") if when == "before the entry" else (Secrets, "delete")
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, die)
+        with pytest.raises(SystemExit):
+            one.finish()
+    assert (tmp_path / "private" / "key").exists()
+    one.close()
+    again = client(**options)
+    if when == "before the entry":
+        assert same(again.train(1, start()), answer)
+    else:
+        assert not (tmp_path / "private" / "key").exists()
+    assert again.finish() == statement
+    assert not (tmp_path / "private" / "key").exists()
+    with pytest.raises(Refused, match="has finished"):
+        again.train(2, start())
+    assert charges(client(folder=tmp_path / "b")) == 0
+
+
+def test_runs_of_one_owner_share_a_ledger_and_hardened_noise_is_named(tmp_path):
+    shared = str(tmp_path / "ledger.jsonl")
+    options = {"ledger_file": shared, "reproducible": False, "hardened": True, "budget": eq.Budget(8.0, 1e-3)}
+    first = client(folder=tmp_path / "a", **options)
+    first.train(1, start())
+    alone = first.epsilon()
+    assert first.statement().noise == "grid"
+    first.finish()
+    second = client(folder=tmp_path / "b", **options)
+    second.train(1, start())
+    assert second.statement().other_runs == 1
+    assert second.epsilon() > 1.2 * alone
+    second.close()
+    again = client(folder=tmp_path / "b", **options)
+    assert again.statement().other_runs == 1
+    assert again.finish().epsilon == pytest.approx(again.epsilon(), rel=1e-12)

@@ -408,6 +408,21 @@ def test_distributed_noise_is_refused_where_its_claim_does_not_hold(options, mes
         shared(0, **options)
 
 
+def test_a_client_that_has_finished_is_in_no_sum(tmp_path):
+    clients = [SecureClient(client(None, p, folder=tmp_path / str(p)), RULE, p) for p in range(CLIENTS)]
+    simulate(FedAvg(), clients, start(), 1, secure=RULE)
+    assert (tmp_path / "1" / "private" / "secure_sum.json").exists()
+    statement = clients[1].finish()
+    clients[1].close()
+    assert clients[1].statement() == statement
+    assert not (tmp_path / "1" / "private" / "secure_sum.json").exists()
+    done = simulate(FedAvg(), clients, start(), 1, first_round=2, secure=RULE).rounds[0]
+    assert done.answered == (0, 2)
+    assert "has finished" in done.absent[1]
+    with pytest.raises(Refused, match="has finished"):
+        SecureClient(client(None, 1, folder=tmp_path / "1"), RULE, 1)
+
+
 def test_bad_words_are_named():
     with pytest.raises(ValueError, match="honest=None"):
         SecureClient(client(), RULE, 0, noise="distributed")

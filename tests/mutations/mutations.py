@@ -96,6 +96,14 @@ MUTATIONS = (
         ("tests/privacy/test_noise.py::test_streams_differ_by_key_purpose_and_index",),
     ),
     Mutation(
+        "noise follows the draw's index whatever is asked",
+        "privacy/noise.py",
+        (("if self.is_private and any(question) else purpose", "if False else purpose"),),
+        (
+            "tests/privacy/test_restored_journal.py::test_another_question_at_an_index_that_comes_again_has_noise_of_its_own",
+        ),
+    ),
+    Mutation(
         "divisor is the realised batch size",
         "methods/dp_sgd.py",
         (

@@ -66,6 +66,9 @@ def federate(
     reproducible: Annotated[
         bool, typer.Option("--reproducible", help="Noise follows the seed too: NOT PRIVATE.")
     ] = False,
+    hardened: Annotated[
+        bool, typer.Option("--hardened", help="Exact noise on a grid of integers at every client; slower.")
+    ] = False,
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
@@ -96,6 +99,7 @@ def federate(
         micro_batch_size=micro_batch_size,
         seed=seed,
         reproducible=reproducible,
+        hardened=hardened,
     )
     settings = FederationSettings(
         base=base,

@@ -2,7 +2,9 @@
 
 Its folder: `federation.json` (settings, rounds, clients, as plain values), `report.html`,
 `model.safetensors`, `server/` with the server's state, `clients/000` and so on with each client's statement,
-journal and key. The same command on the same folder goes on after the last round.
+journal and, while the federation lasts, key. The same command on the same folder goes on after the last
+round. `federation.json` is written when all else is, and then the clients finish: a folder that holds it has
+nothing left to do but to delete keys that a kill left.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ import torch
 from safetensors.torch import save_file
 
 from equipoise.experiments.federation import ClientMaker, Federation, federation
-from equipoise.experiments.federation_folder import RESULT, WORST
+from equipoise.experiments.federation_folder import RESULT, WORST, read_result
 from equipoise.experiments.federation_settings import FederationSettings, check_federation_folder
 from equipoise.experiments.options import delta_warning
 from equipoise.experiments.saved import FEDERATION_FILE
-from equipoise.federated import Client, History, Round, simulate
+from equipoise.federated import History, Round, simulate
 from equipoise.federated.errors import BROKEN_BOOKS
+from equipoise.federated.local import end_of
 from equipoise.federated.pool import ClientPool
 from equipoise.methods.base import Parameters
 from equipoise.methods.rms_radius import RMSRadius
@@ -55,9 +58,21 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
     settings.check()
     check_federation_folder(settings, folder)
     text = settings.to_json()
+    maker = ClientMaker(text, str(path / "clients"))
+    if (path / RESULT).exists():
+        found = read_result(folder)
+        report = path / "report.html"
+    else:
+        found, report = _train(text, maker, path, console)
+    with console.status("deleting the clients' keys"):
+        _finish(maker, settings.clients)
+    return {**found, "run_dir": folder, "report": str(report), "seconds": time.perf_counter() - began}
+
+
+def _train(text: str, maker: ClientMaker, path: Path, console: Console) -> tuple[dict[str, Any], Path]:
+    """The rounds, and what is written of them; `federation.json` last."""
     with console.status("loading the data"):
         made = federation(text)
-    maker = ClientMaker(text, str(path / "clients"))
     if not (path / FEDERATION_FILE).exists():
         with console.status("calibrating the noise"):
             made.rehearse()  # settings that cannot be used begin no folder
@@ -65,15 +80,26 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
     write_atomically(path / FEDERATION_FILE, text.encode())
     _introduce(made, console)
     with _progress(made, console) as on_round:
-        run = _inline if settings.driver == "inline" else _on_flower
+        run = _inline if made.settings.driver == "inline" else _on_flower
         history = run(made, maker, path, on_round)
     with console.status("adding up every client's privacy"):
         clients = [_client_values(made, maker, history, number) for number in range(len(made.parts))]
     save_file(history.params, path / "model.safetensors")
     found = _values(made, history, clients)
-    _write(path / RESULT, found)
     report = write_federation_report(found, path)
-    return {**found, "run_dir": folder, "report": str(report), "seconds": time.perf_counter() - began}
+    _write(path / RESULT, found)
+    return found, report
+
+
+def _finish(maker: ClientMaker, clients: int) -> None:
+    """Delete every client's key: all is written that it could be asked for."""
+    for number in range(clients):
+        place = maker.place(number)
+        try:
+            if place.exists() and end_of(place) is None:
+                maker.participant(number).finish()
+        except BROKEN_BOOKS:
+            _log.exception("client %s keeps its key: its ledger or folder is broken", number)
 
 
 def resume_federation(folder: str, console: Console, data_dir: str | None = None) -> dict[str, Any]:
@@ -146,15 +172,17 @@ def _client_values(made: Federation, maker: ClientMaker, history: History, numbe
     try:
         client = maker.client(number)
         try:
-            statement = asdict(client.statement())
-            done = _rounds_done(client)
+            found = client.statement()
+            done = client.rounds_done
         finally:
             client.close()
     except BROKEN_BOOKS:
         _log.exception("client %s has no statement", number)
         seen = sum(number in round_.answered for round_ in history.rounds)
         return {**values, "rounds": seen, "epsilon": None, "guarantee": "none", "statement": None}
-    _write(maker.place(number) / "statement.json", statement)
+    statement = asdict(found)
+    content = (found.to_json() + "\n").encode()
+    write_atomically(maker.place(number) / "statement.json", content, mode=0o644)
     return {
         **values,
         "rounds": done,
@@ -163,10 +191,6 @@ def _client_values(made: Federation, maker: ClientMaker, history: History, numbe
         "guarantee": statement["guarantee"],
         "statement": statement,
     }
-
-
-def _rounds_done(client: Client) -> int:
-    return client.training.steps_done // client.local_steps
 
 
 def _values(made: Federation, history: History, clients: list[dict[str, Any]]) -> dict[str, Any]:

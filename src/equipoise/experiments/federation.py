@@ -122,6 +122,7 @@ class Federation:
             folder=folder,
             seed=(base.seed << 16) + number,
             reproducible=base.reproducible,
+            hardened=base.hardened,
             micro_batch_size=base.micro_batch_size,
             # they were set apart by number, so that equal ones are different records
             allow_public_duplicates=self.public is not None,

@@ -34,6 +34,7 @@ __all__ = [
     "SIGNATURE",
     "WORST",
     "FederationVerification",
+    "read_result",
     "report_federation",
     "sign_federation",
     "verify_federation",
@@ -135,7 +136,7 @@ def report_federation(folder: str) -> dict[str, Any]:
     Raises:
         RunFolderError: the federation has not finished, or the file is damaged.
     """
-    values = _result(folder)
+    values = read_result(folder)
     with damage_named(folder):
         report = write_federation_report(values, folder)
     return {**values, "run_dir": folder, "report": str(report)}
@@ -153,7 +154,7 @@ def _verified(folder: str, public_key: str | None) -> tuple[dict[str, Verificati
             f"equipoise resume {folder}"
         )
     clients = {place.name: verify_run(place, public_key=public_key) for place in places}
-    values = _result(folder)
+    values = read_result(folder)
     with damage_named(folder):
         statements = {place.name: json.loads((place / "statement.json").read_bytes()) for place in places}
         problems = _differences(values, clients, statements) + _settings_differences(folder, values)
@@ -267,7 +268,12 @@ def _settings_differences(folder: str, values: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _result(folder: str) -> dict[str, Any]:
+def read_result(folder: str) -> dict[str, Any]:
+    """What `federation.json` holds.
+
+    Raises:
+        RunFolderError: the federation has not finished, or the file is damaged.
+    """
     path = Path(folder) / RESULT
     try:
         values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=each_once)

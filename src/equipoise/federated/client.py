@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from equipoise.federated.claims import check_claim
 from equipoise.federated.errors import Refused
 from equipoise.federated.hooks import RoundHooks
-from equipoise.federated.local import LocalTraining, check_settings, discard_unstarted
+from equipoise.federated.local import LocalTraining, check_settings, discard_unstarted, end_of
 from equipoise.federated.server_radius import ServerRMS
 from equipoise.federated.wrapped import Wrapped, check_passed_on, innermost
 from equipoise.methods import Method, State
@@ -31,6 +32,7 @@ from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
 from equipoise.privacy import Budget, Journal, PlanUsedUpError, Sampling, Statement, digest
 from equipoise.training.attach import Loss
+from equipoise.training.checkpoint import write_atomically
 
 __all__ = ["Client"]
 
@@ -52,10 +54,11 @@ class Client:
         learning_rate: of plain SGD, unless `optimizer` is given.
         optimizer: parameters -> optimiser of the local steps; what it remembers lasts across rounds.
         folder: where key, journal, rounds and checkpoints lie; a client whose folder holds a run goes on with
-            it, and takes the same budget, sampling, relation, `reproducible` and `local_steps` only. None
-            keeps everything in memory.
+            it, and takes the same budget, sampling, relation, `reproducible`, `hardened`, `ledger_file` and
+            `local_steps` only. None keeps everything in memory.
         relation, seed, reproducible, micro_batch_size: as for `PrivateTraining`.
-        allow_public_duplicates: as for `PrivateTraining`.
+        hardened, allow_public_duplicates: as for `PrivateTraining`.
+        ledger_file: a journal that this owner's runs over the same records share: their costs compose.
         unit, noise: of the guarantee; "record" and "local" are all that is proved: see `check_claim`.
 
     Raises:
@@ -92,6 +95,8 @@ class Client:
         seed: int = 0,
         reproducible: bool = False,
         micro_batch_size: int | None = None,
+        ledger_file: str | os.PathLike[str] | None = None,
+        hardened: bool = False,
         allow_public_duplicates: bool = False,
         unit: str = "record",
         noise: str = "local",
@@ -115,6 +120,8 @@ class Client:
             else torch.optim.SGD(model.parameters(), lr=float(learning_rate or 0.0))
         )
         run = None if folder is None else Path(folder)
+        self._training: LocalTraining | None = None
+        self._end: Mapping[str, Any] | None = None
         if run is not None:
             discard_unstarted(run)
         if run is not None and (run / "config.json").exists():
@@ -125,12 +132,16 @@ class Client:
                     "sampling": sampling,
                     "relation": relation,
                     "reproducible": reproducible,
+                    "hardened": hardened,
+                    "ledger_file": None if ledger_file is None else os.fspath(ledger_file),
                     "local_steps": local_steps,
                 },
             )
-            self.training = LocalTraining.resume(run, model, made, loss=loss, data=data, method=method)
+            self._end = end_of(run)
+            if self._end is None:
+                self._training = LocalTraining.resume(run, model, made, loss=loss, data=data, method=method)
         else:
-            self.training = LocalTraining(
+            self._training = LocalTraining(
                 model,
                 made,
                 loss=loss,
@@ -144,6 +155,8 @@ class Client:
                 reproducible=reproducible,
                 micro_batch_size=micro_batch_size,
                 epsilon_every=10**9,
+                ledger_file=ledger_file,
+                hardened=hardened,
                 allow_public_duplicates=allow_public_duplicates,
             )
         self._log = Journal(None if run is None else run / "private" / "rounds.jsonl", durable=True)
@@ -151,8 +164,8 @@ class Client:
         self._begun: Mapping[str, Any] | None = next(
             (entry for entry in reversed(entries) if entry["type"] == "train"), None
         )
-        done = self.training.steps_done
-        if self._begun is not None and done < self._begun["step"]:
+        done = 0 if self._training is None else self._training.steps_done
+        if self._training is not None and self._begun is not None and done < self._begun["step"]:
             # The checkpoint is older than the round that was under way: steps of a broken round were lost.
             self._begun = {**self._begun, "step": done}
         self._asked: Mapping[str, Any] | None = next(
@@ -160,6 +173,20 @@ class Client:
         )
 
     # ---- what is public
+
+    @property
+    def training(self) -> LocalTraining:
+        """The client's own training.
+
+        Raises:
+            Refused: the client has finished.
+        """
+        if self._training is None:
+            raise Refused(
+                "the client has finished: its key is deleted, and nothing more is released or repeated. "
+                "Nothing was spent"
+            )
+        return self._training
 
     @property
     def radius_noise(self) -> float:
@@ -173,22 +200,55 @@ class Client:
     @property
     def rounds_left(self) -> int:
         """How many further rounds the plan has steps for."""
+        if self._end is not None:
+            return 0
         return (self.training.sampling.steps - self.training.steps_done) // self.local_steps
+
+    @property
+    def rounds_done(self) -> int:
+        """How many rounds it took all steps of."""
+        return self.training.steps_done // self.local_steps if self._end is None else int(self._end["rounds"])
 
     def epsilon(self) -> float:
         """Epsilon of all that has left so far, at the budget's delta."""
-        return self.training.epsilon_so_far()
+        return self.training.epsilon_so_far() if self._end is None else float(self._end["epsilon"])
 
     def statement(self) -> Statement:
-        """What this client may claim."""
-        return self.training.statement()
+        """What this client may claim; of one that has finished, as it was then."""
+        return self.training.statement() if self._end is None else Statement(**self._end["statement"])
+
+    def finish(self) -> Statement:
+        """Take part no more: write the statement, book the end, delete the key.
+
+        Every later request is refused, an old one's repetition too, also when the folder is opened again; a
+        process that is killed meanwhile leaves a client that has finished or one that can. Finished again,
+        nothing happens.
+
+        Returns:
+            The statement, which lies in the folder as `statement.json`.
+        """
+        if self._end is None:
+            training = self.training
+            statement = training.statement()
+            end: dict[str, Any] = {"type": "finish", "rounds": self.rounds_done, "epsilon": self.epsilon()}
+            end["statement"] = asdict(statement)
+            if training.folder is not None:
+                content = (statement.to_json() + "\n").encode()
+                write_atomically(training.folder.statement, content, mode=0o644)
+            training.desk.ledger.close()
+            self._log.append(end)
+            training.desk.ledger.secrets.delete()
+            self.close()
+            self._end, self._training = end, None
+        return self.statement()
 
     def close(self) -> None:
         """Let go of the folder, so that another process, or another object, can go on with it."""
-        self.training.desk.ledger.journal.close()
         self._log.close()
-        if self.training.folder is not None:
-            self.training.folder.unlock()
+        if self._training is not None:
+            self._training.desk.ledger.journal.close()
+            if self._training.folder is not None:
+                self._training.folder.unlock()
 
     # ---- what the server may ask
 

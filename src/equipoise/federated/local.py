@@ -14,11 +14,12 @@ from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
 from equipoise.privacy import Journal, Sampling, Statement
+from equipoise.privacy.noise import delete_key
 from equipoise.training import PrivateTraining
 from equipoise.training.folder import RunFolder
 from equipoise.training.settings import rebuild
 
-__all__ = ["LocalTraining", "check_settings", "discard_unstarted"]
+__all__ = ["LocalTraining", "check_settings", "discard_unstarted", "end_of"]
 
 Answer = TypeVar("Answer")
 
@@ -64,7 +65,8 @@ def check_settings(path: str | os.PathLike[str], given: Mapping[str, Any]) -> No
 
     Args:
         path: the run's folder.
-        given: budget, sampling, relation, reproducible and local_steps, as the client is given them now.
+        given: budget, sampling, relation, reproducible, hardened, ledger_file and local_steps, as the client
+            is given them now.
 
     Raises:
         ValueError: some differ; all of them are named with both values.
@@ -76,16 +78,12 @@ def check_settings(path: str | os.PathLike[str], given: Mapping[str, Any]) -> No
         "sampling": sampling,
         "relation": settings.relation,
         "reproducible": settings.reproducible,
+        "hardened": settings.hardened,
+        "ledger_file": settings.ledger_file,
     }
-    log = folder.private / "rounds.jsonl"
-    if log.exists():
-        journal = Journal(log, read_only=True)
-        try:
-            steps = [entry["local_steps"] for entry in journal.entries() if "local_steps" in entry]
-        finally:
-            journal.close()
-        if steps:
-            kept["local_steps"] = steps[-1]
+    steps = [entry["local_steps"] for entry in _rounds(folder) if "local_steps" in entry]
+    if steps:
+        kept["local_steps"] = steps[-1]
     plain = {name: value.describe() for name, value in given.items() if isinstance(value, Sampling)}
     differing = [
         f"{name}={given[name]!r}, and the run has {value!r}"
@@ -99,6 +97,29 @@ def check_settings(path: str | os.PathLike[str], given: Mapping[str, Any]) -> No
             "values to go on with it, or another folder to start anew, where what this run spent stays "
             "spent. Nothing was spent now."
         )
+
+
+def end_of(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What a client that has finished left in its log: its statement, epsilon and number of rounds.
+
+    A process can be killed between that entry and the key's deletion: a key that is still there goes now.
+    """
+    folder = RunFolder(path)
+    end = next((entry for entry in _rounds(folder) if entry["type"] == "finish"), None)
+    if end is not None:
+        delete_key(folder.private / "key")
+    return end
+
+
+def _rounds(folder: RunFolder) -> list[dict[str, Any]]:
+    log = folder.private / "rounds.jsonl"
+    if not log.exists():
+        return []
+    journal = Journal(log, read_only=True)
+    try:
+        return journal.entries()
+    finally:
+        journal.close()
 
 
 DISJOINT = (

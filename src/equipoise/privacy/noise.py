@@ -83,10 +83,8 @@ class Secrets:
 
     def delete(self) -> None:
         """Forget the key and overwrite and remove its file. Later releases are impossible."""
-        if self.path is not None and self.path.exists():
-            with contextlib.suppress(OSError):
-                self.path.write_bytes(b"\0" * 32)
-            self.path.unlink()
+        if self.path is not None:
+            delete_key(self.path)
         self._key = None
 
     def __enter__(self) -> Secrets:
@@ -144,6 +142,14 @@ class Secrets:
             raise ValueError(f"index must be a non-negative integer, got {index!r}")
         message = b"equipoise generator" + self.key + len(purpose).to_bytes(8, "big") + purpose.encode()
         return hashlib.shake_256(message + index.to_bytes(16, "big"))
+
+
+def delete_key(path: Path) -> None:
+    """Overwrite and remove the file of a key, if it is there."""
+    if path.exists():
+        with contextlib.suppress(OSError):
+            path.write_bytes(b"\0" * 32)
+        path.unlink()
 
 
 def coin_generator(draw: Draw, *purpose: object) -> torch.Generator:
