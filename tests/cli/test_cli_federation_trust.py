@@ -202,6 +202,15 @@ def test_what_is_not_consistent_is_not_signed(run, equipoise, tmp_path):
     assert equipoise("sign", run, "--key", key, "--ledger", key, "--json").code == 2
 
 
+@pytest.mark.parametrize("name", ["federation.json", "settings.json"])
+@pytest.mark.parametrize("content", ["[" * 100_000, "[1]", "{", "\x00"])
+def test_damaged_files_are_refused_in_words(run, equipoise, name, content):
+    (run / name).write_text(content)
+    found = equipoise("verify", run, "--json")
+    assert found.code == 2
+    assert name in found.value["error"]
+
+
 def test_a_key_that_is_there_twice_is_refused(run):
     text = (run / "federation.json").read_text()
     (run / "federation.json").write_text(text.replace("{", '{"delta": 1e-9, ', 1))

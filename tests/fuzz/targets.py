@@ -93,14 +93,14 @@ def _release(training: eq.PrivateTraining) -> None:
 
 
 @functools.cache
-def _home() -> Path:
+def home() -> Path:
     return Path(tempfile.mkdtemp(prefix="fuzz-seeds-"))
 
 
 @functools.cache
-def _begun_run() -> Path:
+def begun_run() -> Path:
     """A run of three steps that was left after two, with a momentum buffer in its checkpoint."""
-    folder = _home() / "begun"
+    folder = home() / "begun"
     model = _model()
     training = eq.PrivateTraining(
         model,
@@ -120,36 +120,50 @@ def _begun_run() -> Path:
 
 
 @functools.cache
-def _finished_run() -> Path:
+def finished_run() -> Path:
     """The same run to its end, signed."""
-    folder = _home() / "finished"
-    shutil.copytree(_begun_run(), folder)
-    training = _resumed(folder)
+    folder = home() / "finished"
+    shutil.copytree(begun_run(), folder)
+    training = resumed(folder)
     training.run(progress=False)
     _release(training)
-    key = Ed25519PrivateKey.generate().private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (_home() / "key.pem").write_bytes(key)
-    eq.sign_run(folder, _home() / "key.pem")
+    eq.sign_run(folder, signing_key_file())
     return folder
 
 
-def _resumed(folder: Path) -> eq.PrivateTraining:
+def command(*words: str) -> None:
+    """Run a command that must succeed, and keep its words to itself."""
+    from equipoise.cli import main
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert main([*words, "--json"]) == 0
+
+
+@functools.cache
+def signing_key_file() -> Path:
+    """An issuer's private key."""
+    place = home() / "key.pem"
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    key = Ed25519PrivateKey.generate()
+    place.write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
+    return place
+
+
+def resumed(folder: Path) -> eq.PrivateTraining:
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return eq.PrivateTraining.resume(folder, model, optimizer, loss=_loss, data=_data())
 
 
-def _resume(folder: Path) -> None:
-    training = _resumed(folder)
+def resume(folder: Path) -> None:
+    training = resumed(folder)
     try:
         training.run(progress=False)
     finally:
         _release(training)
 
 
-def _with_file(
+def with_file(
     run: Callable[[], Path], name: str, then: Callable[[Path], None]
 ) -> Callable[[bytes, Path], None]:
     """Put the input in the place of one file of a copied run."""
@@ -194,7 +208,7 @@ def _journaled() -> Path:
     """A folder with a journal of two runs, the first of which is that of the ledger's key."""
     from equipoise.privacy import Private, Release, capped
 
-    folder = _home() / "journaled"
+    folder = home() / "journaled"
     plan = eq.PrivacyPlan([Release("total", 2.0, max_bound=5.0)], FullBatch(20, 4))
     for secrets in (Secrets(reproducible_seed=0), Secrets()):
         journal = Journal(folder / "private" / "journal.jsonl")
@@ -208,7 +222,7 @@ def _journaled() -> Path:
     return folder
 
 
-def _file(run: Callable[[], Path], name: str) -> bytes:
+def file_of(run: Callable[[], Path], name: str) -> bytes:
     return (run() / name).read_bytes()
 
 
@@ -216,20 +230,20 @@ def _file(run: Callable[[], Path], name: str) -> bytes:
 
 
 def _sealed(content: bytes, folder: Path) -> None:
-    copied = shutil.copytree(_begun_run(), folder / "run")
+    copied = shutil.copytree(begun_run(), folder / "run")
     path = copied / "checkpoint" / "step-00000002.pt"
     for other in path.parent.glob("step-*"):
         other.unlink()
     path.write_bytes(content)
     seal = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     path.with_suffix(".json").write_text(json.dumps(seal))
-    _resume(copied)
+    resume(copied)
 
 
 @st.composite
 def _checkpoints(draw: Callable[..., Any]) -> bytes:
     """A checkpoint edited and sealed again, broken bytes, or a pickle that would run a program."""
-    good = _file(_begun_run, "checkpoint/step-00000002.pt")
+    good = file_of(begun_run, "checkpoint/step-00000002.pt")
     kind = draw(st.integers(0, 9))
     if kind < 3:
         return draw(mutated_bytes([good, PICKLE]))
@@ -311,7 +325,7 @@ def _read_medmnist(path: Path) -> None:
 
 @functools.cache
 def _safetensors() -> bytes:
-    path = _home() / "model.safetensors"
+    path = home() / "model.safetensors"
     save_file(_model().state_dict(), path)
     return path.read_bytes()
 
@@ -328,7 +342,7 @@ def _read_features(content: bytes, folder: Path) -> None:
 
 
 def _verify_with_key(content: bytes, folder: Path) -> None:
-    copied = shutil.copytree(_finished_run(), folder / "run")
+    copied = shutil.copytree(finished_run(), folder / "run")
     (folder / "key").write_bytes(content)
     eq.verify_run(copied, public_key=folder / "key")
     eq.sign_run(copied, folder / "key")
@@ -352,7 +366,7 @@ GOOD_REQUEST = {
     "params": {"weight": torch.zeros(1, 3), "bias": torch.zeros(1)},
     "clip_norm": None,
 }
-_TENSORS = [
+TENSORS = [
     torch.zeros(3),
     torch.zeros(1, 3, dtype=torch.int64),
     torch.full((1, 3), float("nan")),
@@ -365,7 +379,7 @@ _TENSORS = [
 ]
 
 
-def _client() -> Client:
+def client() -> Client:
     model = _model()
     method, sampling = eq.DPSGD(clip_norm=1.0, noise_multiplier=5.0), FullBatch(20, 4)
     return Client(model, _loss, _data(), sampling, method, local_steps=2, learning_rate=0.1)
@@ -373,22 +387,22 @@ def _client() -> Client:
 
 @functools.cache
 def _shared_client() -> list[Client]:
-    return [_client()]
+    return [client()]
 
 
 def _request(message: Any, folder: Path) -> None:
     """A client of its own only after a request was accepted: refused ones must leave no trace."""
     holder = _shared_client()
-    client = holder[0]
-    before = client.epsilon()
+    one = holder[0]
+    before = one.epsilon()
     message = message if isinstance(message, dict) else {"round": message}
     try:
-        client.train(message.get("round"), message.get("params"), message.get("clip_norm"))
+        one.train(message.get("round"), message.get("params"), message.get("clip_norm"))
     except Exception:
-        assert client.epsilon() == before, "a refused request was charged"
+        assert one.epsilon() == before, "a refused request was charged"
         raise
-    client.close()
-    holder[0] = _client()
+    one.close()
+    holder[0] = client()
 
 
 class _Liar:
@@ -455,12 +469,15 @@ def _words(word: str, folder: Path) -> None:
 @functools.cache
 def targets() -> tuple[Target, ...]:
     """All of them; the seeds are made on first use."""
-    good_checkpoint = _file(_begun_run, "checkpoint/step-00000002.pt")
+    from audit_targets import audit_targets
+    from federation_targets import federation_targets
+
+    good_checkpoint = file_of(begun_run, "checkpoint/step-00000002.pt")
 
     def of_run(name: str, share: int, strategy: Callable[..., Strategy] = mutated_json) -> Target:
-        seed = _file(_finished_run, name)
+        seed = file_of(finished_run, name)
         inputs = strategy(seed) if strategy is mutated_lines else strategy([seed])
-        return Target(f"run folder: {name}", inputs, _with_file(_finished_run, name, _look), share, seed)
+        return Target(f"run folder: {name}", inputs, with_file(finished_run, name, _look), share, seed)
 
     def of_data(
         label: str, name: str, seeds: list[bytes], read: Callable[[Path], Any], share: int, words: Any = None
@@ -469,13 +486,13 @@ def targets() -> tuple[Target, ...]:
         return Target(f"data: {label}", inputs, _data_file(name, read), share, seeds[0])
 
     settings = json.dumps(Settings(data="digits", epsilon=3.0).resolved().to_json()).encode()
-    begun_config = _file(_begun_run, "config.json")
-    journal = _file(_journaled, "private/journal.jsonl")
+    begun_config = file_of(begun_run, "config.json")
+    journal = file_of(_journaled, "private/journal.jsonl")
     return (
         Target(
             "resume: config.json",
             mutated_json([begun_config]),
-            _with_file(_begun_run, "config.json", _resume),
+            with_file(begun_run, "config.json", resume),
             900,
             begun_config,
         ),
@@ -499,7 +516,7 @@ def targets() -> tuple[Target, ...]:
         Target(
             "ledger: journal",
             mutated_lines(journal),
-            _with_file(_journaled, "private/journal.jsonl", _ledger),
+            with_file(_journaled, "private/journal.jsonl", _ledger),
             700,
             journal,
         ),
@@ -532,17 +549,19 @@ def targets() -> tuple[Target, ...]:
         Target("keys", mutated_bytes(_key_files()), _verify_with_key, 200, None),
         Target(
             "client: requests",
-            mutated_tree(GOOD_REQUEST, [*HOSTILE, *_TENSORS]),
+            mutated_tree(GOOD_REQUEST, [*HOSTILE, *TENSORS]),
             _request,
             400,
             GOOD_REQUEST,
         ),
         Target(
             "server: replies",
-            mutated_tree(GOOD_REQUEST["params"], [*HOSTILE, *_TENSORS]),
+            mutated_tree(GOOD_REQUEST["params"], [*HOSTILE, *TENSORS]),
             _reply,
             300,
             GOOD_REQUEST["params"],
         ),
         Target("words", WORDS, _words, 60, None),
+        *audit_targets(),
+        *federation_targets(),
     )

@@ -115,15 +115,19 @@ class InsertedCanaries:
         try:
             content = safetensors.load(path.read_bytes())
             present = content.pop("present")
-        except (SafetensorError, KeyError) as error:
+        except (SafetensorError, KeyError, ValueError, TypeError) as error:
             raise ValueError(f"{path} is damaged ({error}); restore it from a copy") from error
         fields = {name.removeprefix(FIELD): value for name, value in content.items()}
         lengths = {len(value) if value.ndim else 0 for value in (present, *fields.values())}
-        if len(lengths) != 1 or 0 in lengths or not fields or present.dtype != torch.bool:
+        if len(lengths) != 1 or 0 in lengths or not fields or _no_coins(present):
             raise ValueError(
                 f"{path} is damaged: it needs coins, and fields of the same length; restore it from a copy"
             )
         return cls(fields, present)
+
+
+def _no_coins(present: Tensor) -> bool:
+    return present.dtype != torch.bool or present.ndim != 1
 
 
 def _described(fields: Mapping[str, tuple[torch.Size, torch.dtype]]) -> str:

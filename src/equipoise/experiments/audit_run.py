@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from equipoise.audit.inserted import SCORES_FILE, InsertedCanaries
@@ -17,7 +16,9 @@ from equipoise.audit.roc import roc
 from equipoise.experiments.assembly import assemble, cross_entropy
 from equipoise.experiments.roc_figure import roc_curves, save_roc_figure
 from equipoise.experiments.saved import check_model_file, is_finished, read_settings
+from equipoise.privacy.restatement import figure
 from equipoise.report import RunFolderError, read_run
+from equipoise.report.files import read_object
 from equipoise.training.model_file import load_model
 
 __all__ = ["audit_run"]
@@ -88,12 +89,14 @@ def audit_run(folder: str, confidence: float = 0.95, data_dir: str | None = None
     return found
 
 
-def _read_scores(path: Path, count: int) -> npt.NDArray[np.float64]:
-    """One number a canary."""
-    try:
-        scores = np.asarray(json.loads(path.read_text(encoding="utf-8"))["scores"], dtype=np.float64)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is damaged ({error}); restore it from a copy") from error
-    if scores.shape != (count,) or not np.isfinite(scores).all():
-        raise ValueError(f"{path} is damaged: it needs {count} numbers; restore it from a copy")
-    return scores
+def _read_scores(path: Path, count: int) -> np.ndarray:
+    """[count] a finite score of every canary.
+
+    Raises:
+        RunFolderError: the file holds something else.
+    """
+    values = read_object(path).get("scores")
+    numbers = [figure(value) for value in values] if isinstance(values, list) else []
+    if len(numbers) != count or None in numbers:
+        raise RunFolderError(f"{path} does not hold {count} scores. Restore it from a copy, or remove it.")
+    return np.array(numbers, dtype=np.float64)

@@ -34,6 +34,7 @@ from equipoise.experiments.noise import make_method
 from equipoise.experiments.peak_memory import PeakMemory
 from equipoise.experiments.settings import Settings, SettingsError
 from equipoise.report.comparison import write_comparison
+from equipoise.report.files import read_object
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -198,7 +199,7 @@ class _Bench:
         name = f"{entry.label}-{kind}-lr{rate:g}-seed{seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
         path = self._folder / f"{name.replace(os.sep, '-')}.json"
         if path.is_file():
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+            return read_object(path)
         found = {**identity, **_train(settings, self.dataset, self._halves[kind])}
         _write(path, found)
         return found

@@ -32,7 +32,6 @@ from equipoise.federated.local import end_of
 from equipoise.federated.pool import ClientPool
 from equipoise.methods.base import Parameters
 from equipoise.methods.rms_radius import RMSRadius
-from equipoise.report import RunFolderError
 from equipoise.report.federation import write_federation_report
 from equipoise.report.words import bytes_in_words
 from equipoise.training.checkpoint import write_atomically
@@ -110,15 +109,9 @@ def resume_federation(folder: str, console: Console, data_dir: str | None = None
         data_dir: where the data are now, if they have moved.
 
     Raises:
-        RunFolderError: the folder's settings are damaged.
+        RunFolderError, SettingsError: the folder's settings are damaged.
     """
-    path = Path(folder) / FEDERATION_FILE
-    try:
-        settings = FederationSettings.from_json(path.read_text(encoding="utf-8"))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise RunFolderError(
-            f"run={folder!r}: {FEDERATION_FILE} is damaged ({error}). Restore it from a copy."
-        ) from error
+    settings = FederationSettings.read(Path(folder) / FEDERATION_FILE)
     if data_dir is not None:
         settings = replace(settings, base=replace(settings.base, data_dir=data_dir))
     return run_federation(settings, folder, console)

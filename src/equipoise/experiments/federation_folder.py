@@ -6,7 +6,6 @@ page and of every client's own signature, and so of every client's statement.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -19,12 +18,12 @@ from equipoise.privacy import Signature
 from equipoise.privacy.signatures import fingerprint
 from equipoise.report import RunFolderError
 from equipoise.report.federation import write_federation_report
+from equipoise.report.files import read_object
 from equipoise.report.run_folder import damage_named
 from equipoise.training.signing import PathLike, check_files, read_signature, sign_files, signing_key
 from equipoise.training.verification import (
     Verification,
     check_signable,
-    each_once,
     sign_verified,
     verify_run,
 )
@@ -156,7 +155,7 @@ def _verified(folder: str, public_key: str | None) -> tuple[dict[str, Verificati
     clients = {place.name: verify_run(place, public_key=public_key) for place in places}
     values = read_result(folder)
     with damage_named(folder):
-        statements = {place.name: json.loads((place / "statement.json").read_bytes()) for place in places}
+        statements = {place.name: read_object(place / "statement.json") for place in places}
         problems = _differences(values, clients, statements) + _settings_differences(folder, values)
     return clients, problems
 
@@ -260,7 +259,7 @@ def _settings_differences(folder: str, values: Mapping[str, Any]) -> list[str]:
     path = Path(folder) / FEDERATION_FILE
     if not path.is_file():
         return []
-    begun = json.loads(path.read_bytes(), object_pairs_hook=each_once)
+    begun = read_object(path)
     return [
         f"{RESULT} says {key} {values['settings'][key]}, {FEDERATION_FILE} {begun[key]}"
         for key in ("clients", "rounds", "local_steps")
@@ -276,15 +275,8 @@ def read_result(folder: str) -> dict[str, Any]:
     """
     path = Path(folder) / RESULT
     try:
-        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=each_once)
+        return read_object(path)
     except FileNotFoundError:
         raise RunFolderError(
             f"run={folder!r} is a federation that has not finished. Go on with it: equipoise resume {folder}"
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(
-            f"run={folder!r}: {RESULT} is damaged ({error}). Restore it from a copy."
-        ) from error
-    if not isinstance(values, dict):
-        raise RunFolderError(f"run={folder!r}: {RESULT} holds no JSON object. Restore it from a copy.")
-    return values

@@ -11,7 +11,8 @@ from typing import Any
 from equipoise.experiments.names import check_federated
 from equipoise.experiments.options import SettingsError, check_choice, flag
 from equipoise.experiments.saved import FEDERATION_FILE
-from equipoise.experiments.settings import Settings
+from equipoise.experiments.settings import Settings, check_saved
+from equipoise.report.files import read_json
 
 __all__ = ["FederationSettings", "check_federation_folder"]
 
@@ -117,9 +118,33 @@ class FederationSettings:
 
     @classmethod
     def from_json(cls, text: str) -> FederationSettings:
-        """What `to_json` wrote."""
-        values = json.loads(text)
-        return cls(**{**values, "base": Settings.from_json(values["base"])})
+        """What `to_json` wrote.
+
+        Raises:
+            SettingsError: it did not write this.
+        """
+        try:
+            values = json.loads(text)
+            base = Settings.from_json(values["base"])
+        except SettingsError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise SettingsError(
+                f"the saved settings of the federation are damaged ({error!s:.200}). Restore them from a "
+                "copy."
+            ) from None
+        found = {**values, "base": base}
+        check_saved(cls, found, needed="base")
+        return cls(**found)
+
+    @classmethod
+    def read(cls, path: Path) -> FederationSettings:
+        """The settings in a file that `to_json` was written to.
+
+        Raises:
+            RunFolderError, SettingsError: it cannot be read, or holds something else.
+        """
+        return cls.from_json(json.dumps(read_json(path)))
 
 
 def check_federation_folder(settings: FederationSettings, folder: str) -> None:
@@ -131,7 +156,7 @@ def check_federation_folder(settings: FederationSettings, folder: str) -> None:
     path = Path(folder)
     kept = path / FEDERATION_FILE
     if kept.is_file():
-        old = FederationSettings.from_json(kept.read_text(encoding="utf-8"))
+        old = FederationSettings.read(kept)
         was, now = ({**which.public(), "driver": None} for which in (old, settings))
         changed = sorted(name for name in {**was, **now} if was.get(name) != now.get(name))
         if changed:

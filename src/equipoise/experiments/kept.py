@@ -32,12 +32,12 @@ class Kept:
         self._path = None if path is None else Path(path)
         self._runs: dict[str, dict[str, Any]] = {}
         if self._path is not None and self._path.exists():
-            for line in self._path.read_text(encoding="utf-8").splitlines():
+            for line in self._path.read_bytes().splitlines():
                 try:
                     entry = json.loads(line)
-                except json.JSONDecodeError:
+                    self._runs[_key(entry["settings"])] = entry["result"]
+                except (ValueError, KeyError, TypeError, RecursionError):
                     continue  # the line that a kill cut off
-                self._runs[_key(entry["settings"])] = entry["result"]
 
     def __len__(self) -> int:
         """Number of finished runs."""

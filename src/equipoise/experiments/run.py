@@ -28,11 +28,12 @@ from equipoise.experiments.assembly import (
 from equipoise.experiments.options import delta_warning
 from equipoise.experiments.saved import SETTINGS_FILE, is_finished, read_settings
 from equipoise.experiments.settings import Settings
-from equipoise.methods import METHODS
 from equipoise.privacy import Budget
 from equipoise.report import read_run, write_report
+from equipoise.report.files import read_object
 from equipoise.training import PrivateTraining
 from equipoise.training.folder import RunFolder
+from equipoise.training.settings import rebuild_method
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,12 +102,10 @@ def resume_run(
     experiment = _assemble(settings, console)
     method = None
     if experiment.public is not None:  # which no file holds; the noise is that of the first start
-        described = RunFolder(folder).read_config()["method"]
-        method = METHODS[described["name"]].from_config(described, public=experiment.public)  # type: ignore[call-arg]
+        method = rebuild_method(RunFolder(folder).read_config(), experiment.public)
     if settings.canaries is not None:
         experiment = replace(experiment, canaries=InsertedCanaries.load(folder))
-        described = RunFolder(folder).read_config()["method"]
-        method = experiment.watched(method or METHODS[described["name"]].from_config(described))
+        method = experiment.watched(method or rebuild_method(RunFolder(folder).read_config()))
     training = PrivateTraining.resume(
         folder,
         experiment.model,
@@ -177,7 +176,7 @@ def _write_settings(folder: Path, experiment: Experiment) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write_json(path, settings.to_json())
     config = folder / "config.json"
-    content = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    content = read_object(config) if config.is_file() else {}
     content["command"] = settings.command()
     content["experiment"] = {
         **settings.publishable(),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from equipoise.experiments.settings import Settings
 from equipoise.report import RunFolderError, read_run
+from equipoise.report.files import read_json
 from equipoise.report.run_folder import damage_named
 
 __all__ = [
@@ -44,12 +45,7 @@ def read_settings(folder: str) -> Settings:
             "checkpoint was "
             "deleted. A training started from Python goes on with PrivateTraining.resume."
         )
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(
-            f"run={folder!r}: {name} is damaged ({error}). Restore it from a copy."
-        ) from error
+    values = read_json(path)
     if name == FEDERATION_FILE and isinstance(values, dict):
         values = values.get("base")
     if not isinstance(values, dict):

@@ -224,22 +224,35 @@ class Settings:
         Raises:
             SettingsError: names that this version does not know.
         """
-        known = {item.name for item in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown or "data" not in values:
-            raise SettingsError(
-                "the saved settings have "
-                f"{'the unknown names ' + ', '.join(unknown) if unknown else 'no data set'}; another "
-                "version of equipoise wrote them, or they were edited. Use the version that began the run."
-            )
-        for name, kind in get_type_hints(cls).items():
-            value = values.get(name)
-            if name in values and not _is_of(value, kind):
-                raise SettingsError(
-                    f"the saved settings have {name}={value!r:.80}, which is no {kind}: they were edited. "
-                    "Restore them from a copy."
-                )
+        check_saved(cls, values, needed="data")
         return cls(**values)
+
+
+def check_saved(kind: type, values: Mapping[str, Any], needed: str) -> None:
+    """Refuse saved values that are none of the fields of a dataclass of settings.
+
+    Args:
+        kind: the dataclass.
+        values: by name of the field.
+        needed: the field that has no default.
+
+    Raises:
+        SettingsError: names that this version does not know, or values of another kind.
+    """
+    unknown = sorted(set(values) - {item.name for item in fields(kind)})
+    if unknown or needed not in values:
+        raise SettingsError(
+            "the saved settings have "
+            f"{'the unknown names ' + ', '.join(unknown) if unknown else f'no {needed}'}; another "
+            "version of equipoise wrote them, or they were edited. Use the version that began the run."
+        )
+    for name, allowed in get_type_hints(kind).items():
+        value = values.get(name)
+        if name in values and not _is_of(value, allowed):
+            raise SettingsError(
+                f"the saved settings have {name}={value!r:.80}, which is no {allowed}: they were edited. "
+                "Restore them from a copy."
+            )
 
 
 def _is_of(value: Any, kind: Any) -> bool:

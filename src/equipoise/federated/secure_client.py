@@ -304,8 +304,23 @@ def _check_distributed(client: Client, rule: SecureSum, honest: int) -> None:
 
 
 def _saved(place: Path | None) -> Any:
-    """The sum under way, for a client that is opened anew for every message."""
-    return json.loads(place.read_text()) if place is not None and place.is_file() else None
+    """The sum under way, for a client that is opened anew for every message.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    if place is None or not place.is_file():
+        return None
+    try:
+        state = json.loads(place.read_bytes())
+        if not isinstance(state["stage"], str):
+            raise TypeError("it names no stage")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{place} is damaged ({error!s:.200}). Remove it: the sum under way is lost, and nothing was "
+            "spent."
+        ) from None
+    return state
 
 
 def _numbered(values: Mapping[str, Any], prefix: str, kind: type) -> dict[int, Any]:

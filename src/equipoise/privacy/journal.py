@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ class Journal:
         path: JSON-lines file; made if missing, together with its folder.
         durable: sync every entry to the device before it counts as written.
         read_only: only for `entries`; the file must exist and is not touched.
+        existing: the file must exist: neither it nor its folder is made.
 
     Example:
         >>> journal = Journal()
@@ -57,7 +59,12 @@ class Journal:
     """
 
     def __init__(
-        self, path: str | os.PathLike | None = None, durable: bool = False, *, read_only: bool = False
+        self,
+        path: str | os.PathLike | None = None,
+        durable: bool = False,
+        *,
+        read_only: bool = False,
+        existing: bool = False,
     ) -> None:
         self.path = None if path is None else Path(path)
         self.durable = durable
@@ -67,16 +74,13 @@ class Journal:
         self._locks = 0
         if self.path is not None:
             try:
-                if not read_only:
-                    self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = os.open(
-                    self.path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT, 0o600
-                )
-            except OSError as error:
+                self._descriptor = _opened(self.path, read_only, existing)
+            except (OSError, ValueError) as error:
+                made = not (existing or read_only)
+                remedy = "give a writable path" if made else "name the journal that the run was booked in"
                 raise JournalError(
-                    f"the journal {self.path} cannot be opened ({error}); nothing can be released without "
-                    "it: give a "
-                    "writable path"
+                    f"the journal {str(self.path)!r} cannot be opened ({error}); nothing can be released "
+                    f"without it: {remedy}"
                 ) from error
 
     @contextlib.contextmanager
@@ -204,3 +208,20 @@ class Journal:
 
     def __repr__(self) -> str:
         return f"Journal({str(self.path) if self.path else 'in memory'}, durable={self.durable})"
+
+
+def _opened(path: Path, read_only: bool, existing: bool) -> int:
+    """A descriptor of the journal's file.
+
+    Raises:
+        OSError, ValueError: it cannot be opened, or is no regular file: a pipe would be waited for.
+    """
+    flags = os.O_RDONLY if read_only else os.O_RDWR
+    if not (read_only or existing):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags |= os.O_CREAT
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("it is no regular file")
+    return descriptor

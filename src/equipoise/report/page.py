@@ -17,6 +17,7 @@ from typing import Any
 
 from equipoise import __version__
 from equipoise.report.charts import Series, line_chart
+from equipoise.report.files import read_file
 from equipoise.report.run_folder import PUBLISHABLE_FILES, WITHHELD_FILES, Run, damage_named, read_run
 from equipoise.report.words import (
     ACCOUNTANTS,
@@ -64,7 +65,7 @@ def report_as_made(folder: str | os.PathLike[str]) -> bool | None:
     Raises:
         RunFolderError: the folder is not that of a run, or its files are damaged.
     """
-    page = (Path(folder) / "report.html").read_bytes().decode("utf-8", errors="replace")
+    page = read_file(Path(folder) / "report.html").decode("utf-8", errors="replace")
     run = read_run(folder)
     name = re.search('<meta name="run" content="([^"]*)">', page)
     if name is not None and page == render_page(replace(run, name=html.unescape(name.group(1)))):

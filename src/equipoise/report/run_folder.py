@@ -6,13 +6,14 @@ is ever read, so a report cannot show a number that the statement does not cover
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from equipoise.report.files import RunFolderError, read_object, read_rows
 
 __all__ = ["PUBLISHABLE_FILES", "WITHHELD_FILES", "Run", "RunFolderError", "read_run"]
 
@@ -25,10 +26,6 @@ PUBLISHABLE_FILES = (
     "report.html",
 )
 WITHHELD_FILES = ("checkpoint/", "private/")
-
-
-class RunFolderError(ValueError):
-    """The folder is not a run folder, or one of its files cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +124,9 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     config_file = path / "config.json"
     return Run(
         name=path.resolve().name,
-        statement=_read_object(statement_file),
-        metrics=_read_lines(metrics_file) if metrics_file.is_file() else [],
-        config=_read_object(config_file) if config_file.is_file() else {},
+        statement=read_object(statement_file),
+        metrics=read_rows(metrics_file) if metrics_file.is_file() else [],
+        config=read_object(config_file) if config_file.is_file() else {},
     )
 
 
@@ -142,38 +139,13 @@ def damage_named(name: str) -> Iterator[None]:
     """
     try:
         yield
+    except RunFolderError:
+        raise
     except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError) as error:
         raise RunFolderError(
             f"run={name!r}: statement, metrics or configuration hold values of another kind than they should "
             f"({type(error).__name__}: {error!s:.200}). Restore the files or repeat the run."
         ) from error
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(
-            f"{path} is not valid JSON ({error}). Restore the file or repeat the run."
-        ) from None
-    if not isinstance(value, dict):
-        raise RunFolderError(
-            f"{path} holds a {type(value).__name__}, not a JSON object. Restore the file or repeat the run."
-        )
-    return value
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    for line in path.read_bytes().splitlines():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            # a kill can cut the last line short; what stands before it is good
-            break
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
 
 
 def _is_number(value: object) -> bool:

@@ -20,6 +20,7 @@ from equipoise.privacy import (
     Draw,
     EpsilonResult,
     Journal,
+    JournalError,
     Ledger,
     PrivacyPlan,
     Private,
@@ -27,6 +28,7 @@ from equipoise.privacy import (
     Statement,
 )
 from equipoise.privacy.digests import keyed_digest
+from equipoise.privacy.journal import written_by_us
 from equipoise.training.draws import TrainingDraw
 from equipoise.training.folder import RunFolder
 from equipoise.training.processes import Processes
@@ -45,6 +47,7 @@ class Desk:
         settings: for `reproducible`, `seed` and `ledger_file`.
         processes: who shares the work.
         position: the ledger's position in the checkpoint that is resumed.
+        resume: the run was begun before: its journal is there, and nothing is made in its place.
         data_fingerprint, kernels: what the released numbers depend on besides the parameters.
         make_ledger: `Ledger`, or a kind of it that an audit looks through.
     """
@@ -58,6 +61,7 @@ class Desk:
         processes: Processes,
         *,
         position: int = 0,
+        resume: bool = False,
         data_fingerprint: str = "",
         kernels: str = "",
         make_ledger: Callable[..., Ledger] | None = None,
@@ -78,7 +82,10 @@ class Desk:
                 None if folder is None else folder.path,
                 reproducible_seed=settings.seed if settings.reproducible else None,
             )
-            journal = Journal(settings.ledger_file or (None if folder is None else folder.journal))
+            place = settings.ledger_file or (None if folder is None else folder.journal)
+            if resume and settings.ledger_file:
+                _check_own(settings.ledger_file, secrets)
+            journal = Journal(place, existing=resume)
 
             def open_at(position: int) -> Ledger:
                 return make_ledger(
@@ -246,3 +253,22 @@ class Desk:
             if for_good:
                 self._ledger.close()
             self._ledger.journal.close()
+
+
+def _check_own(place: str, secrets: Secrets) -> None:
+    """A run folder names a journal elsewhere on the disk: it must be one that this run was booked in.
+
+    Raises:
+        JournalError: it is another file, which was opened for reading alone.
+    """
+    journal = Journal(place, read_only=True)
+    try:
+        with written_by_us():
+            known = any(e["type"] == "run" and e.get("run") == secrets.identity for e in journal.entries())
+    finally:
+        journal.close()
+    if not known:
+        raise JournalError(
+            f"private/ledger_file names {place!r}, which holds no run of this folder's key; it was not "
+            "touched. Write the path of the journal that the run was given into private/ledger_file"
+        )

@@ -14,9 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from equipoise.report.files import read_file, read_object
 from equipoise.training.checkpoint import Checkpoints, write_atomically
 
 __all__ = ["RunFolder"]
+
+LARGEST_PATH = 4096
 
 
 class RunFolder:
@@ -101,7 +104,7 @@ class RunFolder:
         settings = dict(config["settings"])
         ledger_file = settings.pop("ledger_file", None)
         if ledger_file is not None:
-            write_atomically(self.private / "ledger_file", str(ledger_file).encode(), mode=0o600)
+            write_atomically(self.private / "ledger_file", os.fsencode(ledger_file), mode=0o600)
         public = {**config, "settings": settings}
         write_atomically(self.config, (json.dumps(public, indent=2) + "\n").encode(), mode=0o644)
 
@@ -118,16 +121,13 @@ class RunFolder:
                 "folder that the "
                 "run was started with."
             )
-        try:
-            config: dict[str, Any] = json.loads(self.config.read_bytes())
-            settings = dict(config["settings"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(
-                f"{self.config} is damaged ({type(error).__name__}: {error}). Restore it from a copy."
-            ) from None
+        config = read_object(self.config)
+        if not isinstance(config.get("settings"), dict):
+            raise ValueError(f"{self.config} is damaged: it holds no settings. Restore it from a copy.")
+        settings = dict(config["settings"])
         # The published file names no place on the disk: only the keeper's own does.
         settings.pop("ledger_file", None)
         ledger_file = self.private / "ledger_file"
         if ledger_file.exists():
-            settings["ledger_file"] = ledger_file.read_text()
+            settings["ledger_file"] = os.fsdecode(read_file(ledger_file, LARGEST_PATH))
         return {**config, "settings": settings}

@@ -237,6 +237,7 @@ class PrivateTraining:
                     pieces.settings,
                     processes,
                     position=position,
+                    resume=resume,
                     data_fingerprint=pieces.rows.source.fingerprint() if processes.is_first else "",
                     kernels=pieces.kernels(),
                 )

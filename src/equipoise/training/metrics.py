@@ -19,9 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from equipoise.report.files import read_rows
 from equipoise.training.checkpoint import write_atomically
 
-__all__ = ["CSVWriter", "JSONLines", "MetricWriter", "TensorBoardWriter", "read_jsonl", "rewind_jsonl"]
+__all__ = ["CSVWriter", "JSONLines", "MetricWriter", "TensorBoardWriter", "rewind_jsonl"]
 
 PUBLISHABLE = frozenset(
     {"step", "epsilon", "delta", "learning_rate", "clip_norm", "noise_std", "noise_norm", "released_norm"}
@@ -79,7 +80,7 @@ def rewind_jsonl(path: str | os.PathLike[str], step: int, mode: int) -> None:
     """Keep the rows of steps up to `step`, in a file of this mode; nothing happens without a file."""
     if not Path(path).exists():
         return
-    rows = [row for row in read_jsonl(path) if row.get("step", 0) <= step]
+    rows = [row for row in read_rows(path) if _step_of(row) <= step]
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode(), mode=mode)
 
 
@@ -137,15 +138,10 @@ class TensorBoardWriter:
         self._writer.close()
 
 
-def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file; a last line that a crash cut short is left out."""
-    rows = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+def _step_of(row: Mapping[str, Any]) -> float:
+    """The step of a row; of a row that none of our writers wrote, none that is kept."""
+    step = row.get("step", 0)
+    return step if isinstance(step, int | float) else math.inf
 
 
 def _plain(value: Any) -> Any:

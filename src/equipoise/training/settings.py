@@ -117,14 +117,15 @@ def rebuild(config: Mapping[str, Any]) -> tuple[Sampling, Budget | None, Setting
         return sampling, budget, Settings(**config["settings"])
 
 
-def rebuild_method(config: Mapping[str, Any]) -> Method:
-    """The method from a `config.json`.
+def rebuild_method(config: Mapping[str, Any], public: Any = None) -> Method:
+    """The method from a `config.json`, and from its public records, which no file holds.
 
     Raises:
         ValueError: it was damaged or edited.
     """
+    given = {} if public is None else {"public": public}
     with _whole("method"):
-        return METHODS[config["method"]["name"]].from_config(config["method"])
+        return METHODS[config["method"]["name"]].from_config(config["method"], **given)
 
 
 @contextmanager

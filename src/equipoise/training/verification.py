@@ -24,10 +24,10 @@ from equipoise.privacy.restatement import MALFORMED, figure, message
 from equipoise.privacy.signatures import fingerprint
 from equipoise.privacy.verification import check_with_journal, statement_from_journal
 from equipoise.report import RunFolderError, report_as_made, write_report
+from equipoise.report.files import read_file, read_object, read_rows
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.consistency import check_method, check_metrics
 from equipoise.training.folder import RunFolder
-from equipoise.training.metrics import read_jsonl
 from equipoise.training.public_copies import ALLOWED
 from equipoise.training.signing import check_files, read_signature, sign_files, signing_key
 
@@ -35,7 +35,6 @@ __all__ = [
     "Verification",
     "charge_search",
     "check_signable",
-    "each_once",
     "sign_run",
     "sign_verified",
     "verify_run",
@@ -89,8 +88,8 @@ def verify_run(
         KeyFileError: no public key in the file.
     """
     folder = RunFolder(run_dir)
-    statement = _read_object(folder.statement)
-    config = _read_object(folder.config) if folder.config.is_file() else {}
+    statement = _read_statement(folder)
+    config = read_object(folder.config) if folder.config.is_file() else {}
     journal = _journal_file(folder, ledger_file)
     findings: list[Finding] = []
     if journal is not None:
@@ -157,7 +156,7 @@ def sign_verified(
     """Sign a run that `check_signable` let through; arguments as for `sign_run`."""
     folder = RunFolder(run_dir)
     journal = _journal_file(folder, ledger_file)
-    lines = None if journal is None else _lines_of(journal, str(_read_object(folder.statement)["run"]))
+    lines = None if journal is None else _lines_of(journal, str(_read_statement(folder)["run"]))
     return sign_files(key, folder.signature, SIGNED_FILES, lines)
 
 
@@ -180,7 +179,7 @@ def charge_search(
         PlanError: no accountant covers a search over runs of this kind.
     """
     folder = RunFolder(run_dir)
-    statement = _read_object(folder.statement)
+    statement = _read_statement(folder)
     path = _journal_file(folder, ledger_file)
     if path is None:
         raise RunFolderError(f"run={str(run_dir)!r} has no journal here; name it with ledger_file=...")
@@ -209,14 +208,6 @@ def charge_search(
     return made
 
 
-def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON whose keys are there once: of two values another reader could take the other."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
-    return found
-
-
 # ---- inside
 
 
@@ -228,7 +219,7 @@ def _journal_file(folder: RunFolder, given: PathLike | None) -> Path | None:
         return Path(given)
     named = folder.private / "ledger_file"
     if named.is_file():
-        place = Path(named.read_text(encoding="utf-8", errors="replace"))
+        place = Path(os.fsdecode(read_file(named)))
         if not place.is_file():
             raise RunFolderError(
                 f"run={str(folder.path)!r} was booked in {str(place)!r}, which is not there any more; name "
@@ -290,7 +281,7 @@ def _check_metrics(
     if not folder.metrics.is_file():
         return []
     try:
-        return check_metrics(statement, config, read_jsonl(folder.metrics))
+        return check_metrics(statement, config, read_rows(folder.metrics))
     except (*MALFORMED, OSError) as error:
         detail = f"it is not what this library writes ({message(error)})"
         return [Finding("metrics", False, detail)]
@@ -323,15 +314,11 @@ def _check_page(folder: RunFolder) -> list[Finding]:
     return [Finding("page", same, detail[same])]
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_statement(folder: RunFolder) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes(), object_pairs_hook=each_once)
+        return read_object(folder.statement)
     except FileNotFoundError:
         raise RunFolderError(
-            f"run={str(path.parent)!r} holds no {path.name}. Give the folder that a training made."
+            f"run={str(folder.path)!r} holds no {folder.statement.name}. Give the folder that a training "
+            "made."
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{path} is not valid JSON ({error}). Restore the file.") from None
-    if not isinstance(value, dict):
-        raise RunFolderError(f"{path} holds a {type(value).__name__}, not a JSON object. Restore the file.")
-    return value

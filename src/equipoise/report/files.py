@@ -1,0 +1,121 @@
+"""Files that others may have written: read whole, or refused in words.
+
+A folder from elsewhere may hold a pipe under a file's name, which would keep its reader waiting for ever, a
+file larger than the memory, or brackets in brackets until the parser gives up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import Any
+
+__all__ = [
+    "LARGEST_OBJECT",
+    "RunFolderError",
+    "each_once",
+    "read_file",
+    "read_json",
+    "read_object",
+    "read_rows",
+]
+
+LARGEST_OBJECT = 64 * 2**20
+"""Bytes of a file that holds one JSON value."""
+
+
+class RunFolderError(ValueError):
+    """The folder is not a run folder, or one of its files cannot be read."""
+
+
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose keys are there once: of two values another reader could take the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def read_file(path: str | os.PathLike[str], largest: int | None = None) -> bytes:
+    """The content of a regular file.
+
+    Args:
+        path: of the file; links are followed.
+        largest: how many bytes it may have; any number when None.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        RunFolderError: it is a folder, a pipe or a device, or too large.
+
+    Example:
+        >>> len(read_file(__file__)) > 100
+        True
+        >>> read_file("/dev/zero")
+        Traceback (most recent call last):
+        ...
+        equipoise.report.files.RunFolderError: /dev/zero is no regular file, so it was not read...
+    """
+    # without O_NONBLOCK a pipe would be waited for; a regular file does not care
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise RunFolderError(f"{path} is no regular file, so it was not read. Restore it from a copy.")
+        if largest is not None and found.st_size > largest:
+            raise RunFolderError(
+                f"{path} has {found.st_size:,} bytes, more than the {largest:,} that such a file may have; "
+                "it was not read. Restore it from a copy."
+            )
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The value of a JSON file of `LARGEST_OBJECT` bytes at most.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        RunFolderError: it cannot be read, is not JSON, or has an object with a key twice.
+    """
+    content = read_file(path, LARGEST_OBJECT)
+    try:
+        return json.loads(content, object_pairs_hook=each_once)
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(
+            f"{path} is damaged: it is not valid JSON ({error!s:.200}). Restore the file from a copy."
+        ) from None
+
+
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Raises:
+        FileNotFoundError, RunFolderError: as `read_json`, and for any other value.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise RunFolderError(
+            f"{path} holds a {type(value).__name__}, not a JSON object. Restore the file from a copy."
+        )
+    return value
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file, up to a line that is none: a kill can cut the last one short.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        RunFolderError: it is no regular file.
+    """
+    rows = []
+    for line in read_file(path).splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows

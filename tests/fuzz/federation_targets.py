@@ -1,0 +1,296 @@
+"""What reads the files of a federation, Flower's messages and those of secure sums."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from mutating import HOSTILE, mutated_json, mutated_tree
+from targets import GOOD_REQUEST, Target, client, command, file_of, home, signing_key_file, with_file
+
+from equipoise.experiments.federation_folder import report_federation, verify_federation
+from equipoise.experiments.federation_settings import FederationSettings, check_federation_folder
+from equipoise.experiments.saved import read_settings
+from equipoise.federated import Refused, SecureClient, SecureSum
+from equipoise.federated.secure_exchange import SecureExchange
+
+CLIENTS = 3
+PARAMS = GOOD_REQUEST["params"]
+RULE = SecureSum(CLIENTS)
+LEAVES = [*HOSTILE, b"", b"x", bytes(64), bytes(104), b"\xff" * 32, [0, 0], [True, 1]]
+EXTRA = ["key.9", "share.0", "share.-1", "share.1e3", "key.", "clip_norm", "terms.7"]
+
+
+# ---- files
+
+
+@functools.cache
+def _federation() -> Path:
+    """A finished and signed federation of two clients."""
+    folder = home() / "federation"
+    line = "federate --data digits --model linear --method dp-fedavg --clients 2 --rounds 1 --local-steps 1"
+    command(*line.split(), "--run-dir", str(folder))
+    command("sign", str(folder), "--key", str(signing_key_file()))
+    for name in ("server", "clients/000/checkpoint", "clients/001/checkpoint"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return folder
+
+
+def _look(folder: Path) -> None:
+    verify_federation(str(folder)).to_json()
+    report_federation(str(folder))
+
+
+def _settings(folder: Path) -> None:
+    _look(folder)
+    read_settings(str(folder))
+    settings = FederationSettings.read(folder / "settings.json")
+    settings.check()
+    settings.command()
+    check_federation_folder(settings, str(folder))
+
+
+# ---- messages of secure sums
+
+
+def _sealed(number: int) -> SecureClient:
+    return SecureClient(client(), RULE, number)
+
+
+def _requests(clients: list[SecureClient], stop: str) -> dict[str, Any]:
+    """Lead honest clients through a sum, up to the request `stop` to the first of them."""
+    first = [one.answer(1, {}, {"stage": "keys"}) for one in clients]
+    shares: dict[str, Any] = {"stage": "shares"}
+    for number, found in enumerate(first):
+        shares |= {f"key.{number}": found["key"], f"terms.{number}": found["terms"]}
+    if stop == "shares":
+        return shares
+    boxes = [one.answer(1, {}, shares) for one in clients]
+
+    def masked(number: int) -> dict[str, Any]:
+        others = {f"share.{u}": boxes[u][f"share.{number}"] for u in range(CLIENTS) if u != number}
+        return {"stage": "masked", "query": "train", **others}
+
+    if stop == "masked":
+        return masked(0)
+    for number, one in enumerate(clients):
+        one.answer(1, PARAMS, masked(number))
+    return {"stage": "unmask", "survivors": list(range(CLIENTS))}
+
+
+def _stage(value: tuple[str, Callable[[Mapping[str, Any]], Any]], folder: Path) -> None:
+    """A client in the middle of a sum is sent a request that the server made up."""
+    stage, spoil = value
+    clients = [_sealed(number) for number in range(CLIENTS)]
+    try:
+        request = _requests(clients, stage)
+        params = PARAMS if stage == "masked" else {}
+        try:
+            clients[0].answer(1, params, spoil(request))
+        except Refused:
+            assert clients[0].client.training.steps_done in (0, 2), "half a round was made"
+            raise
+    finally:
+        for one in clients:
+            one.close()
+
+
+@st.composite
+def _spoiled(draw: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
+    """An edit of a message whose values are known only when it is sent."""
+    seed = draw(st.integers(0, 2**16))
+    leaf = draw(st.sampled_from(LEAVES))
+    kind = draw(st.sampled_from(["replace", "drop", "add", "cut", "flip", "swap", "nothing"]))
+    extra = draw(st.sampled_from(EXTRA))
+
+    def spoil(message: Mapping[str, Any]) -> Any:
+        found = dict(message)
+        name = sorted(found)[seed % len(found)]
+        value = found[name]
+        if kind == "replace":
+            found[name] = leaf
+        elif kind == "drop":
+            del found[name]
+        elif kind == "add":
+            found[extra] = leaf
+        elif kind == "cut" and isinstance(value, bytes):
+            found[name] = value[: seed % (len(value) + 1)]
+        elif kind == "flip" and value and isinstance(value, bytes):
+            at = seed % len(value)
+            found[name] = value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :]
+        elif kind == "swap":
+            other = sorted(found)[(seed // 7) % len(found)]
+            found[name], found[other] = found[other], value
+        return found
+
+    return spoil
+
+
+def _messages() -> st.SearchStrategy[Any]:
+    return st.tuples(st.sampled_from(["shares", "masked", "unmask"]), _spoiled())
+
+
+class _Relay:
+    """Three clients, one of which answers something else at one stage."""
+
+    def __init__(self, stage: str, spoil: Callable[[Mapping[str, Any]], Any]) -> None:
+        self.clients = [_sealed(number) for number in range(CLIENTS)]
+        self._stage, self._spoil = stage, spoil
+
+    def __len__(self) -> int:
+        return CLIENTS
+
+    def relay(self, number: int, requests: Mapping[int, Any]) -> dict[int, Any]:
+        found: dict[int, Any] = {}
+        for index, (params, values) in requests.items():
+            try:
+                found[index] = self.clients[index].answer(number, params, values)
+            except Refused as refused:
+                found[index] = str(refused)
+        if values["stage"] == self._stage and isinstance(found.get(0), dict):
+            found[0] = self._spoil(found[0])
+        return found
+
+
+def _answers(value: tuple[str, Callable[[Mapping[str, Any]], Any]], folder: Path) -> None:
+    """The server: a client's answer may spoil the sum, but not end the training."""
+    relay = _Relay(*value)
+    try:
+        found = SecureExchange(relay, RULE).train(list(range(CLIENTS)), 1, PARAMS, {})
+    finally:
+        for one in relay.clients:
+            one.close()
+    assert set(found) == set(range(CLIENTS))
+    for one in found.values():
+        assert isinstance(one, str) or all(bool(torch.isfinite(value).all()) for value in one.values())
+
+
+def _nothing(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    return message
+
+
+# ---- Flower's messages
+
+_GOOD_RECORDS = {
+    "model": {"kind": "arrays", "items": {"weight": "tensor", "bias": "tensor"}},
+    "values": {"kind": "config", "items": {"round": 1}},
+}
+_SPOILT = [
+    *HOSTILE,
+    {"kind": "arrays", "items": {}},
+    {"kind": "metrics", "items": {"mean": 1.0}},
+    {"kind": "config", "items": {"round": [1, 2]}},
+    "bytes",
+    b"\x93NUMPY",
+]
+_CONTROL = {"group.control": {"kind": "arrays", "items": {"weight": "tensor"}}}
+_REQUESTS = st.one_of(
+    mutated_tree(_GOOD_RECORDS, _SPOILT), mutated_tree({**_GOOD_RECORDS, **_CONTROL}, _SPOILT)
+)
+_NUMBERS = {"kind": "metrics", "items": {"mean": 1e308, "noise": 3}}
+_GOOD_ANSWER = {"answer": {"kind": "arrays", "items": {"weight": "tensor", "bias": "tensor"}}}
+_ANSWERS = st.one_of(
+    mutated_tree(
+        _GOOD_ANSWER, [*HOSTILE, {"kind": "metrics", "items": {"mean": 1e308, "noise": 3}}, b"\x93"]
+    ),
+    mutated_tree({"answer": {"kind": "metrics", "items": {"mean": 0.5, "noise": 0.1}}}),
+    mutated_tree({"answer": {"kind": "config", "items": {"key": b"x", "terms": "y"}}}),
+    mutated_tree({"refusal": {"kind": "config", "items": {"reason": "busy"}}}),
+)
+
+
+def _records(tree: Any) -> Any:
+    """Flower's records of a tree, as far as its own checks let them be made."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+    from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+
+    shapes = {"weight": torch.zeros(1, 3), "bias": torch.zeros(1)}
+    found = RecordDict()
+    for name, record in tree.items() if isinstance(tree, dict) else ():
+        kind = record.get("kind") if isinstance(record, dict) else None
+        items = record.get("items") if isinstance(record, dict) else None
+        items = items if isinstance(items, dict) else {}
+        try:
+            if kind == "arrays":
+                made: Any = ArrayRecord()
+                for key, value in items.items():
+                    content = value if isinstance(value, bytes) else repr(value).encode()
+                    whole = Array(shapes.get(key, torch.zeros(2)).numpy())
+                    made[key] = (
+                        whole if value == "tensor" else Array("float32", (1, 3), "numpy.ndarray", content)
+                    )
+            else:
+                made = (ConfigRecord if kind == "config" else MetricRecord)(items)
+            found[name] = made
+            found = recorddict_from_proto(recorddict_to_proto(found))  # what cannot travel never arrives
+        except Exception:
+            found.pop(name, None)
+    return found
+
+
+def _flower_request(tree: Any, folder: Path) -> None:
+    from equipoise.federated.flower.client import _train
+
+    one = client()
+    before = one.epsilon()
+    try:
+        _train(one, _records(tree))
+    except Exception:
+        assert one.epsilon() == before, "a refused request was charged"
+        raise
+    finally:
+        one.close()
+
+
+def _flower_reply(tree: Any, folder: Path) -> None:
+    """The server reads whatever comes: a reason in words, or values."""
+    from flwr.app import Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from equipoise.federated import FedAvg
+    from equipoise.federated.flower.wire import read_reply, read_values
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # what a SuperLink sets
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
+    message.content = _records(tree)
+    found = read_reply(message)
+    read_values(message)
+    if isinstance(found, dict) and FedAvg().refusal(PARAMS, found) is None:
+        assert all(bool(torch.isfinite(p).all()) for p in FedAvg().aggregate(PARAMS, [found]).values())
+
+
+def federation_targets() -> tuple[Target, ...]:
+    """All of this file; those of Flower's messages where Flower is installed."""
+
+    def of_folder(name: str, then: Callable[[Path], None], share: int) -> Target:
+        good = file_of(_federation, name)
+        feed = with_file(_federation, name, then)
+        return Target(f"federation: {name}", mutated_json([good]), feed, share, good)
+
+    files = (
+        of_folder("federation.json", _look, 300),
+        of_folder("settings.json", _settings, 300),
+        of_folder("federation.sig.json", _look, 100),
+        of_folder("clients/001/statement.json", _look, 100),
+    )
+    if not find_spec("flwr"):
+        return files
+    return (
+        *files,
+        Target("flower: requests", _REQUESTS, _flower_request, 300, _GOOD_RECORDS),
+        Target("flower: replies", _ANSWERS, _flower_reply, 300, _GOOD_ANSWER),
+        Target("secure sums: requests", _messages(), _stage, 200, ("masked", _nothing)),
+        Target(
+            "secure sums: answers",
+            st.tuples(st.sampled_from(["keys", "shares", "masked", "unmask"]), _spoiled()),
+            _answers,
+            200,
+            ("masked", _nothing),
+        ),
+    )
