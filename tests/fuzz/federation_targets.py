@@ -18,6 +18,7 @@ from equipoise.experiments.federation_folder import report_federation, verify_fe
 from equipoise.experiments.federation_settings import FederationSettings, check_federation_folder
 from equipoise.experiments.saved import read_settings
 from equipoise.federated import Refused, SecureClient, SecureSum
+from equipoise.federated.secure_client import request_digest
 from equipoise.federated.secure_exchange import SecureExchange
 
 CLIENTS = 3
@@ -65,7 +66,10 @@ def _sealed(number: int) -> SecureClient:
 
 def _requests(clients: list[SecureClient], stop: str) -> dict[str, Any]:
     """Lead honest clients through a sum, up to the request `stop` to the first of them."""
-    first = [one.answer(1, {}, {"stage": "keys"}) for one in clients]
+    opening = {"stage": "keys", "request": request_digest(1, PARAMS, {"query": "train"})}
+    if stop == "keys":
+        return opening
+    first = [one.answer(1, {}, opening) for one in clients]
     shares: dict[str, Any] = {"stage": "shares"}
     for number, found in enumerate(first):
         shares |= {f"key.{number}": found["key"], f"terms.{number}": found["terms"]}
@@ -133,7 +137,7 @@ def _spoiled(draw: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def _messages() -> st.SearchStrategy[Any]:
-    return st.tuples(st.sampled_from(["shares", "masked", "unmask"]), _spoiled())
+    return st.tuples(st.sampled_from(["keys", "shares", "masked", "unmask"]), _spoiled())
 
 
 class _Relay:
