@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+from contextlib import nullcontext
+
 import pytest
 import torch
 from small_problems import loss, network, records, training
 
 import equipoise as eq
+import equipoise.training
 from equipoise.privacy import JournalError
+from equipoise.report import RunFolderError, read_run
 
 
 @pytest.fixture
@@ -20,6 +27,13 @@ def begun(tmp_path):
     run.desk.ledger.journal.close()
     run.folder.unlock()
     return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    training(steps=2, run_dir=folder).run(progress=False)
+    return folder
 
 
 def resume(folder):
@@ -62,3 +76,55 @@ def test_a_lost_journal_is_not_begun_anew(begun):
     with pytest.raises(JournalError, match="cannot be opened"):
         resume(begun)
     assert not (begun / "private" / "journal.jsonl").exists()
+
+
+@pytest.fixture
+def soon():
+    """A pipe that is waited for ends the test instead of the patience."""
+
+    def late(*_):
+        raise AssertionError("it waits")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+
+
+PRIVATE = ["lock", "key", "journal.jsonl", "diagnostics.jsonl"]
+WRITTEN = ["private", "checkpoint", "metrics.jsonl", *(f"private/{name}" for name in PRIVATE)]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+@pytest.mark.parametrize("name", [*WRITTEN, "checkpoint/step-00000001.pt", "config.json"])
+def test_a_run_goes_on_with_files_of_its_own_alone(begun, tmp_path, soon, name, kind):
+    path, outside = begun / name, tmp_path / "outside"
+    if path.exists():
+        path.rename(outside)
+    else:
+        outside.write_text("of somebody else\n")
+    mode, content = outside.stat().st_mode, outside.read_bytes() if outside.is_file() else None
+    if kind == "link":
+        path.symlink_to(outside)
+    else:
+        os.mkfifo(path)
+    with pytest.raises((eq.training.CheckpointError, ValueError, OSError)):
+        resume(begun)
+    assert outside.stat().st_mode == mode
+    assert content is None or outside.read_bytes() == content
+
+
+PUBLISHED = ["statement.json", "config.json", "metrics.jsonl", "report.html", "statement.sig.json"]
+
+
+@pytest.mark.parametrize(
+    "name", [*PUBLISHED, "model.safetensors", "private/journal.jsonl", "private/ledger_file"]
+)
+def test_no_reader_waits_for_a_pipe(finished, tmp_path, soon, name):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    refused = pytest.raises(RunFolderError, match=name) if name == "statement.json" else nullcontext()
+    for read in (eq.verify_run, read_run):
+        with refused:  # the others count as not there
+            read(folder)

@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 
+from equipoise.report.files import read_file, read_object
+
 __all__ = ["CheckpointError", "Checkpoints", "write_atomically"]
 
 _NAME = re.compile(r"step-(\d{8})\.pt")
@@ -142,8 +144,8 @@ class Checkpoints:
     def _read(self, step: int) -> dict[str, Any]:
         path = self._path(step)
         try:
-            content = path.read_bytes()
-            seal = json.loads(path.with_suffix(".json").read_bytes())
+            content = read_file(path)
+            seal = read_object(path.with_suffix(".json"))
             if seal["sha256"] != hashlib.sha256(content).hexdigest():
                 raise ValueError(f"its checksum is wrong ({len(content)} of {seal['bytes']} bytes)")
             loaded = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")

@@ -10,11 +10,12 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from equipoise.report.files import read_file, read_object
+from equipoise.report.files import RunFolderError, read_file, read_object
 from equipoise.training.checkpoint import Checkpoints, write_atomically
 
 __all__ = ["RunFolder"]
@@ -65,8 +66,10 @@ class RunFolder:
         """Keep other processes off this run until this one ends: two would give the same noise twice.
 
         Raises:
+            RunFolderError: a file of the run is a link, a pipe or a device.
             RuntimeError: another process has it.
         """
+        self._check_own()
         self._lock = (self.private / "lock").open("a")
         os.chmod(self._lock.fileno(), 0o600)
         try:
@@ -83,6 +86,20 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def _check_own(self) -> None:
+        """A link would let a folder from elsewhere have other files written; a pipe would be waited for."""
+        folders = (self.private, self.checkpoints.folder)
+        within = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir()]
+        for path in (*folders, self.metrics, self.config, self.statement, *within):
+            if not os.path.lexists(path):
+                continue
+            mode = path.lstat().st_mode
+            if not (stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and path not in folders)):
+                raise RunFolderError(
+                    f"{path} is a link, a pipe or a device: a run reads and writes files of its own folder "
+                    "alone. Put the file itself there. Nothing was spent."
+                )
 
     def discard(self) -> None:
         """Remove what a start left that came to nothing, so that the folder can be tried again.
