@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.federated.checks import check_number, checked
 from equipoise.federated.claims import check_claim
 from equipoise.federated.errors import Refused
 from equipoise.federated.hooks import RoundHooks
@@ -35,8 +36,6 @@ from equipoise.training.attach import Loss
 from equipoise.training.checkpoint import write_atomically
 
 __all__ = ["Client"]
-
-_WORDS = {"params": "parameters", "control": "control variates"}
 
 
 class Client:
@@ -264,8 +263,8 @@ class Client:
             Refused: see there.
         """
         method = self._steered()
-        _check_number(round_number)
-        values = self._checked(params)
+        check_number(round_number)
+        values = checked(self.training.parameters, params)
         method.with_limit({}, square_limit)  # refuses before anything moves
         request = digest({"round": round_number, "params": values, "limit": square_limit})
         if self._asked is not None and self._asked["request"] == request:
@@ -306,8 +305,8 @@ class Client:
             Refused: parameters of wrong names or shapes or not finite, a radius that is no finite number
                 above zero or above the agreed limit, a round that is over, or no steps left.
         """
-        _check_number(round_number)
-        values = self._checked(params)
+        check_number(round_number)
+        values = checked(self.training.parameters, params)
         steer = self._steering(clip_norm, control, square_limit)
         request = digest(
             {"round": round_number, "params": values, "clip_norm": clip_norm}
@@ -381,7 +380,7 @@ class Client:
             follower.with_limit({}, square_limit)
         if control is not None and not follower.follows_control:
             raise Refused(f"the client's method {method.name!r} takes no control variate")
-        checked = None if control is None else self._checked(control, "control")
+        steered = None if control is None else checked(self.training.parameters, control, "control")
         if not (follower.follows_clip_norm or follower.follows_control):
             return None
 
@@ -390,7 +389,7 @@ class Client:
                 state = follower.with_radius(state, clip_norm)
             if square_limit is not None:
                 state = follower.with_limit(state, square_limit)
-            return follower.with_control(state, checked)
+            return follower.with_control(state, steered)
 
         return steer
 
@@ -410,39 +409,3 @@ class Client:
                 f"the {self.training.sampling.steps} planned steps leave no further round of "
                 f"{self.local_steps}: the client's budget is used. Nothing was spent"
             )
-
-    def _checked(self, params: Parameters, what: str = "params") -> dict[str, Tensor]:
-        mine = self.training.parameters
-        if not isinstance(params, Mapping) or set(params) != set(mine):
-            found = sorted(map(repr, params)) if isinstance(params, Mapping) else type(params).__name__
-            raise Refused(
-                f"the server's {_WORDS[what]} are {found!s:.400}, the client's {sorted(mine)}; nothing was "
-                "spent"
-            )
-        values = {}
-        for name, parameter in mine.items():
-            value = params[name]
-            if isinstance(value, Tensor) and (value.is_nested or value.is_meta):
-                raise Refused(f"{what}[{name!r}] is a nested tensor or has no values; nothing was spent")
-            if not isinstance(value, Tensor) or value.shape != parameter.shape:
-                shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise Refused(
-                    f"{what}[{name!r}] has shape {shape}, the client's {tuple(parameter.shape)}; nothing was "
-                    "spent"
-                )
-            if not value.is_floating_point() or value.layout is not torch.strided:
-                raise Refused(
-                    f"{what}[{name!r}] is a tensor of {value.dtype} in layout {value.layout}; dense floating "
-                    "point numbers are exchanged. Nothing was spent"
-                )
-            moved = value.detach().to(parameter.device, parameter.dtype)  # may overflow: checked afterwards
-            if not bool(torch.isfinite(moved).all()):
-                raise Refused(f"{what}[{name!r}] holds numbers that are not finite; nothing was spent")
-            values[name] = moved
-        return values
-
-
-def _check_number(round_number: int) -> None:
-    if isinstance(round_number, bool) or not isinstance(round_number, int) or not 1 <= round_number < 2**63:
-        shown = "a whole number beyond 64 bits" if isinstance(round_number, int) else repr(round_number)
-        raise Refused(f"round_number is {shown:.80}: rounds are numbered 1, 2, ...; nothing was spent")
