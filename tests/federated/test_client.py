@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -245,25 +248,23 @@ STARTS = {
 }
 
 
-def killed_at_start(folder, where, name):
-    """A process that dies there, without any clean-up."""
+def die_at_start(folder, when):
+    """Begin a client in this process, which dies there, without any clean-up."""
 
     def die(*args, **kwargs):
         os._exit(9)
 
-    child = os.fork()
-    if child == 0:
-        setattr(where, name, die)
-        client(follower(), folder=folder)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    where, name = STARTS[when]
+    setattr(where, name, die)
+    client(follower(), folder=folder)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("when", STARTS)
 def test_killed_before_the_first_checkpoint_it_starts_anew(tmp_path, when):
-    client(follower())  # what is imported on first use is imported before the process forks
-    killed_at_start(tmp_path / "a", *STARTS[when])
+    program = f"import test_client; test_client.die_at_start({str(tmp_path / 'a')!r}, {when!r})"
+    here = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    died = subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": here}, check=False)
+    assert died.returncode == 9
     assert (tmp_path / "a" / "config.json").exists()
     one, reference = client(follower(), folder=tmp_path / "a"), client(follower())
     assert one.ask(1, start(), 0.25) == reference.ask(1, start(), 0.25)
