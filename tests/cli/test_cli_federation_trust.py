@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from equipoise.cli import main
 from equipoise.experiments.federation_folder import verify_federation
+from equipoise.federated.local import DISJOINT
 from equipoise.report import RunFolderError
 from equipoise.report.federation import write_federation_report
 
@@ -175,6 +176,16 @@ def test_edits_that_the_signature_catches(signed, run, name):
     if name in SIGNED:
         assert words in of_files[0]
         assert len(found.problems) == 1, "a comparison catches it too: it belongs in COMPARED"
+
+
+def test_every_client_says_that_persons_lie_at_one_owner(signed, run):
+    path = run / "clients" / "000" / "statement.json"
+    assert verify_federation(str(run)).consistent
+    change(path, assumptions=[t for t in json.loads(path.read_text())["assumptions"] if t != DISJOINT])
+    problems = verify_federation(str(run)).problems
+    assert problems == (
+        "client 000: its statement does not say that no person's records lie at several owners",
+    )
 
 
 @pytest.mark.parametrize("gone", ["federation.sig.json", "clients/001/statement.sig.json"])

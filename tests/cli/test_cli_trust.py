@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 import equipoise as eq
 from equipoise.privacy.verification import statement_from_journal
 from equipoise.report import write_report
+from equipoise.training.assumptions import TRUSTED
 
 
 @pytest.fixture
@@ -116,6 +117,79 @@ def test_journal_and_statement_edited_together_are_caught_by_the_signature(run, 
     assert wrong_in(equipoise("verify", run, "--json").value) == ["files", "signed journal"]
     (run / "statement.sig.json").unlink()
     assert equipoise("verify", run, "--json").code == 0, "without the signature nobody could tell"
+
+
+def of_statement(change):
+    return "statement.json", change
+
+
+def of_config(change):
+    return "config.json", change
+
+
+VALIDATED = "data validated before the mechanism started"
+MISLEADING = {
+    "a claim of the library": of_statement(lambda s: s.update(epsilon_claimed=0.05)),
+    "a fact": of_statement(lambda s: s.update(facts={"independently certified epsilon": 0.05})),
+    "an assumption left out": of_statement(lambda s: s["assumptions"].remove(VALIDATED)),
+    "two that exclude each other": of_statement(lambda s: s["assumptions"].append(TRUSTED)),
+    "no text": of_statement(lambda s: s["assumptions"].append({"a": 1})),
+    "a key left out": of_statement(lambda s: s.pop("facts")),
+    "more steps": of_config(lambda c: c["sampling"].update(steps=999)),
+    "another method": of_config(lambda c: c["method"].update(name="dp-c4")),
+    "a method of fewer settings": of_config(lambda c: c["method"].update(name="rsdp")),
+    "a setting too many": of_config(lambda c: c["method"].update(certified=True)),
+}
+
+
+@pytest.mark.parametrize("edit", MISLEADING)
+def test_what_would_mislead_a_reader_is_caught_though_the_page_is_made_anew(run, edit):
+    name, change = MISLEADING[edit]
+    values = json.loads((run / name).read_text())
+    change(values)
+    (run / name).write_text(json.dumps(values))
+    shutil.rmtree(run / "private")
+    write_report(run)
+    assert not eq.verify_run(run).consistent
+
+
+SKIPPED = {
+    "config.json": lambda run: (run / "config.json").unlink(),
+    "metrics.jsonl": lambda run: (run / "metrics.jsonl").unlink(),
+    "report.html": lambda run: (run / "report.html").unlink(),
+    "settings": lambda run: change_config(run, lambda c: c.pop("settings")),
+    "settings.hardened": lambda run: change_config(run, lambda c: c["settings"].pop("hardened")),
+    "plan": lambda run: change_config(run, lambda c: c.pop("plan")),
+    "no method known here": lambda run: change_config(run, lambda c: c["method"].update(name="my-own")),
+    "made by another version": lambda run: (run / "report.html").write_text("a page"),
+    "an officer was told": lambda run: change_statement(run, "an officer was told that epsilon is 0.05"),
+}
+
+
+def change_config(run, change):
+    values = json.loads((run / "config.json").read_text())
+    change(values)
+    (run / "config.json").write_text(json.dumps(values))
+    write_report(run)
+
+
+def change_statement(run, text):
+    values = json.loads((run / "statement.json").read_text())
+    edit(run / "statement.json", assumptions=[*values["assumptions"], text])
+    write_report(run)
+
+
+@pytest.mark.parametrize("what", SKIPPED)
+def test_a_check_that_was_skipped_is_told(run, equipoise, what):
+    before = equipoise("verify", run, "--json").value["not_checked"]
+    assert not [line for line in before if what in line]
+    SKIPPED[what](run)
+    if what == "made by another version":
+        (run / "config.json").unlink()
+    found = equipoise("verify", run, "--json")
+    assert found.code == 0
+    assert [line for line in found.value["not_checked"] if what in line]
+    assert "Not checked: " in equipoise("verify", run).out
 
 
 def test_a_key_that_is_there_twice_is_refused(run, equipoise):

@@ -25,6 +25,7 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.published import check_published
 from equipoise.privacy.sampling import FullBatch, Unamplified
+from equipoise.privacy.schema import misfits
 from equipoise.privacy.verification import check_with_journal, statement_from_journal
 
 DELTA = 1e-5
@@ -179,6 +180,15 @@ EDITS = {
     "bound of 400 digits": edited(lambda s: s["releases"][0].update(max_bound=10**400)),
     "population of 400 digits": edited(lambda s: s["sampling"].update(population=10**400)),
     "other runs of 400 digits and no epsilon": edited(lambda s: s.update(other_runs=10**400, epsilon=None)),
+    "a claim of the library": edited(lambda s: s.update(epsilon_claimed=0.05)),
+    "a fact": edited(lambda s: s.update(facts={"independently certified epsilon": 0.05})),
+    "facts left out": edited(lambda s: s.pop("facts")),
+    "versions left out": edited(lambda s: s.pop("versions")),
+    "claim left out": edited(lambda s: s.pop("epsilon_claimed")),
+    "versions of another kind": edited(lambda s: s.update(versions="all")),
+    "a version that is no text": edited(lambda s: s["versions"].update(torch=2)),
+    "an assumption that is no text": edited(lambda s: s["assumptions"].append({"a": 1})),
+    "the sentence on searches": edited(lambda s: s["assumptions"].pop()),
     "a key left out": edited(lambda s: s.pop("epsilons")),
     "a key too many": edited(lambda s: s.update(certified_by="an authority")),
 }
@@ -189,6 +199,31 @@ def test_an_edited_statement_is_caught(edit):
     ledger = plain_run()
     statement = EDITS[edit](statement_of(ledger))
     assert verdicts(statement, ledger) == (False, False)
+
+
+@pytest.mark.parametrize("edit", [*EDITS, "none"])
+def test_the_schema_is_read_as_others_read_it(edit):
+    statement = EDITS.get(edit, lambda s: s)(statement_of(plain_run(Poisson(20, 100, 4))))
+    found = list(misfits(statement, statement_schema()))
+    assert bool(found) is not jsonschema.Draft202012Validator(statement_schema()).is_valid(statement)
+
+
+VALUES = [None, True, 0, 1, 1.0, 1.5, -1, float("inf"), "", "a" * 64, [], ["x"], [1], {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("key", sorted(statement_schema()["properties"]))
+def test_any_value_of_a_key_is_taken_as_others_take_it(key):
+    schema = statement_schema()
+    known = jsonschema.Draft202012Validator(schema)
+    statement = statement_of(plain_run(Poisson(20, 100, 4)))
+    for value in VALUES:
+        changed = statement | {key: value}
+        assert bool(list(misfits(changed, schema))) is not known.is_valid(changed), value
+
+
+def test_a_keyword_that_is_not_known_is_not_passed_over():
+    with pytest.raises(ValueError, match="multipleOf"):
+        list(misfits(1, {"multipleOf": 2}))
 
 
 # What a stranger cannot see: the journal knows it.
@@ -438,7 +473,10 @@ def test_a_statement_and_its_configuration_must_not_differ(key):
     }
     assert all(f.ok is not False for f in check_published(statement, true))
     longer = {"sampling": statement["sampling"] | {"steps": statement["sampling"]["steps"] + 1}}
-    assert all(f.ok is not False for f in check_published(statement, true | longer)), "public steps first"
+    known = check_published(statement, true | longer, fewer_steps=True)
+    assert all(f.ok is not False for f in known), "public steps first"
+    wrong = [f for f in check_published(statement, true | longer) if f.ok is False]
+    assert "sampling" in wrong[0].detail
     wrong = [f for f in check_published(statement, true | CONFIGURED[key]) if f.ok is False]
     assert [f.subject for f in wrong] == ["configuration"]
     assert key.split(",")[0] in wrong[0].detail

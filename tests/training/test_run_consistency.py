@@ -9,7 +9,7 @@ import torch
 
 from equipoise.methods import METHODS
 from equipoise.privacy import Poisson
-from equipoise.training.consistency import check_method, check_metrics
+from equipoise.training.consistency import check_method, check_metrics, may_plan_fewer_steps
 
 STATEMENT = {
     "recipe": "library",
@@ -46,6 +46,9 @@ ROWS = [
 ]
 
 
+LINEAR = {"kind": "LinearDecay", "clip_norm": 1.0, "final": 0.1, "steps": 3}
+
+
 def method(name, **described):
     return {"method": {"name": name} | described}
 
@@ -76,19 +79,36 @@ PUBLISHED = STATEMENT | {"recipe": "as_published"}
         (PUBLISHED, method("dp-c4", recipe="as_published", coupled_rule=None, anchor_rule=None), False),
         (UNPROVEN, method("dp-c4", recipe="as_published", coupled_rule=None, anchor_rule=None), False),
         (PUBLISHED, method("dp-c4", recipe="as_published", coupled_rule="cap", anchor_rule="raw"), False),
-        (PUBLISHED, method("dp-c4", recipe="as_published", coupled_rule="cap", anchor_rule="cap"), True),
+        (PUBLISHED, method("dp-c4", recipe="as_published", coupled_rule="dist", anchor_rule="fixed"), True),
         (PUBLISHED, method("dc-dpsgd", recipe="as_published", variant="alg1"), True),
         (PUBLISHED, method("dc-dpsgd", recipe="as_published", variant="code"), False),
-        (PUBLISHED, method("biased-gep", recipe="as_published"), True),
+        (PUBLISHED, method("biased-gep", recipe="as_published", public={"records": 9}), True),
         (STATEMENT, method("dp-sgd", noise_multiplier=1.5), True),
         (STATEMENT, method("dp-sgd", noise_multiplier=50.0), False),
         (STATEMENT, method("dp-sgd", clip_norm={"kind": "Fixed", "clip_norm": 0.1}), True),
         (STATEMENT, method("dp-sgd", clip_norm={"kind": "Fixed", "clip_norm": 1e-4}), False),
-        (STATEMENT, method("dp-sgd", clip_norm={"kind": "LinearDecay"}), True),
+        (STATEMENT, method("dp-sgd", clip_norm=LINEAR), True),
+        (STATEMENT, method("dp-sgd", clip_norm={"kind": "LinearDecay"}), False),
+        (STATEMENT, method("dp-sgd", clip_norm={"opaque": "a function"}), True),
+        (STATEMENT, method("dp-c4", clip_rule={"kind": "Abadi"}), False),
+        (STATEMENT, method("moon", method=method("dp-c4", per_layer=True)["method"]), False),
     ],
 )
 def test_guarantee_recipe_and_noise_are_the_methods(statement, config, right):
     assert fits(check_method(statement, config)) is right
+
+
+@pytest.mark.parametrize("described", [method("of my own"), method("dp-sgd", clip_norm={"opaque": "f"})])
+def test_a_method_that_cannot_be_made_again_is_told(described):
+    assert [finding.ok for finding in check_method(STATEMENT, described)] == [None]
+
+
+def test_steps_without_private_records_are_a_property_of_the_method():
+    assert may_plan_fewer_steps(method("public-warm-start", inner=method("dp-sgd")["method"]))
+    assert may_plan_fewer_steps(method("moon", method=method("public-only")["method"]))
+    for name in ("dp-sgd", "dp-c4", "of my own"):
+        assert not may_plan_fewer_steps(method(name))
+    assert not may_plan_fewer_steps({})
 
 
 def used(statement, number):

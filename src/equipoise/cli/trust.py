@@ -73,7 +73,8 @@ def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
             word = "[green]consistent[/]" if client.consistent else "[bold red]NOT CONSISTENT[/]"
             spent = "no epsilon" if client.epsilon is None else f"epsilon {rounded_up(client.epsilon)}"
             basis = "its journal" if client.with_journal else "its published files alone"
-            console.print(f"client {name}: {spent}, {word} with {basis}", soft_wrap=True)
+            told = _unchecked(client)
+            console.print(f"client {name}: {spent}, {word} with {basis}.{told}", soft_wrap=True)
             for finding in client.findings:
                 if finding.ok is False:
                     console.print(f"  {finding.subject}: {finding.detail}", markup=False, soft_wrap=True)
@@ -109,7 +110,13 @@ def _show(found: Verification) -> None:
     console.print(table)
     basis = "the journal" if found.with_journal else "its published files alone"
     word = "[green]consistent[/]" if found.consistent else "[bold red]NOT CONSISTENT[/]"
-    console.print(f"\nThe statement is {word} with {basis}.")
+    console.print(f"\nThe statement is {word} with {basis}.{_unchecked(found)}", soft_wrap=True)
+
+
+def _unchecked(found: Verification) -> str:
+    """The subjects that nothing was found out about."""
+    subjects = list(dict.fromkeys(finding.subject for finding in found.findings if finding.ok is None))
+    return f" Not checked: {', '.join(subjects)}." if subjects else ""
 
 
 def sign(

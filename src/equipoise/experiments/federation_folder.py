@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.experiments.saved import FEDERATION_FILE
+from equipoise.federated.local import DISJOINT
 from equipoise.privacy import Signature
 from equipoise.privacy.signatures import fingerprint
 from equipoise.report import RunFolderError
@@ -200,6 +201,11 @@ def _differences(
             ]
         elif one["rounds"]:
             found.append(f"client {name}: took part in {one['rounds']} rounds and has no statement")
+    found += [
+        f"client {name}: its statement does not say that no person's records lie at several owners"
+        for name, own in statements.items()
+        if DISJOINT not in own["assumptions"]
+    ]
     found += [f"client {name}: {RESULT} does not list it" for name in clients if name not in listed]
     count = values["settings"]["clients"]
     if [one["client"] for one in values["clients"]] != list(range(count)):

@@ -224,6 +224,9 @@ class Method(ABC):
     kept_as: ClassVar[Mapping[str, str]] = {}
     """Arguments of the constructor that are attributes under another name."""
 
+    has_public_steps: ClassVar[bool] = False
+    """Whether steps may draw no private record: the plan then covers fewer steps than the training has."""
+
     noise_arguments: ClassVar[Mapping[str, str]] = {}
     """Arguments that fix a noise multiplier, and the releases that have it."""
 

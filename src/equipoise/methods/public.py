@@ -48,6 +48,7 @@ class PublicOnly(Method):
     """
 
     name: ClassVar[str] = "public-only"
+    has_public_steps: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         summary="Trains on the public records alone.",
         claim="Costs no privacy: nothing is computed from private records.",
@@ -126,6 +127,7 @@ class PublicWarmStart(MethodWrapper):
     """
 
     name: ClassVar[str] = "public-warm-start"
+    has_public_steps: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         summary="Trains on the public records first, then privately, by DP-SGD or another method.",
         claim="Private, and proved so: the public steps cost nothing, the private ones what they cost.",

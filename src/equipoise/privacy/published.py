@@ -29,12 +29,15 @@ from .statement import Hole, Statement
 __all__ = ["check_published"]
 
 
-def check_published(statement: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> list[Finding]:
+def check_published(
+    statement: Mapping[str, Any], config: Mapping[str, Any] | None = None, *, fewer_steps: bool = False
+) -> list[Finding]:
     """Hold a statement against itself: its plan against the plan's hash, its epsilon against its counts.
 
     Args:
         statement: as `statement.json` holds it.
         config: as `config.json` holds it, if there is one; what it says must be what the statement says.
+        fewer_steps: the plan may cover fewer steps than the training has: some draw no private record.
     """
     try:
         delta = delta_of(statement)
@@ -44,7 +47,7 @@ def check_published(statement: Mapping[str, Any], config: Mapping[str, Any] | No
         findings = compared(statement, again, alone)
     except MALFORMED as error:
         return [Finding("statement", False, f"it is not what this library writes ({message(error)})")]
-    findings += _check_config(statement, own.plan.fingerprint(), config or {})
+    findings += _check_config(statement, own.plan.fingerprint(), config or {}, fewer_steps)
     findings.append(
         Finding(
             "releases",
@@ -55,7 +58,9 @@ def check_published(statement: Mapping[str, Any], config: Mapping[str, Any] | No
     return findings
 
 
-def _check_config(statement: Mapping[str, Any], plan: str, config: Mapping[str, Any]) -> list[Finding]:
+def _check_config(
+    statement: Mapping[str, Any], plan: str, config: Mapping[str, Any], fewer_steps: bool
+) -> list[Finding]:
     """What settings and statement both tell must be the same; an absent setting tells nothing."""
     if config.get("plan") is not None and config["plan"] != plan:
         return [Finding("configuration", False, "config.json names another plan")]
@@ -73,7 +78,11 @@ def _check_config(statement: Mapping[str, Any], plan: str, config: Mapping[str, 
     if "relation" in settings:
         found["relation"] = statement["relation"], settings["relation"]
     if "sampling" in config:
-        found["sampling"] = statement["sampling"], _planned(config["sampling"], statement["sampling"])
+        sampling = config["sampling"]
+        found["sampling"] = (
+            statement["sampling"],
+            (_planned(sampling, statement["sampling"]) if fewer_steps else sampling),
+        )
     if isinstance(budget, Mapping) and "delta" in budget:
         found["delta"] = statement["delta"], budget["delta"]
     wrong = [f"{key} is {told!r}"[:80] for key, (stated, told) in found.items() if stated != told]
@@ -86,10 +95,7 @@ def _check_config(statement: Mapping[str, Any], plan: str, config: Mapping[str, 
 
 
 def _planned(configured: Any, stated: Any) -> Any:
-    """The configured sampling with the stated number of steps, where that is not larger.
-
-    A plan may cover fewer steps than the training has: those of a warm start draw no private record.
-    """
+    """The configured sampling with the stated number of steps, where that is not larger."""
     if isinstance(configured, Mapping) and isinstance(stated, Mapping) and "steps" in configured:
         steps, fewer = configured["steps"], stated.get("steps")
         if isinstance(steps, int) and isinstance(fewer, int) and fewer <= steps:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .errors import JournalError
-from .statement import RECIPES, Statement
+from .schema import misfits
+from .statement import RECIPES, Statement, statement_schema
 
 __all__ = [
     "Finding",
@@ -21,7 +22,7 @@ __all__ = [
 ]
 
 # Keys of a statement that no journal holds: what the recipe is called and what was assumed around it.
-ON_TRUST = ("recipe", "epsilon_claimed", "facts", "versions")
+ON_TRUST = ("recipe", "epsilon_claimed", "versions")
 # Relative differences of a figure: rounding, and how much looser another version of the accountants may be.
 SAME, OTHER_VERSIONS = 1e-6, 1e-2
 EXACT = (0.0, 0.0)
@@ -82,8 +83,11 @@ def differences(statement: Mapping[str, Any], again: Statement) -> list[str]:
     found = []
     for key in [*computed, *(k for k in statement if k not in computed)]:
         if key in ON_TRUST:
+            claimed = key == "epsilon_claimed" and statement.get("recipe") == "library"
             if key == "recipe" and statement.get(key) not in RECIPES:
                 found.append(key)
+            elif claimed and statement.get(key) is not None:
+                found.append(key)  # the library claims what it proves
             continue
         if key == "assumptions":
             given = statement.get(key)
@@ -144,8 +148,10 @@ def compared(statement: Mapping[str, Any], again: Statement, epsilon: Finding | 
     figures = epsilon or _epsilon(statement, again, FIGURES & set(wrong))
     settled = PLAN_KEYS | FIGURES | ({"other_runs"} if epsilon else set())
     rest = [key for key in wrong if key not in settled]
-    detail = f"these do not agree: {', '.join(rest)}" if rest else "releases, counts, holes and facts agree"
-    return [plan, figures, Finding("statement", not rest, detail)]
+    detail = f"these do not agree: {', '.join(rest)}" if rest else "releases, counts and holes agree"
+    misfit = next(misfits(dict(statement), statement_schema()), None)
+    detail += f"; it does not fit its schema: {misfit}" if misfit else ""
+    return [plan, figures, Finding("statement", not rest and misfit is None, detail)]
 
 
 def _epsilon(statement: Mapping[str, Any], again: Statement, wrong: set[str]) -> Finding:

@@ -33,6 +33,7 @@ ACCOUNTED_SEARCH = (
 )
 
 
+@functools.cache
 def statement_schema() -> dict[str, Any]:
     """The JSON schema (draft 2020-12) of `statement.json`.
 
@@ -197,6 +198,16 @@ class Statement:
         return self.paragraph()
 
 
+def sampling_assumptions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is public of the draws of releases, as rows of a statement or a plan hold them, each once."""
+    texts = [
+        f"population {row['sampling']['population']} and sampling {row['sampling']['scheme']} of draw "
+        f"{row['draw']!r}"
+        for row in rows
+    ]
+    return list(dict.fromkeys(texts))
+
+
 def make_statement(
     plan: PrivacyPlan,
     spent: EpsilonResult | None,
@@ -210,7 +221,6 @@ def make_statement(
     unit: str = "record",
     assumptions: Sequence[str] = (),
     epsilon_claimed: float | None = None,
-    facts: Mapping[str, Any] | None = None,
     run: str = "",
     further: Sequence[EpsilonResult] = (),
     search: Mapping[str, Any] | None = None,
@@ -232,7 +242,6 @@ def make_statement(
         unit: the unit of privacy.
         assumptions: what else was taken as public; population and sampling are always listed.
         epsilon_claimed: figure of the publication.
-        facts: further plain data.
         run: the run's name in the journal.
         further: epsilon at further deltas.
         search: mean and shape of the number of runs of which this one was chosen; see `PrivateSearch`.
@@ -246,7 +255,7 @@ def make_statement(
         epsilon = spent.value if math.isfinite(spent.value) else None
         guarantee = guarantee if epsilon is not None else "none"
     delta = spent.delta if spent is not None else delta
-    rows, public = [], []
+    rows = []
     described = plan.describe()
     for release in described["releases"]:
         count = sum(n for pattern, n in used.items() if release["name"] in pattern.names)
@@ -254,17 +263,7 @@ def make_statement(
         if release["sampling"]["scheme"] == "Unamplified":
             row["epochs"] = (epochs or {}).get(release["draw"], 0)
         rows.append(row)
-        scheme = release["sampling"]
-        text = (
-            f"population {scheme['population']} and sampling {scheme['scheme']} of draw {release['draw']!r}"
-        )
-        if text not in public:
-            public.append(text)
-    for row in described["unproven"]:
-        scheme = row["sampling"]
-        text = f"population {scheme['population']} and sampling {scheme['scheme']} of draw {row['draw']!r}"
-        if text not in public:
-            public.append(text)
+    public = sampling_assumptions([*rows, *described["unproven"]])
     warnings = []
     populations = [row["sampling"]["population"] for row in (*rows, *described["unproven"])]
     if delta is not None and populations and delta >= 1 / max(populations):
@@ -293,7 +292,6 @@ def make_statement(
         warnings=warnings,
         other_runs=other_runs,
         plan=plan.fingerprint(),
-        facts=dict(facts or {}),
         run=run,
         sampling=described["sampling"],
         unproven=described["unproven"],

@@ -9,24 +9,45 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from equipoise.methods import METHODS
+from equipoise.methods import METHODS, Method
 from equipoise.methods.card import GUARANTEES
 from equipoise.privacy import Finding
 from equipoise.privacy.restatement import figure
+from equipoise.training.settings import rebuild_method
 
-__all__ = ["check_method", "check_metrics"]
+__all__ = ["check_method", "check_metrics", "may_plan_fewer_steps", "nested"]
 
 Object = Mapping[str, Any]
 PROGRESS = 0.03
 """How far a row's epsilon, which is computed coarsely, may be from the statement's, relatively."""
 
 
+def nested(described: Any) -> list[Object]:
+    """A described method and those inside it; the last one releases."""
+    found: list[Object] = []
+    while isinstance(described, Mapping) and len(found) < 10:
+        found.append(described)
+        described = described.get("inner", described.get("method"))
+    return found
+
+
+def may_plan_fewer_steps(config: Object) -> bool:
+    """Whether a method of config.json takes steps that draw no private record, so that no plan holds them."""
+    kinds = [METHODS.get(str(one.get("name"))) for one in nested(config.get("method"))]
+    return any(kind is not None and kind.has_public_steps for kind in kinds)
+
+
 def check_method(statement: Object, config: Object) -> list[Finding]:
     """Whether guarantee, recipe and noise are those of the method that config.json describes."""
-    described = _innermost(config.get("method"))
+    methods = nested(config.get("method"))
+    if not methods:
+        return []
+    described = methods[-1]
     kind = METHODS.get(str(described.get("name")))
     if kind is None:
-        return []
+        name = repr(described.get("name"))[:60]
+        detail = f"config.json names {name}, no method known here: its settings were held to nothing"
+        return [Finding("method", None, detail)]
     wrong, recipe = [], described.get("recipe", "library")
     if recipe != statement.get("recipe"):
         wrong.append(f"the recipe is {recipe!r}, not {statement.get('recipe')!r}"[:120])
@@ -34,9 +55,31 @@ def check_method(statement: Object, config: Object) -> list[Finding]:
     if stated in GUARANTEES and GUARANTEES.index(str(stated)) < GUARANTEES.index(best):
         wrong.append(f"the method's guarantee is {best!r} at best, not {stated!r}")
     wrong += _other_noise(statement, described, kind.noise_arguments) if recipe == "library" else []
-    if not wrong:
-        return []
-    return [Finding("method", False, f"config.json says otherwise than the statement: {'; '.join(wrong)}")]
+    opaque, misfit = _rebuilt(described, kind)
+    wrong += misfit
+    if wrong:
+        return [
+            Finding("method", False, f"config.json says otherwise than the statement: {'; '.join(wrong)}")
+        ]
+    if opaque:
+        detail = "a setting of the method is a function, which no file holds: the method was not made again"
+        return [Finding("method", None, detail)]
+    return []
+
+
+def _rebuilt(described: Object, kind: type[Method]) -> tuple[bool, list[str]]:
+    """Whether a setting stands for a function, and why no method of this name has such settings."""
+    if any(isinstance(value, Mapping) and "opaque" in value for value in described.values()):
+        return True, []
+    others = set(described) - {"name", *kind.arguments()}
+    if others:
+        return False, [f"{kind.name!r} has not the settings {', '.join(sorted(map(str, others)))}"[:200]]
+    if described.get("public") is None:
+        try:
+            rebuild_method({"method": described})
+        except ValueError as error:
+            return False, [f"{error}"[:200]]
+    return False, []
 
 
 def check_metrics(statement: Object, config: Object, rows: Sequence[Any]) -> list[Finding]:
@@ -66,17 +109,6 @@ def check_metrics(statement: Object, config: Object, rows: Sequence[Any]) -> lis
     if wrong:
         return [Finding("metrics", False, f"metrics.jsonl says otherwise: {'; '.join(wrong)}")]
     return [Finding("metrics", True, "steps and epsilon of metrics.jsonl are the statement's")]
-
-
-def _innermost(described: Any) -> Object:
-    """The method that releases: what a wrapper holds, or the method itself."""
-    for _ in range(10):
-        if not isinstance(described, Mapping):
-            return {}
-        if not isinstance(described.get("inner"), Mapping):
-            return described
-        described = described["inner"]
-    return {}
 
 
 def _other_noise(statement: Object, described: Object, arguments: Mapping[str, str]) -> list[str]:

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 from equipoise.privacy import Statement
 from equipoise.report import write_report
+from equipoise.training.assumptions import SCANNED, TRUSTED
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.desk import Desk
 from equipoise.training.folder import RunFolder
@@ -19,8 +20,6 @@ __all__ = ["finish", "state_privacy"]
 
 def state_privacy(pieces: Pieces, desk: Desk) -> Statement:
     """What may be claimed about the privacy of what was released so far."""
-    scanned = "data validated before the mechanism started"
-    trusted = "data of the user's own, not validated before the mechanism started"
     method, source = pieces.method, pieces.rows.source
     claimed = method.claimed_epsilon(pieces.sampling, pieces.settings.relation, pieces.delta)
     return desk.statement(
@@ -28,7 +27,7 @@ def state_privacy(pieces: Pieces, desk: Desk) -> Statement:
         recipe=method.recipe,
         epsilon_claimed=claimed,
         assumptions=[
-            scanned if source.is_scanned else trusted,
+            SCANNED if source.is_scanned else TRUSTED,
             *method.assumptions(),
             *public_assumptions(source, method, pieces.settings.allow_public_duplicates),
         ],

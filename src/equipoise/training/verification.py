@@ -17,7 +17,6 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from equipoise.methods.public_records import public_assumption
 from equipoise.privacy import Finding, Journal, PrivateSearch, Signature, Statement
 from equipoise.privacy.published import check_published
 from equipoise.privacy.restatement import MALFORMED, figure, message
@@ -25,10 +24,10 @@ from equipoise.privacy.signatures import fingerprint
 from equipoise.privacy.verification import check_with_journal, statement_from_journal
 from equipoise.report import RunFolderError, report_as_made, write_report
 from equipoise.report.files import read_file, read_object, read_rows
+from equipoise.training.assumptions import check_assumptions
 from equipoise.training.checkpoint import write_atomically
-from equipoise.training.consistency import check_method, check_metrics
+from equipoise.training.consistency import check_method, check_metrics, may_plan_fewer_steps
 from equipoise.training.folder import RunFolder
-from equipoise.training.public_copies import ALLOWED
 from equipoise.training.signing import check_files, read_signature, sign_files, signing_key
 
 __all__ = [
@@ -67,9 +66,14 @@ class Verification:
         """Whether nothing was found wrong."""
         return all(finding.ok is not False for finding in self.findings)
 
+    @property
+    def not_checked(self) -> list[str]:
+        """What the files at hand do not tell, each as a sentence: it may be otherwise."""
+        return [f"{finding.subject}: {finding.detail}" for finding in self.findings if finding.ok is None]
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {**asdict(self), "consistent": self.consistent}
+        return {**asdict(self), "consistent": self.consistent, "not_checked": self.not_checked}
 
 
 def verify_run(
@@ -96,10 +100,11 @@ def verify_run(
         findings += check_with_journal(statement, _entries(journal))
     findings += [
         finding
-        for finding in check_published(statement, config)
+        for finding in check_published(statement, config, fewer_steps=may_plan_fewer_steps(config))
         if journal is None or finding.subject == "configuration"
     ]
-    findings += _check_assumptions(statement, config)
+    findings += _skipped(folder, config)
+    findings += check_assumptions(statement, config)
     findings += check_method(statement, config)
     findings += _check_metrics(folder, statement, config)
     findings += _check_page(folder)
@@ -193,7 +198,7 @@ def charge_search(
     if any(entry["type"] == "search" for entry in own):
         raise RunFolderError(f"run={str(run_dir)!r} was charged for a search already")
     line = {"type": "search", "run": run, "search": search.describe()}
-    kept = {key: statement[key] for key in ("recipe", "unit", "epsilon_claimed", "facts")}
+    kept = {key: statement[key] for key in ("recipe", "unit", "epsilon_claimed")}
     before = statement_from_journal(entries, run, statement["delta"]).assumptions
     kept["assumptions"] = [text for text in statement["assumptions"] if text not in before]
     made = statement_from_journal([*entries, line], run, statement["delta"], **kept)
@@ -258,21 +263,28 @@ def _check_signature(
     return signature, findings
 
 
-def _check_assumptions(statement: Mapping[str, Any], config: Mapping[str, Any]) -> list[Finding]:
-    """Whether the statement names the recipe and the public records that config.json describes."""
-    method, settings = config.get("method"), config.get("settings")
-    wanted = [public_assumption(count) for count in _public_counts(method)]
-    if wanted and isinstance(settings, Mapping) and settings.get("allow_public_duplicates") is True:
-        wanted.append(ALLOWED)
-    named = statement.get("assumptions")
-    wrong = [text for text in wanted if not isinstance(named, list) or text not in named]
-    recipe = method.get("recipe") if isinstance(method, Mapping) else None
-    if isinstance(recipe, str) and recipe != statement.get("recipe"):
-        wrong.append(f"recipe {recipe}")
-    if wrong:
-        detail = f"config.json tells what the statement does not: {'; '.join(wrong)}"
-        return [Finding("assumptions", False, detail[:300])]
-    return [Finding("assumptions", True, "the public records of config.json are named")] if wanted else []
+_COMPARED = ("settings", "sampling", "budget", "method", "plan")
+_SETTINGS = ("reproducible", "hardened", "relation", "allow_public_duplicates")
+
+
+def _skipped(folder: RunFolder, config: Mapping[str, Any]) -> list[Finding]:
+    """What cannot be looked at because a file or a key of it is not here."""
+    found = []
+    if not folder.config.is_file():
+        detail = "config.json is not here: settings, sampling and method were held to nothing"
+        found.append(Finding("configuration", None, detail))
+    else:
+        settings = config.get("settings")
+        within = settings if isinstance(settings, Mapping) else dict.fromkeys(_SETTINGS)
+        gone = [key for key in _COMPARED if key not in config]
+        gone += [f"settings.{key}" for key in _SETTINGS if key not in within]
+        if gone:
+            detail = f"config.json has no {', '.join(gone)}: what they would say was held to nothing"
+            found.append(Finding("configuration", None, detail))
+    for subject, path in (("metrics", folder.metrics), ("page", folder.path / "report.html")):
+        if not path.is_file():
+            found.append(Finding(subject, None, f"{path.name} is not here"))
+    return found
 
 
 def _check_metrics(
@@ -285,16 +297,6 @@ def _check_metrics(
     except (*MALFORMED, OSError) as error:
         detail = f"it is not what this library writes ({message(error)})"
         return [Finding("metrics", False, detail)]
-
-
-def _public_counts(described: Any) -> list[int]:
-    """The numbers of public records of a described method and of those inside it."""
-    if not isinstance(described, Mapping):
-        return []
-    public = described.get("public")
-    count = public.get("records") if isinstance(public, Mapping) else None
-    inner = [n for key in ("inner", "method") for n in _public_counts(described.get(key))]
-    return ([count] if isinstance(count, int) else []) + inner
 
 
 def _check_page(folder: RunFolder) -> list[Finding]:
