@@ -34,7 +34,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, kinds: list[dict[str, typ
         for name, kind in before.items():
             value = group.get(name)
             number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-            if not (isinstance(value, kind) or (kind in (int, float) and number)):
+            if not (number if kind in (int, float) else isinstance(value, kind)):  # True is an int too
                 raise ValueError(f"the optimizer's {name} is {value!r:.80}, not a {kind.__name__}")
     for parameter, entry in optimizer.state.items():
         if not isinstance(entry, dict):
