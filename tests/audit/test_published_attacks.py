@@ -11,10 +11,12 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.audit.attacks import ATTACKS
+from equipoise.audit.attacks.dc_noise import widest_noise
 from equipoise.audit.attacks.dice_memory import attack_dice_sgd, update
 from equipoise.audit.attacks.private_directions import attack_pcdp_sgd
 from equipoise.audit.attacks.raw_thresholds import log_ratio
 from equipoise.audit.attacks.shuffled_rounds import attack_adaptive_rms
+from equipoise.audit.canaries import Rows, canary_loss
 from equipoise.audit.rehearsal import Watching, open_stage
 
 
@@ -90,6 +92,25 @@ def test_far_records_are_fed_back():
 def test_the_noise_of_equation_one_without_amplification():
     found = attack_adaptive_rms(population=200, batch=20, rounds=50, epsilon=8.0, canaries=200)
     assert found.details["releases_a_record"] == 5
+
+
+def test_no_scale_of_the_authors_program_is_wider_than_the_public_one():
+    """Whatever the batch, so that the certificate is one of the program's output alone."""
+    scales = []
+
+    class Scales(Watching):
+        def release_unproven(self, draw, name, value, std, **options):
+            scales.append(std)
+            return super().release_unproven(draw, name, value, std, **options)
+
+    sampling, budget = eq.Poisson(8, 200, 60), eq.Budget(8.0, 1e-5)
+    method = eq.DCDPSGD(1.0, recipe="as_published", variant="code")
+    index = torch.arange(200) % 4
+    data = {"index": index, "scale": torch.rand(200, 1)}
+    open_stage(method, Rows(4), canary_loss(), data, sampling, budget, seed=0, make_ledger=Scales).run()
+    widest = widest_noise(method, budget, sampling)
+    assert len(set(scales)) > 1
+    assert 0.5 * widest < max(scales) <= widest
 
 
 @pytest.mark.slow
