@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equipoise.audit.checks import batch_sizes, noise_scale, pairs, reach, repeats, same_scale
+from equipoise.audit.checks import batch_sizes, echoes, noise_scale, pairs, reach, repeats, same_scale
 from equipoise.audit.planted import BUGS
 
 
@@ -45,5 +45,13 @@ def test_coordinates_that_repeat_and_reach_too_far():
     noise = torch.randn(1, 5000, generator=rng)
     assert not repeats(torch.cat([noise, -noise])).passes
     assert repeats(torch.randn(2, 5000, generator=rng)).passes
+    assert not echoes(torch.cat([noise[0], noise[0]])).passes
+    assert not echoes(torch.cat([noise[0], -noise[0, :1000]])).passes
     assert reach(1.0 + noise.flatten(), 1.0, 1.0).passes
     assert not reach(1.2 + noise.flatten(), 1.0, 1.0).passes
+
+
+def test_sound_noise_has_no_echo():
+    rng = torch.Generator().manual_seed(0)
+    scores = [echoes(torch.randn(size, generator=rng)).statistic for size in (2000, 2001) for _ in range(50)]
+    assert 3 < max(scores) < 6

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from equipoise.audit import mechanism, planted
+from equipoise.audit import mechanism, one_step, planted
 from equipoise.audit.attacks import ATTACKS, Finding
 from equipoise.audit.bounds import certify_known_law
 from equipoise.audit.checks import Check
@@ -31,6 +33,44 @@ def test_a_method_in_other_forms(equipoise, monkeypatch):
     assert found["claimed_epsilon"] <= 2
 
 
+def test_options_of_a_method_are_those_of_a_training(equipoise, monkeypatch):
+    small = replace(mechanism.AUDITS["dice-sgd"], canaries=100, trainings=1, steps=2)
+    monkeypatch.setitem(mechanism.AUDITS, "dice-sgd", small)
+    line = "audit --method dice-sgd --variant independent --option feedback_rate=0.5 --json"
+    assert equipoise(line).value["holds"]
+
+
+def test_a_step_clean_and_with_bugs(equipoise, monkeypatch):
+    small = replace(mechanism.ONE_STEP["dp-sgd"], canaries=20_000)
+    monkeypatch.setitem(mechanism.ONE_STEP, "dp-sgd", small)
+    (row,) = equipoise("audit --one-step --method dp-sgd --json").value["one_step"]
+    assert row["certified_epsilon"] < row["claimed_epsilon"] < row["certified_with_quiet_noise"]
+    monkeypatch.setattr(one_step.Quiet, "noise_by", 1.0)
+    answer = equipoise("audit --one-step --method dp-sgd")
+    assert answer.code == 1
+    assert "MISSED" in answer.out
+
+
+def test_a_refuted_claim_ends_with_1(equipoise, monkeypatch):
+    found = mechanism.audit_method("dp-sgd", 2.0, canaries=100, trainings=1)
+    certificate = replace(found.certificates[0], epsilon=9.0)
+    monkeypatch.setattr(
+        mechanism, "audit_method", lambda *args, **options: replace(found, certificates=(certificate,))
+    )
+    answer = equipoise("audit --method dp-sgd")
+    assert answer.code == 1
+    assert "refuted" in answer.out
+
+
+def test_an_attack_that_fails_and_a_bug_that_is_missed_end_with_1(equipoise, monkeypatch):
+    finding = Finding("dp-c4", "a target", 4.0, certify_known_law([1.0] * 20, 1e-5))
+    monkeypatch.setitem(ATTACKS, "dp-c4", lambda: finding)
+    assert equipoise("audit --attack dp-c4").code == 1
+    row = planted.Planted("a bug", Check("a check", 0.5), Check("a check", 0.6))
+    monkeypatch.setattr(planted, "find_planted", lambda: [row])
+    assert equipoise("audit --planted").code == 1
+
+
 def test_an_attack(equipoise, monkeypatch):
     finding = Finding("dp-c4", "a target", 4.0, certify_known_law([90.0] * 20, 1e-5), details={"runs": 20.0})
     monkeypatch.setitem(ATTACKS, "dp-c4", lambda: finding)
@@ -53,7 +93,10 @@ def test_planted_bugs(equipoise, monkeypatch):
         ("audit", "none of them"),
         ("audit --method dp-sgd --planted", "--method and --planted"),
         ("audit --method dp-sgd --relation swap", "--relation"),
-        ("audit --planted --hardened", "--method alone"),
+        ("audit --planted --hardened", "of --method alone"),
+        ("audit --one-step --variant joint", "of --method alone"),
+        ("audit --one-step --method dp-sgd --seeds 2", "one seed"),
+        ("audit --method dp-sgd --option tail=2", "not an option"),
         ("audit --method dice-sgd --hardened", "independent noise"),
         ("audit --method dpsgd", "must be one of"),
         ("audit --attack dpsgd", "must be all or one of"),

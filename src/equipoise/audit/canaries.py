@@ -12,6 +12,8 @@ Each canary's gradient is far longer than any clip norm, the worst record of eve
     linear        loss = A sum(u),             gradient A
     oscillating   loss = A / k sum(sin(k u)),  gradient A cos(k u), whose sign turns as the row moves: for
                   methods that take differences of gradients at two points, where a constant one vanishes
+    turning       loss = A sum(sqrt(pi) / k erf(k u) - u), gradient A where the row has not moved and -A
+                  where it has: the largest difference between the first point and a later one
 
 Of a method that works in few public directions the canaries may take those themselves: one row of parameters
 for all, and record i along direction i. Orthonormal directions keep the experiments apart as rows do.
@@ -19,6 +21,7 @@ for all, and record i along direction i. Orthonormal directions keep the experim
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,27 +34,28 @@ FAR = 1e4
 """Length of a canary's gradient, in units where clip norms are about 1."""
 
 FREQUENCY = 10.0
-Row = Literal["linear", "oscillating"]
+TURN = 1e3
+"""k of turning gradients, for rows that move by about 1."""
+
+Row = Literal["linear", "oscillating", "turning"]
 
 
 class Rows(nn.Module):
-    """A table of parameters, one row a canary, from zero; or a parameter of its own for each.
+    """A table of parameters, one row a canary, from zero; or several, for methods that clip each by itself.
 
     Args:
         canaries: M.
-        width: d, parameters a canary.
-        apart: one parameter tensor a canary, for methods that treat every tensor by itself.
+        width: d, parameters a canary in each table.
+        tables: how many.
     """
 
-    def __init__(self, canaries: int, width: int = 1, apart: bool = False) -> None:
+    def __init__(self, canaries: int, width: int = 1, tables: int = 1) -> None:
         super().__init__()
-        self.table = None if apart else nn.Parameter(torch.zeros(canaries, width))
-        self.rows = nn.ParameterList(torch.zeros(width) for _ in range(canaries if apart else 0))
+        self.tables = nn.ParameterList(torch.zeros(canaries, width) for _ in range(tables))
 
     def forward(self, index: Tensor) -> Tensor:
-        """Rows of the table, [B, d]."""
-        table = torch.stack(list(self.rows)) if self.table is None else self.table
-        return nn.functional.embedding(index, table)
+        """Rows of all tables, [B, tables * d]."""
+        return torch.cat([nn.functional.embedding(index, table) for table in self.tables], dim=1)
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class canary_loss:
         row = model(batch["index"])
         if self.kind == "oscillating":
             row = torch.sin(FREQUENCY * row) / FREQUENCY
+        elif self.kind == "turning":
+            row = math.sqrt(math.pi) / TURN * torch.erf(TURN * row) - row
         return (batch["scale"] * row).sum(dim=1)
 
 

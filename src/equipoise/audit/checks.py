@@ -7,7 +7,8 @@ that never exceeds a limit there), and the limit beyond which it speaks of a fau
 `noise_scale`   deviation of release minus raw sum, over what the plan says, from 1
 `reach`         how far the attacker's measured shift of a canary goes beyond its bound
 `same_scale`    deviation of what leaves, with a record and without, over each other, from 1
-`repeats`       correlation of the noise of different releases, and of different coordinates
+`repeats`       correlation of the noise of different releases
+`echoes`        correlation of the noise of one release with itself, moved along
 `batch_sizes`   variance of the sizes of draws over N q (1 - q), from 1
 `pairs`         how often two given records are drawn together, against q^2
 ==============  ======================================================================================
@@ -20,9 +21,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-__all__ = ["LIMIT", "Check", "batch_sizes", "noise_scale", "pairs", "reach", "repeats", "same_scale"]
+__all__ = [
+    "LIMIT",
+    "Check",
+    "batch_sizes",
+    "echoes",
+    "noise_scale",
+    "pairs",
+    "reach",
+    "repeats",
+    "same_scale",
+]
 
 LIMIT = 6.0
 
@@ -101,6 +113,30 @@ def repeats(noises: Tensor) -> Check:
     rows = rows / rows.norm(dim=1, keepdim=True)
     products = (rows @ rows.T).fill_diagonal_(0.0) * math.sqrt(noises.shape[1])
     return Check("noise of two releases", products.abs().max().item())
+
+
+def echoes(noise: Tensor) -> Check:
+    """Does any stretch of a release's noise come again in the same release?
+
+    Correlations of the noise with itself, moved round by every number of places from 1 to n / 2: noise that
+    serves two tensors shows at their distance.
+
+    Args:
+        noise: [n], all tensors of a release one after another.
+
+    Example:
+        >>> rng = torch.Generator().manual_seed(0)
+        >>> noise = torch.randn(5000, generator=rng)
+        >>> echoes(noise).passes, echoes(torch.cat([noise, noise])).passes
+        (True, False)
+    """
+    n = noise.numel()
+    powers = torch.fft.rfft(noise.double()).abs().square()
+    correlations = torch.fft.irfft(powers, n=n)
+    scores = correlations[1 : n // 2 + 1] / correlations[0] * math.sqrt(n)
+    if n % 2 == 0:  # half way round every product comes twice
+        scores[-1] /= math.sqrt(2)
+    return Check("noise within a release", scores.abs().max().item())
 
 
 def batch_sizes(sizes: Tensor, records: int, rate: float) -> Check:

@@ -1,81 +1,28 @@
-"""Audits of the methods' table: a certified lower bound beside the claimed epsilon.
+"""Audits of methods: a certified lower bound beside the claimed epsilon.
 
-Every method runs, with its default settings, in trainings of canaries (`rehearsal`) calibrated to the claimed
-epsilon. The statistic is the log-likelihood ratio of all noised releases; a method that releases nothing
-with noise is judged by whether a canary's parameters moved. Half of the canaries choose the threshold, the
-other half certify (`bounds`). Under replace-one a canary's neighbour is its opposite (`rehearsal`).
+Every method runs, with its default settings or with others, in trainings of canaries (`rehearsal`) calibrated
+to the claimed epsilon. The statistic is the log-likelihood ratio of all noised releases; a method that
+releases nothing with noise is judged by whether a canary's parameters moved. Where records are sampled, half
+of the canaries choose the threshold and the other half certify; where all are there at every step, the ratio
+is normal and its law is fitted (`bounds`). Under replace-one a canary's neighbour is its opposite
+(`rehearsal`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypedDict
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from equipoise.audit.bounds import Certificate, certify_thresholds
-from equipoise.audit.canaries import Row, public_records
-from equipoise.audit.rehearsal import Directions, rehearse
-from equipoise.methods import (
-    DCDPSGD,
-    DPC4,
-    DPSGD,
-    DPSVRG,
-    EFSGD,
-    GEP,
-    METHODS,
-    PCDPSGD,
-    PDPSGD,
-    AdaptiveRMS,
-    BiasedGEP,
-    ClipSGD,
-    Context,
-    DiceSGD,
-    DPC4Plus,
-    Method,
-    PublicOnly,
-    PublicWarmStart,
-    RandomProjection,
-    RandomSparsification,
-)
-from equipoise.methods.subspaces import RandomSource
-from equipoise.privacy import Budget, Poisson, PrivacyPlan
+from equipoise.audit.bounds import Certificate, certify_gaussian, certify_thresholds
+from equipoise.audit.designs import AUDITS, ONE_STEP, Design, with_options
+from equipoise.audit.rehearsal import Rehearsal, Watching, rehearse
+from equipoise.methods import Method
+from equipoise.privacy import Budget, PrivacyPlan
 
-__all__ = ["AUDITS", "Audit", "Design", "audit_method"]
-
-
-class Sizes(TypedDict):
-    """How large an audit is."""
-
-    canaries: int
-    trainings: int
-    steps: int
-
-
-@dataclass(frozen=True)
-class Design:
-    """How a method is audited.
-
-    Attributes:
-        make: the method, given the number of canaries.
-        canaries: a training.
-        trainings: an audit.
-        width, kind, apart, along: of the canaries, see `canaries` and `rehearse`.
-        steps: T.
-        rate: q of Poisson sampling.
-    """
-
-    make: Callable[[int], Method]
-    canaries: int = 50_000
-    trainings: int = 2
-    width: int = 1
-    kind: Row = "linear"
-    apart: bool = False
-    along: Directions | None = None
-    steps: int = 20
-    rate: float = 0.25
+__all__ = ["AUDITS", "ONE_STEP", "Audit", "Design", "audit_method", "find_design"]
 
 
 @dataclass(frozen=True)
@@ -116,79 +63,38 @@ class Audit:
         return self.within_request and (self.claimed is None or self.certified <= self.claimed)
 
 
-def _projected(kind: Callable[..., Method], width: int = 1) -> Callable[[int], Method]:
-    """A method of public directions, whose public records span the canaries' first parameters."""
-    return lambda m: kind(public_records(m, width), clip_norm=1.0, dimension=m, refresh_every=100)
-
-
-def _drawn_columns(context: Context) -> Tensor:
-    """The columns of the first random subspace, [K, P]: the seed that they come from is public."""
-    source = RandomSource("per_tensor", sum(value.numel() for value in context.params.values()) // 2)
-    (block,) = source.build(context, source.refresh(context, 0)).subspace.blocks
-    (columns,) = block.columns.values()
-    return columns.flatten(1)
-
-
-MANY_SMALL: Final = Sizes(canaries=400, trainings=100, steps=5)
-"""Methods of public directions: a canary takes a column of its own, and M columns have M times M numbers."""
-
-AUDITS: dict[str, Design] = {
-    DPSGD.name: Design(lambda m: DPSGD(clip_norm=1.0), canaries=200_000, trainings=6),
-    DPSVRG.name: Design(lambda m: DPSVRG(clip_norm=1.0), kind="oscillating"),
-    DPC4.name: Design(lambda m: DPC4(clip_norm=1.0), kind="oscillating"),
-    DPC4Plus.name: Design(lambda m: DPC4Plus(clip_norm=1.0), kind="oscillating"),
-    DiceSGD.name: Design(lambda m: DiceSGD(clip_norm=1.0), trainings=4),
-    ClipSGD.name: Design(lambda m: ClipSGD(1.0)),
-    EFSGD.name: Design(lambda m: EFSGD(1.0)),
-    PCDPSGD.name: Design(_projected(PCDPSGD), **MANY_SMALL),
-    BiasedGEP.name: Design(_projected(BiasedGEP), **MANY_SMALL),
-    GEP.name: Design(_projected(GEP, 2), **MANY_SMALL, width=2),
-    PDPSGD.name: Design(_projected(PDPSGD), **MANY_SMALL),
-    RandomProjection.name: Design(
-        lambda m: RandomProjection(clip_norm=1.0, dimension=m, refresh_every=100),
-        **MANY_SMALL,
-        width=2,
-        along=_drawn_columns,
-    ),
-    # a canary of four coordinates is dropped whole once in 123 steps
-    RandomSparsification.name: Design(
-        lambda m: RandomSparsification(clip_norm=1.0), canaries=1500, trainings=25, width=4, steps=5
-    ),
-    DCDPSGD.name: Design(lambda m: DCDPSGD(1.0), trainings=4),
-    AdaptiveRMS.name: Design(lambda m: AdaptiveRMS(1.0), trainings=4),
-    PublicOnly.name: Design(lambda m: PublicOnly(public_records(m)), canaries=2000),
-    PublicWarmStart.name: Design(
-        lambda m: PublicWarmStart(public_records(m), warm_steps=2), canaries=20_000, trainings=4
-    ),
-}
-"""One line a method of `METHODS`."""
-
-
 def audit_method(
-    name: str,
+    method: str | Design,
     epsilon: float,
     delta: float = 1e-5,
     *,
+    one_step: bool = False,
+    options: Mapping[str, Any] | None = None,
     relation: str = "add_or_remove_one",
     hardened: bool = False,
     seeds: Sequence[int] = (0,),
     confidence: float = 0.99,
     trainings: int | None = None,
     canaries: int | None = None,
+    make_ledger: Callable[..., Any] = Watching,
 ) -> Audit:
-    """Audit a method of the table at a claimed (epsilon, delta).
+    """Audit a method at a claimed (epsilon, delta).
 
     Args:
-        name: of `METHODS`.
+        method: a name of `AUDITS`, or how to audit a method of your own.
         epsilon, delta: what the noise is calibrated to.
+        one_step: with a name, the design of `ONE_STEP`: every record at every one of a few steps.
+        options: further arguments of the method.
         relation: "add_or_remove_one", or "replace_one": each canary against its opposite.
         hardened: noise on a grid of integers, as `PrivateTraining(hardened=True)` makes it.
         seeds: one audit a seed; each gets its share of the error probability.
         confidence: of all certificates together.
         trainings, canaries: other sizes than the design's.
+        make_ledger: a kind of `Watching`; audits of planted bugs give their own.
 
     Raises:
         ValueError: an unknown name or relation, or no seeds.
+        TypeError: an option that the method does not have.
         LedgerError: `hardened`, and the method's noise has no such form.
 
     Example:
@@ -196,43 +102,70 @@ def audit_method(
         >>> found.holds
         True
     """
-    if name not in AUDITS or name not in METHODS:
-        raise ValueError(f"method={name!r} is unknown; audits are written for {', '.join(AUDITS)}")
     if not seeds:
         raise ValueError("seeds is empty: give at least one")
-    design = AUDITS[name]
+    design = with_options(find_design(method, one_step=one_step), options or {})
     count = canaries or design.canaries
-    sampling = Poisson(design.rate * count, count, design.steps)
-    budget, each = Budget(epsilon, delta), 1 - (1 - confidence) / len(seeds)
-    certificates, claimed = [], None
+    sampling, budget = design.sampling(count), Budget(epsilon, delta)
+    each = 1 - (1 - confidence) / len(seeds)
+
+    def make() -> Method:
+        return design.make(count, **design.options)
+
+    def training(number: int) -> Rehearsal:
+        return rehearse(
+            make,
+            sampling,
+            budget,
+            canaries=count,
+            seed=number,
+            width=design.width,
+            tables=design.tables,
+            kind=design.kind,
+            along=design.along,
+            relation=relation,
+            hardened=hardened,
+            make_ledger=make_ledger,
+        )
+
+    certificates, plan = [], None
     for seed in seeds:
         without, with_record = [], []
-        for training in range(trainings or design.trainings):
-            found = rehearse(
-                lambda: design.make(count),
-                sampling,
-                budget,
-                canaries=count,
-                seed=1_000_000 * seed + training,
-                width=design.width,
-                kind=design.kind,
-                apart=design.apart,
-                along=design.along,
-                relation=relation,
-                hardened=hardened,
-            )
+        for number in range(trainings or design.trainings):
+            found = training(1_000_000 * seed + number)
+            plan = plan or found.plan
             statistic = found.log_ratios if found.plan.releases else found.moved.double()
             without.append(statistic[~found.present])
             with_record.append(statistic[found.present])
-            if claimed is None:
-                claimed = _claim(name, found.plan, delta)
-        certificates.append(
-            certify_thresholds(torch.cat(without).numpy(), torch.cat(with_record).numpy(), delta, each)
-        )
-    return Audit(name, epsilon, claimed, delta, relation, tuple(certificates), confidence)
+        assert plan is not None
+        certify = certify_gaussian if _is_normal(plan) else certify_thresholds
+        certificates.append(certify(torch.cat(without).numpy(), torch.cat(with_record).numpy(), delta, each))
+    assert plan is not None
+    made = make()
+    claimed = _claim(made, plan, delta)
+    return Audit(made.name, epsilon, claimed, delta, relation, tuple(certificates), confidence)
 
 
-def _claim(name: str, plan: PrivacyPlan, delta: float) -> float | None:
-    if METHODS[name].card.guarantee == "none":
+def find_design(method: str | Design, *, one_step: bool = False) -> Design:
+    """The design of a name, or the one that was given.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if isinstance(method, Design):
+        return method
+    if method not in AUDITS:
+        raise ValueError(f"method={method!r} is unknown; audits are written for {', '.join(AUDITS)}")
+    return (ONE_STEP if one_step else AUDITS)[method]
+
+
+def _is_normal(plan: PrivacyPlan) -> bool:
+    """Whether all that leaves is a sum over all records with normal noise."""
+    rates = [plan.sampling_of(release.draw).sampling_rate for release in plan.releases]
+    return bool(rates) and min(rates) >= 1
+
+
+def _claim(method: Method, plan: PrivacyPlan, delta: float) -> float | None:
+    if plan.unproven or method.card.guarantee == "none":
         return None
     return plan.epsilon(delta).value if plan.releases else 0.0

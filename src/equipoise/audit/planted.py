@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.audit.canaries import FAR, Rows, canary_loss
-from equipoise.audit.checks import Check, batch_sizes, noise_scale, pairs, reach, repeats, same_scale
+from equipoise.audit.checks import Check, batch_sizes, echoes, noise_scale, pairs, reach, repeats, same_scale
 from equipoise.audit.rehearsal import Stage, Watching, open_stage
 from equipoise.methods import DPSGD, Abadi, Context, State
 from equipoise.privacy import (
@@ -76,11 +76,56 @@ class Quieter(Watching):
         return super()._noised(draw, value, 0.8 * std, *rest)
 
 
+class Altered(Watching):
+    """Everything that leaves with other noise, or longer sums, than is booked; also correlated releases.
+
+    Attributes:
+        noise_by, sums_by: factors.
+    """
+
+    noise_by, sums_by = 1.0, 1.0
+
+    def release(self, draw: Draw, sums: Mapping[str, Any], noise: Any = None) -> dict[str, dict[str, Tensor]]:
+        """As `Watching.release`, altered."""
+        out = super().release(draw, sums, noise)
+        for name, tensors in out.items():
+            for key, value in tensors.items():
+                raw = self.sums[-1][name][key]
+                altered = self.sums_by * raw + self.noise_by * (value - raw)
+                tensors[key] = altered.to(value.dtype)
+                self.transcript[-1][name][key] = tensors[key].clone()
+        return out
+
+
+class Quiet(Altered):
+    """All noise at 0.8 of its scale."""
+
+    noise_by = 0.8
+
+
+class Long(Altered):
+    """All sums a quarter longer than booked."""
+
+    sums_by = 1.25
+
+
 class Repeating(Watching):
     """The noise of every release is used for the next one too."""
 
     def _noised(self, draw: Draw, *rest: Any) -> dict[str, Tensor]:
         return super()._noised(replace(draw, index=draw.index // 2 * 2), *rest)
+
+
+class Restarting(Watching):
+    """The noise of every tensor begins at the same place of the stream."""
+
+    def _noised(
+        self, draw: Draw, value: Mapping[str, Any], std: float, purpose: str, streams: Any
+    ) -> dict[str, Tensor]:
+        out: dict[str, Tensor] = {}
+        for name, tensor in value.items():
+            out |= super()._noised(draw, {name: tensor}, std, purpose, {})
+        return out
 
 
 class Forgetful(PrivateRows):
@@ -149,16 +194,17 @@ def _stage(
     ledger: type[Watching] = Watching,
     steps: int = 1,
     first: float = 0.5,
+    tables: int = 1,
 ) -> Stage:
     """A full-batch training whose records move the first parameters; the others hold noise alone.
 
     `first` is the length of the first record's gradient, the others' is 0.5.
     """
-    scale = torch.full((records, 1), 0.5)
+    scale = torch.full((records, tables), 0.5)
     scale[0] = first
     return open_stage(
         method,
-        Rows(COORDINATES),
+        Rows(COORDINATES, tables=tables),
         canary_loss(),
         {"index": torch.arange(records), "scale": scale},
         FullBatch(10, steps),  # the public population, whatever is there
@@ -173,8 +219,8 @@ def _noises(stage: Stage) -> Tensor:
     assert isinstance(ledger, Watching)
     rows = []
     for released, raw in zip(ledger.transcript, ledger.sums, strict=True):
-        (out,), (inside,) = released["gradient"].values(), raw["gradient"].values()
-        rows.append((out - inside).flatten())
+        outs, inside = released["gradient"], raw["gradient"]
+        rows.append(torch.cat([(outs[name] - inside[name]).flatten() for name in outs]))
     return torch.stack(rows)
 
 
@@ -186,6 +232,12 @@ def _noise_scale(planted: bool, seed: int) -> Check:
 def _repeats(planted: bool, seed: int) -> Check:
     method = DPSGD(clip_norm=1.0, noise_multiplier=NOISE)
     return repeats(_noises(_stage(method, 10, seed, ledger=Repeating if planted else Watching, steps=4)))
+
+
+def _echoes(planted: bool, seed: int) -> Check:
+    method = DPSGD(clip_norm=1.0, noise_multiplier=NOISE)
+    stage = _stage(method, 10, seed, ledger=Restarting if planted else Watching, tables=2)
+    return echoes(_noises(stage)[0])
 
 
 class Pair(nn.Module):
@@ -214,7 +266,7 @@ def _reach(planted: bool, seed: int) -> Check:
     ).run()
     ledger = stage.desk.ledger
     assert isinstance(ledger, Watching)
-    return reach(ledger.transcript[0]["gradient"]["second.table"].flatten(), NOISE, 1.0)
+    return reach(ledger.transcript[0]["gradient"]["second.tables.0"].flatten(), NOISE, 1.0)
 
 
 def _same_scale(kind: type[DPSGD], planted: bool, seed: int, far: bool) -> Check:
@@ -260,6 +312,7 @@ BUGS: Mapping[str, Callable[[bool, int], Check]] = {
     "without replacement accounted as Poisson (sizes)": _sizes,
     "without replacement accounted as Poisson (pairs)": lambda planted, seed: pairs(*_draws(planted, seed)),
     "the same noise used twice": _repeats,
+    "the same noise for two tensors": _echoes,
     "threshold from the raw batch": lambda planted, seed: _same_scale(RawThreshold, planted, seed, far=True),
 }
 """bug -> probe(planted, seed): the check that suits it, on a step with the bug or without."""

@@ -17,7 +17,6 @@ gradient g or -g. The attacker replays both, and the ratio is that of the one ag
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -173,7 +172,7 @@ def rehearse(
     seed: int,
     width: int = 1,
     kind: Row = "linear",
-    apart: bool = False,
+    tables: int = 1,
     along: Directions | None = None,
     relation: str = "add_or_remove_one",
     neighbours: str | None = None,
@@ -188,7 +187,7 @@ def rehearse(
         budget: as for `PrivateTraining`; None where the method has multipliers of its own.
         canaries: M.
         seed: of coins, draws and noise.
-        width, kind, apart: as for `Rows` and `canary_loss`.
+        width, tables, kind: as for `Rows` and `canary_loss`.
         along: orthonormal directions of the canaries' gradients, [M, M * width], from what is public at the
             first step; instead of a row of parameters for each canary.
         relation: of the plan.
@@ -199,12 +198,12 @@ def rehearse(
     coins = torch.Generator().manual_seed(seed)
     present = torch.rand(canaries, generator=coins) < 0.5
     everyone, replaced = torch.arange(canaries), (neighbours or relation) == "replace_one"
-    parameters = canaries * width
+    wide, parameters = width * tables, canaries * width
 
     def stage(data: dict[str, Tensor], ledger: Callable[..., Any]) -> Stage:
         return open_stage(
             make_method(),
-            Rows(1, parameters) if along is not None else Rows(canaries, width, apart),
+            Rows(1, parameters) if along is not None else Rows(canaries, width, tables),
             canary_loss(kind),
             data,
             sampling,
@@ -225,15 +224,18 @@ def rehearse(
 
     def records(chosen: Tensor, signs: Tensor | None = None) -> dict[str, Tensor]:
         if directions is None:
-            return canary_records(chosen, width, signs)
+            return canary_records(chosen, wide, signs)
         return directed_records(directions[chosen], signs)
 
     signs = torch.where(present, 1.0, -1.0)
     real = stage(records(everyone, signs) if replaced else records(everyone[present]), make_ledger).run()
     watched = real.desk.ledger
     assert isinstance(watched, Watching)
-    ends = real.parameters if directions is None else directions @ real.parameters
-    ends = ends.view(canaries, -1)
+    if directions is None:
+        tensors = (value.detach().view(canaries, -1) for value in real.pieces.parameters.values())
+        ends = torch.cat(list(tensors), dim=1)
+    else:
+        ends = (directions @ real.parameters)[:, None]
     moved = -ends.sum(dim=1) if replaced else ends.abs().amax(dim=1)
     if not watched.transcript:
         return Rehearsal(present, torch.zeros(canaries), moved, real.pieces.plan)
@@ -269,9 +271,7 @@ def _log_ratio(released: Sums, alone: Sums, noted: Noted, rate: float, canaries:
             if shift.numel() and shift.numel() % canaries == 0:
                 inner = y[name][tensor].flatten() * shift.flatten() - shift.flatten().square() / 2
                 exponent += inner.view(canaries, -1).sum(dim=1)
-            # anything else is a number about all records together, or one tensor of a canary's own
-            elif (owner := _owner(tensor)) is not None:
-                exponent[owner] += (y[name][tensor] * shift - shift.square() / 2).sum()
+            # anything else is a number about all records together, which is left to the attacker
     if rate >= 1:
         return exponent
     quiet = torch.full_like(exponent, 1 - rate).log()
@@ -294,9 +294,3 @@ def whitened(sums: Sums, noted: Noted) -> Sums:
                 rest = rest - factor[j][k] * out[names[k]][key]
             out[name][key] = rest / factor[j][j] if factor[j][j] > 0 else torch.zeros_like(rest)
     return out
-
-
-def _owner(name: str) -> int | None:
-    """The canary whose own parameter tensor this is, by the number in its name."""
-    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
-    return None if number is None else int(number.group(1))

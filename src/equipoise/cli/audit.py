@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from equipoise.cli.audit_views import (
+    bug_values,
+    show_attacks,
+    show_method,
+    show_shadow,
+    show_steps,
+    step_values,
+)
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.words import DataDir, Json, RunDir, UsageError, chosen_folder
 
 if TYPE_CHECKING:
     from equipoise.audit.attacks import Finding
-    from equipoise.audit.bounds import Certificate
     from equipoise.audit.mechanism import Audit
-    from equipoise.audit.planted import Planted
 
 __all__ = ["audit"]
 
@@ -27,6 +32,19 @@ def audit(
     method: Annotated[
         str | None, typer.Option(help="Audit a method of the table, by canaries in small trainings.")
     ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="With --method: its form, where it has several.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="With --method: further argument of it; repeatable.", metavar="NAME=VALUE"),
+    ] = None,
+    one_step: Annotated[
+        bool,
+        typer.Option(
+            "--one-step", help="Audit steps on all records, clean and with bugs; of --method, or of all."
+        ),
+    ] = False,
     epsilon: Annotated[float, typer.Option(help="What the method's noise is calibrated to.")] = 2.0,
     delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-5,
     relation: Annotated[
@@ -52,21 +70,27 @@ def audit(
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
-    """Certify a lower bound on epsilon beside the claimed upper one."""
+    """Certify a lower bound on epsilon beside the claimed upper one.
+
+    Exit code 1: a claim is refuted, a planted bug is missed, or an attack on a published claim fails.
+    """
     asked = [name for name, given in (
-        ("RUN", run is not None or (run_dir is not None and not shadow)), ("--method", method is not None),
+        ("RUN", run is not None or (run_dir is not None and not shadow)),
+        ("--method", method is not None), ("--one-step", one_step and method is None),
         ("--attack", attack is not None), ("--planted", planted), ("--shadow", shadow),
     ) if given]  # fmt: skip
     if len(asked) != 1:
         raise UsageError(
-            "audit takes one of RUN, --method, --attack, --planted and --shadow, and got "
+            "audit takes one of RUN, --method, --one-step, --attack, --planted and --shadow, and got "
             f"{' and '.join(asked) or 'none of them'}."
         )
     relation = relation.replace("_", "-")
     if relation not in ("add-or-remove-one", "replace-one"):
         raise UsageError(f"--relation is {relation!r}, but it must be add-or-remove-one or replace-one.")
-    if method is None and (hardened or relation != "add-or-remove-one"):
-        raise UsageError("--relation and --hardened are of --method alone.")
+    if method is None and (hardened or relation != "add-or-remove-one" or variant or option):
+        raise UsageError("--relation, --hardened, --variant and --option are of --method alone.")
+    if one_step and (hardened or seeds != 1):
+        raise UsageError("--one-step has one seed, and looks at noise in floating point.")
     if not 0.5 <= confidence < 1:
         raise UsageError(f"--confidence is {confidence}, but it lies between 0.5 and 1.")
     if seeds < 1:
@@ -83,33 +107,76 @@ def audit(
         Budget(epsilon, delta)
     quiet()
     warnings.filterwarnings("ignore", category=UserWarning, module="equipoise.methods")
-    if method is not None:
-        found = _audit_method(method, epsilon, delta, relation.replace("-", "_"), hardened, seeds, confidence)
-        _show_method(found, json_output)
+    if method is not None or one_step:
+        options = _options(method, variant, option)
+        relation = relation.replace("-", "_")
+        if one_step:
+            fine = _show_steps(method, options, epsilon, delta, relation, confidence, json_output)
+        else:
+            assert method is not None
+            found = _audit_method(method, options, epsilon, delta, relation, hardened, seeds, confidence)
+            show_method(found, json_output)
+            fine = found.holds
     elif attack is not None:
-        _show_attacks(_attacks(attack), json_output)
+        findings = _attacks(attack)
+        show_attacks(findings, json_output)
+        fine = all(finding.succeeds for finding in findings)
     elif planted:
-        _show_planted(json_output)
+        fine = _show_planted(json_output)
     elif shadow:
-        _show_shadow(_audit_shadow(data, data_dir, epsilon, delta, models, run_dir), json_output)
+        show_shadow(_audit_shadow(data, data_dir, epsilon, delta, models, run_dir), json_output)
+        fine = True
     else:
-        _show_run(chosen_folder(run, run_dir), confidence, data_dir, json_output)
+        fine = _show_run(chosen_folder(run, run_dir), confidence, data_dir, json_output)
+    if not fine:
+        raise typer.Exit(1)
+
+
+def _options(method: str | None, variant: str | None, option: list[str] | None) -> dict[str, Any]:
+    """Arguments of the method, in the words of `equipoise train`."""
+    import inspect
+
+    from equipoise.audit.mechanism import AUDITS
+    from equipoise.experiments.noise import read_clip_norm
+    from equipoise.experiments.settings import parse_option
+    from equipoise.methods import METHODS
+
+    if method is None:
+        return {}
+    if method not in AUDITS:
+        raise UsageError(f"--method is {method!r}, but it must be one of {', '.join(AUDITS)}.")
+    options = {**({"variant": variant} if variant else {}), **dict(map(parse_option, option or []))}
+    known = inspect.signature(METHODS[method]).parameters
+    if unknown := sorted(options.keys() - known.keys()):
+        raise UsageError(
+            f"--option {unknown[0]} is not an option of --method {method}; it has "
+            f"{', '.join(name for name in known if name != 'public')}."
+        )
+    if isinstance(options.get("clip_norm"), str):
+        options["clip_norm"] = read_clip_norm(options["clip_norm"])
+    return options
 
 
 def _audit_method(
-    name: str, epsilon: float, delta: float, relation: str, hardened: bool, seeds: int, confidence: float
+    name: str,
+    options: dict[str, Any],
+    epsilon: float,
+    delta: float,
+    relation: str,
+    hardened: bool,
+    seeds: int,
+    confidence: float,
 ) -> Audit:
-    from equipoise.audit.mechanism import AUDITS, audit_method
+    from equipoise.audit.mechanism import audit_method
     from equipoise.privacy import LedgerError
 
-    if name not in AUDITS:
-        raise UsageError(f"--method is {name!r}, but it must be one of {', '.join(AUDITS)}.")
     with open_console(True).status(f"training canaries with {name}"):
         try:
             return audit_method(
                 name,
                 epsilon,
                 delta,
+                options=options,
                 relation=relation,
                 hardened=hardened,
                 seeds=range(seeds),
@@ -117,6 +184,35 @@ def _audit_method(
             )
         except LedgerError as error:
             raise UsageError(f"{name} cannot be audited with --hardened: {error}.") from error
+
+
+def _show_steps(
+    method: str | None,
+    options: dict[str, Any],
+    epsilon: float,
+    delta: float,
+    relation: str,
+    confidence: float,
+    as_json: bool,
+) -> bool:
+    """A step of one method or of all, clean and with bugs; whether all is as it should be."""
+    from equipoise.audit.mechanism import ONE_STEP
+    from equipoise.audit.one_step import probe_method
+
+    names = list(ONE_STEP) if method is None else [method]
+    share = 1 - (1 - confidence) / len(names)
+    rows = []
+    for name in names:
+        with open_console(True).status(f"a step of {name}, clean and with bugs"):
+            rows.append(
+                probe_method(name, epsilon, delta, options=options, relation=relation, confidence=share)
+            )
+    fine = all(row.holds and row.finds for row in rows)
+    if as_json:
+        emit({"confidence": confidence, "delta": delta, "one_step": [step_values(row) for row in rows]})
+        return fine
+    show_steps(rows)
+    return fine
 
 
 def _attacks(name: str) -> list[Finding]:
@@ -144,82 +240,14 @@ def _audit_shadow(
         )
 
 
-def _show_method(found: Audit, as_json: bool) -> None:
-    if as_json:
-        emit(
-            {
-                "method": found.method,
-                "relation": found.relation,
-                "requested_epsilon": found.requested,
-                "claimed_epsilon": found.claimed,
-                "certified_epsilon": found.certified,
-                "delta": found.delta,
-                "confidence": found.confidence,
-                "holds": found.holds,
-                "certificates": [_plain(c) for c in found.certificates],
-            }
-        )
-        return
-    console = open_console(False)
-    claimed = "nothing" if found.claimed is None else f"epsilon at most [bold]{found.claimed:.4g}[/]"
-    console.print(
-        f"[bold]{found.method}[/] claims {claimed} at delta {found.delta:g} "
-        f"({found.relation.replace('_', ' ')})"
-    )
-    if not found.within_request:
-        console.print(f"  [bold red]more than the {found.requested:g} that it was asked for[/]")
-    for seed, c in enumerate(found.certificates):
-        console.print(
-            f"  seed {seed}: epsilon at least [bold]{c.epsilon:.3f}[/] is certified "
-            f"[dim]({c.true_positives:,} of {c.runs[1]:,} seen, {c.false_positives:,} of {c.runs[0]:,} "
-            f"falsely; a Gaussian of these rates has {c.gaussian_epsilon or 0:.3f})[/]"
-        )
-    verdict = "[green]no contradiction[/]" if found.holds else "[bold red]the claim is refuted[/]"
-    console.print(f"{verdict}; all of it with confidence {found.confidence:g}")
-    console.print(_meaning(found), soft_wrap=True)
-
-
-def _meaning(found: Audit) -> str:
-    """What a lower bound tells the reader, and what it does not."""
-    certified = max((c.epsilon for c in found.certificates), default=0.0)
-    bound = f"the true epsilon at delta {found.delta:g} is at least {certified:.3f}"
-    if not found.within_request:
-        return "In plain words: the plan does not keep to the epsilon that was asked for."
-    if not found.holds:
-        return f"In plain words: {bound}, more than is claimed, so the claim is wrong."
-    return (
-        f"In plain words: {bound}, whatever anybody claims; that this attack found no more proves no "
-        "privacy: only the proof bounds epsilon from above."
-    )
-
-
-def _show_attacks(findings: list[Finding], as_json: bool) -> None:
-    if as_json:
-        emit({"attacks": [_finding(found) for found in findings]})
-        return
-    console = open_console(False)
-    for found in findings:
-        certified = (
-            "no epsilon at all" if found.unbounded else f"epsilon at least {found.certificate.epsilon:.4g}"
-        )
-        console.print(f"[bold]{found.name}[/] as published: {found.target}")
-        console.print(
-            f"  claimed epsilon {found.claimed:g}, certified: [bold]{certified}[/] at delta "
-            f"{found.certificate.delta:g}, confidence {found.certificate.confidence:g} "
-            f"({'the claim fails' if found.succeeds else 'the claim stands'})"
-        )
-        for name, value in found.details.items():
-            console.print(f"  [dim]{name.replace('_', ' ')}: {value:.4g}[/]")
-
-
-def _show_planted(as_json: bool) -> None:
+def _show_planted(as_json: bool) -> bool:
     from equipoise.audit.planted import find_planted
 
     with open_console(True).status("planting bugs and looking for them"):
         rows = find_planted()
     if as_json:
-        emit({"planted": [_row(row) for row in rows]})
-        return
+        emit({"planted": [bug_values(row) for row in rows]})
+        return all(row.found for row in rows)
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -235,44 +263,22 @@ def _show_planted(as_json: bool) -> None:
             "found" if row.found else "[bold red]MISSED[/]",
         )
     open_console(False).print(table)
+    return all(row.found for row in rows)
 
 
-def _show_shadow(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        emit(found)
-        return
-    from rich.table import Table
-
-    console = open_console(False)
-    console.print(
-        f"{found['models']} models of either kind ({found['model']}), each on half of {found['records']:,} "
-        f"records of [bold]{found['data']}[/]"
-    )
-    levels = list(found["allowed"])
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("", "area under the curve", *(f"seen at {float(level):.1%} falsely" for level in levels)):
-        table.add_column(name, justify="right" if name else "left")
-    for name, training in found["trainings"].items():
-        seen = (f"{training['true_positives'][level]:.2%}" for level in levels)
-        table.add_row(name, f"{training['area_under_curve']:.3f}", *seen)
-    epsilon = found["trainings"]["private"]["epsilon"]
-    allowed = (f"{found['allowed'][level]:.2%}" for level in levels)
-    table.add_row(f"allowed by epsilon {epsilon:.4g}", "", *allowed)
-    console.print(table)
-    console.print(found["figure"], markup=False, soft_wrap=True)
-
-
-def _show_run(folder: str, confidence: float, data_dir: str | None, as_json: bool) -> None:
+def _show_run(folder: str, confidence: float, data_dir: str | None, as_json: bool) -> bool:
     with loading():
         from equipoise.experiments.audit_run import audit_run
 
     with open_console(True).status("guessing the canaries"):
         found = audit_run(folder, confidence, data_dir)
+    claimed = found["claimed_epsilon"]
+    fine = claimed is None or all(attack["epsilon"] <= claimed for attack in found["attacks"].values())
     if as_json:
         emit(found)
-        return
+        return fine
     console = open_console(False)
-    claims = "nothing" if found["claimed_epsilon"] is None else f"epsilon {found['claimed_epsilon']:.4g}"
+    claims = "nothing" if claimed is None else f"epsilon {claimed:.4g}"
     console.print(
         f"{folder} claims [bold]{claims}[/] at delta {found['delta']:g}; {found['canaries']} canaries",
         soft_wrap=True,
@@ -283,37 +289,7 @@ def _show_run(folder: str, confidence: float, data_dir: str | None, as_json: boo
             f"[dim]({attack['correct']} of {attack['guesses']} guesses right, area under the curve "
             f"{attack['auc']:.3f}, confidence {attack['confidence']:g})[/]"
         )
+    if not fine:
+        console.print("[bold red]the claim is refuted[/]")
     console.print(found["figure"], markup=False, soft_wrap=True)
-
-
-def _row(row: Planted) -> dict[str, Any]:
-    return {
-        "bug": row.bug,
-        "check": row.clean.name,
-        "clean": row.clean.statistic,
-        "planted": row.planted.statistic,
-        "limit": row.clean.limit,
-        "found": row.found,
-    }
-
-
-def _finding(found: Finding) -> dict[str, Any]:
-    return {
-        "name": found.name,
-        "target": found.target,
-        "claimed_epsilon": found.claimed,
-        "certified_epsilon": None if found.unbounded else found.certificate.epsilon,
-        "unbounded": found.unbounded,
-        "succeeds": found.succeeds,
-        "certificate": _plain(found.certificate),
-        "details": found.details,
-    }
-
-
-def _plain(found: Certificate) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in asdict(found).items()
-    }
+    return fine

@@ -23,7 +23,7 @@ from equipoise.privacy import Budget, Journal, Poisson, PrivacyPlan, epsilon
 from equipoise.privacy.accounts import compose, other_runs
 from equipoise.training.randomness import generator
 
-__all__ = ["make_method"]
+__all__ = ["make_method", "read_clip_norm"]
 
 RELATION = "add_or_remove_one"
 MOST = 2.0**16  # so many times the noise that a method needs alone, and no more, is tried
@@ -60,7 +60,7 @@ def make_method(
             f"{', '.join(name for name in known if name != 'public')}."
         )
     options = {
-        "clip_norm": _clip_norm(settings.clip_norm or "1"),
+        "clip_norm": read_clip_norm(settings.clip_norm or "1"),
         "clip_rule": (settings.clip_rule or "abadi").replace("-", "_"),
         "per_layer": settings.per_layer,
         "noise_multiplier": settings.noise_multiplier,
@@ -179,7 +179,8 @@ def _fitted(plan: PrivacyPlan, free: set[str], others: Sequence[DpEvent], budget
     return scaled(high)
 
 
-def _clip_norm(text: str) -> float | Threshold:
+def read_clip_norm(text: str) -> float | Threshold:
+    """The clip norm, or its schedule, that the words of the command line mean."""
     parsed = parse_clip_norm(text)
     if isinstance(parsed, float):
         return parsed

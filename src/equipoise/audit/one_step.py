@@ -1,0 +1,151 @@
+"""One step of every method under audit, clean and with bugs: an audit that misses a fifth of the noise is
+of little use.
+
+Where all records are there at every step the certified epsilon comes close to the claimed one
+(`designs.ONE_STEP`). So it must exceed the claim where noise is 0.8 of what is booked, and where a record's
+part is 1.25 times what is booked. Numbers about all records together (counts, mean squares) share their noise
+among the canaries, and the certificate leaves them out; beside it the scale of every release's noise is
+looked at over a long training of few canaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from equipoise.audit.canaries import Rows, canary_loss, canary_records, directed_records
+from equipoise.audit.checks import Check, noise_scale
+from equipoise.audit.designs import Design, with_options
+from equipoise.audit.mechanism import Audit, audit_method, find_design
+from equipoise.audit.planted import Long, Quiet
+from equipoise.audit.rehearsal import Watching, open_stage, whitened
+from equipoise.privacy import Budget, FullBatch
+
+__all__ = ["Probe", "check_noise", "probe_method"]
+
+FEW, POPULATION = 10, 20_000
+"""Canaries of the long training, and its public population."""
+
+LONGEST, NUMBERS = 1500, 1500
+"""Its steps, or as many as give so many numbers of every release."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A method's step as it is and with bugs.
+
+    Attributes:
+        clean: the audit of the step.
+        quiet, long: of the step with 0.8 of the noise, and with sums 1.25 times as long; None where nothing
+            leaves with noise, or nothing is claimed.
+        noise: release -> check of its noise, clean and at 0.8.
+    """
+
+    clean: Audit
+    quiet: Audit | None
+    long: Audit | None
+    noise: Mapping[str, tuple[Check, Check]]
+
+    @property
+    def holds(self) -> bool:
+        """Nothing is wrong with the step as it is."""
+        return self.clean.holds and all(clean.passes for clean, _ in self.noise.values())
+
+    @property
+    def finds(self) -> bool:
+        """What was planted is seen: either bug by the certificate, and every release's noise by its check."""
+        planted = (found for found in (self.quiet, self.long) if found is not None)
+        return not any(found.holds for found in planted) and not any(
+            quiet.passes for _, quiet in self.noise.values()
+        )
+
+
+def probe_method(
+    method: str | Design,
+    epsilon: float = 2.0,
+    delta: float = 1e-5,
+    *,
+    options: Mapping[str, Any] | None = None,
+    relation: str = "add_or_remove_one",
+    seed: int = 0,
+    confidence: float = 0.99,
+) -> Probe:
+    """Audit one step of a method, and the same step with bugs.
+
+    Args:
+        method: a name of `ONE_STEP`, or how to audit a method of your own (`Design(rate=1.0)`).
+        epsilon, delta: what the noise is calibrated to.
+        options: further arguments of the method.
+        relation: of the claim and of the neighbours.
+        seed: of canaries and noise.
+        confidence: of each certificate.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> found = probe_method(replace(find_design("dp-sgd", one_step=True), canaries=20_000))
+        >>> found.holds, found.finds
+        (True, True)
+    """
+    design = with_options(find_design(method, one_step=True), options or {})
+
+    def audit(ledger: type[Watching], trainings: int) -> Audit:
+        return audit_method(
+            design,
+            epsilon,
+            delta,
+            relation=relation,
+            seeds=(seed,),
+            confidence=confidence,
+            trainings=trainings,
+            make_ledger=ledger,
+        )
+
+    clean = audit(Watching, design.trainings)
+    if not clean.claimed:
+        return Probe(clean, None, None, {})
+    fewer = max(1, design.trainings // 2)
+    budget = Budget(epsilon, delta)
+    without, planted = (check_noise(design, budget, ledger, seed=seed) for ledger in (Watching, Quiet))
+    return Probe(
+        clean,
+        audit(Quiet, fewer),
+        audit(Long, fewer),
+        {name: (without[name], planted[name]) for name in without},
+    )
+
+
+def check_noise(
+    design: Design, budget: Budget, make_ledger: type[Watching] = Watching, *, seed: int = 0
+) -> dict[str, Check]:
+    """Is the noise of every release as long as booked? Over many steps, for numbers that are few a step."""
+    wide = design.width * design.tables
+    if design.along is None:
+        model, data = Rows(FEW, design.width, design.tables), canary_records(torch.arange(FEW), wide)
+    else:
+        model, data = Rows(1, FEW * wide), directed_records(torch.eye(FEW, FEW * wide))
+    stage = open_stage(
+        design.make(FEW, **design.options),
+        model,
+        canary_loss(design.kind),
+        data,
+        FullBatch(POPULATION, LONGEST),
+        budget,
+        seed=seed,
+        learning_rate=POPULATION,
+        make_ledger=make_ledger,
+    )
+    ledger = stage.desk.ledger
+    assert isinstance(ledger, Watching)
+    noises: dict[str, list[torch.Tensor]] = {release.name: [] for release in stage.pieces.plan.releases}
+    while stage.stepper.done < LONGEST and min(sum(map(len, n)) for n in noises.values()) < NUMBERS:
+        seen = len(ledger.noted)
+        stage.run(1)
+        for index in range(seen, len(ledger.noted)):
+            noted = ledger.noted[index]
+            after, before = whitened(ledger.transcript[index], noted), whitened(ledger.sums[index], noted)
+            for name, tensors in after.items():
+                noises[name] += [(value - before[name][key]).flatten() for key, value in tensors.items()]
+    return {name: noise_scale(torch.cat(parts), 1.0) for name, parts in noises.items()}

@@ -1,0 +1,180 @@
+"""What `equipoise audit` says: the screen and the plain values of its answers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from equipoise.cli.screen import emit, open_console
+
+if TYPE_CHECKING:
+    from equipoise.audit.attacks import Finding
+    from equipoise.audit.bounds import Certificate
+    from equipoise.audit.mechanism import Audit
+    from equipoise.audit.one_step import Probe
+    from equipoise.audit.planted import Planted
+
+__all__ = ["bug_values", "show_attacks", "show_method", "show_shadow", "show_steps", "step_values"]
+
+
+def show_method(found: Audit, as_json: bool) -> None:
+    """An audit of a method."""
+    if as_json:
+        emit(
+            {
+                "method": found.method,
+                "relation": found.relation,
+                "requested_epsilon": found.requested,
+                "claimed_epsilon": found.claimed,
+                "certified_epsilon": found.certified,
+                "delta": found.delta,
+                "confidence": found.confidence,
+                "holds": found.holds,
+                "certificates": [_plain(c) for c in found.certificates],
+            }
+        )
+        return
+    console = open_console(False)
+    claimed = "nothing" if found.claimed is None else f"epsilon at most [bold]{found.claimed:.4g}[/]"
+    console.print(
+        f"[bold]{found.method}[/] claims {claimed} at delta {found.delta:g} "
+        f"({found.relation.replace('_', ' ')})"
+    )
+    if not found.within_request:
+        console.print(f"  [bold red]more than the {found.requested:g} that it was asked for[/]")
+    for seed, c in enumerate(found.certificates):
+        console.print(
+            f"  seed {seed}: epsilon at least [bold]{c.epsilon:.3f}[/] is certified "
+            f"[dim]({c.true_positives:,} of {c.runs[1]:,} seen, {c.false_positives:,} of {c.runs[0]:,} "
+            f"falsely; a Gaussian of these rates has {c.gaussian_epsilon or 0:.3f})[/]"
+        )
+    verdict = "[green]no contradiction[/]" if found.holds else "[bold red]the claim is refuted[/]"
+    console.print(f"{verdict}; all of it with confidence {found.confidence:g}")
+    console.print(_meaning(found), soft_wrap=True)
+
+
+def _meaning(found: Audit) -> str:
+    """What a lower bound tells the reader, and what it does not."""
+    certified = max((c.epsilon for c in found.certificates), default=0.0)
+    bound = f"the true epsilon at delta {found.delta:g} is at least {certified:.3f}"
+    if not found.within_request:
+        return "In plain words: the plan does not keep to the epsilon that was asked for."
+    if not found.holds:
+        return f"In plain words: {bound}, more than is claimed, so the claim is wrong."
+    return (
+        f"In plain words: {bound}, whatever anybody claims; that this attack found no more proves no "
+        "privacy: only the proof bounds epsilon from above."
+    )
+
+
+def show_steps(rows: list[Probe]) -> None:
+    """The table of steps, clean and with bugs."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("method", "claimed", "certified", "noise x 0.8", "sums x 1.25", "noise checked", ""):
+        table.add_column(title, justify="left" if title in ("method", "noise checked", "") else "right")
+    for row in rows:
+        audits = (row.clean, row.quiet, row.long)
+        table.add_row(
+            row.clean.method,
+            "nothing" if row.clean.claimed is None else f"{row.clean.claimed:.3f}",
+            *("-" if audit is None else f"{audit.certified:.3f}" for audit in audits),
+            ", ".join(row.noise),
+            ("" if row.holds else "[bold red]REFUTED[/] ") + ("" if row.finds else "[bold red]MISSED[/]"),
+        )
+    open_console(False).print(table)
+
+
+def show_attacks(findings: list[Finding], as_json: bool) -> None:
+    """Attacks on published claims."""
+    if as_json:
+        emit({"attacks": [_finding(found) for found in findings]})
+        return
+    console = open_console(False)
+    for found in findings:
+        certified = (
+            "no epsilon at all" if found.unbounded else f"epsilon at least {found.certificate.epsilon:.4g}"
+        )
+        console.print(f"[bold]{found.name}[/] as published: {found.target}")
+        console.print(
+            f"  claimed epsilon {found.claimed:g}, certified: [bold]{certified}[/] at delta "
+            f"{found.certificate.delta:g}, confidence {found.certificate.confidence:g} "
+            f"({'the claim fails' if found.succeeds else 'the claim stands'})"
+        )
+        for name, value in found.details.items():
+            console.print(f"  [dim]{name.replace('_', ' ')}: {value:.4g}[/]")
+
+
+def show_shadow(found: dict[str, Any], as_json: bool) -> None:
+    """The picture of membership inference."""
+    if as_json:
+        emit(found)
+        return
+    from rich.table import Table
+
+    console = open_console(False)
+    console.print(
+        f"{found['models']} models of either kind ({found['model']}), each on half of {found['records']:,} "
+        f"records of [bold]{found['data']}[/]"
+    )
+    levels = list(found["allowed"])
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("", "area under the curve", *(f"seen at {float(level):.1%} falsely" for level in levels)):
+        table.add_column(name, justify="right" if name else "left")
+    for name, training in found["trainings"].items():
+        seen = (f"{training['true_positives'][level]:.2%}" for level in levels)
+        table.add_row(name, f"{training['area_under_curve']:.3f}", *seen)
+    epsilon = found["trainings"]["private"]["epsilon"]
+    allowed = (f"{found['allowed'][level]:.2%}" for level in levels)
+    table.add_row(f"allowed by epsilon {epsilon:.4g}", "", *allowed)
+    console.print(table)
+    console.print(found["figure"], markup=False, soft_wrap=True)
+
+
+def bug_values(row: Planted) -> dict[str, Any]:
+    """A planted bug, as plain values."""
+    return {
+        "bug": row.bug,
+        "check": row.clean.name,
+        "clean": row.clean.statistic,
+        "planted": row.planted.statistic,
+        "limit": row.clean.limit,
+        "found": row.found,
+    }
+
+
+def step_values(row: Probe) -> dict[str, Any]:
+    """A step, clean and with bugs, as plain values."""
+    return {
+        "method": row.clean.method,
+        "claimed_epsilon": row.clean.claimed,
+        "certified_epsilon": row.clean.certified,
+        "certified_with_quiet_noise": None if row.quiet is None else row.quiet.certified,
+        "certified_with_long_sums": None if row.long is None else row.long.certified,
+        "noise": {name: [check.statistic for check in pair] for name, pair in row.noise.items()},
+        "holds": row.holds,
+        "finds": row.finds,
+    }
+
+
+def _finding(found: Finding) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "target": found.target,
+        "claimed_epsilon": found.claimed,
+        "certified_epsilon": None if found.unbounded else found.certificate.epsilon,
+        "unbounded": found.unbounded,
+        "succeeds": found.succeeds,
+        "certificate": _plain(found.certificate),
+        "details": found.details,
+    }
+
+
+def _plain(found: Certificate) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(found).items()
+    }
