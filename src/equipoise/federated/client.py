@@ -277,7 +277,7 @@ class Client:
             with self.training.undone_on_error():
                 self.training.move(values)
                 self.training.steer(lambda state: method.with_limit(state, square_limit))
-                answer = self.training.ask(lambda context, state: method.ask(context, square_limit))
+                answer = self.training.ask(method.ask)
         except PlanUsedUpError as error:
             raise Refused(f"round {round_number}: the plan has no query left") from error
         self._asked = {"type": "ask", "round": round_number, "request": request, "answer": answer}

@@ -113,6 +113,11 @@ class Moon(Wrapped):
         """The last local model is the global one."""
         return {**super().init(context), "last": copied(context.params)}
 
+    def ask(self, context: Context, state: State) -> float:
+        """The inner answer, for the loss of this round."""
+        self.term.compare_with(state["start"], state["last"])
+        return super().ask(context, state)
+
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """The inner estimate, for the loss of this round."""
         self.term.compare_with(state["start"], state["last"])

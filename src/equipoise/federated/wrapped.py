@@ -67,9 +67,9 @@ class Wrapped(RoundHooks, MethodWrapper):
             raise TypeError(f"method {self.name!r} is around {self.inner.name!r}, which answers no query")
         return self.inner
 
-    def ask(self, context: Context, square_limit: float) -> float:
+    def ask(self, context: Context, state: State) -> float:
         """The inner method's answer to the query; see `ServerRMS`."""
-        return float(self._server_rms.ask(context, square_limit))
+        return float(self._server_rms.ask(context, state["inner"]))
 
     def with_limit(self, state: State, square_limit: float) -> State:
         """The inner state with the scale of the squares."""

@@ -323,11 +323,12 @@ class AdaptiveRMS(Method):
 
     def begin_round(self, context: Context, state: State) -> State:
         """The state with the radius of the round that begins, from a query of its own."""
-        return self.learn(state, self.ask(context, state["square_limit"]))
+        return self.learn(state, self.ask(context, state))
 
-    def ask(self, context: Context, square_limit: float) -> float:
+    def ask(self, context: Context, state: State) -> float:
         """The released mean of min(|g|^2 / U, 1) at the current parameters, from the draw "radius"."""
         draw: DrawHandle = context.draw("radius")
+        square_limit = state["square_limit"]
         sums = draw.query(lambda rows, ids: {"squares": _squares(rows, square_limit)})
         assert self._radius_sampling is not None
         return _mean(context.ledger.release(draw, sums)["squares"], self._radius_sampling.expected_size)

@@ -1,0 +1,134 @@
+"""A query through a method around `ServerRMS`: what it asks follows from the client's state alone."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from federated_problem import LOCAL_STEPS, charges, client, loss, network, records, same, start
+
+from equipoise.federated import (
+    FedLRS,
+    Moon,
+    MoonLoss,
+    ProjectedUpload,
+    Proximal,
+    RoundSubspace,
+    Scaffold,
+    ServerRMS,
+)
+from equipoise.federated.wrapped import Wrapped
+
+ROUNDS, LIMIT = 3, 25.0
+
+
+def follower():
+    noise = {"noise_multiplier": 1e-3, "radius_noise_multiplier": 1e-3}  # little, to see the records' part
+    return ServerRMS(5.0, round_length=LOCAL_STEPS, **noise)
+
+
+def contrastive():
+    term = MoonLoss(loss, lambda model, batch: model[:-1](batch["input"]), network(), strength=5.0)
+    return Moon(follower(), term), term
+
+
+@functools.cache
+def directions():
+    return RoundSubspace(network(), loss, records(9, 20))
+
+
+def inside():
+    method, term = contrastive()
+    return Proximal(method, 0.1), term
+
+
+AROUND = {
+    "proximal": lambda: (Proximal(follower(), 0.1), loss),
+    "scaffold": lambda: (Scaffold(follower(), local_steps=LOCAL_STEPS, learning_rate=0.3), loss),
+    "fedlrs": lambda: (FedLRS(follower(), bound=0.1, share=0.3), loss),
+    "projected upload": lambda: (ProjectedUpload(follower(), directions()), loss),
+    "moon": contrastive,
+    "moon inside": inside,
+}
+
+
+def test_every_method_around_is_here():
+    around = {type(make()[0]) for make in AROUND.values()}
+    assert around == {kind for kind in Wrapped.__subclasses__() if kind.__module__.startswith("equipoise.")}
+
+
+def answers(around, folder, *, reopened=False, killed=None):
+    """What a client sends in three rounds whose global models differ, and what it was charged.
+
+    Args:
+        reopened: whether a new object goes on with the folder in every round.
+        killed: the round in which the client is lost after its query was booked; it is asked again.
+    """
+
+    def opened():
+        method, loss_function = AROUND[around]()
+        return client(method, loss_function=loss_function, folder=folder)
+
+    one, found = opened(), []
+    params = {name: value + 0.5 for name, value in start().items()}
+    for number in range(1, ROUNDS + 1):
+        if number == killed:
+
+            def lost(*entry):
+                raise KeyboardInterrupt
+
+            one._log.append = lost
+            with pytest.raises(KeyboardInterrupt):
+                one.ask(number, params, LIMIT)
+        if reopened or number == killed:
+            one.close()
+            one = opened()
+        found.append({"query": one.ask(number, params, LIMIT)})
+        found.append(one.train(number, params, clip_norm=1.0))
+        params = {name: value + 0.3 for name, value in params.items()}
+    lines = [line["type"] for line in one.training.desk.ledger.journal.entries()]
+    return found, charges(one), lines.count("void")
+
+
+def equal(a, b):
+    if "query" in a:
+        return a == b
+    return same(a, b)
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("killed", [None, ROUNDS])
+def test_reopened_or_killed_it_answers_as_one_that_was_kept_open(around, killed, tmp_path):
+    kept, charged, _ = answers(around, tmp_path / "kept")
+    assert charged == ROUNDS * (1 + LOCAL_STEPS)
+    again, charged_again, voids = answers(around, tmp_path / "again", reopened=killed is None, killed=killed)
+    assert (charged_again, voids) == (charged, 0)
+    assert all(equal(a, b) for a, b in zip(kept, again, strict=True))
+
+
+def test_the_query_compares_with_the_models_of_its_round(tmp_path):
+    """By hand: the mean of the capped squared norms at the global model, against the model sent last."""
+    method, term = contrastive()
+    one = client(method, loss_function=term)
+    first = {name: value + 0.5 for name, value in start().items()}
+    one.ask(1, first, LIMIT)
+    sent = one.train(1, first, clip_norm=1.0)
+    second = {name: value + 0.3 for name, value in first.items()}
+    asked = one.ask(2, second, LIMIT)
+    by_hand = MoonLoss(loss, term.features, network(), strength=5.0)
+    by_hand.compare_with(second, sent)
+    assert asked == pytest.approx(mean_square(by_hand, second), rel=1e-3)
+    by_hand.compare_with(first, first)  # the models of the round before: another answer
+    assert asked != pytest.approx(mean_square(by_hand, second), rel=1e-2)
+
+
+def mean_square(loss_function, params):
+    model, data = network(), records()
+    for name, value in model.named_parameters():
+        value.data.copy_(params[name])
+    squares = []
+    for i in range(len(data["label"])):
+        model.zero_grad()
+        loss_function(model, {name: value[i : i + 1] for name, value in data.items()}).sum().backward()
+        squares.append(min(sum(float(p.grad.square().sum()) for p in model.parameters()), LIMIT) / LIMIT)
+    return sum(squares) / len(squares)
