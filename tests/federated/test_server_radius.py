@@ -223,6 +223,22 @@ def test_a_server_that_restarts_goes_on(tmp_path):
     assert found.rounds == whole.rounds
 
 
+@pytest.mark.parametrize("variants", [("round", "fused"), ("fused", "round")])
+def test_a_folder_of_the_other_variant_is_refused(tmp_path, variants):
+    def strategy(variant):
+        return AdaptDPFedAvg(RMSRadius(0.5), ROUNDS, 1, variant=variant)
+
+    def one(variant):
+        return client(ServerRMS(0.5, round_length=LOCAL_STEPS, variant=variant, **NOISE))
+
+    begun, other = variants
+    simulate(strategy(begun), [one(begun)], start(), 1, folder=tmp_path)
+    late = one(other)
+    with pytest.raises(ValueError, match=f"variant='{other}': the state is of variant='{begun}'"):
+        simulate(strategy(other), [late], start(), ROUNDS, folder=tmp_path)
+    assert charges(late) == 0
+
+
 def test_bytes_of_a_round():
     size = sum(value.numel() * 8 for value in start().values())
     (done,) = simulate(server(), [client(fused(), p) for p in range(2)], start(), 1).rounds

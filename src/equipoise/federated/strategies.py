@@ -253,14 +253,23 @@ class AdaptDPFedAvg(FedAvg):
         return own
 
     def state_dict(self) -> dict[str, Any]:
-        """The radius, the scale of the squares and their average."""
-        return dict(self._state)
+        """The variant, the radius, the scale of the squares and their average."""
+        return {"variant": self.variant, **self._state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
-        if set(state) != set(self._state):
-            raise ValueError(f"state has {sorted(state)}, a radius has {sorted(self._state)}")
-        self._state = dict(state)
+        """Take over what `state_dict` gave.
+
+        Raises:
+            ValueError: it is another strategy's, or that of the other variant.
+        """
+        if set(state) != set(self.state_dict()):
+            raise ValueError(f"state has {sorted(state)}, a radius has {sorted(self.state_dict())}")
+        if state["variant"] != self.variant:
+            raise ValueError(
+                f"variant={self.variant!r}: the state is of variant={state['variant']!r}, whose clients "
+                "answer otherwise; give that one to go on with it, or another folder to start anew"
+            )
+        self._state = {name: state[name] for name in self._state}
         self._used = self._state["clip_norm"]
 
 
