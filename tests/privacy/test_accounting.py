@@ -3,6 +3,7 @@
 import math
 
 import dp_accounting as dp
+import numpy as np
 import pytest
 
 from equipoise.privacy import (
@@ -235,6 +236,57 @@ def test_replace_ratio():
     poisson = Poisson(25, 1000, 100)  # amplification keeps the ratio at 2
     a, b = (PrivacyPlan([Release("a", 3.0, 1.0, replace_ratio=r)], poisson, REPLACE) for r in (1.0, 2.0))
     assert a.event() == b.event()
+
+
+def sums_and_squares(sampling):
+    """Clipped sums and squares of one draw, (z, z_C) = (1, 3)."""
+    squares = Release("squares", 3.0, 1.0, replace_ratio=1.0)
+    return PrivacyPlan([Release("gradient", 1.0, 1.0), squares], sampling, REPLACE)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "ratio"),
+    [
+        (FullBatch(1000, 5), 1.0),
+        (Unamplified(100, 1000, 5), 1.0),
+        (WithoutReplacement(100, 1000, 5), 1.0),
+        (Poisson(1000, 1000, 5), 1.0),
+        (Poisson(100, 1000, 5), 2.0),
+    ],
+)
+def test_a_replaced_record_moves_squares_by_their_bound_once(sampling, ratio):
+    """(4 + 1/9)^(-1/2) = 0.4932, and (4 + 4/9)^(-1/2) = 0.4743 where Poisson sampling amplifies."""
+    multiplier = (4 + ratio**2 / 9) ** -0.5
+    assert multiplier == pytest.approx({1.0: 0.4932, 2.0: 0.4743}[ratio], abs=5e-5)
+    assert sums_and_squares(sampling).event() == sampling.event(multiplier, 5)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_poisson_sampling_needs_the_ratio_of_two(rate):
+    """A loss on squares that reach U against none: their distance is U, but both are as far from no record.
+
+    delta(epsilon) of (1 - q) N(0, I) + q N(v, I) against the same with v', by a sum over the plane: the
+    smaller sensitivity claims less than what is there.
+    """
+    grid = np.linspace(-8.0, 8.0, 801)
+    x, y = np.meshgrid(grid, grid, indexing="ij")
+    cell = (grid[1] - grid[0]) ** 2
+
+    def sampled(a, b):
+        def normal(a, b):
+            return np.exp(-((x - a) ** 2 + (y - b) ** 2) / 2) / (2 * math.pi)
+
+        return (1 - rate) * normal(0.0, 0.0) + rate * normal(a, b)
+
+    def delta(here, there, e):
+        return float(np.maximum(sampled(*here) - math.exp(e) * sampled(*there), 0.0).sum() * cell)
+
+    def claimed(multiplier, e):  # the worst pair for a sensitivity: two opposite points
+        return delta((0.5 / multiplier, 0.0), (-0.5 / multiplier, 0.0), e)
+
+    for e in (0.1, 1.0, 3.0):
+        true = delta((1.0, 1 / 3), (-1.0, 0.0), e)
+        assert claimed(0.4932, e) < true < claimed(0.4743, e), e
 
 
 def test_unamplified_counts_epochs():

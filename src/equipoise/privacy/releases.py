@@ -8,8 +8,10 @@ one Gaussian of multiplier
 
 taken on the draw's sampling. Under replace-one every sum may move by `replace_ratio` times its add-or-remove
 bound, to which the noise is scaled: z_j becomes z_j / replace_ratio_j. For Poisson sampling the ratio is
-always taken as 2: the amplification proof needs the pair of points at distance 2 whatever their actual
-distance.
+always taken as 2: there the distance of either record from no record counts too, and a sum that a replaced
+record moves by its bound alone is moved as far by a record that is there or not. With (z_1, z_2) = (1, 3)
+and ratios (2, 1) the multiplier (4 + 1/9)^(-1/2) = 0.493 would claim too little there; what is claimed is
+(4 + 4/9)^(-1/2) = 0.474.
 """
 
 from __future__ import annotations
