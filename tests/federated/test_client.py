@@ -241,6 +241,39 @@ def test_killed_in_a_round(tmp_path, monkeypatch, lost):
     assert charges(again) == 1 + LOCAL_STEPS
 
 
+@pytest.mark.parametrize("reproducible", [True, False])
+@pytest.mark.parametrize("repeated", ["query and training", "training"])
+def test_killed_in_a_round_whose_scale_is_another(tmp_path, monkeypatch, repeated, reproducible):
+    """A query moves U, and a restart answers it from the log: the steps that follow are not charged anew."""
+    options = {"folder": tmp_path, "reproducible": reproducible}
+    one = client(follower(), **options)
+    one.ask(1, start(), 0.25)
+    params = one.train(1, start(), clip_norm=0.2)
+    asked = one.ask(2, params, 0.04)
+    kill_after_a_step(one, monkeypatch, lambda: one.train(2, params, clip_norm=0.1))
+    again = client(follower(), **options)
+    if repeated == "query and training":
+        assert again.ask(2, params, 0.04) == asked
+    ended = again.train(2, params, clip_norm=0.1)
+    assert charges(again) == 2 * (1 + LOCAL_STEPS)
+    again.ask(3, ended, 0.01)
+    again.train(3, ended, clip_norm=0.05)
+    assert charges(again) == ROUNDS * (1 + LOCAL_STEPS)
+
+
+def kill_after_a_step(one, monkeypatch, request):
+    """The request is killed when the client has taken one step; the folder is free again."""
+    step, taken = one.training.take_step, []
+
+    def die():
+        raise SystemExit
+
+    monkeypatch.setattr(one.training, "take_step", lambda: die() if taken else taken.append(step()))
+    with pytest.raises(SystemExit):
+        request()
+    one.close()
+
+
 STARTS = {
     "before the key": (Secrets, "__init__"),
     "before the journal's head": (Journal, "append"),

@@ -273,8 +273,10 @@ class Client:
         self._check_round(round_number, last)
         self._check_rounds_left()
         try:
-            # A round that is over may be asked for again: a refused query leaves what answers it.
-            with self.training.undone_on_error():
+            # A query leaves no trace in the training: one that is answered from the log after a restart
+            # leaves none either, and the steps that follow must depend on the same. A round that is over
+            # may be asked for again: a refused query leaves what answers it.
+            with self.training.undone():
                 self.training.move(values)
                 self.training.steer(lambda state: method.with_limit(state, square_limit))
                 answer = self.training.ask(method.ask)

@@ -135,18 +135,17 @@ class LocalTraining(PrivateTraining):
         self._stepper.move(values)
 
     @contextlib.contextmanager
-    def undone_on_error(self) -> Iterator[None]:
-        """Put parameters and method state back where they were if what is done within fails."""
+    def undone(self) -> Iterator[None]:
+        """Put parameters and method state back where they were before what is done within."""
         before = copied(self.parameters)
         state = self._stepper.state
         try:
             yield
-        except BaseException:
+        finally:
             with torch.no_grad():
                 for name, parameter in self.parameters.items():
                     parameter.copy_(before[name])
             self._stepper.state = state
-            raise
 
     def ask(self, question: Callable[[Context, State], Answer]) -> Answer:
         """What `question(context, state)` releases between two steps; it is on disk when this returns."""
