@@ -13,6 +13,7 @@ from equipoise.audit.bounds import certify_gaussian
 from equipoise.audit.mechanism import ONE_STEP, Design, audit_method
 from equipoise.audit.one_step import probe_method
 from equipoise.audit.rehearsal import rehearse
+from equipoise.federated import ServerQuantile
 from equipoise.methods import METHODS, ReleasedQuantile
 
 NOTHING = ("clip-sgd", "ef-sgd", "public-only")
@@ -99,6 +100,14 @@ def test_steps_of_all_methods(line):
     if name not in NOTHING:
         assert found.clean.claimed is not None
         assert found.clean.certified > 0.8 * found.clean.claimed
+
+
+@pytest.mark.slow
+def test_a_clients_quantile_and_gradient():
+    design = replace(ONE_STEP["dp-sgd"], make=lambda m: ServerQuantile(ReleasedQuantile(1.0)))
+    found = probe_method(design, confidence=EACH)
+    assert found.holds, found
+    assert found.finds, found
 
 
 @pytest.mark.slow
