@@ -19,6 +19,7 @@ from equipoise.privacy import (
     JournalError,
     Ledger,
     LedgerError,
+    PlanUsedUpError,
     Poisson,
     PrivacyPlan,
     Private,
@@ -328,9 +329,43 @@ def test_a_reserved_plan_is_resumed_whatever_came_later(tmp_path):
     Ledger(PLAN, Budget(small.epsilon * 4, 1e-5), Journal(path), Secrets(tmp_path / "b"))
     again = Ledger(PLAN, small, Journal(path), secrets, position=1)
     step(again, "p1")
-    again.close()
-    with pytest.raises(BudgetError, match="other runs"):  # its reservation was given up
-        Ledger(PLAN, small, Journal(path), secrets, position=2)
+
+
+def test_a_run_that_was_closed_is_repeated_and_releases_nothing_more(tmp_path):
+    """Its reservation was given up, and another run may have taken it: A, its end, B, and A again."""
+    path, small = tmp_path / "shared.jsonl", Budget(PLAN.epsilon(1e-5).value * 1.1, 1e-5)
+    secrets = Secrets(tmp_path / "a")
+    first = Ledger(PLAN, small, Journal(path), secrets)
+    out, _ = step(first)
+    first.close()
+    first.close()
+    lines = path.read_bytes()
+    for ledger in (first, Ledger(PLAN, small, Journal(path), secrets, position=1)):
+        assert not any(ledger.releases_left.values())
+        with pytest.raises(PlanUsedUpError, match="was closed"):
+            step(ledger, "p1")
+        with pytest.raises(PlanUsedUpError, match="was closed"):
+            ledger.disclose(Private(torch.tensor(3.0)), "raw")
+    assert path.read_bytes() == lines
+    Ledger(PLAN, Budget(small.epsilon * 4, 1e-5), Journal(path), Secrets(tmp_path / "b"))
+    again = Ledger(PLAN, small, Journal(path), secrets)
+    assert torch.equal(step(again)[0], out)
+    with pytest.raises(PlanUsedUpError, match="was closed"):
+        step(again, "p1")
+
+
+def test_runs_that_began_later_are_in_what_was_spent(tmp_path):
+    path = tmp_path / "shared.jsonl"
+    first = Ledger(PLAN, None, Journal(path), Secrets(tmp_path / "a"))
+    step(first)
+    alone = first.spent(1e-5).value
+    second = Ledger(PLAN, None, Journal(path), Secrets(tmp_path / "b"))
+    both = first.spent(1e-5).value
+    assert both > 1.5 * alone
+    assert both == first.statement(delta=1e-5).epsilon
+    step(second)
+    second.close()  # gives back what it did not use
+    assert alone < first.spent(1e-5).value < both
 
 
 def test_plan_over_budget_is_refused_before_anything(tmp_path):

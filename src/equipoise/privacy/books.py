@@ -7,6 +7,7 @@ from typing import Any
 
 from .epochs import Epochs
 from .errors import JournalError, LedgerError
+from .journal import Journal
 from .releases import Pattern, PrivacyPlan
 from .statement import Hole
 
@@ -90,3 +91,11 @@ class Books:
 def question(line: Mapping[str, Any]) -> tuple[Any, ...]:
     """What an unproven release was asked: with anything else, its noise must not be given again."""
     return line["std"], line["worst_case_multiplier"], line.get("answer")
+
+
+def book_end(journal: Journal, run: str) -> None:
+    """Book that a run has ended, once; it is on the device when this returns."""
+    with journal.locked():
+        if not any(entry["type"] == "close" and entry.get("run") == run for entry in journal.entries()):
+            journal.append({"type": "close", "run": run})
+    journal.sync()

@@ -28,13 +28,13 @@ import torch
 from . import accounts
 from .accounting import EpsilonResult
 from .admission import check_noise, check_sums, check_unproven, pattern_for, require_carried
-from .books import Books, question
+from .books import Books, book_end, question
 from .bounded import Bounded
 from .calibration import Budget
 from .correlated import CorrelatedNoise
 from .digests import Digestible, as_digest, keyed_digest
 from .draws import Draw
-from .errors import ChangedQueryError, LedgerError
+from .errors import ChangedQueryError, LedgerError, PlanUsedUpError
 from .grid import GridStream, grid_unit
 from .journal import Journal, written_by_us
 from .noise import Secrets
@@ -65,7 +65,7 @@ class Ledger:
         hardened: exact noise on a grid of integers, which withstands attacks on floating-point noise.
 
     Raises:
-        BudgetError: if the plan is not yet reserved in the journal, and with what that holds exceeds the
+        BudgetError: if the journal does not hold this run yet, and the plan with what it holds exceeds the
             budget.
         LedgerError: if the journal holds this run with another plan or another kind of noise, or the plan
             has correlated noise, which there is not on a grid.
@@ -137,10 +137,11 @@ class Ledger:
                 private=self.secrets.is_private,
                 noise=self.noise,
             )
+            self._closed = any(entry["type"] == "close" for entry in mine)
             # A plan is reserved while its run is open: a later run with a larger budget takes nothing away.
-            if not heads or any(entry["type"] == "close" for entry in mine):
-                self._spending.check(budget)
+            # What a closed run gave up it never takes again: others may have it by now.
             if not heads:
+                self._spending.check(budget)
                 self.journal.append(
                     {
                         "type": "run",
@@ -213,14 +214,16 @@ class Ledger:
 
         Raises:
             LedgerError: if the plan does not hold the releases, a bound is too large, the count has run out,
-                the draw is not open, a sum is not finite, or its noise is beyond the range of its type.
-                Nothing leaves and nothing is charged.
+                the run was closed, the draw is not open, a sum is not finite, or its noise is beyond the
+                range of its type. Nothing leaves and nothing is charged.
         """
         sums = dict(sums)
         self._check_draw(draw)
         check_sums(self.plan, draw, sums, noise)
         check_noise(self.plan, sums, noise)
         books = self._books
+        if not draw.replayed:
+            self._check_open()
         pattern = None if draw.replayed else pattern_for(self._patterns, books.used, draw, frozenset(sums))
         bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
         if self.hardened:
@@ -290,6 +293,7 @@ class Ledger:
             hole: why, in a sentence for the statement.
         """
         self._unproven("disclose", hole)
+        self._check_open()
         leaves = list(value.values()) if isinstance(value, Mapping) else [value]
         draws = {leaf.draw for leaf in leaves if isinstance(leaf, Private)} & self._open.keys()
         for draw in draws or {None}:
@@ -339,6 +343,7 @@ class Ledger:
         line |= {"worst_case_multiplier": worst_case, "answer": self._answer({name: value})}
         booked = self._books.unproven_done.get((name, draw.index, draw.parameters))
         if booked is None:
+            self._check_open()
             check_unproven(self.plan, self._books.unproven_used, draw, name)
             self.journal.append(line)
             self._books.lines.setdefault(draw.index, line)
@@ -364,13 +369,15 @@ class Ledger:
     # ---- what was spent
 
     def spent(self, delta: float | None = None) -> EpsilonResult:
-        """Epsilon of all that has been released so far, the journal's other runs included."""
+        """Epsilon of all that has been released so far, the journal's other runs included as they are now."""
+        self._see_others()
         return self._spending.epsilon(self._delta(delta))
 
     def progress(self, delta: float | None = None) -> float:
         """Epsilon so far to about 2%, cheap enough for a progress bar (interpolated, cached).
 
-        Infinite where nothing is guaranteed.
+        Infinite where nothing is guaranteed. The journal's other runs are those that `spent` or `statement`
+        saw last, or that were there at the opening.
         """
         if self.guarantee == "none":
             return math.inf
@@ -378,8 +385,9 @@ class Ledger:
 
     @property
     def releases_left(self) -> dict[str, int]:
-        """Draws left for each draw name."""
-        return self._spending.releases_left()
+        """Draws left for each draw name; none of a run that was closed."""
+        left = self._spending.releases_left()
+        return dict.fromkeys(left, 0) if self._closed else left
 
     @property
     def guarantee(self) -> str:
@@ -394,18 +402,34 @@ class Ledger:
         delta = facts.pop("delta", None)
         if delta is None and (self.budget is not None or self.guarantee != "none"):
             delta = self._delta(None)
-        entries = self.journal.entries()
-        others = [entry for entry in entries if entry.get("run") != self.run]
-        if len(others) < len(entries):  # a journal that was closed gives nothing: what is known stays
-            with written_by_us():  # runs that began since this ledger was opened cost the same records
-                self._spending.others = accounts.other_runs(others, self.plan.relation)
+        self._see_others()
         return self._spending.run.statement(self.run, delta, self._spending.others, **facts)
 
     def close(self) -> None:
-        """Book that the run has ended: what it reserved and did not use is free again for others."""
-        self.journal.append({"type": "close", "run": self.run})
+        """Book that the run has ended: what it reserved and did not use is free again for others.
+
+        It is on the device when this returns. From then on booked releases are repeated and no other is made,
+        also when the run is opened again. Closed again, nothing happens.
+        """
+        book_end(self.journal, self.run)
+        self._closed = True
 
     # ---- inside
+
+    def _see_others(self) -> None:
+        """Take note of runs that began since this ledger was opened: they cost the same records."""
+        entries = self.journal.entries()
+        others = [entry for entry in entries if entry.get("run") != self.run]
+        if len(others) < len(entries):  # a journal that was closed gives nothing: what is known stays
+            with written_by_us():
+                self._spending.others = accounts.other_runs(others, self.plan.relation)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PlanUsedUpError(
+                "the run was closed: what it had left of its plan was given up, and other runs may have it "
+                "now. Nothing was released and nothing was charged; start a new run"
+            )
 
     def _delta(self, delta: float | None) -> float:
         if delta is None and self.budget is None:
