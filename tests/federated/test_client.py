@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -630,33 +631,140 @@ def test_a_client_in_memory_finishes_too():
         one.train(1, start())
 
 
-@pytest.mark.parametrize("when", ["before the entry", "before the key goes"])
-def test_killed_while_it_finishes(tmp_path, monkeypatch, when):
-    options = {"folder": tmp_path, "reproducible": False}
+ENDS = {
+    "before the entry": lambda one: (one._log, "append"),
+    "before the end is booked": lambda one: (Ledger, "close"),
+    "before the key goes": lambda one: (Secrets, "delete"),
+}
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+@pytest.mark.parametrize("when", ENDS)
+def test_killed_while_it_finishes(tmp_path, monkeypatch, when, reproducible):
+    options = {"folder": tmp_path, "reproducible": reproducible}
     one = client(**options)
     answer = one.train(1, start())
     statement = one.statement()
-
-    def die(*args):
-        raise SystemExit
-
-    where, name = (one._log, "append") if when == "before the entry" else (Secrets, "delete")
-    with monkeypatch.context() as patch:
-        patch.setattr(where, name, die)
-        with pytest.raises(SystemExit):
-            one.finish()
-    assert (tmp_path / "private" / "key").exists()
+    stopped_at_its_end(one, monkeypatch, when)
     one.close()
+    assert (tmp_path / "private" / "key").exists() is not reproducible
     again = client(**options)
     if when == "before the entry":
         assert same(again.train(1, start()), answer)
     else:
         assert not (tmp_path / "private" / "key").exists()
+        assert again.rounds_left == 0
     assert again.finish() == statement
     assert not (tmp_path / "private" / "key").exists()
     with pytest.raises(Refused, match="has finished"):
         again.train(2, start())
-    assert charges(client(folder=tmp_path / "b")) == 0
+    kinds = [json.loads(line)["type"] for line in (tmp_path / "private" / "journal.jsonl").open()]
+    assert kinds == ["run", *["release"] * LOCAL_STEPS, "close"]
+    assert verify_run(tmp_path).consistent
+
+
+def stopped_at_its_end(one, monkeypatch, when):
+    def die(*args):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*ENDS[when](one), die)
+        with pytest.raises(SystemExit):
+            one.finish()
+
+
+@pytest.mark.parametrize("when", ENDS)
+def test_what_a_client_gives_up_at_its_end_is_spent_once(tmp_path, monkeypatch, when):
+    """Two runs of one owner, whose budget is for one and a bit: B has what A gave up, or A has it."""
+    budget = eq.Budget(1.35 * client().training.plan.epsilon(1e-3).value, 1e-3)
+    options = {"ledger_file": tmp_path / "ledger.jsonl", "reproducible": False, "budget": budget}
+    a = client(folder=tmp_path / "a", **options)
+    a.train(1, start())
+    alone = a.statement()
+    stopped_at_its_end(a, monkeypatch, when)
+    a.close()
+    if when == "before the key goes":  # its end is booked: B may begin before A is seen to
+        b = client(folder=tmp_path / "b", **options)
+        a = client(folder=tmp_path / "a", **options)
+    else:
+        with pytest.raises(BudgetError, match="other runs"):
+            client(folder=tmp_path / "b", **options)
+        a = client(folder=tmp_path / "a", **options)
+        if when == "before the entry":
+            a.finish()
+        b = client(folder=tmp_path / "b", **options)
+    assert not (tmp_path / "a" / "private" / "key").exists()
+    with pytest.raises(Refused, match="has finished"):
+        a.train(2, start())
+    rounds_of(b, start())
+    assert a.finish() == alone
+    assert alone.epsilon < b.epsilon() == b.finish().epsilon <= budget.epsilon
+
+
+def test_an_end_that_could_not_be_booked_is_booked_by_the_next_call(tmp_path, monkeypatch):
+    one = client(folder=tmp_path, reproducible=False)
+    one.train(1, start())
+    stopped_at_its_end(one, monkeypatch, "before the end is booked")
+    with pytest.raises(Refused, match="has finished"):
+        one.train(1, start())
+    one.finish()
+    assert not (tmp_path / "private" / "key").exists()
+    assert '"close"' in (tmp_path / "private" / "journal.jsonl").read_text()
+
+
+@pytest.mark.parametrize("when", STARTS)
+def test_killed_at_its_start_it_leaves_no_reservation_in_a_shared_ledger(tmp_path, monkeypatch, when):
+    """The budget is for one run; the files are put back as they were when the process died."""
+    budget = eq.Budget(1.01 * client().training.plan.epsilon(1e-3).value, 1e-3)
+    now, then = tmp_path / "now", tmp_path / "then"
+    options = {"folder": now / "a", "ledger_file": now / "ledger.jsonl", "reproducible": False}
+
+    def die(*args, **kwargs):
+        shutil.copytree(now, then)
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*STARTS[when], die)
+        with pytest.raises(SystemExit):
+            client(budget=budget, **options)
+    shutil.rmtree(now)
+    then.rename(now)
+    assert (now / "a" / "config.json").exists()
+    reserved = (now / "ledger.jsonl").exists() and (now / "ledger.jsonl").stat().st_size > 0
+    assert reserved is (when == "before the checkpoint")
+    one = client(budget=budget, **options)
+    rounds_of(one, start())
+    assert one.statement().other_runs == reserved
+    assert one.finish().epsilon <= budget.epsilon
+
+
+def test_a_run_that_released_into_a_shared_ledger_is_not_started_anew(tmp_path):
+    options = {"folder": tmp_path / "a", "ledger_file": tmp_path / "ledger.jsonl", "reproducible": False}
+    one = client(follower(), **options)
+    one.ask(1, start(), 0.25)
+    one.close()
+    (tmp_path / "a" / "private" / "rounds.jsonl").unlink()
+    shutil.rmtree(tmp_path / "a" / "checkpoint")
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        client(follower(), **options)
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+
+
+def test_epsilon_of_clients_that_share_a_ledger_is_that_of_their_statements(tmp_path):
+    options = {
+        "ledger_file": tmp_path / "ledger.jsonl",
+        "reproducible": False,
+        "budget": eq.Budget(20.0, 1e-3),
+    }
+    a = client(folder=tmp_path / "a", **options)
+    a.train(1, start())
+    alone = a.epsilon()
+    b = client(folder=tmp_path / "b", **options)
+    rounds_of(b, start())
+    assert a.epsilon() > 1.5 * alone
+    for one in (a, b):
+        assert one.epsilon() == one.statement().epsilon
 
 
 def test_runs_of_one_owner_share_a_ledger_and_hardened_noise_is_named(tmp_path):

@@ -180,11 +180,8 @@ class Client:
         Raises:
             Refused: the client has finished.
         """
-        if self._training is None:
-            raise Refused(
-                "the client has finished: its key is deleted, and nothing more is released or repeated. "
-                "Nothing was spent"
-            )
+        if self._training is None or self._end is not None:
+            raise Refused("the client has finished: nothing more is released or repeated. Nothing was spent")
         return self._training
 
     @property
@@ -220,8 +217,8 @@ class Client:
         """Take part no more: write the statement, book the end, delete the key.
 
         Every later request is refused, an old one's repetition too, also when the folder is opened again; a
-        process that is killed meanwhile leaves a client that has finished or one that can. Finished again,
-        nothing happens.
+        process that is killed meanwhile leaves a client that has finished or one that can. The next opening
+        does what is missing of its end. Finished again, nothing happens.
 
         Returns:
             The statement, which lies in the folder as `statement.json`.
@@ -229,16 +226,18 @@ class Client:
         if self._end is None:
             training = self.training
             statement = training.statement()
-            end: dict[str, Any] = {"type": "finish", "rounds": self.rounds_done, "epsilon": self.epsilon()}
-            end["statement"] = asdict(statement)
+            end: dict[str, Any] = {"type": "finish", "run": training.desk.ledger.run}
+            end |= {"rounds": self.rounds_done, "epsilon": self.epsilon(), "statement": asdict(statement)}
             if training.folder is not None:
                 content = (statement.to_json() + "\n").encode()
                 write_atomically(training.folder.statement, content, mode=0o644)
-            training.desk.ledger.close()
+            # First: once the ledger gives up what the run has left, this client must never go on.
             self._log.append(end)
-            training.desk.ledger.secrets.delete()
+            self._end = end
+        if self._training is not None:
+            self._training.desk.close()
             self.close()
-            self._end, self._training = end, None
+            self._training = None
         return self.statement()
 
     def close(self) -> None:

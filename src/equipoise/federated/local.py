@@ -13,7 +13,8 @@ import torch
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
-from equipoise.privacy import Journal, Sampling, Statement
+from equipoise.privacy import Journal, Sampling, Secrets, Statement
+from equipoise.privacy.books import book_end
 from equipoise.privacy.noise import delete_key
 from equipoise.training import PrivateTraining
 from equipoise.training.folder import RunFolder
@@ -28,7 +29,8 @@ def discard_unstarted(path: str | os.PathLike[str]) -> None:
     """Remove a run whose process ended before its first checkpoint, so that it can be started anew.
 
     Only a run that has released nothing goes: its journal holds at most its own head, and the client has
-    never come to note a round. Anything else is left as it is.
+    never come to note a round. Anything else is left as it is. In a journal that is shared its end is booked
+    first: without its key nobody could give back what it reserves.
 
     Raises:
         RuntimeError: another process is starting this run.
@@ -40,6 +42,10 @@ def discard_unstarted(path: str | os.PathLike[str]) -> None:
     folder.lock()
     try:
         if not _started(folder):  # the lock holds now: nobody starts it meanwhile
+            settings = folder.read_config()["settings"]
+            run = _run_of(folder, settings)
+            if run is not None and "ledger_file" in settings:
+                _end_in(settings["ledger_file"], run)
             folder.discard()
     finally:
         folder.unlock()
@@ -48,16 +54,37 @@ def discard_unstarted(path: str | os.PathLike[str]) -> None:
 def _started(folder: RunFolder) -> bool:
     if folder.checkpoints.steps() or (folder.private / "rounds.jsonl").exists():
         return True
-    if not folder.journal.exists():
-        return False
-    journal = Journal(folder.journal, read_only=True)
-    try:
-        entries = journal.entries()
-    finally:
-        journal.close()
+    settings = folder.read_config()["settings"]
+    if "ledger_file" in settings:
+        run = _run_of(folder, settings)
+        entries = [entry for entry in _entries(settings["ledger_file"]) if entry.get("run") == run]
+    else:
+        entries = _entries(folder.journal)
     # a journal may be shared: what other runs booked here is not this one's to discard
     heads_alone = all(entry.get("type") in ("run", "close") for entry in entries)
     return not heads_alone or len({entry.get("run") for entry in entries}) > 1
+
+
+def _run_of(folder: RunFolder, settings: Mapping[str, Any]) -> str | None:
+    """The name of the folder's run in a journal; None before it has a key, under which nothing is booked."""
+    if settings["reproducible"]:
+        return Secrets(reproducible_seed=settings["seed"]).identity
+    if not (folder.private / "key").exists():
+        return None
+    try:
+        return Secrets(folder.path).identity
+    except RuntimeError:  # killed while it wrote the key
+        return None
+
+
+def _end_in(place: str | os.PathLike[str], run: str) -> None:
+    """Book the end of a run that the journal there holds; a journal that is gone reserves nothing."""
+    if any(entry["type"] == "run" and entry.get("run") == run for entry in _entries(place)):
+        journal = Journal(place, existing=True)
+        try:
+            book_end(journal, run)
+        finally:
+            journal.close()
 
 
 def check_settings(path: str | os.PathLike[str], given: Mapping[str, Any]) -> None:
@@ -102,20 +129,33 @@ def check_settings(path: str | os.PathLike[str], given: Mapping[str, Any]) -> No
 def end_of(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """What a client that has finished left in its log: its statement, epsilon and number of rounds.
 
-    A process can be killed between that entry and the key's deletion: a key that is still there goes now.
+    A process can be killed between that entry and the key's deletion: what is missing of the end in the
+    ledger is booked now, and a key that is still there goes.
+
+    Raises:
+        JournalError: the run's journal is damaged, or cannot be written.
     """
     folder = RunFolder(path)
     end = next((entry for entry in _rounds(folder) if entry["type"] == "finish"), None)
-    if end is not None:
-        delete_key(folder.private / "key")
-    return end
+    if end is None:
+        return None
+    settings = folder.read_config()["settings"]
+    key = folder.private / "key"
+    if key.exists() or settings["reproducible"]:  # the key goes last; a public seed has none
+        _end_in(settings.get("ledger_file") or folder.journal, end["run"])
+        delete_key(key)
+    return dict(end)
 
 
 def _rounds(folder: RunFolder) -> list[dict[str, Any]]:
-    log = folder.private / "rounds.jsonl"
-    if not log.exists():
+    return _entries(folder.private / "rounds.jsonl")
+
+
+def _entries(place: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """What a journal holds; nothing where there is none."""
+    if not os.path.exists(place):
         return []
-    journal = Journal(log, read_only=True)
+    journal = Journal(place, read_only=True)
     try:
         return journal.entries()
     finally:
