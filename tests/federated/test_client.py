@@ -29,6 +29,7 @@ from federated_problem import (
 import equipoise as eq
 from equipoise.federated import Proximal, Refused, ServerRMS
 from equipoise.methods import METHODS
+from equipoise.methods.named_tensors import copied
 from equipoise.privacy import BudgetError, Journal, Ledger, LedgerError, Secrets, Statement
 from equipoise.privacy.errors import PlanUsedUpError
 from equipoise.training.checkpoint import CheckpointError, Checkpoints
@@ -197,6 +198,22 @@ def test_all_rounds_together_stay_within_the_budget():
     assert one.statement().guarantee == "proven"
 
 
+def test_restarted_between_rounds_with_a_key_of_its_own(tmp_path):
+    """No public seed: what left once is the reference."""
+    options = {"folder": tmp_path, "reproducible": False}
+    one = client(follower(), **options)
+    asked = one.ask(1, start(), 0.25)
+    first = one.train(1, start(), clip_norm=0.2)
+    one.close()
+    again = client(follower(), **options)
+    assert again.ask(1, start(), 0.25) == asked
+    assert same(again.train(1, start(), clip_norm=0.2), first)
+    assert charges(again) == 1 + LOCAL_STEPS
+    again.ask(2, first, 0.04)
+    again.train(2, first, clip_norm=0.1)
+    assert charges(again) == 2 * (1 + LOCAL_STEPS)
+
+
 def test_restarted_between_rounds(tmp_path):
     reference = client(follower())
     for one in (reference, client(follower(), folder=tmp_path / "a")):
@@ -210,36 +227,61 @@ def test_restarted_between_rounds(tmp_path):
     assert charges(again) == charges(reference) == 2 * (1 + LOCAL_STEPS)
 
 
+@pytest.mark.parametrize("reproducible", [True, False])
 @pytest.mark.parametrize("lost", ["before the checkpoint", "in the middle", "after the query"])
-def test_killed_in_a_round(tmp_path, monkeypatch, lost):
-    """Whatever had left the ledger is given again, with the same noise, and nothing is charged twice."""
-    reference = client(follower())
-    asked = reference.ask(1, start(), 0.25)
-    expected = reference.train(1, start(), clip_norm=0.2)
-    one = client(follower(), folder=tmp_path / "a")
+def test_killed_in_a_round(tmp_path, monkeypatch, lost, reproducible):
+    """Whatever had left the ledger is given again, with the same noise, and nothing is charged twice.
+
+    Without a public seed there is no run to compare with: the reference is what the client had computed.
+    """
+    options = {"folder": tmp_path / "a", "reproducible": reproducible}
+    one = client(follower(), **options)
+    known = {}
+    if reproducible:
+        reference = client(follower())
+        known = {"asked": reference.ask(1, start(), 0.25)}
+        known["trained"] = reference.train(1, start(), clip_norm=0.2)
 
     def die(*args, **kwargs):
         raise SystemExit
 
-    if lost == "after the query":
-        monkeypatch.setattr(one._log, "append", die)  # the answer is in the ledger, not yet in the log
+    if lost == "after the query":  # the answer is in the ledger, not yet in the log
+        monkeypatch.setattr(one._log, "append", lambda entry: known.update(asked=entry["answer"]) or die())
         with pytest.raises(SystemExit):
             one.ask(1, start(), 0.25)
     else:
-        assert one.ask(1, start(), 0.25) == asked
+        asked = one.ask(1, start(), 0.25)
+        assert known.setdefault("asked", asked) == asked
         if lost == "before the checkpoint":
             monkeypatch.setattr(one.training, "save_checkpoint", die)
+            with pytest.raises(SystemExit):
+                one.train(1, start(), clip_norm=0.2)
+            known.setdefault("trained", copied(one.training.parameters))
         else:
-            step = one.training.take_step
-            taken = []
-            monkeypatch.setattr(one.training, "take_step", lambda: die() if taken else taken.append(step()))
-        with pytest.raises(SystemExit):
-            one.train(1, start(), clip_norm=0.2)
-    del one
-    again = client(follower(), folder=tmp_path / "a")
-    assert again.ask(1, start(), 0.25) == asked
-    assert same(again.train(1, start(), clip_norm=0.2), expected)
+            kill_after_a_step(one, monkeypatch, lambda: one.train(1, start(), clip_norm=0.2))
+    one.close()
+    again = client(follower(), **options)
+    assert again.ask(1, start(), 0.25) == known["asked"]
+    trained = again.train(1, start(), clip_norm=0.2)
+    assert same(trained, known.get("trained", trained))
+    assert same(again.train(1, start(), clip_norm=0.2), trained)
     assert charges(again) == 1 + LOCAL_STEPS
+
+
+@pytest.mark.parametrize("variant", ["round", "fused"])
+def test_killed_in_a_round_with_exact_noise(tmp_path, monkeypatch, variant):
+    options = {"folder": tmp_path, "reproducible": False, "hardened": True}
+    request = {"clip_norm": 0.2} | ({"square_limit": 0.04} if variant == "fused" else {})
+    one = client(follower(variant=variant), **options)
+    kill_after_a_step(one, monkeypatch, lambda: one.train(1, start(), **request))
+    again = client(follower(variant=variant), **options)
+    answer = again.train(1, start(), **request)
+    assert charges(again) == LOCAL_STEPS
+    again.close()
+    again = client(follower(variant=variant), **options)
+    assert same(again.train(1, start(), **request), answer)
+    assert charges(again) == LOCAL_STEPS
+    assert again.statement().noise == "grid"
 
 
 @pytest.mark.parametrize("reproducible", [True, False])

@@ -41,15 +41,17 @@ def parameters(kind, rng):
     }
 
 
+@pytest.mark.parametrize("reproducible", [True, False])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
-def test_any_sequence_of_requests_stays_within_the_plan(tmp_path, seed):
+def test_any_sequence_of_requests_stays_within_the_plan(tmp_path, seed, reproducible):
     """Random requests, restarts in between: refusals book nothing, answers are bounded, epsilon keeps."""
     rng = random.Random(seed)
-    one, answers = victim(folder=tmp_path), {}
+    options = {"folder": tmp_path, "reproducible": reproducible}
+    one, answers = victim(**options), {}
     for _ in range(80):
         if rng.random() < 0.03:
             one.close()
-            one = victim(folder=tmp_path)
+            one = victim(**options)
         number = rng.choice([1, 1, 2, 2, 3, 4, 5, 0, -7, 2**62])
         kind = rng.choice(["start", "start", "moved", "huge", "tiny", "NaN"])
         radius = rng.choice([G, 1e-12, 0.1, 0.25, 1e9, -1.0, math.inf, math.nan, 5e-324])
@@ -75,8 +77,9 @@ def test_any_sequence_of_requests_stays_within_the_plan(tmp_path, seed):
     assert answers
 
 
-def test_a_refusal_leaves_the_journal_as_it_was(tmp_path):
-    one = victim(folder=tmp_path)
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_a_refusal_leaves_the_journal_as_it_was(tmp_path, reproducible):
+    one = victim(folder=tmp_path, reproducible=reproducible)
     one.ask(1, start(), 0.25)
     one.train(1, start(), 0.1)
     journal = tmp_path / "private" / "journal.jsonl"
@@ -96,9 +99,10 @@ def test_a_refusal_leaves_the_journal_as_it_was(tmp_path):
     assert (journal.read_bytes(), one.rounds_left) == before
 
 
-def test_averaging_the_noise_away_is_paid_for_each_time():
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_averaging_the_noise_away_is_paid_for_each_time(reproducible):
     """The same model in every round: every round has noise of its own and is charged; then it is over."""
-    one = victim()
+    one = victim(reproducible=reproducible)
     means = [one.ask(number, start(), 0.25) for number in range(1, ROUNDS + 1)]
     spent = []
     for number in range(ROUNDS + 1, 2 * ROUNDS + 1):

@@ -37,13 +37,13 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def opened(folder, number):
-    return client(follower(), number, folder=folder / str(number))
+def opened(folder, number, reproducible=True):
+    return client(follower(), number, folder=folder / str(number), reproducible=reproducible)
 
 
-def work(folder, number, fatal):
+def work(folder, number, fatal, reproducible):
     """A client process: answers one request a connection; `fatal` prepares the client for its death."""
-    one = opened(folder, number)
+    one = opened(folder, number, reproducible)
     if fatal is not None:
         fatal(one)
     path = folder / f"socket-{number}"
@@ -86,8 +86,8 @@ def begin(tmp_path):
     running = []
     client(follower())  # what is imported on first use is imported before the processes fork
 
-    def run(number, fatal=None):
-        process = fork.Process(target=work, args=(tmp_path, number, fatal), daemon=True)
+    def run(number, fatal=None, reproducible=True):
+        process = fork.Process(target=work, args=(tmp_path, number, fatal, reproducible), daemon=True)
         process.start()
         running.append(process)
         end = time.monotonic() + 20
@@ -141,15 +141,23 @@ def some_slow(cases, quick):
 
 @pytest.mark.parametrize("when", some_slow(CLIENT_DEATHS, ("after the query", "before")))
 def test_a_client_process_is_killed(tmp_path, begin, when):
+    check_a_killed_client(tmp_path, begin, when, reproducible=True)
+
+
+def test_a_client_process_with_a_key_of_its_own_is_killed(tmp_path, begin):
+    check_a_killed_client(tmp_path, begin, "before the second step of round 2", reproducible=False)
+
+
+def check_a_killed_client(tmp_path, begin, when, reproducible):
     """It misses round 2 and is started again: its ledger holds what it released, each draw once."""
-    begin(0)
-    victim = begin(1, CLIENT_DEATHS[when])
+    begin(0, None, reproducible)
+    victim = begin(1, CLIENT_DEATHS[when], reproducible)
     revived = []
 
     def revive(done):
         if done.number == 2:
             victim.join(20)
-            revived.append(begin(1))
+            revived.append(begin(1, None, reproducible))
 
     remotes = [Remote(tmp_path, p) for p in range(CLIENTS)]
     history = simulate(adaptive(), remotes, start(), ROUNDS, on_round=revive)
@@ -158,7 +166,7 @@ def test_a_client_process_is_killed(tmp_path, begin, when):
     for process in (*revived, *multiprocessing.active_children()):
         process.kill()
         process.join()
-    ledgers = [opened(tmp_path, p) for p in range(CLIENTS)]
+    ledgers = [opened(tmp_path, p, reproducible) for p in range(CLIENTS)]
     booked = [
         [entry["index"] for entry in one.training.desk.ledger.journal.entries() if entry["type"] == "release"]
         for one in ledgers
