@@ -16,6 +16,7 @@ from killed_run import STEPS, start
 from small_problems import loss, network, parameters, records, training
 
 import equipoise as eq
+from equipoise.privacy import Secrets
 from equipoise.training import CheckpointError
 
 
@@ -204,3 +205,29 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
     assert (tmp_path / "run" / "statement.json").exists()
     assert again(tmp_path / "run").steps_done == result.steps
+
+
+def test_killed_before_its_key_goes_it_repeats_and_releases_nothing_more(tmp_path, monkeypatch):
+    """Its end is booked, another run has begun since: the last steps are repeated, and the key goes."""
+    shared = {"ledger_file": tmp_path / "ledger.jsonl", "reproducible": False}
+    sampling = eq.Unamplified(12, 60, 4)  # in closed form: quick
+    plan = training(sampling=sampling).plan.epsilon(1e-3).value
+    budget = eq.Budget(1.05 * plan, 1e-3)
+    run = begin(tmp_path / "a", 4, 2, sampling=sampling, budget=budget, **shared)
+    last = [run.take_step() for _ in range(2)][-1]
+
+    def die(self):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Secrets, "delete", die)
+        with pytest.raises(SystemExit):
+            run.finish()
+    training(sampling=sampling, budget=eq.Budget(50.0, 1e-3), run_dir=tmp_path / "b", **shared)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    resumed = again(tmp_path / "a")
+    result = resumed.run(progress=False)
+    assert (result.finished, result.steps) == (True, last.step)
+    assert torch.equal(parameters(resumed.model), parameters(run.model))
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+    assert not (tmp_path / "a" / "private" / "key").exists()
