@@ -226,8 +226,8 @@ class Client:
         if self._end is None:
             training = self.training
             statement = training.statement()
-            end: dict[str, Any] = {"type": "finish", "run": training.desk.ledger.run}
-            end |= {"rounds": self.rounds_done, "epsilon": self.epsilon(), "statement": asdict(statement)}
+            end: dict[str, Any] = {"type": "finish", "rounds": self.rounds_done, "epsilon": self.epsilon()}
+            end["statement"] = asdict(statement)
             if training.folder is not None:
                 content = (statement.to_json() + "\n").encode()
                 write_atomically(training.folder.statement, content, mode=0o644)

@@ -66,14 +66,14 @@ def _started(folder: RunFolder) -> bool:
 
 
 def _run_of(folder: RunFolder, settings: Mapping[str, Any]) -> str | None:
-    """The name of the folder's run in a journal; None before it has a key, under which nothing is booked."""
+    """The name of the folder's run in a journal; None where it has no whole key, before or after."""
     if settings["reproducible"]:
         return Secrets(reproducible_seed=settings["seed"]).identity
     if not (folder.private / "key").exists():
         return None
     try:
         return Secrets(folder.path).identity
-    except RuntimeError:  # killed while it wrote the key
+    except RuntimeError:  # killed while it wrote or deleted the key
         return None
 
 
@@ -140,11 +140,11 @@ def end_of(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     if end is None:
         return None
     settings = folder.read_config()["settings"]
-    key = folder.private / "key"
-    if key.exists() or settings["reproducible"]:  # the key goes last; a public seed has none
-        _end_in(settings.get("ledger_file") or folder.journal, end["run"])
-        delete_key(key)
-    return dict(end)
+    run = _run_of(folder, settings)
+    if run is not None:  # the key goes last: where it is gone the end is booked
+        _end_in(settings.get("ledger_file") or folder.journal, run)
+    delete_key(folder.private / "key")
+    return end
 
 
 def _rounds(folder: RunFolder) -> list[dict[str, Any]]:
