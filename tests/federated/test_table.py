@@ -36,7 +36,12 @@ def federation(name, recipe="library", rounds=2, **given):
 
 @pytest.mark.parametrize(
     ("name", "recipe", "given"),
-    [*SETTINGS, ("adaptdp-fedavg", "library", FUSED), ("fedavg:dp-c4", "library", {})],
+    [
+        *SETTINGS,
+        ("adaptdp-fedavg", "library", FUSED),
+        ("adaptdp-fedavg", "library", FUSED | {"query_steps": "first"}),
+        ("fedavg:dp-c4", "library", {}),
+    ],
 )
 def test_a_line_trains_within_the_budget_and_goes_on(tmp_path, name, recipe, given):
     strategy, clients = federation(name, recipe, **given)

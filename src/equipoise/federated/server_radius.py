@@ -8,8 +8,10 @@ squared norms of the same batch, and what is sent beside the parameters is
 
     s_p = mean over the round's steps of (sum_i min(|g_i|^2 / U, 1) + N(0, z_C^2)) / B,
 
-with noise of z_C / (B sqrt(K)), which sets the radius of the next round. U of a round is the server's, so
-that both ends know it, whatever rounds a client has missed.
+with noise of z_C / (B sqrt(K)), which sets the radius of the next round. With query_steps="first" the squares
+join the first local step alone, the one at the global model: R steps are Gaussians of multiplier
+(z^-2 + z_C^-2)^(-1/2) and the other R (K - 1) of multiplier z, and the noise of s_p is z_C / B. U of a round
+is the server's, so that both ends know it, whatever rounds a client has missed.
 
 Source: Fukami, Murata and Niwa, TMLR 2025, "AdaptDP-FedAvg"; variant="fused" is this library's.
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -28,6 +31,9 @@ from equipoise.federated.errors import Refused
 from equipoise.federated.hooks import REPORT, RoundHooks
 from equipoise.methods import AdaptiveRMS, Context, State
 from equipoise.methods.base import Parameters
+from equipoise.methods.checks import require_one_of
+from equipoise.privacy.releases import PrivacyPlan
+from equipoise.privacy.sampling import Sampling, Unamplified
 
 __all__ = ["SQUARES", "ServerRMS", "agreed"]
 
@@ -46,7 +52,11 @@ class ServerRMS(RoundHooks, AdaptiveRMS):
         clip_norm: G > 0, the largest radius that the client accepts.
         round_length: K, local steps a round.
         variant: "round", a query of its own every round, or "fused".
+        query_steps: of variant "fused", which of a round's steps release squares: "all", or the "first".
         settings: further arguments of `AdaptiveRMS`, but for `initial_clip_norm`, which is the server's.
+
+    Raises:
+        ValueError: a value out of range, or one that the variant does not have.
 
     Example:
         >>> ServerRMS(0.5, round_length=3).answers_query
@@ -64,8 +74,16 @@ class ServerRMS(RoundHooks, AdaptiveRMS):
         *,
         round_length: int = 1,
         variant: Literal["round", "fused"] = "round",
+        query_steps: Literal["all", "first"] = "all",
         **settings: Any,
     ) -> None:
+        require_one_of("query_steps", query_steps, ("all", "first"))
+        if query_steps == "first" and variant == "round":
+            raise ValueError(
+                f"query_steps={query_steps!r} belongs to variant='fused': the query of variant='round' is no "
+                "step's"
+            )
+        self.query_steps = query_steps
         initial = settings.get("initial_clip_norm")
         if initial is not None:
             raise ValueError(f"initial_clip_norm={initial!r}: the server begins; give it to AdaptDPFedAvg")
@@ -92,9 +110,27 @@ class ServerRMS(RoundHooks, AdaptiveRMS):
         return not self.fused
 
     @property
+    def squares_per_round(self) -> int:
+        """How many releases of squares the mean is over that is sent in a round."""
+        return self.round_length if self.fused and self.query_steps == "all" else 1
+
+    @property
     def radius_noise(self) -> float:
         """Standard deviation of the mean square that is sent in a round, in units of U."""
-        return super().radius_noise / math.sqrt(self.round_length if self.fused else 1)
+        return super().radius_noise / math.sqrt(self.squares_per_round)
+
+    def _plan(self, sampling: Sampling, relation: str, z: float, radius_z: float) -> PrivacyPlan:
+        plan = super()._plan(sampling, relation, z, radius_z)
+        if not self.fused or self.squares_per_round == self.round_length:
+            return plan
+        if isinstance(sampling, Unamplified):
+            raise ValueError(
+                f"sampling={sampling!r} with query_steps={self.query_steps!r}: a record meets one step of an "
+                "epoch, and must not meet squares by its place in it. Give query_steps='all', or sampling "
+                "that amplifies"
+            )
+        rounds = math.ceil(sampling.steps / self.round_length)
+        return PrivacyPlan([plan["gradient"], replace(plan["squares"], count=rounds)], sampling, relation)
 
     def init(self, context: Context) -> State:
         """The first radius, and no squares."""
@@ -105,11 +141,15 @@ class ServerRMS(RoundHooks, AdaptiveRMS):
         return self._without_squares(super().rebase(state, params))
 
     def _without_squares(self, state: State) -> State:
-        return {**state, "squares": 0.0} if self.fused else state
+        return {**state, "squares": None} if self.fused else state
+
+    def measures(self, state: State) -> bool:
+        """Fused: in every step, or until the round has squares."""
+        return self.fused and (self.query_steps == "all" or state["squares"] is None)
 
     def learn(self, state: State, mean: float) -> State:
         """The radius stays for the round; the squares are kept for the answer."""
-        return {**state, "squares": state["squares"] + mean}
+        return {**state, "squares": (state["squares"] or 0.0) + mean}
 
     def begin_round(self, context: Context, state: State) -> State:
         """The server has set the radius already."""
@@ -136,8 +176,12 @@ class ServerRMS(RoundHooks, AdaptiveRMS):
         sent = super().answer(state, start, end)
         if not self.fused:
             return sent
-        mean = [state["squares"] / self.round_length, self.radius_noise]
+        mean = [state["squares"] / self.squares_per_round, self.radius_noise]
         return {**sent, SQUARES: torch.tensor(mean, dtype=torch.float64)}
+
+    def config(self) -> dict[str, Any]:
+        """The settings, as plain values."""
+        return {**super().config(), "query_steps": self.query_steps}
 
 
 def agreed(name: str, value: float, largest: float, least: float = 0.0) -> float:

@@ -172,9 +172,9 @@ def _radius_server(setup: Setup) -> Strategy:
     return AdaptDPFedAvg(rule, setup.rounds, setup.clients_per_round, **form)
 
 
-_RADIUS_AT_CLIENTS = ("variant", "radius_share", "radius_sampling_rate")
+_RADIUS_AT_CLIENTS = ("variant", "query_steps", "radius_share", "radius_sampling_rate")
 _RADIUS = {
-    "variant": "round", "initial_clip_norm": None,
+    "variant": "round", "query_steps": "all", "initial_clip_norm": None,
     "radius_share": 0.2, "radius_sampling_rate": None, "tau": 1.0, "offset": "sd", "scale": "g_hat",
     "kappa": None, "ema_beta": 0.0, "minimum": None,
 }  # fmt: skip

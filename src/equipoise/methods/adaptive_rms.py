@@ -310,16 +310,20 @@ class AdaptiveRMS(Method):
 
         def sums(rows: PrivateRows, ids: Tensor) -> dict[str, Bounded]:
             out = {"gradient": clip(rows, Abadi(), clip_norm)}
-            if self.variant == "fused":
+            if self.measures(state):
                 out["squares"] = _squares(rows, limit)
             return out
 
         draw = context.draw("batch")
         released = context.ledger.release(draw, draw.query(sums))
         size = context.sampling.expected_size
-        if self.variant == "fused":
+        if "squares" in released:
             state = self.learn(state, _mean(released["squares"], size))
         return mean_of(released["gradient"], size), state
+
+    def measures(self, state: State) -> bool:
+        """Whether the next step releases squares beside its gradient: every one of variant "fused"."""
+        return self.variant == "fused"
 
     def begin_round(self, context: Context, state: State) -> State:
         """The state with the radius of the round that begins, from a query of its own."""
