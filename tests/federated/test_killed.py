@@ -25,25 +25,26 @@ fork = multiprocessing.get_context("fork")
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 
 
-def follower():
-    return ServerRMS(0.5, round_length=LOCAL_STEPS, noise_multiplier=1.0, radius_noise_multiplier=3.0)
+def follower(**form):
+    noise = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0}
+    return ServerRMS(0.5, round_length=LOCAL_STEPS, **noise, **form)
 
 
-def adaptive():
-    return AdaptDPFedAvg(RMSRadius(0.5), rounds=ROUNDS, clients=CLIENTS)
+def adaptive(variant="round"):
+    return AdaptDPFedAvg(RMSRadius(0.5), rounds=ROUNDS, clients=CLIENTS, variant=variant)
 
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def opened(folder, number, reproducible=True):
-    return client(follower(), number, folder=folder / str(number), reproducible=reproducible)
+def opened(folder, number, reproducible=True, **form):
+    return client(follower(**form), number, folder=folder / str(number), reproducible=reproducible)
 
 
-def work(folder, number, fatal, reproducible):
+def work(folder, number, fatal, reproducible, form):
     """A client process: answers one request a connection; `fatal` prepares the client for its death."""
-    one = opened(folder, number, reproducible)
+    one = opened(folder, number, reproducible, **form)
     if fatal is not None:
         fatal(one)
     path = folder / f"socket-{number}"
@@ -52,7 +53,8 @@ def work(folder, number, fatal, reproducible):
         while True:
             with door.accept() as caller:
                 name, arguments = caller.recv()
-                caller.send(one.radius_noise if name == "radius_noise" else getattr(one, name)(*arguments))
+                found = getattr(one, name)
+                caller.send(found(*arguments) if callable(found) else found)
 
 
 class Remote:
@@ -76,8 +78,8 @@ class Remote:
     def ask(self, *arguments):
         return self._call("ask", *arguments)
 
-    def train(self, number, params, clip_norm=None):
-        return self._call("train", number, params, clip_norm)
+    def train(self, number, params, clip_norm=None, square_limit=None):
+        return self._call("train", number, params, clip_norm, None, square_limit)
 
 
 @pytest.fixture
@@ -86,8 +88,9 @@ def begin(tmp_path):
     running = []
     client(follower())  # what is imported on first use is imported before the processes fork
 
-    def run(number, fatal=None, reproducible=True):
-        process = fork.Process(target=work, args=(tmp_path, number, fatal, reproducible), daemon=True)
+    def run(number, fatal=None, reproducible=True, **form):
+        task = (tmp_path, number, fatal, reproducible, form)
+        process = fork.Process(target=work, args=task, daemon=True)
         process.start()
         running.append(process)
         end = time.monotonic() + 20
@@ -96,7 +99,7 @@ def begin(tmp_path):
                 contextlib.suppress(OSError, EOFError),
                 Connection(str(tmp_path / f"socket-{number}")) as line,
             ):
-                line.send(("radius_noise", ()))
+                line.send(("rounds_left", ()))
                 line.recv()
                 return process
             time.sleep(0.01)
@@ -176,6 +179,73 @@ def check_a_killed_client(tmp_path, begin, when, reproducible):
     # what had been released in round 2 when it died: the query, and the steps before its death
     steps = {"after the query's release": 0, "before the second step of round 2": 1}.get(when, LOCAL_STEPS)
     assert charges(ledgers[1]) == WHOLE - LOCAL_STEPS + steps
+
+
+FORMS = {
+    "fused": {"variant": "fused"},
+    "first step": {"variant": "fused", "query_steps": "first"},
+}
+FUSED_DEATHS = {name: death for name, death in CLIENT_DEATHS.items() if "query" not in name}
+FUSED_DEATHS["before the first step of round 2"] = lambda one: at_call(
+    one.training, "take_step", LOCAL_STEPS + 1
+)
+
+
+def releases(one):
+    """Of each release, its place and whether it held squares."""
+    lines = one.training.desk.ledger.journal.entries()
+    return [(line["index"], "squares" in line["bounds"]) for line in lines if line["type"] == "release"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("when", some_slow(FUSED_DEATHS, ("before the second",)))
+def test_a_fused_client_process_is_killed(tmp_path, begin, when, form):
+    """Asked the same again it sends what one sends that was not killed, and pays for it once."""
+    undisturbed, asked = client(follower(**FORMS[form]), 0), {"clip_norm": 0.5, "square_limit": 0.25}
+    params = [{name: value + number for name, value in start().items()} for number in range(ROUNDS)]
+    expected = [undisturbed.train(number, params[number - 1], **asked) for number in range(1, ROUNDS + 1)]
+    victim, remote = begin(0, FUSED_DEATHS[when], **FORMS[form]), Remote(tmp_path, 0)
+    assert same(remote.train(1, params[0], **asked), expected[0])
+    with pytest.raises(ConnectionError):
+        remote.train(2, params[1], **asked)
+    victim.join(20)
+    assert victim.exitcode == -signal.SIGKILL
+    begun = begin(0, **FORMS[form])
+    for number in range(2, ROUNDS + 1):
+        assert same(remote.train(number, params[number - 1], **asked), expected[number - 1])
+    begun.kill()
+    begun.join()
+    found = releases(opened(tmp_path, 0, **FORMS[form]))
+    assert found == releases(undisturbed)
+    assert [squares for _, squares in found] == ([True] + [form == "fused"] * (LOCAL_STEPS - 1)) * ROUNDS
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("when", some_slow(FUSED_DEATHS, ("before the second",)))
+def test_a_killed_fused_client_misses_its_round(tmp_path, begin, when, form):
+    """The radius follows those who answered; started again, it begins round 3 with squares of its own."""
+    begin(0, **FORMS[form])
+    victim = begin(1, FUSED_DEATHS[when], **FORMS[form])
+    revived = []
+
+    def revive(done):
+        if done.number == 2:
+            victim.join(20)
+            revived.append(begin(1, **FORMS[form]))
+
+    remotes = [Remote(tmp_path, p) for p in range(CLIENTS)]
+    history = simulate(adaptive("fused"), remotes, start(), ROUNDS, on_round=revive)
+    assert victim.exitcode == -signal.SIGKILL
+    assert [done.answered for done in history.rounds] == [(0, 1), (0,), (0, 1)], history.rounds
+    for process in (*revived, *multiprocessing.active_children()):
+        process.kill()
+        process.join()
+    of_a_round = [True] + [form == "fused"] * (LOCAL_STEPS - 1)
+    steps = {"before the first step of round 2": 0, "before the second step of round 2": 1}
+    whole, found = (releases(opened(tmp_path, p, **FORMS[form])) for p in range(CLIENTS))
+    assert [squares for _, squares in whole] == of_a_round * ROUNDS
+    assert [s for _, s in found] == of_a_round + of_a_round[: steps.get(when, LOCAL_STEPS)] + of_a_round
+    assert len({index for index, _ in found}) == len(found)
 
 
 def serve(folder, fatal):
