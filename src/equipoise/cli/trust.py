@@ -110,7 +110,11 @@ def _show(found: Verification) -> None:
     console.print(table)
     basis = "the journal" if found.with_journal else "its published files alone"
     word = "[green]consistent[/]" if found.consistent else "[bold red]NOT CONSISTENT[/]"
-    console.print(f"\nThe statement is {word} with {basis}.{_unchecked(found)}", soft_wrap=True)
+    wrong = [finding.subject for finding in found.findings if finding.ok is False]
+    verdict = f"The statement is {word} with {basis}."
+    if wrong == ["signature"]:
+        verdict = "[bold red]The signature is missing or wrong[/]; all else is consistent."
+    console.print(f"\n{verdict}{_unchecked(found)}", soft_wrap=True)
 
 
 def _unchecked(found: Verification) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
@@ -157,10 +158,20 @@ def run_rounds(
         }
         disk = ServerFolder(folder, plan)
         history = disk.load(strategy, params) or history
+    silent = False
     for number in range(first_round + len(history.rounds), first_round + rounds):
         asked = pick_clients(len(exchange), count, seed, number)
         messages = _Messages(exchange, asked, number, history.params)
         answers = messages.train(strategy.instructions(messages.ask), strategy.refusal)
+        if not answers and not silent:
+            silent = True
+            who, why = next(iter(messages.absent.items()), (asked[0], "too few for a sum"))
+            warnings.warn(
+                f"round {number}: no client answered, so the model stays as it is (client {who}: {why}). "
+                "`history.rounds[i].absent` has the reasons of this and later rounds",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if answers:
             history.params = strategy.aggregate(history.params, list(answers.values()))
         metrics = dict(strategy.metrics())
