@@ -7,7 +7,7 @@ import math
 import dp_accounting as dp
 import pytest
 import torch
-from federated_problem import RECORDS, charges, client, loss, network, records, same, start
+from federated_problem import RECORDS, charges, client, loss, network, records, released, same, start
 
 import equipoise as eq
 from equipoise.federated import AdaptDPFedAvg, Proximal, Refused, ServerRMS, simulate
@@ -111,19 +111,6 @@ def test_what_both_forms_cost_at_one_epsilon(which, share):
 def server(clip_norm=0.5, clients=1, initial_clip_norm=None, **rule):
     radius = RMSRadius(clip_norm, **rule)
     return AdaptDPFedAvg(radius, ROUNDS, clients, variant="fused", initial_clip_norm=initial_clip_norm)
-
-
-def released(one):
-    """Notes what the client's ledger releases of the squares from here on."""
-    found, release = [], one.training.desk.release
-
-    def listening(draw, sums, noise=None):
-        values = release(draw, sums, noise)
-        found.extend(float(*values[name].values()) for name in values if name == "squares")
-        return values
-
-    one.training.desk.release = listening
-    return found
 
 
 @pytest.mark.parametrize("scale", ["g_hat", "self"])

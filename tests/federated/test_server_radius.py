@@ -6,7 +6,18 @@ import math
 
 import pytest
 import torch
-from federated_problem import LOCAL_STEPS, RECORDS, charges, client, loss, network, records, same, start
+from federated_problem import (
+    LOCAL_STEPS,
+    RECORDS,
+    charges,
+    client,
+    loss,
+    network,
+    records,
+    released,
+    same,
+    start,
+)
 
 import equipoise as eq
 from equipoise.federated import AdaptDPFedAvg, FedAvg, Proximal, Refused, ServerRMS, simulate
@@ -24,19 +35,6 @@ def fused(clip_norm=0.5, round_length=LOCAL_STEPS, **options):
 def server(clients=2, clip_norm=0.5, initial_clip_norm=None, rounds=ROUNDS, **rule):
     radius = RMSRadius(clip_norm, **rule)
     return AdaptDPFedAvg(radius, rounds, clients, variant="fused", initial_clip_norm=initial_clip_norm)
-
-
-def released(one):
-    """Notes what the client's ledger releases of the squares from here on."""
-    found, release = [], one.training.desk.release
-
-    def listening(draw, sums, noise=None):
-        values = release(draw, sums, noise)
-        found.extend(float(*values[name].values()) for name in values if name == "squares")
-        return values
-
-    one.training.desk.release = listening
-    return found
 
 
 class Away:

@@ -16,6 +16,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,10 +46,6 @@ class Arm:
     learning_rate: float
 
 
-def _dc(clip_norm: float, **options: Any) -> Callable[[], Method]:
-    return lambda: DCDPSGD(clip_norm, **options)
-
-
 def _arms() -> list[Arm]:
     arms = []
     for epsilon in (4.0, 1.0):
@@ -56,23 +53,23 @@ def _arms() -> list[Arm]:
             for rate in (0.005, 0.01):
                 label = f"DP-SGD C={clip_norm:g} lr={rate:g}"
                 arms.append(Arm(label, "skewed", epsilon, lambda c=clip_norm: DPSGD(c), rate))  # type: ignore[misc]
-        trace = {"score": "trace", "subspace_dimension": SUBSPACE, "tail_fraction": 0.1}
+        trace: dict[str, Any] = {"score": "trace", "subspace_dimension": SUBSPACE, "tail_fraction": 0.1}
         wide = 320.0 if epsilon == 4 else 160.0
         settings: list[tuple[str, Callable[[], Method], float]] = [
-            ("norm", _dc(20.0), 0.03),
-            ("norm, p=0.1", _dc(10.0, tail_fraction=0.1), 0.1),
-            ("trace", _dc(wide, **trace), 0.003),
-            ("random", _dc(wide, score="random", tail_fraction=0.1), 0.003),
-            ("top share by norm", _dc(10.0, variant="joint_topk"), 0.03),
-            ("Algorithm 1", _dc(10.0, recipe="as_published", subspace_dimension=SUBSPACE), 0.01),
-            ("authors' program", _dc(320.0, recipe="as_published", variant="code"), 0.01),
+            ("norm", partial(DCDPSGD, 20.0), 0.03),
+            ("norm, p=0.1", partial(DCDPSGD, 10.0, tail_fraction=0.1), 0.1),
+            ("trace", partial(DCDPSGD, wide, **trace), 0.003),
+            ("random", partial(DCDPSGD, wide, score="random", tail_fraction=0.1), 0.003),
+            ("top share by norm", partial(DCDPSGD, 10.0, variant="joint_topk"), 0.03),
+            ("Algorithm 1", partial(DCDPSGD, 10.0, recipe="as_published", subspace_dimension=SUBSPACE), 0.01),
+            ("authors' program", partial(DCDPSGD, 320.0, recipe="as_published", variant="code"), 0.01),
         ]
         arms += [Arm(label, "skewed", epsilon, make, rate) for label, make, rate in settings]
     arms += [
         Arm("DP-SGD", "Gaussian", 4.0, lambda: DPSGD(40.0), 0.01),
-        Arm("norm", "Gaussian", 4.0, _dc(80.0), 0.01),
+        Arm("norm", "Gaussian", 4.0, partial(DCDPSGD, 80.0), 0.01),
         Arm("DP-SGD", "symmetric", 4.0, lambda: DPSGD(0.625), 0.3),
-        Arm("norm", "symmetric", 4.0, _dc(5.0), 0.1),
+        Arm("norm", "symmetric", 4.0, partial(DCDPSGD, 5.0), 0.1),
     ]
     return arms
 

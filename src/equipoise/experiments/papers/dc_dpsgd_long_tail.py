@@ -17,7 +17,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -56,10 +56,6 @@ class Arm:
     learning_rate: float
 
 
-def _dc(clip_norm: float, **options: Any) -> Callable[[], Method]:
-    return lambda: DCDPSGD(clip_norm, **options)
-
-
 # (clip norm c_1, learning rate) of every method at epsilon 8 and 2, as the search on the seeds 100 and 101
 # chose them; the trace takes those of labels by lot.
 SETTINGS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
@@ -77,18 +73,18 @@ SETTINGS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
 
 def _arms() -> list[Arm]:
     def method(label: str, clip_norm: float) -> Callable[[], Method]:
-        lots = {"tail_fraction": 0.1}
-        return {
+        made: dict[str, Callable[[], Method]] = {
             "DP-SGD": lambda: DPSGD(clip_norm),
             "PSAC": lambda: DPSGD(clip_norm, clip_rule="psac"),
-            "norm, p=0.1, 10:1": _dc(clip_norm, **lots),
-            "norm, p=0.2, 10:1": _dc(clip_norm),
-            "norm, p=0.4, 4:1": _dc(clip_norm, body_clip_norm=clip_norm / 4, tail_fraction=0.4),
-            "trace, p=0.1": _dc(clip_norm, score="trace", **lots),
-            "random, p=0.1": _dc(clip_norm, score="random", **lots),
-            "Algorithm 1": _dc(clip_norm, recipe="as_published"),
-            PROGRAM: _dc(clip_norm, recipe="as_published", variant="code", layers=("bias",)),
-        }[label]
+            "norm, p=0.1, 10:1": partial(DCDPSGD, clip_norm, tail_fraction=0.1),
+            "norm, p=0.2, 10:1": partial(DCDPSGD, clip_norm),
+            "norm, p=0.4, 4:1": partial(DCDPSGD, clip_norm, body_clip_norm=clip_norm / 4, tail_fraction=0.4),
+            "trace, p=0.1": partial(DCDPSGD, clip_norm, score="trace", tail_fraction=0.1),
+            "random, p=0.1": partial(DCDPSGD, clip_norm, score="random", tail_fraction=0.1),
+            "Algorithm 1": partial(DCDPSGD, clip_norm, recipe="as_published"),
+            PROGRAM: partial(DCDPSGD, clip_norm, recipe="as_published", variant="code", layers=("bias",)),
+        }
+        return made[label]
 
     arms = [
         Arm(label, epsilon, method(label, clip_norm), rate)
