@@ -4,14 +4,15 @@
 # make mutations  break the sources on purpose, one mistake at a time, and show which test notices
 # make clean      remove what the targets above made, run folders excepted
 #
-# PYTHON=python3.12 selects the interpreter, VENV=folder the environment.
+# PYTHON=python3.12 selects the interpreter, VENV=folder the environment, EXTRAS=dev,hf the optional packages,
+# PYTEST_ARGS="-k ledger" what pytest is told.
 
 # The first interpreter on the path that is new enough; `make PYTHON=...` overrides it.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
 VENV ?= .venv
 EXTRAS ?= dev
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n auto --durations=15
 TRAIN_ARGS ?= --data digits
 
 comma := ,

@@ -20,6 +20,7 @@ from equipoise.gradients import (
     fix,
     per_sample_gradients,
 )
+from equipoise.gradients.checks import rows_differ
 
 
 def squared(model, batch):
@@ -418,3 +419,26 @@ def test_autocast_is_served_by_rules():
     torch.testing.assert_close(
         engine(x).row_norms(), per_sample_gradients(body, squared, x).row_norms(), rtol=0.05, atol=0
     )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_key_bias_whose_gradient_vanishes_keeps_its_rule(seed):
+    """Softmax does not move with the key bias: both sides of the comparison hold rounding alone."""
+    torch.manual_seed(seed)
+    model = nn.ModuleDict({name: nn.Linear(8, 8) for name in ("query", "key", "value", "out")})
+
+    def attention(model, batch):
+        q, k, v = (model[name](batch["x"]).unsqueeze(1) for name in ("query", "key", "value"))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v).mean(2)
+        return nn.functional.cross_entropy(model["out"](mixed.squeeze(1)), batch["y"], reduction="none")
+
+    batch = {"x": torch.randn(4, 9, 8), "y": torch.randint(8, (4,))}
+    engine = GradientEngine(model, attention, batch)
+    assert {c.how for c in engine.coverage()} == {"rule"}
+
+
+def test_a_vanishing_gradient_does_not_hide_a_wrong_rule():
+    """The floor is rounding: rows that are wrong by a thousandth of the whole gradient are still seen."""
+    rows = torch.zeros(3, 4)
+    assert rows_differ(rows + 1e-8, rows, sizes=torch.ones(3)) is None
+    assert rows_differ(rows + 1e-3, rows, sizes=torch.ones(3)) is not None

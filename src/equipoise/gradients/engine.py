@@ -315,13 +315,18 @@ class GradientEngine:
             ) from error
         if any(not torch.equal(expected[name], again[name]) for name in leaves):
             return plan  # the model draws random numbers beyond dropout: rows of two runs cannot be compared
+        # the norm of each record's whole gradient
+        whole = torch.stack([g.double().reshape(LARGE, -1).norm(dim=1) for g in expected.values()]).norm(dim=0)
         for _ in range(2):
             with undisturbed(self.model):
                 factors, _ = self._capture(plan, three, leaves, None, None)
             wrong = {}
             for name in leaves:
-                rows = sum((f.materialise() for f in factors.get(name, [])), torch.zeros_like(expected[name]))
-                why = rows_differ(rows, expected[name], plan.low_precision)
+                mine = factors.get(name, [])
+                rows = sum((f.materialise() for f in mine), torch.zeros_like(expected[name]))
+                terms = FactoredGradients({name: mine}).magnitudes(name) if mine else None
+                sizes = whole if terms is None else whole + terms
+                why = rows_differ(rows, expected[name], plan.low_precision, sizes)
                 if why is not None:
                     wrong[name] = why
             if not wrong:
