@@ -11,7 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from equipoise.gradients import PerSampleGradients, dense_gradients, fix, per_sample_gradients
+    from equipoise.gradients import (
+        PerSampleGradients,
+        dense_gradients,
+        per_sample_gradients,
+        replace_batch_norm,
+    )
     from equipoise.methods import (
         DCDPSGD,
         DPC4,
@@ -117,7 +122,7 @@ _CONTENTS = {
     "per_sample_gradients": "gradients",
     "dense_gradients": "gradients",
     "PerSampleGradients": "gradients",
-    "fix": "gradients",
+    "replace_batch_norm": "gradients",
 }
 
 __all__ = [
@@ -165,9 +170,9 @@ __all__ = [
     "calibrate_noise_multiplier",
     "charge_search",
     "dense_gradients",
-    "fix",
     "load_model",
     "per_sample_gradients",
+    "replace_batch_norm",
     "sign_run",
     "verify_run",
 ]

@@ -17,10 +17,10 @@ from equipoise.gradients import (
     CrossRecordError,
     ForwardWritesError,
     GradientEngine,
-    fix,
     per_sample_gradients,
+    replace_batch_norm,
 )
-from equipoise.gradients.checks import rows_differ
+from equipoise.gradients.checks.comparison import rows_differ
 
 
 def squared(model, batch):
@@ -159,13 +159,15 @@ def batch_norm_model():
 def test_batch_norm_is_refused_by_path_then_fixed(capsys):
     model, x = batch_norm_model(), floats(5, 2, 5, 5)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(CrossRecordError, match=r"module '1' \(BatchNorm2d\).*equipoise\.fix") as caught:
+    with pytest.raises(
+        CrossRecordError, match=r"module '1' \(BatchNorm2d\).*equipoise\.replace_batch_norm"
+    ) as caught:
         GradientEngine(model, squared, x)
     assert caught.value.module_path == "1"
     with pytest.raises(CrossRecordError):
         per_sample_gradients(model, squared, x)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    fixed = fix(model)
+    fixed = replace_batch_norm(model)
     assert capsys.readouterr().out == "- 1: BatchNorm2d(4)\n+ 1: GroupNorm(2, 4)\n"
     assert isinstance(model[1], nn.BatchNorm2d)
     assert isinstance(fixed[1], nn.GroupNorm)

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equipoise.gradients.conv import ConvFactor, ConvGeometry
-from equipoise.gradients.factored import DenseGradients, FactoredGradients
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
-from equipoise.gradients.operator import PerSampleGradients
+from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
+from equipoise.gradients.operator import DenseGradients, FactoredGradients, PerSampleGradients
 
 EPS = torch.finfo(torch.float32).eps
 SIZES = (20, 24, 24, 5)

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from equipoise.gradients import kernels
-from equipoise.gradients.base import CHUNK_ELEMENTS, chunks
-from equipoise.gradients.conv import ConvFactor, ConvGeometry
 from equipoise.gradients.factors import DenseFactor, Factor, IndexFactor, OuterFactor
+from equipoise.gradients.factors import kernel_choice as kernels
+from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
+from equipoise.gradients.numerics import CHUNK_ELEMENTS, chunks
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
@@ -283,7 +283,7 @@ def test_chunks_bound_memory_and_change_nothing(monkeypatch):
     for name, make in cases.items():
         factor, _ = make(torch.float64)
         wanted[name] = [(f.norms_squared(), f.gram(f)) for _, f in every_kernel(factor)]
-    for module in ("base", "crossterms", "conv"):
+    for module in ("numerics", "factors.pair_products", "factors.convolution"):
         monkeypatch.setattr(f"equipoise.gradients.{module}.CHUNK_ELEMENTS", 8)
     assert [s.stop - s.start for s in chunks(5, 4)] == [2, 2, 1]
     for name, make in cases.items():

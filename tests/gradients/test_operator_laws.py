@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from equipoise.gradients.conv import ConvFactor, ConvGeometry
-from equipoise.gradients.factored import DenseGradients, FactoredGradients
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
-from equipoise.gradients.operator import PerSampleGradients
-from equipoise.gradients.subspace import HeldSubspace
+from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
+from equipoise.gradients.operator import DenseGradients, FactoredGradients, PerSampleGradients
+from equipoise.gradients.subspaces.held import HeldSubspace
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])

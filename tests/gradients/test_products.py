@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from equipoise.gradients import products
-from equipoise.gradients.products import times_held
+from equipoise.gradients import numerics as products
+from equipoise.gradients.numerics import times_held
 
 
 @pytest.mark.parametrize(("n", "m", "p"), [(3, 20, 1 << 16), (16, 100, 12_345), (20, 5, 1 << 18), (2, 3, 7)])

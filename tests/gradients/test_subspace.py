@@ -3,11 +3,13 @@
 import pytest
 import torch
 
-from equipoise.gradients.conv import ConvFactor, ConvGeometry
-from equipoise.gradients.factored import DenseGradients, FactoredGradients
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
-from equipoise.gradients.principal import principal_subspace
-from equipoise.gradients.subspace import HeldSubspace, SeededSubspace, SpanSubspace
+from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
+from equipoise.gradients.operator import DenseGradients, FactoredGradients
+from equipoise.gradients.subspaces.base import SpanSubspace
+from equipoise.gradients.subspaces.held import HeldSubspace
+from equipoise.gradients.subspaces.principal import principal_subspace
+from equipoise.gradients.subspaces.seeded import SeededSubspace
 
 SHAPES = {"linear": (6, 5), "tied": (7, 4), "conv": (4, 2, 3, 3), "bias": (5,), "unused": (3, 3)}
 K = 4

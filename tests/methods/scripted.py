@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.gradients.factored import DenseGradients
+from equipoise.gradients.operator import DenseGradients
 from equipoise.privacy import Draw, FullBatch, PrivateRows
 from equipoise.privacy.private import unwrap
 

@@ -11,11 +11,11 @@ import math
 import pytest
 import torch
 
-from equipoise.gradients.blocks import Block, BlockSubspace
-from equipoise.gradients.conv import ConvFactor, ConvGeometry
-from equipoise.gradients.factored import DenseGradients, FactoredGradients
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
-from equipoise.gradients.subspace import HeldSubspace
+from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
+from equipoise.gradients.operator import DenseGradients, FactoredGradients
+from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
+from equipoise.gradients.subspaces.held import HeldSubspace
 from equipoise.methods import Abadi
 from equipoise.methods.clip_rules import CLIP_RULES
 from equipoise.methods.dice_noise import independent_noise, joint_noise, normalising_noise

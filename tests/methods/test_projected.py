@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.gradients import DenseGradients, GradientEngine
-from equipoise.gradients.blocks import Block, BlockSubspace
-from equipoise.gradients.principal import principal_subspace
+from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
+from equipoise.gradients.subspaces.principal import principal_subspace
 from equipoise.methods import METHODS, Abadi
 from equipoise.methods.projected_published import check_orthonormal
 from equipoise.methods.subspaces import groups_of

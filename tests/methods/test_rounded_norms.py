@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.gradients.factored import FactoredGradients
+from equipoise.gradients.operator import FactoredGradients
 from equipoise.privacy import FullBatch
 
 RECORDS = 31

@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from equipoise.gradients import GradientEngine
-from equipoise.gradients.conv import ConvFactor, ConvGeometry
-from equipoise.gradients.factored import FactoredGradients
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
+from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
+from equipoise.gradients.operator import FactoredGradients
 from equipoise.methods import CLIP_RULES, NSGD, PSAC, Abadi, AutoS
 from equipoise.methods.clip_rules import ClipRule, layers
 from equipoise.privacy import Draw, PrivateRows, centred_indicator, clip

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from equipoise.gradients import DenseGradients, FactoredGradients
-from equipoise.gradients.outer import OuterFactor
-from equipoise.gradients.subspace import HeldSubspace, SeededSubspace
+from equipoise.gradients.factors.outer import OuterFactor
+from equipoise.gradients.subspaces.held import HeldSubspace
+from equipoise.gradients.subspaces.seeded import SeededSubspace
 from equipoise.methods.tail_scores import (
     Trace,
     null_threshold,

@@ -116,7 +116,7 @@ MUTATIONS = (
     ),
     Mutation(
         "norms without the bias terms",
-        "gradients/factored.py",
+        "gradients/operator.py",
         (
             (
                 "norms = self._norms(self.names)",
@@ -322,13 +322,13 @@ MUTATIONS = (
     ),
     Mutation(
         "cross terms of tied parameters dropped",
-        "gradients/factored.py",
+        "gradients/operator.py",
         (("squares.add_(factor.inner(opposite), alpha=2)", "pass"),),
         ("tests/gradients/test_engine.py::test_tied_parameters_stay_tied_at_other_values",),
     ),
     Mutation(
         "difference norm by the expanded form",
-        "gradients/factored.py",
+        "gradients/operator.py",
         (
             (
                 "return norms if self._operands is None else norms.add_(self.norm_guard(groups))",
@@ -343,13 +343,13 @@ MUTATIONS = (
     ),
     Mutation(
         "look-ups of one token that cancel, squared as they are",
-        "gradients/index.py",
+        "gradients/factors/lookup.py",
         (("lost = ~(right & (out >= self.positions * TINY**2 / LOST_SHARE))", "lost = out < 0"),),
         ("tests/methods/test_sensitivity.py::test_look_ups_of_one_token_that_cancel",),
     ),
     Mutation(
         "parameters that a forward writes are not looked at",
-        "gradients/writes.py",
+        "gradients/capture/isolation.py",
         (
             ("    if found:\n", "    if False:\n"),
             ("        if moved:  # whatever else failed inside\n", "        if False:\n"),
@@ -364,25 +364,25 @@ MUTATIONS = (
     ),
     Mutation(
         "no guard for terms that cancel inside a record",
-        "gradients/rounding.py",
+        "gradients/numerics.py",
         (("out = torch.where(weak, (norms + guard).square_(), squares)", "out = squares.clone()"),),
         ("tests/methods/test_sensitivity.py::test_terms_that_cancel_inside_a_record",),
     ),
     Mutation(
         "squares of long rows added up in float32",
-        "gradients/base.py",
+        "gradients/numerics.py",
         (("if pieces == 0:", "if pieces >= 0:"),),
         ("tests/methods/test_long_rows.py::test_a_long_constant_row_is_clipped_to_the_threshold",),
     ),
     Mutation(
         "no guard for rows of many terms",
-        "gradients/rounding.py",
+        "gradients/numerics.py",
         (("if terms > PARTIAL_SUM", "if terms < 0"),),
         ("tests/methods/test_long_rows.py::test_a_long_constant_row_is_clipped_to_the_threshold",),
     ),
     Mutation(
         "the guard of a residual is smaller than its rounding",
-        "gradients/residual.py",
+        "gradients/views.py",
         (("SQUARE_GUARD = 64", "SQUARE_GUARD = 8"),),
         ("tests/methods/test_long_rows.py::test_the_square_of_a_residual_is_not_read_too_small",),
     ),
@@ -394,7 +394,7 @@ MUTATIONS = (
     ),
     Mutation(
         "difference norm without its guard",
-        "gradients/factored.py",
+        "gradients/operator.py",
         (
             (
                 "return norms if self._operands is None else norms.add_(self.norm_guard(groups))",

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise.gradients.subspace import HeldSubspace
+from equipoise.gradients.subspaces.held import HeldSubspace
 from equipoise.methods import Context, Method, State
 from equipoise.methods.wrapper import MethodWrapper
 from equipoise.privacy import Private

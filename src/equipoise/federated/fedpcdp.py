@@ -23,8 +23,8 @@ from torch import Tensor
 from equipoise.federated.hooks import RoundHooks, reports
 from equipoise.federated.round_subspace import FORMS, Form, RoundSubspace
 from equipoise.federated.strategies import FedAvg
-from equipoise.gradients.blocks import BlockSubspace
-from equipoise.gradients.principal import PrincipalSubspace
+from equipoise.gradients.subspaces.blocks import BlockSubspace
+from equipoise.gradients.subspaces.principal import PrincipalSubspace
 from equipoise.methods import PCDPSGD, Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.clip_rules import ClipRule

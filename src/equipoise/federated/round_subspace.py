@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from equipoise.gradients import DenseGradients, GradientEngine, PerSampleGradients
-from equipoise.gradients.blocks import Block, BlockSubspace
-from equipoise.gradients.principal import principal_subspace
+from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
+from equipoise.gradients.subspaces.principal import principal_subspace
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.public_records import PublicRecords

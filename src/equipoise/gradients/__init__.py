@@ -1,13 +1,11 @@
 """The per-sample gradient matrix G as an implicit operator: captured once, formed never unless asked."""
 
-from equipoise.gradients.buffers import Buffers
+from equipoise.gradients.capture.isolation import Buffers, parameters_restored, refuse_max_norm
+from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, ForwardWritesError
+from equipoise.gradients.checks.oracle import dense_gradients
+from equipoise.gradients.checks.replace_batch_norm import Change, find_batch_norms, replace_batch_norm
 from equipoise.gradients.engine import Covered, GradientEngine, per_sample_gradients
-from equipoise.gradients.errors import CoverageError, CrossRecordError, ForwardWritesError
-from equipoise.gradients.factored import DenseGradients, FactoredGradients, concat
-from equipoise.gradients.fix import Change, find_batch_norms, fix
-from equipoise.gradients.operator import PerSampleGradients
-from equipoise.gradients.oracle import dense_gradients
-from equipoise.gradients.writes import parameters_restored, refuse_max_norm
+from equipoise.gradients.operator import DenseGradients, FactoredGradients, PerSampleGradients, concat
 
 __all__ = [
     "Buffers",
@@ -23,8 +21,8 @@ __all__ = [
     "concat",
     "dense_gradients",
     "find_batch_norms",
-    "fix",
     "parameters_restored",
     "per_sample_gradients",
     "refuse_max_norm",
+    "replace_batch_norm",
 ]

@@ -16,19 +16,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.gradients.base import DenseFactor, Factor
 from equipoise.gradients.batches import num_records, repeat_to, signature
-from equipoise.gradients.buffers import Buffers
-from equipoise.gradients.capture import Capture, Plan, PlanMismatch
-from equipoise.gradients.checks import rows_differ
-from equipoise.gradients.errors import CoverageError, CrossRecordError, Refused
-from equipoise.gradients.factored import FactoredGradients
-from equipoise.gradients.kernels import choose
-from equipoise.gradients.mixing import MANY, find_mixing_module, mixing_change
-from equipoise.gradients.oracle import Loss, check_params, dense_rows, evaluate_loss, trainable_parameters
-from equipoise.gradients.planning import LARGE, learn_plan
-from equipoise.gradients.undisturbed import undisturbed
-from equipoise.gradients.writes import parameters_restored, parameters_watched, refuse_max_norm
+from equipoise.gradients.capture.isolation import (
+    Buffers,
+    parameters_restored,
+    parameters_watched,
+    refuse_max_norm,
+    undisturbed,
+)
+from equipoise.gradients.capture.planner import LARGE, learn_plan
+from equipoise.gradients.capture.recorder import Capture, Plan, PlanMismatch
+from equipoise.gradients.checks.comparison import rows_differ
+from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, Refused
+from equipoise.gradients.checks.oracle import (
+    Loss,
+    check_params,
+    dense_rows,
+    evaluate_loss,
+    trainable_parameters,
+)
+from equipoise.gradients.checks.record_mixing import MANY, find_mixing_module, mixing_change
+from equipoise.gradients.factors.base import DenseFactor, Factor
+from equipoise.gradients.factors.kernel_choice import choose
+from equipoise.gradients.operator import FactoredGradients
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 
@@ -316,7 +326,9 @@ class GradientEngine:
         if any(not torch.equal(expected[name], again[name]) for name in leaves):
             return plan  # the model draws random numbers beyond dropout: rows of two runs cannot be compared
         # the norm of each record's whole gradient
-        whole = torch.stack([g.double().reshape(LARGE, -1).norm(dim=1) for g in expected.values()]).norm(dim=0)
+        whole = torch.stack([g.double().reshape(LARGE, -1).norm(dim=1) for g in expected.values()]).norm(
+            dim=0
+        )
         for _ in range(2):
             with undisturbed(self.model):
                 factors, _ = self._capture(plan, three, leaves, None, None)

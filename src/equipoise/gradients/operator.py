@@ -3,6 +3,22 @@
 Row i of G is the gradient of record i's loss, with B rows and P columns (all trainable parameters). Methods
 of differentially private training need its row norms, weighted sums of its rows and some inner products;
 they never need the B x P numbers themselves.
+
+The factors of one parameter's uses, put together over records or paired over two points.
+
+G held as factors, one a use of a parameter, and G with its rows formed.
+
+A parameter used more than once has several factors whose rows add, so that its norm has cross terms:
+
+    ||sum_k g_ik||^2 = sum_k ||g_ik||^2 + 2 sum_{k<l} <g_ik, g_il>
+
+The difference of two gradients of the same records at near parameters is kept in a form without large terms
+that cancel (each factor's ``difference``); what remains is the rounding of the two forward passes. The guard
+
+    n_i = ||g_i(x) - g_i(w)|| + 4 eps (||g_i(x)|| + ||g_i(w)||)
+
+keeps a clip bound valid where the difference drowns in it. Rows whose own terms cancel have another
+(``rounding``).
 """
 
 from __future__ import annotations
@@ -13,12 +29,32 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from typing_extensions import override
+
+from equipoise.gradients.factors.base import DenseFactor, Factor
+from equipoise.gradients.numerics import (
+    CANCELLATION_SHARE,
+    GUARD,
+    accumulation_dtype,
+    chunks,
+    full_precision,
+    guarded,
+    squared_rows,
+)
 
 if TYPE_CHECKING:
-    from equipoise.gradients.factored import DenseGradients
-    from equipoise.gradients.subspace import Subspace
+    from equipoise.gradients.subspaces.base import Subspace
 
-__all__ = ["PerSampleGradients"]
+__all__ = [
+    "DenseGradients",
+    "FactoredGradients",
+    "PerSampleGradients",
+    "checked_names",
+    "concat",
+    "differing_uses",
+    "joined_uses",
+    "shapes_of",
+]
 
 
 class PerSampleGradients(ABC):
@@ -125,30 +161,29 @@ class PerSampleGradients(ABC):
         The rows stay unformed where the subspace holds orthonormal columns; elsewhere their norms could not
         be told from products, and they are formed (see `holds_orthonormal`).
         """
-        from equipoise.gradients.residual import ResidualGradients
-        from equipoise.gradients.subspace import holds_orthonormal
+        from equipoise.gradients.subspaces.base import holds_orthonormal
+        from equipoise.gradients.views import ResidualGradients
 
         rest = ResidualGradients(self, subspace, coordinates)
         return rest if holds_orthonormal(subspace) else rest.materialise()
 
     def projection(self, subspace: Subspace) -> PerSampleGradients:
         """The rows' parts in a subspace, ``V V^T g``; formed as for `residual`."""
-        from equipoise.gradients.projection import ProjectedGradients
-        from equipoise.gradients.subspace import holds_orthonormal
+        from equipoise.gradients.subspaces.base import holds_orthonormal
+        from equipoise.gradients.views import ProjectedGradients
 
         parts = ProjectedGradients(self, subspace)
         return parts if holds_orthonormal(subspace) else parts.materialise()
 
     def masked(self, masks: Mapping[str, Tensor]) -> PerSampleGradients:
         """Rows with the entries set to zero where the bool mask of a parameter's shape is False."""
-        from equipoise.gradients.projection import MaskedGradients
+        from equipoise.gradients.views import MaskedGradients
 
         return MaskedGradients(self, masks)
 
     @staticmethod
     def concat(parts: Sequence[PerSampleGradients]) -> PerSampleGradients:
         """The records of all parts, in order."""
-        from equipoise.gradients.factored import concat
 
         return concat(parts)
 
@@ -157,3 +192,451 @@ class PerSampleGradients(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_records} records x {self.num_parameters} parameters)"
+
+
+def joined_uses(parts: Sequence[tuple[Factor, ...]]) -> tuple[Factor, ...]:
+    """The uses of one parameter over the records of all parts; rows where the parts use it differently."""
+    counts = {len(kept) for kept in parts}
+    if len(counts) == 1:
+        return tuple(Factor.concat(uses) for uses in zip(*parts, strict=True))
+    used = [kept for kept in parts if kept]
+    shape = used[0][0].shape
+    rows = []
+    for kept in parts:
+        if not kept:
+            raise ValueError(
+                f"a parameter of shape {tuple(shape)} is used in some parts and not in "
+                "others, so that its records cannot be counted; materialise() the parts first"
+            )
+        rows.append(torch.stack([factor.materialise() for factor in kept]).sum(0))
+    return (DenseFactor(torch.cat(rows)),)
+
+
+def differing_uses(left: tuple[Factor, ...], right: tuple[Factor, ...]) -> tuple[Factor, ...]:
+    """Uses paired in order where they match; rows where the two points use the parameter differently."""
+    if [factor.kind for factor in left] == [factor.kind for factor in right]:
+        return tuple(a.difference(b) for a, b in zip(left, right, strict=True))
+    if not left:
+        return (DenseFactor(-torch.stack([factor.materialise() for factor in right]).sum(0)),)
+    rows = torch.stack([factor.materialise() for factor in left]).sum(0)
+    for factor in right:
+        rows = rows - factor.materialise()
+    return (DenseFactor(rows),)
+
+
+def checked_names(names: Sequence[str], shapes: Mapping[str, torch.Size]) -> tuple[str, ...]:
+    """The names, if they are known and none is there twice."""
+    if isinstance(names, str):
+        raise TypeError(f"names={names!r} is a string; pass a sequence of parameter names, [{names!r}]")
+    unknown = [name for name in names if name not in shapes]
+    if unknown or len(set(names)) != len(names):
+        raise ValueError(
+            f"names holds {'unknown' if unknown else 'repeated'} parameters {unknown or list(names)}; "
+            f"there are {', '.join(shapes)}"
+        )
+    return tuple(names)
+
+
+def shapes_of(
+    factors: Mapping[str, tuple[Factor, ...]], given: Mapping[str, Sequence[int]]
+) -> dict[str, torch.Size]:
+    """The shape of every parameter, from its factors or as given."""
+    shapes = {}
+    for name, kept in factors.items():
+        sizes = {factor.shape for factor in kept} | ({torch.Size(given[name])} if name in given else set())
+        if len(sizes) != 1:
+            raise ValueError(
+                f"the parameter {name!r} has factors of shapes {sorted(map(tuple, sizes))}; "
+                "all uses need the parameter's shape, and a parameter without a use needs it in shapes="
+            )
+        shapes[name] = sizes.pop()
+    return shapes
+
+
+class FactoredGradients(PerSampleGradients):
+    """The per-sample gradient matrix from the factors of each parameter.
+
+    Args:
+        factors: parameter name -> its factors, one a use; an unused parameter has none and needs ``shapes``.
+        losses: per-record losses [B].
+        shapes: shapes of the parameters; those with factors may be left out.
+        num_records, dtype, device: needed only if no parameter has a factor.
+
+    Raises:
+        ValueError: factors that disagree in shape, records or device.
+
+    >>> from equipoise.gradients.factors import OuterFactor
+    >>> a, b = torch.tensor([[1.0, 2.0], [0.0, 3.0]]), torch.tensor([[1.0], [2.0]])
+    >>> G = FactoredGradients({"weight": (OuterFactor(a, b),)})
+    >>> G.shape, G.row_norms(), G.weighted_sums(torch.tensor([1.0, 0.5]))
+    ((2, 2), tensor([2.2361, 6.0000]), {'weight': tensor([[1., 5.]])})
+    """
+
+    def __init__(
+        self,
+        factors: Mapping[str, Sequence[Factor]],
+        losses: Tensor | None = None,
+        *,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        num_records: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.factors = {name: tuple(kept) for name, kept in factors.items()}
+        self._losses = None if losses is None else losses.detach()
+        every = [factor for kept in self.factors.values() for factor in kept]
+        self._shapes = shapes_of(self.factors, shapes or {})
+        counts = {factor.num_records for factor in every} | (
+            {num_records} if num_records is not None else set()
+        )
+        if self._losses is not None:
+            counts.add(self._losses.shape[0])
+        if len(counts) > 1:
+            raise ValueError(f"the factors and losses have different numbers of records: {sorted(counts)}")
+        if not counts:
+            raise ValueError("no factor tells the number of records; pass num_records=")
+        self._num_records = counts.pop()
+        self._dtype = dtype or torch.float32
+        if every:
+            self._dtype = accumulation_dtype(every[0].dtype)
+            for factor in every[1:]:
+                self._dtype = torch.promote_types(self._dtype, accumulation_dtype(factor.dtype))
+        self._device = every[0].device if every else device or torch.device("cpu")
+        self._operands: tuple[FactoredGradients, FactoredGradients] | None = None
+        self._squared: dict[str, Tensor] = {}
+
+    @property
+    @override
+    def shapes(self) -> dict[str, torch.Size]:
+        return dict(self._shapes)
+
+    @property
+    @override
+    def num_records(self) -> int:
+        return self._num_records
+
+    @property
+    @override
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    @override
+    def losses(self) -> Tensor | None:
+        return self._losses
+
+    @override
+    def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
+        with full_precision(self.device):
+            if groups is None:
+                norms = self._norms(self.names)
+            else:
+                columns = [self._norms(checked_names(names, self._shapes)) for names in groups]
+                norms = torch.stack(columns, dim=1) if columns else self._zeros(0)
+            return norms if self._operands is None else norms.add_(self.norm_guard(groups))
+
+    def norm_guard(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
+        """What ``row_norms`` adds, [B] or [B, m]: 4 eps (|g(x)| + |g(w)|) for a difference, otherwise 0."""
+        if self._operands is None:
+            return self._zeros() if groups is None else self._zeros(len(groups))
+        left, right = (operand.row_norms(groups).to(self.dtype) for operand in self._operands)
+        return (left + right).mul_(GUARD * torch.finfo(self.dtype).eps)
+
+    @override
+    def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+        out = {}
+        with full_precision(self.device):
+            for name, shape in self._shapes.items():
+                C = self._weights_for(name, weights)
+                columns = C.unsqueeze(1) if C.ndim == 1 else C
+                kept = self.factors[name]
+                if not kept:
+                    total = torch.zeros(columns.shape[1], *shape, dtype=self.dtype, device=self.device)
+                else:
+                    total = kept[0].weighted_sum(columns)
+                    for factor in kept[1:]:
+                        total = total + factor.weighted_sum(columns)
+                out[name] = total[0] if C.ndim == 1 else total
+        return out
+
+    @override
+    def cross_gram(self, other: PerSampleGradients, per_tensor: bool = False) -> Tensor | dict[str, Tensor]:
+        right = as_factored(other)
+        self._check_columns(right)
+        by_name: dict[str, Tensor] = {}
+        with full_precision(self.device):
+            total = self._zeros(right.num_records)
+            for name, kept in self.factors.items():
+                if per_tensor:
+                    total = self._zeros(right.num_records)
+                for factor in kept:
+                    for opposite in right.factors[name]:
+                        total = total + factor.gram(opposite)
+                by_name[name] = total
+        return by_name if per_tensor else total
+
+    @override
+    def inner(self, other: PerSampleGradients) -> Tensor:
+        right = as_factored(other)
+        self._check_columns(right)
+        self._check_records(right)
+        total = self._zeros()
+        with full_precision(self.device):
+            for name, kept in self.factors.items():
+                for factor in kept:
+                    for opposite in right.factors[name]:
+                        total = total + factor.inner(opposite)
+        return total
+
+    @override
+    def __sub__(self, other: PerSampleGradients) -> FactoredGradients:
+        right = as_factored(other)
+        self._check_columns(right)
+        self._check_records(right)
+        with full_precision(self.device):
+            factors = {name: differing_uses(kept, right.factors[name]) for name, kept in self.factors.items()}
+        out = self._new(factors)
+        out._operands = (self, right)
+        return out
+
+    @override
+    def rows(self, index: Tensor | slice) -> FactoredGradients:
+        if isinstance(index, Tensor) and index.dtype == torch.bool:
+            if index.shape != (self.num_records,):
+                raise ValueError(
+                    f"index is a mask of shape {tuple(index.shape)}; "
+                    f"it needs [{self.num_records}], one entry a record"
+                )
+            index = index.nonzero().squeeze(1)  # once, not in every factor
+        factors = {name: tuple(f.rows(index) for f in kept) for name, kept in self.factors.items()}
+        losses = None if self._losses is None else self._losses[index]
+        count = len(range(self.num_records)[index]) if isinstance(index, slice) else index.shape[0]
+        out = self._new(factors, losses, count)
+        if self._operands is not None:
+            out._operands = (self._operands[0].rows(index), self._operands[1].rows(index))
+        out._squared = {name: squares[index] for name, squares in self._squared.items()}
+        return out
+
+    @override
+    def select(self, names: Sequence[str]) -> FactoredGradients:
+        chosen = checked_names(names, self._shapes)
+        out = self._new({name: self.factors[name] for name in chosen}, self._losses)
+        if self._operands is not None:
+            out._operands = (self._operands[0].select(chosen), self._operands[1].select(chosen))
+        out._squared = {name: squares for name, squares in self._squared.items() if name in out._shapes}
+        return out
+
+    @override
+    def materialise(self) -> DenseGradients:
+        with full_precision(self.device):
+            tensors = {name: self._rows_of(name, slice(None)).to(self.dtype) for name in self.names}
+        out = DenseGradients(tensors, self._losses, num_records=self.num_records, device=self.device)
+        out._operands = self._operands
+        return out
+
+    def _rows_of(self, name: str, index: Tensor | slice) -> Tensor:
+        kept = self.factors[name]
+        if not kept:
+            count = self._zeros()[index].shape[0]
+            return torch.zeros(count, *self._shapes[name], dtype=self.dtype, device=self.device)
+        total = kept[0].rows(index).materialise()
+        for factor in kept[1:]:
+            total = total + factor.rows(index).materialise()
+        return total
+
+    def _squares(self, name: str) -> Tensor:
+        """Squared row norms of one parameter, kept: the factors never change."""
+        if name not in self._squared:
+            kept = self.factors[name]
+            own = [factor.norms_squared() for factor in kept]
+            sizes = self.magnitudes(name, own)
+            if len(kept) <= 1:
+                squares = guarded(own[0], sizes, self.terms(name)) if kept else self._zeros().double()
+            else:
+                assert sizes is not None
+                squares = self._squares_of_sum(name, kept, torch.stack(own).sum(0), sizes)
+            self._squared[name] = squares
+        return self._squared[name]
+
+    def magnitudes(self, name: str, squares: Sequence[Tensor] | None = None) -> Tensor | None:
+        """What the rounding of one parameter's rows is relative to, [B]; None where they are single terms."""
+        kept = self.factors[name]
+        if len(kept) <= 1:
+            return kept[0].magnitudes() if kept else None
+        own = [factor.norms_squared() for factor in kept] if squares is None else squares
+        sizes = [factor.magnitudes() for factor in kept]
+        known = [n.sqrt() if m is None else m for m, n in zip(sizes, own, strict=True)]
+        return torch.stack([size.to(self.dtype) for size in known]).sum(0)
+
+    def terms(self, name: str) -> int:
+        """How many terms a row of one parameter adds, all uses together."""
+        return sum(factor.terms() for factor in self.factors[name])
+
+    def _squares_of_sum(self, name: str, kept: tuple[Factor, ...], terms: Tensor, sizes: Tensor) -> Tensor:
+        squares = (
+            terms.clone()
+        )  # float64: the cross terms are of the size of the squares, and may cancel them
+        for i, factor in enumerate(kept):
+            for opposite in kept[i + 1 :]:
+                squares.add_(factor.inner(opposite), alpha=2)
+        squares.abs_()
+        # Uses that cancel leave no digits in the sum: those rows are added before they are squared.
+        limit = torch.maximum(CANCELLATION_SHARE * terms, CANCELLATION_SHARE**2 * sizes.double().square())
+        lost = (squares < limit).nonzero().squeeze(1)
+        squares = guarded(squares, sizes, self.terms(name), by_products=True)
+        for part in chunks(lost.shape[0], self._shapes[name].numel()):
+            formed = squared_rows(self._rows_of(name, lost[part]))
+            squares[lost[part]] = guarded(formed, sizes[lost[part]], self.terms(name))
+        return squares
+
+    def _norms(self, names: Sequence[str]) -> Tensor:
+        if not names:
+            return self._zeros()
+        return torch.stack([self._squares(name) for name in names]).sum(0).sqrt_().to(self.dtype)
+
+    def _zeros(self, *columns: int) -> Tensor:
+        return torch.zeros(self.num_records, *columns, dtype=self.dtype, device=self.device)
+
+    def _weights_for(self, name: str, weights: Tensor | Mapping[str, Tensor]) -> Tensor:
+        if not isinstance(weights, (Tensor, Mapping)):
+            raise TypeError(
+                f"weights is a {type(weights).__name__}; pass a tensor [{self.num_records}], or a mapping "
+                "from parameter name to one"
+            )
+        if isinstance(weights, Tensor):
+            C = weights
+        elif name in weights:
+            C = weights[name]
+        else:
+            raise ValueError(f"weights has no entry for {name!r}; pass one, or select(names) first")
+        if C.ndim not in (1, 2) or C.shape[0] != self.num_records:
+            raise ValueError(
+                f"weights has shape {tuple(C.shape)}; it needs [{self.num_records}] or "
+                f"[{self.num_records}, m], one row a record"
+            )
+        return C.detach()
+
+    def _check_columns(self, other: PerSampleGradients) -> None:
+        if self._shapes != other.shapes:
+            odd = {n for n in (*self.names, *other.names) if self._shapes.get(n) != other.shapes.get(n)}
+            raise ValueError(
+                f"other is over different parameters ({', '.join(sorted(odd))} differ); "
+                "select the same names on both"
+            )
+
+    def _check_records(self, other: PerSampleGradients) -> None:
+        if self.num_records != other.num_records:
+            raise ValueError(
+                f"other has {other.num_records} records, self {self.num_records}; the operation pairs "
+                "records one to one (cross_gram does not)"
+            )
+
+    def _new(
+        self, factors: Mapping[str, Sequence[Factor]], losses: Tensor | None = None, count: int | None = None
+    ) -> FactoredGradients:
+        shapes = {name: self._shapes[name] for name in factors}
+        records = self.num_records if count is None else count
+        return FactoredGradients(
+            factors, losses, shapes=shapes, num_records=records, dtype=self.dtype, device=self.device
+        )
+
+
+class DenseGradients(FactoredGradients):
+    """The per-sample gradient matrix with its rows formed: the oracle, and small layers.
+
+    Args:
+        tensors: parameter name -> rows [B, *shape].
+        losses: per-record losses [B].
+        num_records, device: needed only if ``tensors`` is empty.
+
+    >>> DenseGradients({"w": torch.eye(2), "b": torch.ones(2)}).matrix()
+    tensor([[1., 0., 1.],
+            [0., 1., 1.]])
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        losses: Tensor | None = None,
+        *,
+        num_records: int | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        factors = {name: (DenseFactor(rows),) for name, rows in tensors.items()}
+        super().__init__(factors, losses, num_records=num_records, device=device)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameter name -> rows [B, *shape]."""
+        return {name: self._rows_of(name, slice(None)) for name in self.names}
+
+    def matrix(self) -> Tensor:
+        """All rows as one [B, P] tensor, parameters in the order of ``names``."""
+        rows = [
+            tensor.reshape(self.num_records, self._shapes[name].numel())
+            for name, tensor in self.tensors.items()
+        ]
+        return torch.cat(rows, dim=1) if rows else self._zeros(0)
+
+    @override
+    def _new(
+        self, factors: Mapping[str, Sequence[Factor]], losses: Tensor | None = None, count: int | None = None
+    ) -> FactoredGradients:
+        if not all(len(kept) == 1 and isinstance(kept[0], DenseFactor) for kept in factors.values()):
+            return super()._new(factors, losses, count)
+        tensors = {name: kept[0].materialise() for name, kept in factors.items()}
+        records = self.num_records if count is None else count
+        return DenseGradients(tensors, losses, num_records=records, device=self.device)
+
+
+def concat(parts: Sequence[PerSampleGradients]) -> PerSampleGradients:
+    """The records of all parts, in order; the parts are over the same parameters.
+
+    >>> concat([DenseGradients({"w": torch.ones(2, 3)}), DenseGradients({"w": torch.ones(1, 3)})]).shape
+    (3, 3)
+    """
+    if not parts:
+        raise ValueError("parts=[] holds no gradients to concatenate; pass at least one")
+    factored = [as_factored(part) for part in parts]
+    first = factored[0]
+    if len(factored) == 1:
+        return first
+    for part in factored[1:]:
+        first._check_columns(part)
+    operands = [part._operands for part in factored if part._operands is not None]
+    if operands and len(operands) != len(factored):
+        raise ValueError("parts mixes differences with plain gradients, whose norms have different guards")
+    with full_precision(first.device):
+        factors = {name: joined_uses([part.factors[name] for part in factored]) for name in first.names}
+    losses = [part.losses for part in factored if part.losses is not None]
+    joined = torch.cat(losses) if len(losses) == len(factored) else None
+    out = first._new(factors, joined, sum(part.num_records for part in factored))
+    if operands:
+        left, right = (concat([pair[side] for pair in operands]) for side in (0, 1))
+        out._operands = (as_factored(left), as_factored(right))
+    return out
+
+
+def as_factored(gradients: PerSampleGradients) -> FactoredGradients:
+    """Anything as factors; what is not factored is materialised."""
+    return gradients if isinstance(gradients, FactoredGradients) else gradients.materialise()
+
+
+def factored_over(gradients: PerSampleGradients, shapes: Mapping[str, torch.Size]) -> FactoredGradients:
+    """The rows as factors, which must be over the parameters of a subspace.
+
+    Raises:
+        ValueError: they are over others.
+    """
+    G = as_factored(gradients)
+    if G.shapes != shapes:
+        raise ValueError(
+            f"gradients is over {', '.join(G.names)}, the subspace over {', '.join(shapes)}; "
+            "names and shapes must agree"
+        )
+    return G

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from equipoise.gradients.subspace import SeededSubspace
+from equipoise.gradients.subspaces.seeded import SeededSubspace
 from equipoise.methods.base import Context, DrawHandle, Method, Parameters, State, calibrated, require_budget
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_count, require_one_of, require_positive, require_share

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from equipoise.gradients.blocks import BlockSubspace
-from equipoise.gradients.principal import Basis
+from equipoise.gradients.subspaces.blocks import BlockSubspace
+from equipoise.gradients.subspaces.principal import Basis
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_positive, require_share
 from equipoise.methods.clip_rules import ClipRule

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from equipoise.gradients.blocks import BlockSubspace
-from equipoise.gradients.principal import Basis
+from equipoise.gradients.subspaces.blocks import BlockSubspace
+from equipoise.gradients.subspaces.principal import Basis
 from equipoise.methods.base import Context, Method, Parameters, State, calibrated
 from equipoise.methods.checks import require_count, require_one_of, require_positive, require_share
 from equipoise.methods.clip_rules import ClipRule, resolve_rule

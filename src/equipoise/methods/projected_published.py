@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.gradients.blocks import BlockSubspace
-from equipoise.gradients.factored import DenseGradients
+from equipoise.gradients.operator import DenseGradients
+from equipoise.gradients.subspaces.blocks import BlockSubspace
 from equipoise.methods.base import Parameters
 from equipoise.privacy.sampling import Sampling
 

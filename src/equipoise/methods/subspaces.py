@@ -24,9 +24,9 @@ from typing import Any, Literal
 
 import torch
 
-from equipoise.gradients.blocks import Block, BlockSubspace, orthonormal_columns
-from equipoise.gradients.factored import DenseGradients
-from equipoise.gradients.principal import Basis, PrincipalSubspace, principal_subspace
+from equipoise.gradients.operator import DenseGradients
+from equipoise.gradients.subspaces.blocks import Block, BlockSubspace, orthonormal_columns
+from equipoise.gradients.subspaces.principal import Basis, PrincipalSubspace, principal_subspace
 from equipoise.methods.base import Context, Parameters
 from equipoise.methods.clip_rules import Abadi, layers
 from equipoise.methods.named_tensors import copied

@@ -29,7 +29,8 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from equipoise.gradients.subspace import SeededSubspace, Subspace
+from equipoise.gradients.subspaces.base import Subspace
+from equipoise.gradients.subspaces.seeded import SeededSubspace
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 
@@ -90,7 +91,7 @@ class Trace:
 
     Example:
         >>> from equipoise.gradients import DenseGradients
-        >>> from equipoise.gradients.subspace import HeldSubspace
+        >>> from equipoise.gradients.subspaces.base import HeldSubspace
         >>> rows = PrivateRows(DenseGradients({"w": torch.tensor([[3.0, 4.0, 0.0]])}))
         >>> Trace(HeldSubspace({"w": torch.tensor([[2.0, 0.0, 0.0]])}))(rows).by_record  # 9 / 25
         True

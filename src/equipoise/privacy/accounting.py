@@ -31,9 +31,9 @@ from absl import logging
 from dp_accounting import rdp
 from scipy import optimize, special
 
-from .errors import PlanError
-from .losses import sampled_gaussian
-from .parts import Parts, events_of, parts_of
+from equipoise.privacy.errors import PlanError
+from equipoise.privacy.losses import sampled_gaussian
+from equipoise.privacy.parts import Parts, events_of, parts_of
 
 RELATIONS = {
     "add_or_remove_one": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,

@@ -8,11 +8,11 @@ from typing import Any
 
 import dp_accounting
 
-from .accounting import EpsilonResult, epsilon, quick_epsilon
-from .epochs import Epochs
-from .errors import JournalError
-from .releases import Pattern, PrivacyPlan
-from .search import PrivateSearch
+from equipoise.privacy.accounting import EpsilonResult, epsilon, quick_epsilon
+from equipoise.privacy.epochs import Epochs
+from equipoise.privacy.errors import JournalError
+from equipoise.privacy.releases import Pattern, PrivacyPlan
+from equipoise.privacy.search import PrivateSearch
 
 
 def compose(events: Iterable[dp_accounting.DpEvent], worst_case: float = 0.0) -> dp_accounting.DpEvent:

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .bounded import Bounded
-from .correlated import CorrelatedNoise
-from .draws import Draw
-from .errors import LedgerError, PlanUsedUpError
-from .normals import carries
-from .private import unwrap
-from .releases import Pattern, PrivacyPlan
+from equipoise.privacy.bounded import Bounded
+from equipoise.privacy.correlated import CorrelatedNoise
+from equipoise.privacy.draws import Draw
+from equipoise.privacy.errors import LedgerError, PlanUsedUpError
+from equipoise.privacy.normals import carries
+from equipoise.privacy.private import unwrap
+from equipoise.privacy.releases import Pattern, PrivacyPlan
 
 _ROUNDING = 1 + 1e-6
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .epochs import Epochs
-from .errors import JournalError, LedgerError
-from .journal import Journal
-from .releases import Pattern, PrivacyPlan
-from .statement import Hole
+from equipoise.privacy.epochs import Epochs
+from equipoise.privacy.errors import JournalError, LedgerError
+from equipoise.privacy.journal import Journal
+from equipoise.privacy.releases import Pattern, PrivacyPlan
+from equipoise.privacy.statement import Hole
 
 
 class Books:

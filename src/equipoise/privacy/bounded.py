@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from .draws import Draw
-from .private import Private, PrivateError, unwrap
+from equipoise.privacy.draws import Draw
+from equipoise.privacy.private import Private, PrivateError, unwrap
 
 _KEY = object()
 

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .accounting import check_delta, epsilon, quick_epsilon
-from .errors import BudgetError, check_positive
-from .releases import PrivacyPlan, Release
-from .sampling import Sampling
+from equipoise.privacy.accounting import check_delta, epsilon, quick_epsilon
+from equipoise.privacy.errors import BudgetError, check_positive
+from equipoise.privacy.releases import PrivacyPlan, Release
+from equipoise.privacy.sampling import Sampling
 
 _SMALLEST, _LARGEST = 1e-3, 1e6
 

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import torch
 
-from .bounded import Bounded, make_bounded
-from .draws import Draw
-from .private import Private, unwrap
-from .requirements import (
+from equipoise.privacy.bounded import Bounded, make_bounded
+from equipoise.privacy.draws import Draw
+from equipoise.privacy.private import Private, unwrap
+from equipoise.privacy.requirements import (
     check_groups,
     one_value_a_record,
     public_threshold,
@@ -25,7 +25,7 @@ from .requirements import (
     require_each_alone,
     require_length,
 )
-from .rows import PrivateRows
+from equipoise.privacy.rows import PrivateRows
 
 #: Squares of the smallest floats vanish: a norm that reads zero may be as large as 1e-15. Rows that read
 #: shorter than this get the weights of one that does not, which keep them far below any bound.

@@ -27,11 +27,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from .bounded import Bounded, make_bounded
-from .clipping import as_private, weights_for, with_cut, without_bad
-from .private import unwrap
-from .requirements import check_groups, public_threshold, require_each_alone
-from .rows import PrivateRows
+from equipoise.privacy.bounded import Bounded, make_bounded
+from equipoise.privacy.clipping import as_private, weights_for, with_cut, without_bad
+from equipoise.privacy.private import unwrap
+from equipoise.privacy.requirements import check_groups, public_threshold, require_each_alone
+from equipoise.privacy.rows import PrivateRows
 
 RadialWeights = Callable[[torch.Tensor], torch.Tensor]
 TOLERANCE = 1e-6  # of whitened lengths and of bounds, the rounding of float32

@@ -19,9 +19,9 @@ from typing import Literal
 
 import torch
 
-from .bounded import Bounded, make_bounded
-from .private import Private, PrivateError
-from .requirements import one_value_a_record, public_threshold
+from equipoise.privacy.bounded import Bounded, make_bounded
+from equipoise.privacy.private import Private, PrivateError
+from equipoise.privacy.requirements import one_value_a_record, public_threshold
 
 __all__ = ["RAMP", "capped", "centred_indicator", "indicator", "soft_indicator"]
 

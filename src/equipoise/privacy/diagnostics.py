@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .private import Private, unwrap
+from equipoise.privacy.private import Private, unwrap
 
 _MARK = "__private__"
 

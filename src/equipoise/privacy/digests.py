@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from .private import unwrap
+from equipoise.privacy.private import unwrap
 
 Digestible = str | bytes | Mapping[str, Any] | Callable[[], str | bytes | Mapping[str, Any]] | None
 

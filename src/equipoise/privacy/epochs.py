@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from .releases import PrivacyPlan
-from .sampling import Unamplified
+from equipoise.privacy.releases import PrivacyPlan
+from equipoise.privacy.sampling import Unamplified
 
 __all__ = ["Epochs"]
 

@@ -35,7 +35,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from .errors import LedgerError
+from equipoise.privacy.errors import LedgerError
 
 __all__ = ["GridStream", "grid_unit", "to_grid"]
 

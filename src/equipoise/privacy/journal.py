@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import JournalError
+from equipoise.privacy.errors import JournalError
 
 try:
     import fcntl

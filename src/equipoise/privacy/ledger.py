@@ -25,24 +25,24 @@ from typing import Any, NoReturn
 
 import torch
 
-from . import accounts
-from .accounting import EpsilonResult
-from .admission import check_noise, check_sums, check_unproven, pattern_for, require_carried
-from .books import Books, book_end, question
-from .bounded import Bounded
-from .calibration import Budget
-from .correlated import CorrelatedNoise
-from .digests import Digestible, as_digest, keyed_digest
-from .draws import Draw
-from .errors import ChangedQueryError, LedgerError, PlanUsedUpError
-from .grid import GridStream, grid_unit
-from .journal import Journal, written_by_us
-from .noise import Secrets
-from .noising import Streams, Sums, correlated, noised, on_grid
-from .private import Private, unwrap
-from .releases import PrivacyPlan
-from .spending import Spending
-from .statement import Hole, Statement
+from equipoise.privacy import accounts
+from equipoise.privacy.accounting import EpsilonResult
+from equipoise.privacy.admission import check_noise, check_sums, check_unproven, pattern_for, require_carried
+from equipoise.privacy.books import Books, book_end, question
+from equipoise.privacy.bounded import Bounded
+from equipoise.privacy.calibration import Budget
+from equipoise.privacy.correlated import CorrelatedNoise
+from equipoise.privacy.digests import Digestible, as_digest, keyed_digest
+from equipoise.privacy.draws import Draw
+from equipoise.privacy.errors import ChangedQueryError, LedgerError, PlanUsedUpError
+from equipoise.privacy.grid import GridStream, grid_unit
+from equipoise.privacy.journal import Journal, written_by_us
+from equipoise.privacy.noise import Secrets
+from equipoise.privacy.noising import Streams, Sums, correlated, noised, on_grid
+from equipoise.privacy.private import Private, unwrap
+from equipoise.privacy.releases import PrivacyPlan
+from equipoise.privacy.spending import Spending
+from equipoise.privacy.statement import Hole, Statement
 
 NOISES = {False: "floating_point", True: "grid"}
 

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import JournalError
-from .releases import Pattern, PrivacyPlan
-from .restatement import Finding, figure
+from equipoise.privacy.errors import JournalError
+from equipoise.privacy.releases import Pattern, PrivacyPlan
+from equipoise.privacy.restatement import Finding, figure
 
 __all__ = ["COSTLY", "RunLines"]
 

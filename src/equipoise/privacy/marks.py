@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .private import Private, unwrap
+from equipoise.privacy.private import Private, unwrap
 
 _MARK = "private tensor"
 

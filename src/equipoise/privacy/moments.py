@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from .bounded import Bounded, make_bounded
-from .clipping import SMALLEST_NORM, ClipRule, as_private, limited_weights, without_bad
-from .requirements import public_threshold
-from .rows import PrivateRows
+from equipoise.privacy.bounded import Bounded, make_bounded
+from equipoise.privacy.clipping import SMALLEST_NORM, ClipRule, as_private, limited_weights, without_bad
+from equipoise.privacy.requirements import public_threshold
+from equipoise.privacy.rows import PrivateRows
 
 __all__ = ["moment_action", "second_moment"]
 

@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from .draws import Draw
-from .normals import NormalStream
+from equipoise.privacy.draws import Draw
+from equipoise.privacy.normals import NormalStream
 
 _WORDS = 624
 _SEED_BYTES, _LEFT_BYTES = 8, 4

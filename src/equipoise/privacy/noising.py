@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import torch
 
-from .bounded import Bounded
-from .correlated import CorrelatedNoise
-from .draws import Draw
-from .grid import GridStream, grid_unit, to_grid
-from .noise import Secrets
-from .normals import NormalStream
-from .private import unwrap
+from equipoise.privacy.bounded import Bounded
+from equipoise.privacy.correlated import CorrelatedNoise
+from equipoise.privacy.draws import Draw
+from equipoise.privacy.grid import GridStream, grid_unit, to_grid
+from equipoise.privacy.noise import Secrets
+from equipoise.privacy.normals import NormalStream
+from equipoise.privacy.private import unwrap
 
 Sums = dict[str, dict[str, torch.Tensor]]
 Streams = dict[torch.device, NormalStream]

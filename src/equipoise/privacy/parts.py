@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import dp_accounting
 
-from .errors import PlanError
+from equipoise.privacy.errors import PlanError
 
 __all__ = ["Part", "Parts", "events_of", "parts_of"]
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from .nests import leaves_of, mapped
-from .provenance import Storage, keeps_records_apart
+from equipoise.privacy.nests import leaves_of, mapped
+from equipoise.privacy.provenance import Storage, keeps_records_apart
 
 if TYPE_CHECKING:
-    from .draws import Draw
+    from equipoise.privacy.draws import Draw
 
 _REMEDY = (
     "Private values leave through the ledger alone: bound the quantity (clip, indicator, capped, top_k) "

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from .nests import leaves_of
+from equipoise.privacy.nests import leaves_of
 
 __all__ = ["Storage", "keeps_records_apart"]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .epochs import Epochs
-from .releases import Pattern, PrivacyPlan
-from .restatement import (
+from equipoise.privacy.epochs import Epochs
+from equipoise.privacy.releases import Pattern, PrivacyPlan
+from equipoise.privacy.restatement import (
     MALFORMED,
     SAME,
     Finding,
@@ -23,8 +23,8 @@ from .restatement import (
     message,
     text_of,
 )
-from .spending import KnownRun
-from .statement import Hole, Statement
+from equipoise.privacy.spending import KnownRun
+from equipoise.privacy.statement import Hole, Statement
 
 __all__ = ["check_published"]
 

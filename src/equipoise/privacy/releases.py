@@ -25,9 +25,9 @@ from typing import Any
 
 import dp_accounting
 
-from .accounting import EpsilonResult, check_relation, epsilon
-from .errors import PlanError, check_count, check_positive
-from .sampling import Poisson, Sampling, Unamplified, sampling_from
+from equipoise.privacy.accounting import EpsilonResult, check_relation, epsilon
+from equipoise.privacy.errors import PlanError, check_count, check_positive
+from equipoise.privacy.sampling import Poisson, Sampling, Unamplified, sampling_from
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from .bounded import Bounded
-from .draws import Draw
-from .ledger import Ledger
-from .noising import Sums
-from .private import Private, unwrap
-from .releases import PrivacyPlan
+from equipoise.privacy.bounded import Bounded
+from equipoise.privacy.draws import Draw
+from equipoise.privacy.ledger import Ledger
+from equipoise.privacy.noising import Sums
+from equipoise.privacy.private import Private, unwrap
+from equipoise.privacy.releases import PrivacyPlan
 
 
 class Transcript(list[Sums]):

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .errors import check_positive
-from .private import Private, PrivateError, unwrap
+from equipoise.privacy.errors import check_positive
+from equipoise.privacy.private import Private, PrivateError, unwrap
 
 
 def public_threshold(name: str, value: Any) -> float:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .errors import JournalError
-from .schema import misfits
-from .statement import RECIPES, Statement, statement_schema
+from equipoise.privacy.errors import JournalError
+from equipoise.privacy.schema import misfits
+from equipoise.privacy.statement import RECIPES, Statement, statement_schema
 
 __all__ = [
     "Finding",

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .nests import mapped
-from .private import Private, PrivateError, forbidden, raw_value, refuse
+from equipoise.privacy.nests import mapped
+from equipoise.privacy.private import Private, PrivateError, forbidden, raw_value, refuse
 
 if TYPE_CHECKING:
-    from .draws import Draw
+    from equipoise.privacy.draws import Draw
 
 
 def wrap(value: Any, draw: Draw | None, by_record: bool = False) -> Any:

@@ -34,12 +34,12 @@ from typing import Any
 
 import torch
 
-from .bounded import Bounded, make_bounded
-from .clipping import ClipRule, as_private, limited_weights, weights_for, without_bad
-from .draws import Draw
-from .private import Private, PrivateError, unwrap
-from .requirements import one_value_a_record, public_threshold, require_length
-from .rows import PrivateRows
+from equipoise.privacy.bounded import Bounded, make_bounded
+from equipoise.privacy.clipping import ClipRule, as_private, limited_weights, weights_for, without_bad
+from equipoise.privacy.draws import Draw
+from equipoise.privacy.private import Private, PrivateError, unwrap
+from equipoise.privacy.requirements import one_value_a_record, public_threshold, require_length
+from equipoise.privacy.rows import PrivateRows
 
 __all__ = [
     "Selection",

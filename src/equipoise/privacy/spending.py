@@ -9,13 +9,13 @@ from typing import Any
 
 import dp_accounting
 
-from . import accounts
-from .accounting import EpsilonResult
-from .books import Books
-from .calibration import Budget
-from .errors import BudgetError
-from .releases import Pattern, PrivacyPlan
-from .statement import Hole, Statement, further_deltas, make_statement
+from equipoise.privacy import accounts
+from equipoise.privacy.accounting import EpsilonResult
+from equipoise.privacy.books import Books
+from equipoise.privacy.calibration import Budget
+from equipoise.privacy.errors import BudgetError
+from equipoise.privacy.releases import Pattern, PrivacyPlan
+from equipoise.privacy.statement import Hole, Statement, further_deltas, make_statement
 
 __all__ = ["KnownRun", "Others", "Spending"]
 

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .accounting import EpsilonResult
-from .releases import Pattern, PrivacyPlan
+from equipoise.privacy.accounting import EpsilonResult
+from equipoise.privacy.releases import Pattern, PrivacyPlan
 
 RECIPES = ("library", "as_published")
 GUARANTEES = ("proven", "worst_case", "none")

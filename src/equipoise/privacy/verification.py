@@ -11,14 +11,14 @@ from typing import Any
 
 import dp_accounting
 
-from . import accounts
-from .epochs import Epochs
-from .errors import JournalError
-from .lines import COSTLY, RunLines
-from .releases import PrivacyPlan
-from .restatement import MALFORMED, Finding, compared, delta_of, differences, message
-from .spending import KnownRun
-from .statement import Hole, Statement
+from equipoise.privacy import accounts
+from equipoise.privacy.epochs import Epochs
+from equipoise.privacy.errors import JournalError
+from equipoise.privacy.lines import COSTLY, RunLines
+from equipoise.privacy.releases import PrivacyPlan
+from equipoise.privacy.restatement import MALFORMED, Finding, compared, delta_of, differences, message
+from equipoise.privacy.spending import KnownRun
+from equipoise.privacy.statement import Hole, Statement
 
 __all__ = ["check_with_journal", "statement_from_journal"]
 

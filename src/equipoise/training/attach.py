@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
 from equipoise.gradients import Buffers, ForwardWritesError, parameters_restored, refuse_max_norm
-from equipoise.gradients.mixing import losses_moved
+from equipoise.gradients.checks.record_mixing import losses_moved
 from equipoise.training.batches import ARRAY_REMEDY, DataError, Source, batch_size, is_array, map_batch
 
 __all__ = ["Loss", "check_blending", "check_loss", "check_optimizer", "check_scheduler", "trainable"]

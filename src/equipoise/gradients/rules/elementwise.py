@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise.gradients.base import DenseFactor, Factor
-from equipoise.gradients.layouts import record_first, sum_to_shape
+from equipoise.gradients.capture.layouts import record_first, sum_to_shape
+from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.rules.norms import channel_norm
 from equipoise.gradients.rules.operation import Finish, Operation, product
 

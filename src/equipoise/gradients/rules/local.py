@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from equipoise.gradients.base import DenseFactor, Factor
-from equipoise.gradients.layouts import Layout, record_first
+from equipoise.gradients.capture.layouts import Layout, record_first
+from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.rules.operation import Finish, Operation
 
 __all__ = ["local"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.gradients.base import Factor, accumulation_dtype
-from equipoise.gradients.index import IndexFactor
-from equipoise.gradients.layouts import Layout, record_first
+from equipoise.gradients.capture.layouts import Layout, record_first
+from equipoise.gradients.factors.base import Factor
+from equipoise.gradients.factors.lookup import IndexFactor
+from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.rules.operation import Finish, Operation
 
 __all__ = ["embedding", "embedding_bag", "get_item"]

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.gradients.base import DenseFactor, Factor, accumulation_dtype
-from equipoise.gradients.layouts import Layout, record_first
+from equipoise.gradients.capture.layouts import Layout, record_first
+from equipoise.gradients.factors.base import DenseFactor, Factor
+from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.rules.operation import Finish, Operation, channel_sum, product, sum_over
 
 __all__ = ["batch_norm", "channel_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]

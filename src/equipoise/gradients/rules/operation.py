@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.gradients.base import Factor, accumulation_dtype
-from equipoise.gradients.layouts import Layout, record_first
+from equipoise.gradients.capture.layouts import Layout, record_first
+from equipoise.gradients.factors.base import Factor
+from equipoise.gradients.numerics import accumulation_dtype
 
 __all__ = ["Finish", "Operation", "Rule", "channel_sum", "flat", "product", "sum_over"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.gradients.base import DenseFactor, Factor
-from equipoise.gradients.outer import OuterFactor
+from equipoise.gradients.factors.base import DenseFactor, Factor
+from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.rules.operation import Finish, Operation, flat, sum_over
 
 __all__ = ["addmm", "einsum", "linear", "matmul"]

@@ -21,15 +21,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from equipoise.gradients.base import Factor
-from equipoise.gradients.expressions import Expression, derive, pull_back
-from equipoise.gradients.layouts import Layout
+from equipoise.gradients.capture.expressions import Expression, derive, pull_back
+from equipoise.gradients.capture.layouts import Layout
+from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.rules import MATRIX_RULES, Finish, Operation, Rule
 
 __all__ = ["Capture", "Plan", "PlanMismatch", "Step", "Watch", "anchor", "tensor_arguments"]
 
+
 #: Python functions that are seen through: what they call is what has rules.
 OPENED = frozenset({F.multi_head_attention_forward})
+
 
 #: How an operation's tracked inputs are treated.
 Kind = Literal["skip", "derive", "use", "opaque"]

@@ -14,13 +14,15 @@ from collections.abc import Iterable
 
 import torch
 
-from equipoise.gradients.base import Factor
-from equipoise.gradients.precision import full_precision
+from equipoise.gradients.factors.base import Factor
+from equipoise.gradients.numerics import full_precision
 
 __all__ = ["apply", "candidates", "choose", "measure", "predict"]
 
+
 #: A factor this small is not worth a measurement: its time is a step's rounding error.
 SMALL_ELEMENTS = 1 << 14
+
 
 #: Ways that take memory are chosen where they are this much faster: rows stay from the norms to the sums,
 #: and a grouped convolution reorders its operands.

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
-__all__ = ["Change", "find_batch_norms", "fix"]
+__all__ = ["Change", "find_batch_norms", "replace_batch_norm"]
 
 
 @dataclass(frozen=True)
 class Change:
-    """One module that ``fix`` replaces."""
+    """One module that ``replace_batch_norm`` replaces."""
 
     module_path: str
     before: str
@@ -31,7 +31,9 @@ class Change:
         return f"- {path}: {self.before}\n+ {path}: {self.after}"
 
 
-def fix(model: nn.Module, *, groups: int = 32, show: Callable[[str], object] | None = print) -> nn.Module:
+def replace_batch_norm(
+    model: nn.Module, *, groups: int = 32, show: Callable[[str], object] | None = print
+) -> nn.Module:
     """A copy of ``model`` with GroupNorm in place of every BatchNorm; the original is not touched.
 
     Scales and offsets are taken over, running statistics have no counterpart. Nothing else is changed.
@@ -42,7 +44,7 @@ def fix(model: nn.Module, *, groups: int = 32, show: Callable[[str], object] | N
             is used, and one group for BatchNorm1d, whose inputs may have no positions to average over.
         show: called with each change as text; None for silence.
 
-    >>> fixed = fix(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
+    >>> fixed = replace_batch_norm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
     - 1: BatchNorm2d(8)
     + 1: GroupNorm(4, 8)
     """
@@ -68,7 +70,7 @@ def fix(model: nn.Module, *, groups: int = 32, show: Callable[[str], object] | N
 
 
 def find_batch_norms(model: nn.Module, *, groups: int = 32) -> tuple[Change, ...]:
-    """What ``fix`` would change.
+    """What ``replace_batch_norm`` would change.
 
     >>> find_batch_norms(nn.BatchNorm1d(6))[0].after
     'GroupNorm(1, 6)'

@@ -43,11 +43,10 @@ class CrossRecordError(RuntimeError):
             else f"module {module_path or '(the model itself)'!r} ({module_type})"
         )
         remedy = (
-            "replace BatchNorm with equipoise.fix(model), which uses GroupNorm instead"
+            "replace BatchNorm with equipoise.replace_batch_norm(model), which uses GroupNorm instead"
             if module_type is not None and "BatchNorm" in module_type
-            else "make it treat every record by itself (equipoise.fix replaces BatchNorm; a statistic "
-            "over the batch "
-            "has to go)"
+            else "make it treat every record by itself (equipoise.replace_batch_norm replaces BatchNorm; a "
+            "statistic over the batch has to go)"
         )
         super().__init__(
             f"the records of a batch are mixed by {where}: changing one record changed another record's "

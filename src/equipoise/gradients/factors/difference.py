@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equipoise.gradients.base import Factor
+from equipoise.gradients.factors.base import Factor
 
 __all__ = ["BilinearDifference"]
+
 
 Operand = TypeVar("Operand", bound=Factor)
 

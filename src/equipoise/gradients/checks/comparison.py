@@ -7,11 +7,18 @@ from torch import Tensor
 
 __all__ = ["rounding_of", "rows_differ"]
 
+
 #: Relative error of rows that is taken for rounding, by the parameter's type.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+
+
 LOW_PRECISION = 1e-1
+
+
 #: In units of eps: what two orders of adding the same terms may differ by, relative to the terms' sizes.
 ROUNDING = 64
+
+
 #: The same where the terms come in half precision.
 LOW_PRECISION_ROUNDING = 5e-2
 

@@ -25,21 +25,29 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.gradients.base import DenseFactor, Factor, chunks
-from equipoise.gradients.blocks import Block, BlockSubspace, orthonormal_columns
-from equipoise.gradients.conv import ConvFactor
-from equipoise.gradients.factored import FactoredGradients, as_factored
-from equipoise.gradients.index import IndexFactor
-from equipoise.gradients.operator import PerSampleGradients
-from equipoise.gradients.outer import OuterFactor
+from equipoise.gradients.factors.base import DenseFactor, Factor
+from equipoise.gradients.factors.convolution import ConvFactor
+from equipoise.gradients.factors.lookup import IndexFactor
+from equipoise.gradients.factors.outer import OuterFactor
+from equipoise.gradients.numerics import chunks
+from equipoise.gradients.operator import FactoredGradients, PerSampleGradients, as_factored
+from equipoise.gradients.subspaces.blocks import Block, BlockSubspace, orthonormal_columns
 
 __all__ = ["Basis", "PrincipalSubspace", "principal_subspace"]
 
+
 Basis = Literal["auto", "kernel", "held"]
 
+
 GRAM_LIMIT = 2048  # more rows than this: randomised subspace iteration, held columns
+
+
 HELD_LIMIT = 1 << 26  # numbers that "auto" holds at most (256 MiB of float32)
+
+
 RTOL = {torch.float64: 1e-8, torch.float32: 1e-5}
+
+
 HELD_OUT = 0.2  # share of the rows on which the capture is measured
 
 
@@ -95,7 +103,7 @@ def principal_subspace(
     Raises:
         ValueError: no row is left, or all gradients are zero.
 
-    >>> from equipoise.gradients.factored import DenseGradients
+    >>> from equipoise.gradients.operator import DenseGradients
     >>> rows = DenseGradients({"w": torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]])})
     >>> found = principal_subspace(rows, [["w"]], 1)
     >>> found.subspace.coordinates(DenseGradients({"w": torch.tensor([[3.0, 4.0, 5.0]])})).abs()
@@ -319,6 +327,6 @@ def _randomised(
 
 
 def _dots(rows: FactoredGradients, columns: dict[str, Tensor]) -> Tensor:
-    from equipoise.gradients.subspace import HeldSubspace
+    from equipoise.gradients.subspaces.held import HeldSubspace
 
     return HeldSubspace(columns).coordinates(rows)

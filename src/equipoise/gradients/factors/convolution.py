@@ -1,4 +1,6 @@
-"""The factor of a convolution: its input and its output gradient, rows derived lazily.
+"""Sizes of a convolution: kernel, stride, padding, dilation and groups.
+
+The factor of a convolution: its input and its output gradient, rows derived lazily.
 
 With x padded, stride s, dilation d and R uses of the kernel in one forward, row i of the weight gradient is
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -24,33 +27,115 @@ from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 from typing_extensions import override
 
-from equipoise.gradients.base import (
-    CHUNK_ELEMENTS,
-    DenseFactor,
-    Factor,
-    chunks,
-    contracted,
-    squared_rows,
-    take,
-    widen,
-)
-from equipoise.gradients.difference import BilinearDifference
-from equipoise.gradients.geometry import ConvGeometry
-from equipoise.gradients.outer import gram_norms, summed_sizes
+from equipoise.gradients.factors.base import DenseFactor, Factor
+from equipoise.gradients.factors.difference import BilinearDifference
+from equipoise.gradients.factors.outer import gram_norms, summed_sizes
+from equipoise.gradients.numerics import CHUNK_ELEMENTS, chunks, contracted, squared_rows, take, widen
 
 __all__ = ["ConvFactor", "ConvGeometry"]
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """Sizes of a convolution over 1, 2 or 3 spatial dimensions.
+
+    Args:
+        kernel_size, stride, dilation: one integer a dimension.
+        padding: zeros added (before, after) each dimension; other padding modes are applied to x beforehand.
+        groups: as in ``torch.nn.Conv2d``.
+    """
+
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        kernel_size: Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | str | Sequence[int] | Sequence[tuple[int, int]] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+    ) -> ConvGeometry:
+        """The geometry from arguments as PyTorch's convolutions take them (``"same"`` and ``"valid"`` too).
+
+        >>> ConvGeometry.of((3, 2), padding="same").padding
+        ((1, 1), (0, 1))
+        """
+        kernel = tuple(kernel_size)
+        if not 1 <= len(kernel) <= 3:
+            raise ValueError(
+                f"kernel_size={kernel} has {len(kernel)} dimensions; convolutions of 1, 2 or 3 are known"
+            )
+        steps = _each(stride, len(kernel), "stride")
+        dilations = _each(dilation, len(kernel), "dilation")
+        pairs: tuple[tuple[int, int], ...]
+        if padding == "valid":
+            pairs = ((0, 0),) * len(kernel)
+        elif padding == "same":
+            totals = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+            pairs = tuple((total // 2, total - total // 2) for total in totals)
+        elif isinstance(padding, str):
+            raise ValueError(f'padding={padding!r} is not known; use "same", "valid" or integers')
+        elif not isinstance(padding, int) and padding and not isinstance(padding[0], int):
+            pairs = tuple((int(before), int(after)) for before, after in padding)  # type: ignore[misc]
+        else:
+            pairs = tuple((p, p) for p in _each(padding, len(kernel), "padding"))  # type: ignore[arg-type]
+        return cls(kernel, steps, pairs, dilations, groups)
+
+    @property
+    def spatial(self) -> int:
+        """The number of spatial dimensions."""
+        return len(self.kernel_size)
+
+    @property
+    def taps(self) -> int:
+        """Positions of the kernel."""
+        return torch.Size(self.kernel_size).numel()
+
+    @property
+    def coverage(self) -> int:
+        """At how many output positions an input can count, at most.
+
+        >>> ConvGeometry.of((4, 3), stride=2).coverage
+        4
+        """
+        sizes = zip(self.kernel_size, self.stride, self.dilation, strict=True)
+        return math.prod(math.ceil(k * math.gcd(s, d) / s) for k, s, d in sizes)
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether as much is padded before as after."""
+        return all(before == after for before, after in self.padding)
+
+
+def _each(value: int | Sequence[int], count: int, name: str) -> tuple[int, ...]:
+    values = (value,) * count if isinstance(value, int) else tuple(value)
+    if len(values) == 1:
+        values *= count
+    if len(values) != count:
+        raise ValueError(f"{name}={value} has {len(values)} entries; the kernel has {count} dimensions")
+    return values
+
 
 #: As for other factors, but rows save a convolution its second weight gradient, and its kernels are small.
 ROWS_GROWTH = 4
 
+
 #: Elements of the unfolded input at once: it is many times the input, and fits the cache in pieces.
 UNFOLDED_ELEMENTS = CHUNK_ELEMENTS // 4
+
 
 _WEIGHT_GRADIENT: dict[int, Callable[..., Tensor]] = {
     1: conv1d_weight,
     2: conv2d_weight,
     3: conv3d_weight,
 }
+
+
 _CONVOLUTION: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 

@@ -19,11 +19,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equipoise.gradients.base import dots
-from equipoise.gradients.factored import DenseGradients, factored_over
-from equipoise.gradients.operator import PerSampleGradients
-from equipoise.gradients.precision import full_precision
-from equipoise.gradients.subspace import Subspace
+from equipoise.gradients.numerics import dots, full_precision
+from equipoise.gradients.operator import DenseGradients, PerSampleGradients, factored_over
+from equipoise.gradients.subspaces.base import Subspace
 
 __all__ = ["Block", "BlockSubspace"]
 

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from equipoise.gradients.batches import map_leaves, num_records, perturb_record
-from equipoise.gradients.capture import output_tensors
-from equipoise.gradients.layouts import Layout, record_first
+from equipoise.gradients.capture.layouts import Layout, record_first
+from equipoise.gradients.capture.recorder import output_tensors
 
 __all__ = ["MANY", "Change", "changes", "find_mixing_module", "losses_moved", "mixing_change"]
+
 
 #: Records of a batch on which mixing is looked for: pairs and small groups show.
 MANY = 8

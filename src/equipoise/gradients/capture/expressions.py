@@ -18,11 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.gradients.base import DenseFactor, Factor
-from equipoise.gradients.index import IndexFactor
-from equipoise.gradients.outer import OuterFactor
+from equipoise.gradients.factors.base import DenseFactor, Factor
+from equipoise.gradients.factors.lookup import IndexFactor
+from equipoise.gradients.factors.outer import OuterFactor
 
 __all__ = ["Expression", "derive", "pull_back"]
+
 
 Pull = Callable[[Factor], Factor]
 
@@ -128,9 +129,17 @@ CASTS = frozenset(
         "identity",
     ]
 )
+
+
 _TRANSPOSES = frozenset(["t", "transpose", "swapaxes", "swapdims", "permute", "adjoint"])
+
+
 _TRANSPOSED_VIEWS = (torch.Tensor.T.__get__, torch.Tensor.mT.__get__)  # type: ignore[attr-defined]
+
+
 _VIEWS = frozenset(["view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"])
+
+
 _ROWS = frozenset(
     ["chunk", "split", "narrow", "__getitem__", "unsafe_chunk", "split_with_sizes", "tensor_split"]
 )

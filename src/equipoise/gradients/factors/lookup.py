@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equipoise.gradients.base import (
+from equipoise.gradients.factors.base import DenseFactor, Factor
+from equipoise.gradients.factors.outer import TINY
+from equipoise.gradients.numerics import (
+    CANCELLATION_SHARE,
+    LOST_SHARE,
     ROWS_GROWTH,
-    DenseFactor,
-    Factor,
     chunks,
     contracted,
     pad_positions,
@@ -19,7 +21,6 @@ from equipoise.gradients.base import (
     take,
     widen,
 )
-from equipoise.gradients.outer import CANCELLATION_SHARE, LOST_SHARE, TINY
 
 __all__ = ["IndexFactor"]
 

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from equipoise.gradients.batches import num_records, record_leaves, replace_leaves
-from equipoise.gradients.factored import DenseGradients
+from equipoise.gradients.operator import DenseGradients
 
 __all__ = ["Loss", "dense_gradients", "dense_rows", "evaluate_loss", "trainable_parameters"]
+
 
 #: ``loss(model, batch) -> [B]``
 Loss = Callable[[Any, Any], Tensor]

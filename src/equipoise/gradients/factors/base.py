@@ -2,128 +2,28 @@
 
 A factor holds the gradient of one use of a parameter, record by record, as the tensors that make it up
 (a layer's inputs and output gradients), so that norms and weighted sums come from the same stored numbers.
+
+TODO.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from equipoise.gradients.numerics import (
+    memory_order,
+    squared_rows,
+    take,
+    widen,
+)
+
 __all__ = ["DenseFactor", "Factor"]
-
-#: How many numbers a temporary of a chunked computation may hold (8 MiB of float32).
-CHUNK_ELEMENTS = 1 << 21
-
-#: Squares and products are added up in float32 over this many numbers at most, and in float64 from there on.
-PARTIAL_SUM = 512
-
-#: Matrix products at least this wide are added up in pieces by the libraries themselves; the pieces' sum is
-#: float32 and short enough up to this many numbers.
-WIDE_PRODUCT, LONG_PRODUCT = 16, 1 << 15
-
-#: Rows are kept instead of their inputs only if they are at most this many times larger (memory of a step).
-ROWS_GROWTH = 2
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which a sum over numbers of ``dtype`` is taken: float32 at least.
-
-    >>> accumulation_dtype(torch.bfloat16), accumulation_dtype(torch.float64)
-    (torch.float32, torch.float64)
-    """
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def widen(tensor: Tensor) -> Tensor:
-    """``tensor`` in its accumulation type (itself where it is there already)."""
-    return tensor.to(accumulation_dtype(tensor.dtype))
-
-
-def chunks(count: int, size: int, budget: int | None = None) -> Iterator[slice]:
-    """Slices of ``range(count)`` with at most ``budget`` numbers each, one item holding ``size`` numbers."""
-    step = max(1, (CHUNK_ELEMENTS if budget is None else budget) // max(1, size))
-    for start in range(0, count, step):
-        yield slice(start, min(count, start + step))
-
-
-def take(tensor: Tensor, index: Tensor | slice) -> Tensor:
-    """Rows of ``tensor``; what is broadcast over the records stays broadcast."""
-    if isinstance(index, Tensor) and tensor.shape[0] > 1 and tensor.stride(0) == 0:
-        count = int(index.sum()) if index.dtype == torch.bool else index.shape[0]
-        return tensor[:1].expand(count, *tensor.shape[1:])
-    return tensor[index]
-
-
-def pad_positions(tensor: Tensor, positions: int) -> Tensor:
-    """``tensor`` [B, S, ...] with zeros appended to reach ``positions`` along dimension 1."""
-    missing = positions - tensor.shape[1]
-    if missing == 0:
-        return tensor
-    return torch.cat([tensor, tensor.new_zeros(tensor.shape[0], missing, *tensor.shape[2:])], dim=1)
-
-
-def memory_order(tensor: Tensor) -> list[int]:
-    """Dimensions 1, 2, ... as they lie in memory, the outermost first (not ascending in channels last)."""
-    strides = tensor.stride()
-    return sorted(range(1, tensor.ndim), key=lambda dimension: -strides[dimension])
-
-
-def squared_rows(tensor: Tensor) -> Tensor:
-    """Sum of squares of each record, [B, ...] -> [B] in float64, without a copy of dense rows.
-
-    Float32 alone would read rows of a million numbers too short by up to 1e-3: each square is rounded as it
-    is added to a sum that is far larger, all of them down where they are alike. So it takes pieces of
-    ``PARTIAL_SUM`` numbers, at 2e-6 each at most. Squares below 1e-45 vanish: what is lost of a norm is less
-    than 1e-17 for 1e10 numbers.
-
-    >>> squared_rows(torch.full((1, 10**6), 0.1)).sub(10**4).abs() < 1e-2
-    tensor([True])
-    """
-    if tensor.ndim == 1:
-        return tensor.double().square()
-    if tensor.ndim > 2:
-        tensor = tensor if tensor.is_contiguous() else tensor.permute(0, *memory_order(tensor))
-        tensor = tensor.reshape(tensor.shape[0], tensor.shape[1:].numel())
-    pieces = tensor.shape[1] // PARTIAL_SUM
-    if pieces == 0:
-        return torch.linalg.vector_norm(tensor, dim=1).double().square_()
-    whole = pieces * PARTIAL_SUM
-    parts = torch.linalg.vector_norm(tensor[:, :whole].view(tensor.shape[0], pieces, PARTIAL_SUM), dim=2)
-    out = torch.linalg.vector_norm(parts, dim=1, dtype=torch.float64).square_()
-    if whole < tensor.shape[1]:
-        out += torch.linalg.vector_norm(tensor[:, whole:], dim=1).double().square_()
-    return out
-
-
-def contracted(left: Tensor, right: Tensor) -> Tensor:
-    """``left`` [..., m, K] times ``right`` [..., K, n], true to 1e-5 of its terms however long K is.
-
-    Libraries add wide products up in pieces of some hundred terms, narrow ones from end to end.
-    """
-    pieces = left.shape[-1] // PARTIAL_SUM
-    if pieces <= 1 or min(left.shape[-2], right.shape[-1]) >= WIDE_PRODUCT:
-        return torch.matmul(left, right)
-    whole = pieces * PARTIAL_SUM
-    first = left[..., :whole].reshape(*left.shape[:-1], pieces, PARTIAL_SUM).movedim(-2, -3)
-    second = right[..., :whole, :].reshape(*right.shape[:-2], pieces, PARTIAL_SUM, right.shape[-1])
-    out = torch.matmul(first, second).sum(-3, dtype=torch.float64)
-    return out.add_(torch.matmul(left[..., whole:], right[..., whole:, :])).to(left.dtype)
-
-
-def dots(left: Tensor, right: Tensor) -> Tensor:
-    """Dot products [n, m] of rows [n, P] with rows [m, P], true to 1e-5 of their lengths for every P."""
-    if left.shape[1] <= LONG_PRODUCT:
-        return contracted(left, right.t())
-    out = left.new_zeros(left.shape[0], right.shape[0], dtype=torch.float64)
-    for start in range(0, left.shape[1], LONG_PRODUCT):
-        piece = slice(start, start + LONG_PRODUCT)
-        out += contracted(left[:, piece], right[:, piece].t())
-    return out.to(left.dtype)
 
 
 class Factor(ABC):
@@ -220,13 +120,13 @@ class Factor(ABC):
 
     def inner(self, other: Factor) -> Tensor:
         """Dot products of matching rows, [B]; ``other`` may be of any kind."""
-        from equipoise.gradients.crossterms import inner
+        from equipoise.gradients.factors.pair_products import inner
 
         return inner(self, other)
 
     def gram(self, other: Factor) -> Tensor:
         """Dot products of all rows with all rows, [B, B']; ``other`` may be of any kind."""
-        from equipoise.gradients.crossterms import gram
+        from equipoise.gradients.factors.pair_products import gram
 
         return gram(self, other)
 

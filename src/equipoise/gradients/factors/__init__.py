@@ -9,8 +9,8 @@
 Convolutions have theirs in ``conv.py``.
 """
 
-from equipoise.gradients.base import DenseFactor, Factor
-from equipoise.gradients.index import IndexFactor
-from equipoise.gradients.outer import OuterFactor
+from equipoise.gradients.factors.base import DenseFactor, Factor
+from equipoise.gradients.factors.lookup import IndexFactor
+from equipoise.gradients.factors.outer import OuterFactor
 
 __all__ = ["DenseFactor", "Factor", "IndexFactor", "OuterFactor"]

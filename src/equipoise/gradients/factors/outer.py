@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equipoise.gradients.base import (
+from equipoise.gradients.factors.base import DenseFactor, Factor
+from equipoise.gradients.factors.difference import BilinearDifference
+from equipoise.gradients.numerics import (
+    CANCELLATION_SHARE,
+    LOST_SHARE,
     ROWS_GROWTH,
-    DenseFactor,
-    Factor,
     chunks,
     contracted,
     pad_positions,
@@ -27,20 +29,12 @@ from equipoise.gradients.base import (
     take,
     widen,
 )
-from equipoise.gradients.difference import BilinearDifference
 
 __all__ = ["OuterFactor"]
-
-#: A squared norm below this share of the square of its terms' summed norms lost digits to cancellation: a
-#: Gram route is then left, and a guard added (``factored.py``).
-CANCELLATION_SHARE = 1e-2
 
 
 #: Outside of these a norm may have lost terms whose squares are no float32 any more.
 TINY, HUGE = 1e-15, 1e15
-
-#: A squared norm is right to float32 if what its squares may have lost is at most this share of it.
-LOST_SHARE = 1e-12
 
 
 class OuterFactor(Factor):

@@ -14,12 +14,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.gradients.base import CHUNK_ELEMENTS, DenseFactor, Factor, accumulation_dtype, chunks, dots
-from equipoise.gradients.index import IndexFactor
-from equipoise.gradients.outer import OuterFactor
-from equipoise.gradients.products import times_held
+from equipoise.gradients.factors.base import DenseFactor, Factor
+from equipoise.gradients.factors.lookup import IndexFactor
+from equipoise.gradients.factors.outer import OuterFactor
+from equipoise.gradients.numerics import CHUNK_ELEMENTS, accumulation_dtype, chunks, dots, times_held
 
 __all__ = ["gram", "inner"]
+
 
 #: Pairs of look-ups of one index are gathered if at most one pair in so many is one.
 DENSE_PAIRS = 16

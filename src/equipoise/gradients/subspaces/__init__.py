@@ -1,0 +1,1 @@
+"""Subspaces of the parameters: held columns, columns from a seed, blocks, principal directions of rows."""
