@@ -1,1 +1,1 @@
-"""What happens while the loss runs once: the operations that use parameters, and how their record axes lie."""
+"""What happens while the loss runs once: operations that use parameters, and where their records lie."""

@@ -1,1 +1,1 @@
-"""What is checked before an engine is used: rows against plain autograd, records that mix, buffers, BatchNorm."""
+"""What is checked before an engine is used: rows against autograd, records that mix, buffers."""
