@@ -9,8 +9,8 @@ import statistics
 import time
 from collections.abc import Callable
 
-from equipoise.privacy.grid import GridStream
-from equipoise.privacy.normals import NormalStream
+from equipoise.privacy.mechanisms.grid_gaussian import GridStream
+from equipoise.privacy.noise.streams import NormalStream
 
 
 def nanoseconds(work: Callable[[], object], numbers: int, repeats: int = 7) -> float:

@@ -9,7 +9,7 @@ from equipoise.experiments.noise import make_method
 from equipoise.experiments.settings import Settings, SettingsError
 from equipoise.methods import METHODS
 from equipoise.privacy import FullBatch, Journal, Ledger, PrivacyPlan, Release, epsilon
-from equipoise.privacy.accounts import compose
+from equipoise.privacy.ledger.run_record import compose
 from equipoise.training.randomness import generator
 
 SAMPLING = FullBatch(2000, 20)  # accounted in closed form, and so quickly

@@ -17,7 +17,7 @@ import equipoise as eq
 from equipoise.federated import Client, FedAvg, QuantileFedAvg, ServerQuantile, ServerRMS, simulate
 from equipoise.federated.server_quantile import SHARE
 from equipoise.privacy import Poisson, calibrate_noise_multiplier
-from equipoise.privacy.accounting import gaussian_epsilon
+from equipoise.privacy.accounting.epsilon import gaussian_epsilon
 
 # ---- the adaptive wrapper's feedback is inverted: its clip norm runs away from the quantile
 

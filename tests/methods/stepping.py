@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import equipoise as eq
 from equipoise.gradients import GradientEngine
 from equipoise.privacy import Ledger, Secrets, digest
-from equipoise.privacy.replay import RecordingLedger, ReplayLedger
+from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.training.batches import Source
 from equipoise.training.draws import RowMaker, StepContext
 from equipoise.training.processes import Processes

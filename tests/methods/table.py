@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import equipoise as eq
 from equipoise.methods import Method
 from equipoise.privacy import Ledger, Private
-from equipoise.privacy.replay import RecordingLedger, ReplayLedger
+from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.training import desk
 
 RECORDS, FEATURES, CLASSES = 60, 6, 3

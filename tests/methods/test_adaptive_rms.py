@@ -18,8 +18,8 @@ from equipoise.methods.adaptive_rms import _squares
 from equipoise.methods.rms_claim import claimed_epsilon, order, published_noise, subsampled_rdp
 from equipoise.methods.rms_radius import RMSRadius
 from equipoise.privacy import BudgetError, Draw, Private, PrivateRows
-from equipoise.privacy.accounting import epsilon, rdp_epsilon
-from equipoise.privacy.counting import capped
+from equipoise.privacy.accounting.epsilon import epsilon, rdp_epsilon
+from equipoise.privacy.bounds.counts import capped
 from equipoise.privacy.private import unwrap
 
 DELTA = 1e-5

@@ -12,10 +12,10 @@ import equipoise as eq
 from equipoise.gradients import GradientEngine
 from equipoise.methods.anchor_schedule import draw_schedule
 from equipoise.privacy import Draw, FullBatch, Poisson, Unamplified, WithoutReplacement
-from equipoise.privacy.accounting import quick_epsilon
+from equipoise.privacy.accounting.epsilon import quick_epsilon
 from equipoise.privacy.errors import BudgetError
+from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.private import unwrap
-from equipoise.privacy.replay import RecordingLedger
 
 BUDGET = eq.Budget(4.0, 1e-5)
 SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}

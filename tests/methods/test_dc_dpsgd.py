@@ -19,7 +19,7 @@ from equipoise.methods import METHODS
 from equipoise.methods.clip_rules import AutoS
 from equipoise.methods.dc_published import average_noise, printed_multiplier, share_multipliers
 from equipoise.privacy import Draw, Poisson, Private, PrivateRows, clip_selected, top_share
-from equipoise.privacy.bounded import Bounded
+from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.private import unwrap
 
 DRAW = Draw("batch", 0)

@@ -21,7 +21,7 @@ from equipoise.privacy import (
     clip_jointly,
     gaussian_epsilon,
 )
-from equipoise.privacy.correlated import radial_grid
+from equipoise.privacy.mechanisms.joint_gaussian import radial_grid
 from equipoise.privacy.private import unwrap
 
 

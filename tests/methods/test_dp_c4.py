@@ -18,7 +18,7 @@ from equipoise.methods.anchor_thresholds import Released, next_anchor_threshold,
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dp_c4_claim import claimed_epsilon, published_noise_multipliers
 from equipoise.privacy import Draw, FullBatch, Poisson, PrivateRows, clip
-from equipoise.privacy.accounting import quick_epsilon
+from equipoise.privacy.accounting.epsilon import quick_epsilon
 from equipoise.privacy.private import unwrap
 
 SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}

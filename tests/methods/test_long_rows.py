@@ -20,10 +20,10 @@ from equipoise.methods import Abadi
 from equipoise.methods.clip_rules import CLIP_RULES
 from equipoise.methods.dice_noise import independent_noise, joint_noise, normalising_noise
 from equipoise.privacy import PrivateRows, clip, clip_jointly
-from equipoise.privacy.clipping import clip_coordinates
-from equipoise.privacy.moments import moment_action
+from equipoise.privacy.bounds.clipping import clip_coordinates
+from equipoise.privacy.bounds.second_moments import moment_action
+from equipoise.privacy.bounds.two_thresholds import clip_selected, top_share
 from equipoise.privacy.private import Private, unwrap
-from equipoise.privacy.selection import clip_selected, top_share
 
 SLACK = 1 + 1e-5
 VALUES = (0.1, 0.55, 1 / 3)

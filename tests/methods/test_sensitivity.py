@@ -22,7 +22,7 @@ from equipoise.gradients.operator import FactoredGradients
 from equipoise.methods import CLIP_RULES, NSGD, PSAC, Abadi, AutoS
 from equipoise.methods.clip_rules import ClipRule, layers
 from equipoise.privacy import Draw, PrivateRows, centred_indicator, clip
-from equipoise.privacy.clipping import limited_weights
+from equipoise.privacy.bounds.clipping import limited_weights
 from equipoise.privacy.private import unwrap
 
 RULES = [Abadi(), AutoS(), NSGD(regulariser=0.5), PSAC(), PSAC(regulariser=1e-4)]

@@ -45,13 +45,13 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "noise off",
-        "privacy/ledger.py",
+        "privacy/ledger/ledger.py",
         (("std = self.plan[name].noise_multiplier * sums[name].add_remove", "std = 0.0"),),
         ("tests/privacy/test_noise.py::test_noise_passes_kolmogorov_smirnov_at_its_scale_only",),
     ),
     Mutation(
         "noise 10% too small",
-        "privacy/ledger.py",
+        "privacy/ledger/ledger.py",
         (
             (
                 "std = self.plan[name].noise_multiplier * sums[name].add_remove",
@@ -62,31 +62,31 @@ MUTATIONS = (
     ),
     Mutation(
         "noise through the square of its scale, which underflows",
-        "privacy/normals.py",
+        "privacy/noise/streams.py",
         (("mul_(-2.0).sqrt_().mul_(std)", "mul_(-2.0 * std * std).sqrt_()"),),
         ("tests/privacy/test_noise.py::test_noise_keeps_its_scale_over_the_whole_range",),
     ),
     Mutation(
         "epochs counted as if draws left no gaps",
-        "privacy/spending.py",
+        "privacy/ledger/run_record.py",
         (("self.plan.event(self.used, self.epochs)", "self.plan.event(self.used)"),),
         ("tests/privacy/test_verification.py::test_epochs_are_charged_by_the_draws_that_lie_in_them",),
     ),
     Mutation(
         "a clip rule may follow the number of records",
-        "privacy/clipping.py",
+        "privacy/bounds/clipping.py",
         (("require_each_alone(f", "proved or require_each_alone(f"),),
         ("tests/privacy/test_bounded.py::test_a_rule_that_counts_records_is_refused",),
     ),
     Mutation(
         "noise that vanishes among the denormals is let out",
-        "privacy/ledger.py",
+        "privacy/ledger/ledger.py",
         (("check_noise(self.plan, sums, noise)\n", "pass\n"),),
         ("tests/privacy/test_noise.py::test_noise_that_the_type_cannot_carry_is_refused_and_free",),
     ),
     Mutation(
         "the same noise at every index",
-        "privacy/noise.py",
+        "privacy/noise/secrets.py",
         (
             (
                 "NormalStream(self._hash(purpose, index).digest(32)",
@@ -97,7 +97,7 @@ MUTATIONS = (
     ),
     Mutation(
         "noise follows the draw's index whatever is asked",
-        "privacy/noise.py",
+        "privacy/noise/secrets.py",
         (("if self.is_private and any(question) else purpose", "if False else purpose"),),
         (
             "tests/privacy/test_restored_journal.py::test_another_question_at_an_index_that_comes_again_has_noise_of_its_own",
@@ -139,19 +139,19 @@ MUTATIONS = (
     ),
     Mutation(
         "old noise for another query after a resume",
-        "privacy/ledger.py",
+        "privacy/ledger/ledger.py",
         (('while index in lines and lines[index]["hash"] != key:', "while False:"),),
         ("tests/privacy/test_ledger.py::test_other_hash_takes_the_next_index_and_is_charged",),
     ),
     Mutation(
         "changed data are answered with old noise",
-        "privacy/ledger.py",
+        "privacy/ledger/ledger.py",
         (("name, text, self.data_fingerprint, self.kernels]", "name, text, self.kernels]"),),
         ("tests/privacy/test_ledger.py::test_other_hash_takes_the_next_index_and_is_charged",),
     ),
     Mutation(
         "old noise for a release with another bound or other sums",
-        "privacy/ledger.py",
+        "privacy/ledger/ledger.py",
         (
             (
                 'if (booked.get("bounds"), booked.get("answer"), booked.get("joint")) '
@@ -166,7 +166,7 @@ MUTATIONS = (
     ),
     Mutation(
         "old noise for another unproven release",
-        "privacy/ledger.py",
+        "privacy/ledger/ledger.py",
         (("        elif booked != question(line):", "        elif False:"),),
         ("tests/privacy/test_ledger.py::test_an_unproven_release_never_gives_its_noise_to_another_value",),
     ),
@@ -183,7 +183,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a raw threshold passes as public",
-        "privacy/requirements.py",
+        "privacy/bounds/requirements.py",
         (
             (
                 "    if isinstance(value, Private):\n        raise PrivateError(",
@@ -205,7 +205,7 @@ MUTATIONS = (
     ),
     Mutation(
         "sums doubled after clipping",
-        "privacy/clipping.py",
+        "privacy/bounds/clipping.py",
         (
             (
                 "value = kept.weighted_sums(weights)\n        counts",
@@ -216,13 +216,13 @@ MUTATIONS = (
     ),
     Mutation(
         "a clip rule is taken at its word",
-        "privacy/clipping.py",
+        "privacy/bounds/clipping.py",
         (("return torch.maximum(torch.minimum(given, limit), -limit)", "return given"),),
         ("tests/methods/test_sensitivity.py::test_a_rule_that_breaks_its_promise_is_cut",),
     ),
     Mutation(
         "a record that is not finite keeps its row",
-        "privacy/clipping.py",
+        "privacy/bounds/clipping.py",
         (
             (
                 "finite = torch.isfinite(norms)\n        kept, kept_norms",
@@ -233,7 +233,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a joint sum is bounded on the grid alone",
-        "privacy/correlated.py",
+        "privacy/bounds/joint.py",
         (("lengths * noise.shrinkage(lengths)[:, None]", "lengths"),),
         (
             "tests/privacy/test_correlated.py::test_a_record_between_the_points_of_the_grid_keeps_to_the_noise",
@@ -263,7 +263,7 @@ MUTATIONS = (
     ),
     Mutation(
         "journal written after the noise has left",
-        "privacy/ledger.py",
+        "privacy/ledger/ledger.py",
         (
             (
                 "            self.journal.append(line)\n            books.book_release(line, pattern)\n",
@@ -279,19 +279,19 @@ MUTATIONS = (
     ),
     Mutation(
         "a draw may be released twice",
-        "privacy/ledger.py",
+        "privacy/ledger/ledger.py",
         (("        if not self._open[draw]:\n", "        if False:\n"),),
         ("tests/privacy/test_ledger.py::test_draws_are_checked",),
     ),
     Mutation(
         "a plan above the budget may start",
-        "privacy/spending.py",
+        "privacy/ledger/run_record.py",
         (("if total > budget.epsilon * (1 + 1e-9):", "if False:"),),
         ("tests/privacy/test_ledger.py::test_plan_over_budget_is_refused_before_anything",),
     ),
     Mutation(
         "replace-one accounted as add-or-remove",
-        "privacy/releases.py",
+        "privacy/plan.py",
         (
             ("return epsilon(self.event(), delta, self.relation)", "return epsilon(self.event(), delta)"),
             ('if self.relation == "replace_one":', "if False:"),
@@ -300,7 +300,7 @@ MUTATIONS = (
     ),
     Mutation(
         "epsilon halved",
-        "privacy/accounting.py",
+        "privacy/accounting/epsilon.py",
         (
             (
                 "return float(_composition(parts, relation, interval).get_epsilon_for_delta(delta))",
@@ -311,7 +311,7 @@ MUTATIONS = (
     ),
     Mutation(
         "joint releases accounted as one",
-        "privacy/releases.py",
+        "privacy/plan.py",
         (
             (
                 "            total += (ratio / release.noise_multiplier) ** 2",
@@ -388,7 +388,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a norm too small to read divides a length",
-        "privacy/clipping.py",
+        "privacy/bounds/clipping.py",
         (("norms.clamp_min(SMALLEST_NORM)", "norms"),),
         ("tests/methods/test_long_rows.py::test_a_joint_release_of_a_row_too_small_to_read",),
     ),
@@ -420,7 +420,7 @@ MUTATIONS = (
     ),
     Mutation(
         "labels decided by a step, which rounding flips for all records at once",
-        "privacy/counting.py",
+        "privacy/bounds/counts.py",
         (
             (
                 "((raw / threshold - 1 + width) / (2 * width)).clamp(0, 1)",

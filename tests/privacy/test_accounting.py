@@ -168,8 +168,7 @@ def test_closed_form_against_its_definition():
 
 
 def test_closed_form_agrees_with_the_loss_distribution():
-    from equipoise.privacy.accounting import pld_epsilon
-    from equipoise.privacy.parts import parts_of
+    from equipoise.privacy.accounting.epsilon import parts_of, pld_epsilon
 
     parts = parts_of(event((1, 20, 50), (1, 10, 3)))
     for relation in (ADD, REPLACE):

@@ -25,7 +25,7 @@ from equipoise.privacy import (
     sums_of,
     top_k,
 )
-from equipoise.privacy.clipping import limited_weights
+from equipoise.privacy.bounds.clipping import limited_weights
 from equipoise.privacy.private import unwrap
 
 DRAW = Draw("batch", 0)

@@ -21,10 +21,10 @@ from equipoise.privacy import (
     Release,
     Secrets,
     capped,
-    grid,
 )
-from equipoise.privacy.bounded import make_bounded
-from equipoise.privacy.grid import GridStream, grid_unit, to_grid
+from equipoise.privacy.bounds.bounded import make_bounded
+from equipoise.privacy.mechanisms import grid_gaussian as grid
+from equipoise.privacy.mechanisms.grid_gaussian import GridStream, grid_unit, to_grid
 from equipoise.privacy.published import check_published
 from equipoise.privacy.verification import check_with_journal
 

@@ -36,8 +36,8 @@ from equipoise.privacy import (
     unbounded_sum,
 )
 from equipoise.privacy.digests import keyed_digest
+from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.private import unwrap
-from equipoise.privacy.replay import RecordingLedger
 
 PLAN = PrivacyPlan(
     [

@@ -5,8 +5,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
 from equipoise.privacy import epsilon
-from equipoise.privacy.accounting import RELATIONS
-from equipoise.privacy.losses import sampled_gaussian
+from equipoise.privacy.accounting.epsilon import RELATIONS, sampled_gaussian
 
 CASES = [
     (1.0, 0.004, 1e-3),

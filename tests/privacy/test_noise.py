@@ -20,7 +20,7 @@ from equipoise.privacy import (
     Unproven,
     clip,
 )
-from equipoise.privacy.normals import NormalStream
+from equipoise.privacy.noise.streams import NormalStream
 
 SIZE = 40_000
 

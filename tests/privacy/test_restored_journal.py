@@ -15,7 +15,7 @@ from equipoise.privacy import (
     Secrets,
     Unproven,
 )
-from equipoise.privacy.bounded import make_bounded
+from equipoise.privacy.bounds.bounded import make_bounded
 
 SIZE = 4000
 FAR = 5 / SIZE**0.5  # five standard deviations of a correlation of independent numbers

@@ -17,10 +17,10 @@ from equipoise.privacy import (
     PrivacyPlan,
     PrivateSearch,
     Release,
-    accounts,
     epsilon,
 )
 from equipoise.privacy.errors import JournalError, PlanError
+from equipoise.privacy.ledger.run_record import compose_events, events_of_other_runs, exact_epsilon
 
 POISSON = PrivateSearch(6.0, math.inf)
 
@@ -116,8 +116,8 @@ def test_a_shared_journal_counts_the_search_of_another_run():
     plan = PrivacyPlan([Release("g", 5.0, max_bound=1.0)], FullBatch(100, 4))
     journal = Journal()
     first = Ledger(plan, journal=journal)
-    without = accounts.exact(
-        accounts.compose(accounts.other_runs(journal.entries(), plan.relation).values()), 1e-5, plan.relation
+    without = exact_epsilon(
+        compose_events(events_of_other_runs(journal.entries(), plan.relation).values()), 1e-5, plan.relation
     )
     line = {"type": "search", "run": first.run, "search": PrivateSearch(10).describe()}
     journal.append(line)

@@ -9,10 +9,10 @@ import torch
 from privacy_rows import DenseRows, Flat, rows
 
 from equipoise.privacy import Draw, Private, PrivateError, PrivateRows
-from equipoise.privacy.bounded import Bounded
-from equipoise.privacy.counting import RAMP, capped, centred_indicator, indicator, soft_indicator
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.bounds.counts import RAMP, capped, centred_indicator, indicator, soft_indicator
+from equipoise.privacy.bounds.two_thresholds import clip_channels, clip_either
 from equipoise.privacy.private import unwrap
-from equipoise.privacy.selection import clip_channels, clip_either
 
 DRAW = Draw("batch", 0)
 

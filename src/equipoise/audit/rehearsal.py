@@ -27,8 +27,8 @@ from torch import Tensor
 from equipoise.audit.canaries import Row, Rows, canary_loss, canary_records, directed_records
 from equipoise.methods import Context, Method
 from equipoise.privacy import Bounded, Budget, CorrelatedNoise, Draw, PrivacyPlan, Sampling
-from equipoise.privacy.noising import Sums
-from equipoise.privacy.replay import RecordingLedger, ReplayLedger
+from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
+from equipoise.privacy.mechanisms.gaussian import Sums
 from equipoise.training.desk import Desk
 from equipoise.training.pieces import Pieces, connect
 from equipoise.training.processes import Processes

@@ -20,7 +20,7 @@ from equipoise.experiments.options import parse_clip_norm
 from equipoise.experiments.settings import Settings, SettingsError
 from equipoise.methods import METHODS, ExponentialDecay, Method, ReleasedQuantile, Threshold
 from equipoise.privacy import Budget, Journal, Poisson, PrivacyPlan, epsilon
-from equipoise.privacy.accounts import compose, other_runs
+from equipoise.privacy.ledger.run_record import compose_events, events_of_other_runs
 from equipoise.training.randomness import generator
 
 __all__ = ["make_method", "read_clip_norm"]
@@ -116,11 +116,11 @@ def _other_runs(settings: Settings) -> list[DpEvent]:
     """The events of the runs that the shared journal holds."""
     if settings.ledger is None or not Path(settings.ledger).is_file():
         return []
-    return list(other_runs(Journal(settings.ledger).entries(), RELATION).values())
+    return list(events_of_other_runs(Journal(settings.ledger).entries(), RELATION).values())
 
 
 def _total(plan: PrivacyPlan, others: Sequence[DpEvent], delta: float) -> float:
-    return epsilon(compose([plan.event(), *others]), delta, plan.relation).value
+    return epsilon(compose_events([plan.event(), *others]), delta, plan.relation).value
 
 
 def _names(plan: PrivacyPlan) -> set[str]:
@@ -148,7 +148,7 @@ def _fitted(plan: PrivacyPlan, free: set[str], others: Sequence[DpEvent], budget
     Raises:
         SettingsError: the others leave nothing, or the releases that keep their noise take all of it.
     """
-    before = epsilon(compose(others), budget.delta).value
+    before = epsilon(compose_events(others), budget.delta).value
     if before >= budget.epsilon:
         raise SettingsError(
             f"--epsilon is {budget.epsilon:g}, but it is the budget of all runs in the shared ledger, and "

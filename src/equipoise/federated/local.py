@@ -14,8 +14,8 @@ from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
 from equipoise.privacy import Journal, Sampling, Secrets, Statement
-from equipoise.privacy.books import book_end
-from equipoise.privacy.noise import delete_key
+from equipoise.privacy.ledger.run_record import book_end
+from equipoise.privacy.noise.secrets import delete_key
 from equipoise.training import PrivateTraining
 from equipoise.training.folder import RunFolder
 from equipoise.training.settings import rebuild

@@ -32,7 +32,7 @@ from equipoise.federated.hooks import REPORT, RoundHooks
 from equipoise.methods import AdaptiveRMS, Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.checks import require_one_of
-from equipoise.privacy.releases import PrivacyPlan
+from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import Sampling, Unamplified
 
 __all__ = ["SQUARES", "ServerRMS", "agreed"]

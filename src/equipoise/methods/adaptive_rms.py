@@ -33,11 +33,11 @@ from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.rms_claim import claimed_epsilon, published_noise
 from equipoise.methods.rms_radius import RMSRadius
 from equipoise.privacy import calibrate, gaussian_mu
-from equipoise.privacy.bounded import Bounded
-from equipoise.privacy.clipping import clip
-from equipoise.privacy.counting import capped
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.bounds.clipping import clip
+from equipoise.privacy.bounds.counts import capped
+from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.private import Private
-from equipoise.privacy.releases import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import FullBatch, Poisson, Sampling, Unamplified, WithoutReplacement
 

@@ -28,7 +28,7 @@ from equipoise.methods.base import Context, Method, Parameters, State, require_b
 from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.noise_split import anchor_noise, best_factor, displacement
-from equipoise.privacy.releases import PrivacyPlan, Release
+from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.sampling import FullBatch, Poisson, Sampling, Unamplified, WithoutReplacement
 
 if TYPE_CHECKING:

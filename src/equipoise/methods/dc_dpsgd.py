@@ -54,13 +54,13 @@ from equipoise.methods.tail_scores import (
     record_uniforms,
     sub_weibull,
 )
-from equipoise.privacy.bounded import Bounded
-from equipoise.privacy.counting import capped, soft_indicator
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.bounds.counts import capped, soft_indicator
+from equipoise.privacy.bounds.two_thresholds import clip_channels, clip_either, clip_selected, top_share
+from equipoise.privacy.plan import PrivacyPlan, Release, Unproven
 from equipoise.privacy.private import Private, join
-from equipoise.privacy.releases import PrivacyPlan, Release, Unproven
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
-from equipoise.privacy.selection import clip_channels, clip_either, clip_selected, top_share
 
 if TYPE_CHECKING:
     from equipoise.privacy import Budget

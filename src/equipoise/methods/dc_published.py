@@ -40,12 +40,12 @@ from torch import Tensor
 from equipoise.methods.base import Context
 from equipoise.methods.clip_rules import ClipRule
 from equipoise.methods.tail_scores import record_normals, sub_weibull
-from equipoise.privacy.accounting import rdp_epsilon
-from equipoise.privacy.bounded import Bounded
+from equipoise.privacy.accounting.epsilon import rdp_epsilon
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.bounds.two_thresholds import clip_unbounded
 from equipoise.privacy.private import Private, join
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
-from equipoise.privacy.selection import clip_unbounded
 
 if TYPE_CHECKING:
     from equipoise.privacy import Budget

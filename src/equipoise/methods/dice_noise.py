@@ -27,8 +27,8 @@ import torch
 from scipy import optimize, stats
 from torch import Tensor
 
-from equipoise.privacy.accounting import gaussian_log_delta
-from equipoise.privacy.correlated import CorrelatedNoise, radial_sensitivity
+from equipoise.privacy.accounting.epsilon import gaussian_log_delta
+from equipoise.privacy.mechanisms.joint_gaussian import CorrelatedNoise, radial_sensitivity
 
 __all__ = [
     "claimed_epsilon",

@@ -40,11 +40,12 @@ from equipoise.methods.clip_rules import Abadi, layer_shares
 from equipoise.methods.dice_published import Published
 from equipoise.methods.memory import clipped, norm_of, zeros_like
 from equipoise.methods.named_tensors import mean_of
-from equipoise.privacy.bounded import Bounded
-from equipoise.privacy.clipping import clip
-from equipoise.privacy.correlated import CorrelatedNoise, clip_jointly
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.bounds.clipping import clip
+from equipoise.privacy.bounds.joint import clip_jointly
+from equipoise.privacy.mechanisms.joint_gaussian import CorrelatedNoise
+from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.private import Private
-from equipoise.privacy.releases import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 

@@ -46,9 +46,9 @@ from equipoise.methods.dp_c4_claim import claimed_epsilon, published_noise_multi
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.raw_norms import ANCHOR_HOLE, COUPLED_HOLE, disclosed_mean_norm
 from equipoise.methods.thresholds import ReleasedQuantile
-from equipoise.privacy.bounded import Bounded
-from equipoise.privacy.clipping import clip
-from equipoise.privacy.counting import centred_indicator, soft_indicator
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.bounds.clipping import clip
+from equipoise.privacy.bounds.counts import centred_indicator, soft_indicator
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 

@@ -28,10 +28,10 @@ from equipoise.methods.thresholds import (
     Threshold,
     resolve_threshold,
 )
-from equipoise.privacy.bounded import Bounded
-from equipoise.privacy.clipping import clip
-from equipoise.privacy.counting import centred_indicator, soft_indicator
-from equipoise.privacy.releases import PrivacyPlan, Release
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.bounds.clipping import clip
+from equipoise.privacy.bounds.counts import centred_indicator, soft_indicator
+from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 

@@ -26,8 +26,8 @@ from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.thresholds import ReleasedQuantile, Threshold, resolve_threshold
-from equipoise.privacy.bounded import Bounded
-from equipoise.privacy.clipping import clip
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.rows import PrivateRows
 
 __all__ = ["DPSVRG"]

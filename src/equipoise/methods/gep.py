@@ -25,9 +25,9 @@ from equipoise.methods.checks import require_positive, require_share
 from equipoise.methods.clip_rules import ClipRule
 from equipoise.methods.projected import Origin, ProjectedGradient
 from equipoise.methods.subspaces import Blocks
-from equipoise.privacy.bounded import Bounded
-from equipoise.privacy.clipping import clip, clip_coordinates
-from equipoise.privacy.releases import Release
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.bounds.clipping import clip, clip_coordinates
+from equipoise.privacy.plan import Release
 from equipoise.privacy.rows import PrivateRows
 
 __all__ = ["GEP", "BiasedGEP"]

@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from equipoise.privacy.calibration import Budget, calibrate
+from equipoise.privacy.accounting.calibrate import Budget, calibrate
 from equipoise.privacy.errors import BudgetError
-from equipoise.privacy.releases import PrivacyPlan
+from equipoise.privacy.plan import PrivacyPlan
 
 __all__ = ["FACTORS", "anchor_noise", "best_factor"]
 

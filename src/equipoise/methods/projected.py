@@ -51,9 +51,9 @@ from equipoise.methods.subspaces import (
     subspace_noise,
     warn_of_capture,
 )
-from equipoise.privacy.bounded import Bounded
-from equipoise.privacy.clipping import clip, clip_coordinates
-from equipoise.privacy.releases import PrivacyPlan, Release
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.bounds.clipping import clip, clip_coordinates
+from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 

@@ -25,7 +25,7 @@ from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.public_records import PublicRecords, require_public
 from equipoise.methods.wrapper import MethodWrapper
-from equipoise.privacy.releases import PrivacyPlan
+from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import Sampling
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from equipoise.methods.base import Context, Method, State, calibrated
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import ClipRule, resolve_rule
-from equipoise.privacy.clipping import clip
-from equipoise.privacy.releases import PrivacyPlan, Release
+from equipoise.privacy.bounds.clipping import clip
+from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.sampling import Sampling
 
 if TYPE_CHECKING:

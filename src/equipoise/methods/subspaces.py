@@ -31,8 +31,8 @@ from equipoise.methods.base import Context, Parameters
 from equipoise.methods.clip_rules import Abadi, layers
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.public_records import PublicRecords
-from equipoise.privacy.moments import moment_action, second_moment
-from equipoise.privacy.releases import Release
+from equipoise.privacy.bounds.second_moments import moment_action, second_moment
+from equipoise.privacy.plan import Release
 from equipoise.privacy.sampling import Poisson, Sampling
 
 __all__ = [

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from equipoise.privacy.errors import JournalError
-from equipoise.privacy.releases import Pattern, PrivacyPlan
+from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.privacy.restatement import Finding, figure
 
 __all__ = ["COSTLY", "RunLines"]

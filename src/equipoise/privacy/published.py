@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from equipoise.privacy.epochs import Epochs
-from equipoise.privacy.releases import Pattern, PrivacyPlan
+from equipoise.privacy.ledger.run_record import Epochs, KnownRun
+from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.privacy.restatement import (
     MALFORMED,
     SAME,
@@ -23,7 +23,6 @@ from equipoise.privacy.restatement import (
     message,
     text_of,
 )
-from equipoise.privacy.spending import KnownRun
 from equipoise.privacy.statement import Hole, Statement
 
 __all__ = ["check_published"]

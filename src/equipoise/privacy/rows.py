@@ -11,7 +11,7 @@ from equipoise.privacy.nests import mapped
 from equipoise.privacy.private import Private, PrivateError, forbidden, raw_value, refuse
 
 if TYPE_CHECKING:
-    from equipoise.privacy.draws import Draw
+    from equipoise.privacy.draw import Draw
 
 
 def wrap(value: Any, draw: Draw | None, by_record: bool = False) -> Any:

@@ -27,9 +27,9 @@ from typing import Any
 import dp_accounting
 import torch
 
-from equipoise.privacy.draws import Draw, as_draw
+from equipoise.privacy.draw import Draw, as_draw
 from equipoise.privacy.errors import check_count, check_positive
-from equipoise.privacy.noise import Secrets
+from equipoise.privacy.noise.secrets import Secrets
 
 
 class Sampling(ABC):

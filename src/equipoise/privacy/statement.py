@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.privacy.accounting import EpsilonResult
-from equipoise.privacy.releases import Pattern, PrivacyPlan
+from equipoise.privacy.accounting.epsilon import EpsilonResult
+from equipoise.privacy.plan import Pattern, PrivacyPlan
 
 RECIPES = ("library", "as_published")
 GUARANTEES = ("proven", "worst_case", "none")

@@ -11,13 +11,11 @@ from typing import Any
 
 import dp_accounting
 
-from equipoise.privacy import accounts
-from equipoise.privacy.epochs import Epochs
 from equipoise.privacy.errors import JournalError
+from equipoise.privacy.ledger.run_record import Epochs, KnownRun, events_of_other_runs, search_of
 from equipoise.privacy.lines import COSTLY, RunLines
-from equipoise.privacy.releases import PrivacyPlan
+from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.restatement import MALFORMED, Finding, compared, delta_of, differences, message
-from equipoise.privacy.spending import KnownRun
 from equipoise.privacy.statement import Hole, Statement
 
 __all__ = ["check_with_journal", "statement_from_journal"]
@@ -63,7 +61,7 @@ def statement_from_journal(entries: Entries, run: str, delta: float, **facts: An
     """
     own, _ = _read_run([entry for entry in entries if entry.get("run") == run])
     others = [entry for entry in entries if entry.get("run") != run]
-    return own.statement(run, delta, accounts.other_runs(others, own.plan.relation), **facts)
+    return own.statement(run, delta, events_of_other_runs(others, own.plan.relation), **facts)
 
 
 def _run_of(statement: Mapping[str, Any], entries: Entries) -> str:
@@ -106,7 +104,7 @@ def _read_run(entries: Entries) -> tuple[KnownRun, list[Finding]]:
         epochs=epochs.met,
         holes=list(holes.values()),
         private=heads[0]["private"] is True,
-        search=accounts.search_of(entries),
+        search=search_of(entries),
         noise=heads[0].get("noise", "floating_point"),
     )
     return run, lines.findings()
@@ -121,11 +119,11 @@ def _views(entries: Entries, run: str) -> Iterable[dict[str, dp_accounting.DpEve
     own = [i for i, e in enumerate(entries) if e.get("run") == run and e["type"] in _OWN_COSTS]
     relation = next(entries[i] for i in own if entries[i]["type"] == "run")["plan"]["relation"]
     others: list[Mapping[str, Any]] = [entry for entry in entries[: own[-1]] if entry.get("run") != run]
-    yield accounts.other_runs(others, relation)
+    yield events_of_other_runs(others, relation)
     for entry in entries[own[-1] + 1 :]:
         if entry.get("run") == run:
             continue
         others.append(entry)
         if entry["type"] in ("run", "close", "search"):  # a release changes nothing until its run is closed
-            yield accounts.other_runs(others, relation)
-    yield accounts.other_runs(others, relation)
+            yield events_of_other_runs(others, relation)
+    yield events_of_other_runs(others, relation)

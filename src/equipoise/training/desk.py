@@ -28,7 +28,7 @@ from equipoise.privacy import (
     Statement,
 )
 from equipoise.privacy.digests import keyed_digest
-from equipoise.privacy.journal import written_by_us
+from equipoise.privacy.ledger.journal import written_by_us
 from equipoise.training.draws import TrainingDraw
 from equipoise.training.folder import RunFolder
 from equipoise.training.processes import Processes

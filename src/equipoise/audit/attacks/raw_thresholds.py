@@ -25,8 +25,8 @@ from equipoise.audit.bounds import certify_known_law
 from equipoise.audit.rehearsal import Stage, Watching, open_stage
 from equipoise.methods import DPC4, DPC4Plus
 from equipoise.privacy import Budget, FullBatch
-from equipoise.privacy.noising import Sums
-from equipoise.privacy.replay import ReplayLedger
+from equipoise.privacy.ledger.replay import ReplayLedger
+from equipoise.privacy.mechanisms.gaussian import Sums
 
 __all__ = ["attack_dp_c4", "attack_dp_c4_plus", "log_ratio"]
 

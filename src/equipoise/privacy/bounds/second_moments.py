@@ -20,9 +20,15 @@ from typing import Any
 
 import torch
 
-from equipoise.privacy.bounded import Bounded, make_bounded
-from equipoise.privacy.clipping import SMALLEST_NORM, ClipRule, as_private, limited_weights, without_bad
-from equipoise.privacy.requirements import public_threshold
+from equipoise.privacy.bounds.bounded import Bounded, make_bounded
+from equipoise.privacy.bounds.clipping import (
+    SMALLEST_NORM,
+    ClipRule,
+    as_private,
+    limited_weights,
+    without_bad,
+)
+from equipoise.privacy.bounds.requirements import public_threshold
 from equipoise.privacy.rows import PrivateRows
 
 __all__ = ["moment_action", "second_moment"]

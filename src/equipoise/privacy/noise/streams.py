@@ -24,7 +24,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 __all__ = ["NormalStream", "carries"]
 
+
 _CHUNK = 1 << 18  # numbers made at once: large enough for several threads, small enough for the cache
+
+
 _ROOM = 16  # bytes: the cipher asks for room for one more block than it writes
 
 

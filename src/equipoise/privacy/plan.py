@@ -25,7 +25,7 @@ from typing import Any
 
 import dp_accounting
 
-from equipoise.privacy.accounting import EpsilonResult, check_relation, epsilon
+from equipoise.privacy.accounting.epsilon import EpsilonResult, check_relation, epsilon
 from equipoise.privacy.errors import PlanError, check_count, check_positive
 from equipoise.privacy.sampling import Poisson, Sampling, Unamplified, sampling_from
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from equipoise.privacy.draws import Draw
+from equipoise.privacy.draw import Draw
 from equipoise.privacy.private import Private, PrivateError, unwrap
 
 _KEY = object()

@@ -14,10 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from equipoise.privacy.bounded import Bounded, make_bounded
-from equipoise.privacy.draws import Draw
-from equipoise.privacy.private import Private, unwrap
-from equipoise.privacy.requirements import (
+from equipoise.privacy.bounds.bounded import Bounded, make_bounded
+from equipoise.privacy.bounds.requirements import (
     check_groups,
     one_value_a_record,
     public_threshold,
@@ -25,11 +23,15 @@ from equipoise.privacy.requirements import (
     require_each_alone,
     require_length,
 )
+from equipoise.privacy.draw import Draw
+from equipoise.privacy.private import Private, unwrap
 from equipoise.privacy.rows import PrivateRows
 
 #: Squares of the smallest floats vanish: a norm that reads zero may be as large as 1e-15. Rows that read
 #: shorter than this get the weights of one that does not, which keep them far below any bound.
 SMALLEST_NORM = 1e-12
+
+
 SLACK = 1e-6  # weights are cut so that |weight * norm| <= threshold * (1 + SLACK), the rounding of float32
 
 

@@ -34,11 +34,11 @@ from typing import Any
 
 import torch
 
-from equipoise.privacy.bounded import Bounded, make_bounded
-from equipoise.privacy.clipping import ClipRule, as_private, limited_weights, weights_for, without_bad
-from equipoise.privacy.draws import Draw
+from equipoise.privacy.bounds.bounded import Bounded, make_bounded
+from equipoise.privacy.bounds.clipping import ClipRule, as_private, limited_weights, weights_for, without_bad
+from equipoise.privacy.bounds.requirements import one_value_a_record, public_threshold, require_length
+from equipoise.privacy.draw import Draw
 from equipoise.privacy.private import Private, PrivateError, unwrap
-from equipoise.privacy.requirements import one_value_a_record, public_threshold, require_length
 from equipoise.privacy.rows import PrivateRows
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "top_k",
     "top_share",
 ]
+
 
 _KEY = object()
 

@@ -19,11 +19,12 @@ from typing import Literal
 
 import torch
 
-from equipoise.privacy.bounded import Bounded, make_bounded
+from equipoise.privacy.bounds.bounded import Bounded, make_bounded
+from equipoise.privacy.bounds.requirements import one_value_a_record, public_threshold
 from equipoise.privacy.private import Private, PrivateError
-from equipoise.privacy.requirements import one_value_a_record, public_threshold
 
 __all__ = ["RAMP", "capped", "centred_indicator", "indicator", "soft_indicator"]
+
 
 RAMP = 0.05
 """a, half the width of the ramp of `soft_indicator`, as a share of the threshold."""

@@ -24,10 +24,12 @@ from typing import Any
 
 import torch
 
-from equipoise.privacy.draws import Draw
-from equipoise.privacy.normals import NormalStream
+from equipoise.privacy.draw import Draw
+from equipoise.privacy.noise.streams import NormalStream
 
 _WORDS = 624
+
+
 _SEED_BYTES, _LEFT_BYTES = 8, 4
 
 

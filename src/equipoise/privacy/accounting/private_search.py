@@ -36,6 +36,7 @@ from scipy import optimize
 
 __all__ = ["PrivateSearch"]
 
+
 _MOST = 10_000_000  # runs: no law of use draws more
 
 

@@ -21,19 +21,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from equipoise.privacy.bounded import Bounded, make_bounded
-from equipoise.privacy.clipping import as_private, weights_for, with_cut, without_bad
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.bounds.requirements import public_threshold
+from equipoise.privacy.draw import Draw
+from equipoise.privacy.mechanisms.gaussian import Streams, Sums, _normals
+from equipoise.privacy.noise.secrets import Secrets
 from equipoise.privacy.private import unwrap
-from equipoise.privacy.requirements import check_groups, public_threshold, require_each_alone
-from equipoise.privacy.rows import PrivateRows
 
 RadialWeights = Callable[[torch.Tensor], torch.Tensor]
+
+
 TOLERANCE = 1e-6  # of whitened lengths and of bounds, the rounding of float32
 
 
@@ -161,80 +164,26 @@ def _whitened_norms(lengths: torch.Tensor, cholesky: np.ndarray | Sequence) -> t
     return torch.stack(whitened, dim=1).norm(dim=1)
 
 
-def clip_jointly(
-    rows: PrivateRows,
+def correlated(
+    secrets: Secrets,
+    draw: Draw,
+    sums: Mapping[str, Bounded],
     noise: CorrelatedNoise,
-    groups: Sequence[Sequence[str]] | None = None,
-    shares: Sequence[float] | None = None,
-) -> dict[str, Bounded]:
-    """The sums S_j of all names in one contraction; their bounds are sup w_j.
+    scale: float,
+    purpose: str,
+) -> Sums:
+    """The sums of one draw with noise that they share: scale * (L z)_j for the j-th of them.
 
-    Whatever the radial weights ask for, a record keeps to the whitened length 1 and to the sums' bounds: one
-    that would exceed them is made shorter in all sums alike.
-
-    With groups of parameters every group k is bounded on its own, at its share s_k of every length: a record
-    whose gradient has norm n in the group contributes s_k w_j(n / s_k). Its whitened length there is at most
-    s_k, and at most (sum_k s_k^2)^(1/2) = 1 over all groups, so that the same noise covers the whole.
-
-    Args:
-        rows: per-sample rows, B x P.
-        noise: names, lengths and noise of the sums.
-        groups: disjoint lists of parameter names that cover every parameter; None for one group.
-        shares: one positive number a group, with squares that sum to at most 1; equal shares when None.
-
-    Raises:
-        ValueError: groups that do not cover every parameter once, or shares that are too large.
+    `purpose` is the stream's.
     """
-    if not isinstance(rows, PrivateRows):
-        raise TypeError(
-            f"rows must be PrivateRows, got {type(rows).__name__}; wrap raw rows: PrivateRows(rows, draw)"
-        )
-    if groups is None:
-        norms = unwrap(rows.row_norms())
-        kept, norms, counts = without_bad(rows, norms, torch.isfinite(norms))
-        weights = _joint_weights(noise, norms, 1.0)
-        cut = weights < 1
-        sums = kept.weighted_sums(weights)
-    else:
-        groups = check_groups(groups, rows.names)
-        shares = _check_shares(shares, len(groups))
-        norms = unwrap(rows.row_norms(groups))
-        kept, norms, counts = without_bad(rows, norms, torch.isfinite(norms).all(dim=1))
-        per_tensor: dict[str, torch.Tensor] = {}
-        cut = torch.zeros(len(norms), len(noise.names), dtype=torch.bool, device=norms.device)
-        for column, (group, share) in enumerate(zip(groups, shares, strict=True)):
-            weights = _joint_weights(noise, norms[:, column], share)
-            cut |= weights < 1
-            per_tensor.update(dict.fromkeys(group, weights))
-        sums = kept.weighted_sums(per_tensor)
-    out = {}
-    for j, (name, bound) in enumerate(zip(noise.names, noise.bounds, strict=True)):
-        value = as_private({key: unwrap(tensor)[j] for key, tensor in sums.items()}, rows.draw)
-        told = with_cut(counts, cut[:, j])
-        out[name] = make_bounded(value, bound, 2 * bound, rows.draw, told, joint=noise.identity)
+    streams: Streams = {}
+    first = {name: unwrap(raw) for name, raw in sums[noise.names[0]].value.items()}
+    normals = [_normals(secrets, draw, first, scale, purpose, streams) for _ in noise.names]
+    out: Sums = {name: {} for name in sums}
+    for j, name in enumerate(noise.names):
+        for tensor in first:
+            total = unwrap(sums[name].value[tensor]).to(normals[0][tensor].dtype).clone()
+            for k in range(j + 1):
+                total.add_(normals[k][tensor], alpha=noise.cholesky[j][k])
+            out[name][tensor] = total
     return out
-
-
-def _joint_weights(noise: CorrelatedNoise, norms: torch.Tensor, share: float) -> torch.Tensor:
-    """Weights [B, m] of rows with these norms [B]: s w_j(n / s) / n, less where n is too small to be read."""
-    # Raised by some units in the last place: rounding must not carry a record above its length.
-    relative = norms * ((1 + 4 * torch.finfo(norms.dtype).eps) / share)
-    lengths = noise._lengths(relative)
-    require_each_alone("radial_weights", noise._lengths, relative, lengths, max(noise.bounds), proved=False)
-    weights = weights_for(lengths * noise.shrinkage(lengths)[:, None], relative)
-    # Beyond the largest floats: such rows count nothing.
-    return torch.where(torch.isfinite(weights), weights, torch.zeros_like(weights))
-
-
-def _check_shares(shares: Sequence[float] | None, count: int) -> list[float]:
-    if shares is None:
-        return [count**-0.5] * count
-    checked = [public_threshold(f"shares[{i}]", share) for i, share in enumerate(shares)]
-    if len(checked) != count:
-        raise ValueError(f"shares has {len(checked)} entries for {count} groups; give one a group")
-    if math.hypot(*checked) > 1 + 1e-9:
-        raise ValueError(
-            f"the squares of shares={checked} sum to {math.hypot(*checked) ** 2:.6g}, above 1: the noise "
-            "would not cover a record; divide the shares by the root of that sum"
-        )
-    return checked

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from equipoise.privacy.bounded import Bounded
-from equipoise.privacy.draws import Draw
-from equipoise.privacy.ledger import Ledger
-from equipoise.privacy.noising import Sums
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.draw import Draw
+from equipoise.privacy.ledger.ledger import Ledger
+from equipoise.privacy.mechanisms.gaussian import Sums
+from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.private import Private, unwrap
-from equipoise.privacy.releases import PrivacyPlan
 
 
 class Transcript(list[Sums]):

@@ -35,15 +35,25 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.draw import Draw
 from equipoise.privacy.errors import LedgerError
-
-__all__ = ["GridStream", "grid_unit", "to_grid"]
+from equipoise.privacy.noise.secrets import Secrets
+from equipoise.privacy.private import unwrap
 
 BITS = 24
 """The noise's standard deviation is 2^BITS grid units."""
+
+
 _SLACK = 2.0**-40
+
+
 _LARGEST = 2.0**42  # grid units: sums beyond are cut, so that a quotient is right to 2^-10 of a unit
+
+
 _ROUNDING = 1 + 2.0**-9
+
+
 _CHUNK = 1 << 16
 
 
@@ -149,6 +159,7 @@ def _thresholds(bits: int) -> tuple[int, ...]:
 # equal to it the next bits decide.
 _TABLE = np.array(_thresholds(64), np.uint64) + np.uint64(1)
 
+
 _UNDECIDED = np.append(_TABLE - np.uint64(1), np.uint64(2**64 - 1))
 
 
@@ -181,3 +192,37 @@ def _accepted_exactly(v: int, f: int, u: int, more: Callable[[], int]) -> bool:
                 return False
         f, bits_f = (f << 64) | more(), bits_f + 64
         u, bits_u = (u << 64) | more(), bits_u + 64
+
+
+def on_grid(
+    secrets: Secrets,
+    draw: Draw,
+    bounded: Bounded,
+    multiplier: float,
+    purpose: str,
+    streams: list[GridStream],
+) -> dict[str, torch.Tensor]:
+    """The sum with exact normal noise on a grid of integers; see `grid`.
+
+    Args:
+        secrets: whose noise it is.
+        draw: whose index picks the stream.
+        bounded: the sum.
+        multiplier: noise multiplier.
+        purpose: of the stream.
+        streams: the stream begun for this release, or nothing yet; a release with several sums goes on with
+            it.
+    """
+    if not streams:
+        streams.append(GridStream(secrets.stream_key(draw.index, purpose)))
+    raws = {name: unwrap(value) for name, value in bounded.value.items()}
+    unit = grid_unit(bounded.add_remove, sum(raw.numel() for raw in raws.values()), multiplier)
+    out = {}
+    for name in sorted(raws):
+        raw = raws[name]
+        sums = to_grid(raw, unit) + streams[0].draw(raw.numel())
+        # from here on post-processing: half a unit makes up for rounding down
+        values = torch.from_numpy(sums).to(torch.float64).add_(0.5).mul_(unit)
+        dtype = torch.float64 if raw.dtype == torch.float64 else torch.float32
+        out[name] = values.to(dtype).view(raw.shape).to(raw.device)
+    return {name: out[name] for name in bounded.value}

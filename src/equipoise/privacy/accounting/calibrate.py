@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from equipoise.privacy.accounting import check_delta, epsilon, quick_epsilon
+from equipoise.privacy.accounting.epsilon import check_delta, epsilon, quick_epsilon
 from equipoise.privacy.errors import BudgetError, check_positive
-from equipoise.privacy.releases import PrivacyPlan, Release
+from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.sampling import Sampling
 
 _SMALLEST, _LARGEST = 1e-3, 1e6

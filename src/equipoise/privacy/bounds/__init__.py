@@ -1,0 +1,1 @@
+"""Sums whose sensitivity is known: how records are clipped, counted and selected."""

@@ -1,0 +1,1 @@
+"""The noise of one release, and what it costs: a file per mechanism."""

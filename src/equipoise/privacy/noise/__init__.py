@@ -1,0 +1,1 @@
+"""The key of a run, and the streams of normal numbers that follow from it."""
