@@ -13,6 +13,7 @@ PACKAGE = Path(equipoise.__file__).parent
 ROOMS = {
     "gradients",
     "privacy",
+    "statements",
     "methods",
     "training",
     "data",
@@ -27,13 +28,24 @@ ROOMS = {
 ALLOWED: dict[str, set[str]] = {
     "gradients": set(),
     "privacy": set(),
+    "statements": {"privacy"},
     "methods": {"gradients", "privacy"},
-    "training": {"methods", "gradients", "privacy", "data", "report"},
-    "federated": {"training", "methods", "gradients", "privacy", "data"},
+    "training": {"statements", "methods", "gradients", "privacy", "data", "report"},
+    "federated": {"training", "statements", "methods", "gradients", "privacy", "data"},
     "data": set(),
     "report": set(),
-    "audit": {"federated", "training", "methods", "gradients", "privacy", "data"},
-    "experiments": {"audit", "federated", "training", "methods", "gradients", "privacy", "data", "report"},
+    "audit": {"federated", "statements", "training", "methods", "gradients", "privacy", "data"},
+    "experiments": {
+        "audit",
+        "statements",
+        "federated",
+        "training",
+        "methods",
+        "gradients",
+        "privacy",
+        "data",
+        "report",
+    },
     "cli": ROOMS - {"cli"},
 }
 # These two know nothing of each other, nor of anything above them, at run time and for type checkers alike.

@@ -24,7 +24,7 @@ def documented() -> list[set[str]]:
 
 
 def test_every_key_is_explained():
-    plan = eq.PrivacyPlan([Release("gradient", 1.0, max_bound=1.0)], eq.Unamplified(10, 100, 3))
+    plan = eq.PrivacyPlan([Release("gradient", 1.0, max_bound=1.0)], eq.FixedEpochs(10, 100, 3))
     statement = json.loads(Ledger(plan).statement(delta=1e-3).to_json())
     keys, of_a_release = documented()
     assert keys == set(statement)

@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     )
     from equipoise.privacy import (
         Budget,
+        FixedEpochs,
         FullBatch,
         Poisson,
         PrivacyPlan,
         PrivateSearch,
         Statement,
-        Unamplified,
         WithoutReplacement,
         calibrate_noise_multiplier,
     )
@@ -113,7 +113,7 @@ _CONTENTS = {
     "Poisson": "privacy",
     "WithoutReplacement": "privacy",
     "FullBatch": "privacy",
-    "Unamplified": "privacy",
+    "FixedEpochs": "privacy",
     "PrivacyPlan": "privacy",
     "PrivateSearch": "privacy",
     "Statement": "privacy",
@@ -148,6 +148,7 @@ __all__ = [
     "DPC4Plus",
     "DiceSGD",
     "ExponentialDecay",
+    "FixedEpochs",
     "FullBatch",
     "LinearDecay",
     "Method",
@@ -164,7 +165,6 @@ __all__ = [
     "Schedule",
     "Statement",
     "TensorBoardWriter",
-    "Unamplified",
     "WithoutReplacement",
     "__version__",
     "calibrate_noise_multiplier",

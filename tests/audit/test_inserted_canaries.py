@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise import data
-from equipoise.audit.inserted import CANARIES_FILE, InsertedCanaries, choose_canaries
+from equipoise.app.build import assemble
+from equipoise.app.settings import Settings
+from equipoise.app.train import insert_canaries
+from equipoise.audit.canary_records import CANARIES_FILE, InsertedCanaries, choose_canaries
+from equipoise.audit.canary_scores import Watched
 from equipoise.audit.one_run import guess_by_score
-from equipoise.audit.watched import Watched
 from equipoise.data import Records
-from equipoise.experiments.assembly import assemble
-from equipoise.experiments.run import insert_canaries
-from equipoise.experiments.settings import Settings
 
 RECORDS, WIDTH = 400, 200
 

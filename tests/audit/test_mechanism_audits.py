@@ -9,7 +9,7 @@ import torch
 
 import equipoise as eq
 from equipoise.audit.bounds import certify_thresholds
-from equipoise.audit.mechanism import AUDITS, audit_method
+from equipoise.audit.method_audit import AUDITS, audit_method
 from equipoise.audit.planted import Quieter
 from equipoise.audit.rehearsal import rehearse
 from equipoise.methods import METHODS

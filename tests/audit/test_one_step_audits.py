@@ -10,7 +10,7 @@ from scipy import stats
 
 import equipoise as eq
 from equipoise.audit.bounds import certify_gaussian
-from equipoise.audit.mechanism import ONE_STEP, Design, audit_method
+from equipoise.audit.method_audit import ONE_STEP, Design, audit_method
 from equipoise.audit.one_step import probe_method
 from equipoise.audit.rehearsal import rehearse
 from equipoise.federated import ServerQuantile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equipoise.audit.checks import batch_sizes, echoes, noise_scale, pairs, reach, repeats, same_scale
+from equipoise.audit.noise_checks import batch_sizes, echoes, noise_scale, pairs, reach, repeats, same_scale
 from equipoise.audit.planted import BUGS
 
 

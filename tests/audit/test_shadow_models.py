@@ -11,10 +11,10 @@ import pytest
 import torch
 from scipy import stats
 
+from equipoise.app.audit_shadow import audit_shadow
+from equipoise.app.settings import Settings
 from equipoise.audit.roc import bound_on_roc, roc
 from equipoise.audit.shadow import likelihood_ratios, scaled_confidence, train_shadows
-from equipoise.experiments.settings import Settings
-from equipoise.experiments.shadow_run import audit_shadow
 
 MODELS, RECORDS = 300, 200
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.audit import mechanism, one_step, planted
+from equipoise.app import audit_shadow as shadow_run
+from equipoise.audit import method_audit as mechanism
+from equipoise.audit import one_step, planted
 from equipoise.audit.attacks import ATTACKS, Finding
 from equipoise.audit.bounds import certify_known_law
-from equipoise.audit.checks import Check
-from equipoise.experiments import shadow_run
+from equipoise.audit.noise_checks import Check
 
 
 def test_a_method(equipoise, monkeypatch):

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.experiments.federation import federation
-from equipoise.experiments.federation_settings import FederationSettings
-from equipoise.experiments.settings import Settings
+from equipoise.app.federation import federation
+from equipoise.app.federation_settings import FederationSettings
+from equipoise.app.settings import Settings
 from equipoise.privacy import gaussian_mu
 
 SMALL = "federate --data digits --clients 3 --rounds 3 --local-steps 2"
@@ -31,8 +31,8 @@ def finished(tmp_path_factory):
     import contextlib
     import io
 
+    from equipoise.app import federate
     from equipoise.cli import main
-    from equipoise.experiments import federate
 
     folder, out = tmp_path_factory.mktemp("runs") / "three", io.StringIO()
     finish = federate._finish

@@ -11,9 +11,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization as ser
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from equipoise.app.federation_folder import verify_federation
 from equipoise.cli import main
-from equipoise.experiments.federation_folder import verify_federation
-from equipoise.federated.local import DISJOINT
+from equipoise.federated.local_training import DISJOINT
 from equipoise.report import RunFolderError
 from equipoise.report.federation import write_federation_report
 

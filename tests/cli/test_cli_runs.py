@@ -9,11 +9,12 @@ import time
 import pytest
 from rich.console import Console
 
+from equipoise.app import calibration_answers as calibration
+from equipoise.app import names, options
+from equipoise.app.models import MODELS
 from equipoise.cli import screen
 from equipoise.data.named import NAMED
-from equipoise.experiments import calibration, names, options
-from equipoise.experiments.models import MODELS
-from equipoise.federated.table import FEDERATED
+from equipoise.federated.registry import FEDERATED
 from equipoise.methods import CLIP_RULES, METHODS
 
 

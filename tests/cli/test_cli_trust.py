@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import equipoise as eq
-from equipoise.privacy.verification import statement_from_journal
 from equipoise.report import write_report
+from equipoise.statements.verify_journal import statement_from_journal
 from equipoise.training.assumptions import TRUSTED
 
 

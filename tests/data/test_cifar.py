@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.data.cifar import load_cifar, read_cifar_binary, read_cifar_pickle
 from equipoise.data.cifar_shards import decode_images, read_shard
-from equipoise.data.files import DataError, MissingDataError
-from equipoise.data.images import standardise_each
-from equipoise.data.npz import read_npz
+from equipoise.data.readers.cifar import load_cifar, read_cifar_binary, read_cifar_pickle
+from equipoise.data.readers.files import DataError, MissingDataError
+from equipoise.data.readers.images import standardise_each
+from equipoise.data.readers.npz import read_npz
 
 
 def pictures(n: int, seed: int = 0, size: int = 32) -> np.ndarray:

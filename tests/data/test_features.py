@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.data.features import ScatteringFeatures, extract, extract_cached, features_of
+from equipoise.data.features.extractors import ScatteringFeatures, extract, extract_cached, features_of
+from equipoise.data.features.scattering import Scattering2d
 from equipoise.data.records import DataSet, Records
-from equipoise.data.scattering import Scattering2d
 
 
 def pictures(n: int = 5, size: int = 8, channels: int = 1, seed: int = 0) -> Records:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.data.files import DataError, MissingDataError, find_file, read_text
-from equipoise.data.idx import load_idx_pair, read_idx
-from equipoise.data.images import standardise_each
+from equipoise.data.readers.files import DataError, MissingDataError, find_file, read_text
+from equipoise.data.readers.idx import load_idx_pair, read_idx
+from equipoise.data.readers.images import standardise_each
 
 
 def idx_bytes(shape: tuple[int, ...], body: bytes, kind: int = 0x08) -> bytes:

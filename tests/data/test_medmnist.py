@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.data.files import DataError
-from equipoise.data.medmnist import load_medmnist
+from equipoise.data.readers.files import DataError
+from equipoise.data.readers.medmnist import load_medmnist
 
 
 def write(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from equipoise import data
-from equipoise.data.custom import load_dataset, load_function
-from equipoise.data.features import ScatteringFeatures, features_of
+from equipoise.data.features.extractors import ScatteringFeatures, features_of
+from equipoise.data.readers.custom import load_dataset, load_function
 
 # train size, test size, shape of one input: the published numbers
 PUBLISHED = {

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from equipoise import data
-from equipoise.data.files import DataError
+from equipoise.data.readers.files import DataError
 from equipoise.data.records import DataSet, Records
 
 

@@ -5,9 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.data.files import DataError, MissingDataError
-from equipoise.data.forms import ADULT, MUSHROOM
-from equipoise.data.tables import Category, Label, Number, Skip, Table, read_libsvm, read_table
+from equipoise.data.readers.files import DataError, MissingDataError
+from equipoise.data.readers.tables import (
+    ADULT,
+    MUSHROOM,
+    Category,
+    Label,
+    Number,
+    Skip,
+    Table,
+    read_libsvm,
+    read_table,
+)
 
 FORM = Table(
     (

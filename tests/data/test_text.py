@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.data.files import DataError
-from equipoise.data.text import HashingTokenizer, read_labelled_text
+from equipoise.data.readers.files import DataError
+from equipoise.data.readers.text import HashingTokenizer, read_labelled_text
 
 TOKENIZER = HashingTokenizer(vocabulary_size=50, length=5)
 

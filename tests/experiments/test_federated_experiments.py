@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.experiments.findings import PaperExperiment, Site
-from equipoise.experiments.kept import Kept
+from equipoise.experiments.kept import ResultCache
 from equipoise.experiments.papers import (
     adaptive_rms,
     adaptive_rms_fl,
@@ -32,10 +32,10 @@ def test_finished_runs_are_not_run_again(tmp_path):
         return {"value": number}
 
     planned = [({"number": n}, lambda n=n: run(n)) for n in range(3)]
-    assert [r["value"] for r in Kept(path).finish(planned, nothing)] == [0, 1, 2]
+    assert [r["value"] for r in ResultCache(path).finish(planned, nothing)] == [0, 1, 2]
     with path.open("a") as file:
         file.write('{"settings": {"number": 3}, "res')  # a kill in the middle of a line
-    kept = Kept(path)
+    kept = ResultCache(path)
     assert len(kept) == 3
     assert [r["value"] for r in kept.finish(planned, nothing)] == [0, 1, 2]
     assert done == [0, 1, 2]
@@ -45,8 +45,8 @@ def test_finished_runs_are_not_run_again(tmp_path):
 def test_after_a_broken_line_what_is_kept_can_be_read(tmp_path):
     path = tmp_path / "runs.jsonl"
     path.write_text('{"settings": {"number": 3}, "res')
-    Kept(path).result({"number": 4}, lambda: {"value": 4})
-    assert Kept(path).find({"number": 4}) == {"value": 4}
+    ResultCache(path).result({"number": 4}, lambda: {"value": 4})
+    assert ResultCache(path).find({"number": 4}) == {"value": 4}
 
 
 def test_an_interrupt_leaves_what_is_finished():
@@ -54,7 +54,7 @@ def test_an_interrupt_leaves_what_is_finished():
         raise KeyboardInterrupt
 
     planned = [({"n": 0}, lambda: {"value": 0}), ({"n": 1}, interrupted), ({"n": 2}, lambda: {"value": 2})]
-    assert Kept(None).finish(planned, nothing) == [{"value": 0}, None, None]
+    assert ResultCache(None).finish(planned, nothing) == [{"value": 0}, None, None]
 
 
 def test_an_experiment_has_one_way_to_run():
@@ -166,5 +166,5 @@ def test_a_case_with_fixed_features_on_made_up_images():
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [adaptive_rms, adaptive_rms_fl, fed_pcdp])
 def test_acceptance(module):
-    found = module.EXPERIMENT.carry_out(range(3), nothing, Site(None, Kept(None)))
+    found = module.EXPERIMENT.carry_out(range(3), nothing, Site(None, ResultCache(None)))
     assert [verdict.sentence for verdict in found.verdicts if not verdict.met] == []

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from equipoise import data
+from equipoise.app.models import MODELS, build_model, default_model, extractor_of, prepare_data
 from equipoise.data.records import DataSet, Records
-from equipoise.experiments.models import MODELS, build_model, default_model, extractor_of, prepare_data
 
 
 def images(channels: int, size: int, classes: int = 10, n: int = 4) -> DataSet:

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from equipoise import cli
-from equipoise.experiments.recipes import DEFAULT_MODEL, FALLBACK, RECIPES, find_recipe
-from equipoise.experiments.settings import Settings
+from equipoise.app.recipes import DEFAULT_MODEL, FALLBACK, RECIPES, find_recipe
+from equipoise.app.settings import Settings
 
 # batch size, epochs, epsilon, clip norm, learning rate, decay of the averaged weights
 MEASURED = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equipoise.experiments.noise import make_method
-from equipoise.experiments.settings import Settings, SettingsError
+from equipoise.app.settings import Settings, SettingsError
+from equipoise.app.shared_budget import make_method
 from equipoise.methods import METHODS
 from equipoise.privacy import FullBatch, Journal, Ledger, PrivacyPlan, Release, epsilon
 from equipoise.privacy.ledger.run_record import compose

@@ -59,7 +59,7 @@ def charges(one: Client) -> int:
 
 
 def released(one: Client) -> list[float]:
-    """Notes what the client's ledger releases of the squares from here on."""
+    """MetricsLog what the client's ledger releases of the squares from here on."""
     found: list[float] = []
     release: Any = one.training.desk.release
 

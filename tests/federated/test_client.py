@@ -512,7 +512,7 @@ def test_a_client_that_is_never_asked_spends_what_dp_sgd_spends():
 
 def test_a_shuffled_loader_gets_no_amplification():
     """Slices of an epoch are sampled as such and counted as such; the published claim refuses them."""
-    slices = eq.Unamplified(20, RECORDS, ROUNDS * LOCAL_STEPS)
+    slices = eq.FixedEpochs(20, RECORDS, ROUNDS * LOCAL_STEPS)
     one = client(sampling=slices)
     rounds_of(one, start())
     amplified = client()

@@ -22,10 +22,10 @@ from federated_problem import (
 
 import equipoise as eq
 from equipoise.federated import AdaptDPFedAvg, FedAvg, Proximal, Reply, ServerRMS, simulate
-from equipoise.federated.scaffold import ScaffoldAverage
-from equipoise.federated.server_quantile import SHARE, QuantileFedAvg
+from equipoise.federated.methods.scaffold import ScaffoldAverage
+from equipoise.federated.methods.server_quantile import SHARE, QuantileFedAvg
 from equipoise.methods import ReleasedQuantile
-from equipoise.methods.rms_radius import RMSRadius
+from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError
 from equipoise.training.checkpoint import CheckpointError
 

@@ -11,7 +11,7 @@ from federated_problem import LOCAL_STEPS, RECORDS, charges, client, loss, netwo
 from torch import nn
 
 import equipoise as eq
-from equipoise.audit.watched import Watched
+from equipoise.audit.canary_scores import Watched
 from equipoise.federated import (
     AdaptDPFedAvg,
     FedAvg,
@@ -33,9 +33,9 @@ from equipoise.federated import (
     SubspaceAverage,
     simulate,
 )
-from equipoise.federated.server_quantile import SHARE
-from equipoise.federated.server_radius import SQUARES
-from equipoise.methods.rms_radius import RMSRadius
+from equipoise.federated.methods.server_quantile import SHARE
+from equipoise.federated.methods.server_radius import SQUARES
+from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.wrapper import MethodWrapper
 
 RATE, ROUNDS = 0.3, 3

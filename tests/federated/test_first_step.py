@@ -11,8 +11,8 @@ from federated_problem import RECORDS, charges, client, loss, network, records, 
 
 import equipoise as eq
 from equipoise.federated import AdaptDPFedAvg, Proximal, Refused, ServerRMS, simulate
-from equipoise.federated.server_radius import SQUARES
-from equipoise.methods.rms_radius import RMSRadius
+from equipoise.federated.methods.server_radius import SQUARES
+from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.privacy import epsilon
 
 ROUNDS, STEPS, BATCH = 4, 3, 20
@@ -226,7 +226,7 @@ def test_a_folder_of_the_other_form_is_refused(tmp_path):
     [
         (lambda: ServerRMS(query_steps="first"), "belongs to variant='fused'"),
         (lambda: ServerRMS(variant="fused", query_steps="last"), "query_steps='last'"),
-        (lambda: one_of(sampling=eq.Unamplified(BATCH, RECORDS, ROUNDS * STEPS)), "Give query_steps='all'"),
+        (lambda: one_of(sampling=eq.FixedEpochs(BATCH, RECORDS, ROUNDS * STEPS)), "Give query_steps='all'"),
     ],
 )
 def test_bad_settings_are_named(make_it, words):

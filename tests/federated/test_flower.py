@@ -9,7 +9,7 @@ import torch
 from federated_problem import LOCAL_STEPS, ROUNDS, charges, client, same, start
 
 from equipoise.federated import AdaptDPFedAvg, FedAvg, ServerRMS, Strategy, simulate
-from equipoise.methods.rms_radius import RMSRadius
+from equipoise.methods.adaptive_rms.radius import RMSRadius
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.federated import Client, FedAvg, QuantileFedAvg, ServerQuantile, ServerRMS, simulate
-from equipoise.federated.server_quantile import SHARE
+from equipoise.federated.methods.server_quantile import SHARE
 from equipoise.privacy import Poisson, calibrate_noise_multiplier
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
 

@@ -18,7 +18,7 @@ import pytest
 from federated_problem import LOCAL_STEPS, ROUNDS, charges, client, same, start
 
 from equipoise.federated import AdaptDPFedAvg, ServerRMS, simulate
-from equipoise.methods.rms_radius import RMSRadius
+from equipoise.methods.adaptive_rms.radius import RMSRadius
 
 CLIENTS = 2
 fork = multiprocessing.get_context("fork")

@@ -6,8 +6,8 @@ import pytest
 from federated_problem import LOCAL_STEPS, ROUNDS, client, same, start
 
 from equipoise.federated import AdaptDPFedAvg, ServerRMS, simulate
-from equipoise.federated.pool import ClientPool
-from equipoise.methods.rms_radius import RMSRadius
+from equipoise.federated.lazy_clients import ClientPool
+from equipoise.methods.adaptive_rms.radius import RMSRadius
 
 
 def follower():

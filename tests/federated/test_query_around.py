@@ -17,7 +17,7 @@ from equipoise.federated import (
     Scaffold,
     ServerRMS,
 )
-from equipoise.federated.wrapped import Wrapped
+from equipoise.federated.methods.round_wrapper import Wrapped
 
 ROUNDS, LIMIT = 3, 25.0
 

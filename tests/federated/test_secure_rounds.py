@@ -23,7 +23,7 @@ from equipoise.federated import (
 )
 from equipoise.federated.history import size_in_bytes
 from equipoise.federated.secure_client import request_digest
-from equipoise.methods.rms_radius import RMSRadius
+from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.privacy import Release
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")

@@ -21,8 +21,8 @@ from federated_problem import (
 
 import equipoise as eq
 from equipoise.federated import AdaptDPFedAvg, FedAvg, Proximal, Refused, ServerRMS, simulate
-from equipoise.federated.server_radius import SQUARES
-from equipoise.methods.rms_radius import RMSRadius
+from equipoise.federated.methods.server_radius import SQUARES
+from equipoise.methods.adaptive_rms.radius import RMSRadius
 
 ROUNDS, BATCH = 3, 20
 NOISE = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0}

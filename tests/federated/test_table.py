@@ -10,7 +10,7 @@ from federated_problem import LOCAL_STEPS, client, loss, network, records, same,
 
 import equipoise as eq
 from equipoise.federated import Moon, RoundSubspace, simulate
-from equipoise.federated.table import FEDERATED, Setup, find_federated
+from equipoise.federated.registry import FEDERATED, Setup, find_federated
 
 SETTINGS = [(name, recipe, {}) for name, line in FEDERATED.items() for recipe in line.recipes]
 FUSED = {"variant": "fused", "initial_clip_norm": 0.2, "scale": "self", "kappa": 4.0}

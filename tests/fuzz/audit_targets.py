@@ -15,9 +15,9 @@ from mutating import NAMES, mutated_bytes, mutated_json, mutated_lines
 from safetensors import torch as safetensors
 from targets import Target, begun_run, command, file_of, home, resume, with_file
 
-from equipoise.audit.inserted import CANARIES_FILE, SCORES_FILE
-from equipoise.experiments import audit_run as auditing
-from equipoise.experiments.kept import Kept
+from equipoise.app import audit_run as auditing
+from equipoise.audit.canary_records import CANARIES_FILE, SCORES_FILE
+from equipoise.experiments.kept import ResultCache
 
 KINDS = ["far", "shape", "scalar", "type", "cut", "same", "drop", "nan", "flat"]
 
@@ -114,7 +114,7 @@ _LEDGERS = st.sampled_from(
 
 def _kept(content: bytes, folder: Path) -> None:
     (folder / "runs.jsonl").write_bytes(content)
-    Kept(folder / "runs.jsonl").result({"seed": 1}, lambda: {"accuracy": 0.5})
+    ResultCache(folder / "runs.jsonl").result({"seed": 1}, lambda: {"accuracy": 0.5})
 
 
 @functools.cache

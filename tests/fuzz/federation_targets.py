@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from mutating import HOSTILE, mutated_json, mutated_tree
 from targets import GOOD_REQUEST, Target, client, command, file_of, home, signing_key_file, with_file
 
-from equipoise.experiments.federation_folder import report_federation, verify_federation
-from equipoise.experiments.federation_settings import FederationSettings, check_federation_folder
-from equipoise.experiments.saved import read_settings
+from equipoise.app.federation_folder import report_federation, verify_federation
+from equipoise.app.federation_settings import FederationSettings, check_federation_folder
+from equipoise.app.run_checks import read_settings
 from equipoise.federated import Refused, SecureClient, SecureSum
 from equipoise.federated.secure_client import request_digest
 from equipoise.federated.secure_exchange import SecureExchange

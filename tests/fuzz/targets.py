@@ -29,10 +29,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 import equipoise as eq
-from equipoise.data import cifar, cifar_shards, features, idx, medmnist, tables, text
-from equipoise.experiments import options, saved
-from equipoise.experiments.entries import parse_method_option, read_entries
-from equipoise.experiments.settings import Settings, parse_option
+from equipoise.app import options
+from equipoise.app import run_checks as saved
+from equipoise.app.compare import parse_method_option, read_entries
+from equipoise.app.settings import Settings, parse_option
+from equipoise.data import cifar_shards
+from equipoise.data.features.extractors import extractors as features
+from equipoise.data.readers import cifar, idx, medmnist, tables, text
 from equipoise.federated import Client, FedAvg, simulate
 from equipoise.privacy import FullBatch, Journal, Ledger, Secrets
 from equipoise.report import read_run, render_page, summary

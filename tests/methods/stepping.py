@@ -12,9 +12,10 @@ import equipoise as eq
 from equipoise.gradients import GradientEngine
 from equipoise.privacy import Ledger, Secrets, digest
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
-from equipoise.training.batches import Source
-from equipoise.training.draws import RowMaker, StepContext
-from equipoise.training.processes import Processes
+from equipoise.training.context import StepContext
+from equipoise.training.data_source import Source
+from equipoise.training.distributed import Processes
+from equipoise.training.row_source import RowSource
 
 
 class Door:
@@ -66,7 +67,7 @@ class Follower:
         source = Source(data)
         example = source.take(torch.arange(3))
         self.engine = engine or GradientEngine(model, loss, example)
-        self.maker = RowMaker(self.engine, source, torch.device("cpu"), micro_batch_size, example, seed)
+        self.maker = RowSource(self.engine, source, torch.device("cpu"), micro_batch_size, example, seed)
         self.state: Any = None
         self.steps_done = 0
         self.states: list[dict[str, Any]] = []

@@ -17,7 +17,7 @@ import equipoise as eq
 from equipoise.methods import Method
 from equipoise.privacy import Ledger, Private
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
-from equipoise.training import desk
+from equipoise.training import shared_ledger as desk
 
 RECORDS, FEATURES, CLASSES = 60, 6, 3
 STEPS = 6

@@ -14,9 +14,14 @@ from test_sensitivity import gradients, part, wild_batch
 
 import equipoise as eq
 from equipoise.gradients import DenseGradients
-from equipoise.methods.adaptive_rms import _squares
-from equipoise.methods.rms_claim import claimed_epsilon, order, published_noise, subsampled_rdp
-from equipoise.methods.rms_radius import RMSRadius
+from equipoise.methods.adaptive_rms.adaptive_rms import _squares
+from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.published.adaptive_rms_formulas import (
+    claimed_epsilon,
+    order,
+    published_noise,
+    subsampled_rdp,
+)
 from equipoise.privacy import BudgetError, Draw, Private, PrivateRows
 from equipoise.privacy.accounting.epsilon import epsilon, rdp_epsilon
 from equipoise.privacy.bounds.counts import capped
@@ -150,13 +155,13 @@ def test_the_claim_does_not_cover_slices_of_an_epoch():
     )
     for one, budget in ((method, eq.Budget(8.0, DELTA)), (given, None)):
         with pytest.raises(ValueError, match="fresh sample"):
-            planned(one, eq.Unamplified(100, 10_000, 2000), "replace_one", budget)
+            planned(one, eq.FixedEpochs(100, 10_000, 2000), "replace_one", budget)
 
 
 def test_slices_of_an_epoch_are_not_amplified():
     """The library takes them, and counts one Gaussian an epoch: 46 at the paper's third level of T2."""
     method = eq.DPSGD(noise_multiplier=3.0)
-    found = planned(method, eq.Unamplified(100, 22_600, 22_600), "replace_one")
+    found = planned(method, eq.FixedEpochs(100, 22_600, 22_600), "replace_one")
     fresh = planned(method, eq.Poisson(100, 22_600, 22_600), "replace_one")
     assert found.epsilon(1e-4).value == pytest.approx(46, rel=0.02)
     assert fresh.epsilon(1e-4).value == pytest.approx(1.5, rel=0.02)

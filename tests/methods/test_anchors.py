@@ -10,8 +10,8 @@ from stepping import Follower, Linear, consistent, half_square
 
 import equipoise as eq
 from equipoise.gradients import GradientEngine
-from equipoise.methods.anchor_schedule import draw_schedule
-from equipoise.privacy import Draw, FullBatch, Poisson, Unamplified, WithoutReplacement
+from equipoise.methods.anchored.schedule import draw_schedule
+from equipoise.privacy import Draw, FixedEpochs, FullBatch, Poisson, WithoutReplacement
 from equipoise.privacy.accounting.epsilon import quick_epsilon
 from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.ledger.replay import RecordingLedger
@@ -348,8 +348,8 @@ def test_samplings_beside_poisson():
     assert by_size["anchor"].sampling == WithoutReplacement(160, 400, by_size["anchor"].count)
     everybody = plan(eq.DPC4Plus(**SMALL), FullBatch(400, 20))
     assert everybody["anchor"].sampling == FullBatch(400, everybody["anchor"].count)
-    dealt = plan(eq.DPC4Plus(**SMALL), Unamplified(10, 400, 20))
-    assert dealt["anchor"].sampling == Unamplified(160, 400, dealt["anchor"].count)
+    dealt = plan(eq.DPC4Plus(**SMALL), FixedEpochs(10, 400, 20))
+    assert dealt["anchor"].sampling == FixedEpochs(160, 400, dealt["anchor"].count)
 
 
 def test_epsilon_grows_with_steps_anchors_and_rates():

@@ -17,7 +17,7 @@ import equipoise as eq
 from equipoise.gradients import DenseGradients
 from equipoise.methods import METHODS
 from equipoise.methods.clip_rules import AutoS
-from equipoise.methods.dc_published import average_noise, printed_multiplier, share_multipliers
+from equipoise.methods.published.dc_dpsgd_formulas import average_noise, printed_multiplier, share_multipliers
 from equipoise.privacy import Draw, Poisson, Private, PrivateRows, clip_selected, top_share
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.private import unwrap

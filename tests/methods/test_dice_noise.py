@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.methods import dice_noise as dn
+from equipoise.methods.feedback import joint_noise as dn
 from equipoise.privacy import (
     Draw,
     FullBatch,

@@ -12,7 +12,7 @@ from scripted import run
 from table import training as train
 
 import equipoise as eq
-from equipoise.methods import dice_noise as dn
+from equipoise.methods.feedback import joint_noise as dn
 from equipoise.privacy import Poisson, Private, gaussian_epsilon
 from equipoise.privacy.private import PrivateError, unwrap
 

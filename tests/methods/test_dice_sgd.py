@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.methods import METHODS
-from equipoise.methods.memory import norm_of
-from equipoise.privacy import Poisson, Unamplified
+from equipoise.methods.feedback.memory import norm_of
+from equipoise.privacy import FixedEpochs, Poisson
 
 
 def constant(*rows: list[float]):
@@ -90,7 +90,7 @@ def train(method, steps=6, optimizer=torch.optim.SGD, sampling=None, **options):
         optimizer(model.parameters(), lr=0.1),
         loss=lambda m, b: F.cross_entropy(m(b["x"]), b["y"], reduction="none"),
         data=data(),
-        sampling=sampling or Unamplified(batch_size=30, population=120, steps=steps),
+        sampling=sampling or FixedEpochs(batch_size=30, population=120, steps=steps),
         method=method,
         reproducible=True,
         epsilon_every=10_000,

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.gradients import GradientEngine
-from equipoise.methods.anchor_thresholds import Released, next_anchor_threshold, next_factor
+from equipoise.methods.anchored.anchor_thresholds import Released, next_anchor_threshold, next_factor
 from equipoise.methods.clip_rules import Abadi
-from equipoise.methods.dp_c4_claim import claimed_epsilon, published_noise_multipliers
+from equipoise.methods.published.dp_c4_formulas import claimed_epsilon, published_noise_multipliers
 from equipoise.privacy import Draw, FullBatch, Poisson, PrivateRows, clip
 from equipoise.privacy.accounting.epsilon import quick_epsilon
 from equipoise.privacy.private import unwrap

@@ -53,7 +53,7 @@ def train(method, steps=10):
         torch.optim.SGD(model.parameters(), lr=0.1),
         loss=lambda m, b: F.cross_entropy(m(b["x"]), b["y"], reduction="none"),
         data=data(),
-        sampling=eq.Unamplified(batch_size=30, population=120, steps=steps),
+        sampling=eq.FixedEpochs(batch_size=30, population=120, steps=steps),
         method=method,
         reproducible=True,
     )

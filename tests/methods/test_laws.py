@@ -26,9 +26,9 @@ import equipoise as eq
 from equipoise.methods import METHODS
 from equipoise.privacy import Ledger, clip
 from equipoise.privacy.private import unwrap
-from equipoise.training import desk
-from equipoise.training.batches import batch_size
-from equipoise.training.draws import RowMaker
+from equipoise.training import shared_ledger as desk
+from equipoise.training.data_source import batch_size
+from equipoise.training.row_source import RowSource
 
 BUDGET = eq.Budget(8.0, 1e-3)
 every = pytest.mark.parametrize("make", EXAMPLES.values(), ids=EXAMPLES.keys())
@@ -156,14 +156,14 @@ def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
         given["budget"] = None
     run = train(method, **given)
     told = run.method.gradients_per_step(run.sampling, run.plan)
-    computed, rows = 0, RowMaker.rows
+    computed, rows = 0, RowSource.rows
 
     def counted(self, batch, points, coins):
         nonlocal computed
         computed += batch_size(batch) * len(points)
         return rows(self, batch, points, coins)
 
-    monkeypatch.setattr(RowMaker, "rows", counted)
+    monkeypatch.setattr(RowSource, "rows", counted)
     list(run)
     assert told == pytest.approx(computed / STEPS)
 

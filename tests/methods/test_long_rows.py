@@ -18,7 +18,7 @@ from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
 from equipoise.gradients.subspaces.held import HeldSubspace
 from equipoise.methods import Abadi
 from equipoise.methods.clip_rules import CLIP_RULES
-from equipoise.methods.dice_noise import independent_noise, joint_noise, normalising_noise
+from equipoise.methods.feedback.joint_noise import independent_noise, joint_noise, normalising_noise
 from equipoise.privacy import PrivateRows, clip, clip_jointly
 from equipoise.privacy.bounds.clipping import clip_coordinates
 from equipoise.privacy.bounds.second_moments import moment_action

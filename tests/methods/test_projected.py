@@ -15,8 +15,8 @@ from equipoise.gradients import DenseGradients, GradientEngine
 from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
 from equipoise.gradients.subspaces.principal import principal_subspace
 from equipoise.methods import METHODS, Abadi
-from equipoise.methods.projected_published import check_orthonormal
-from equipoise.methods.subspaces import groups_of
+from equipoise.methods.projected.sources import groups_of
+from equipoise.methods.published.pcdp_sgd_formulas import check_orthonormal
 from equipoise.privacy import (
     Bounded,
     Draw,

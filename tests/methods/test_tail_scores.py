@@ -11,7 +11,7 @@ from equipoise.gradients import DenseGradients, FactoredGradients
 from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.subspaces.held import HeldSubspace
 from equipoise.gradients.subspaces.seeded import SeededSubspace
-from equipoise.methods.tail_scores import (
+from equipoise.methods.two_thresholds.scores import (
     Trace,
     null_threshold,
     record_normals,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.audit.watched import Watched
+from equipoise.audit.canary_scores import Watched
 from equipoise.federated import Proximal
 from equipoise.methods import Method
 from equipoise.methods.wrapper import MethodWrapper

@@ -172,7 +172,7 @@ MUTATIONS = (
     ),
     Mutation(
         "dropout masks follow the public seed",
-        "training/draws.py",
+        "training/context.py",
         (
             (
                 "secret_coins(self.token, self._processes.rank, *place)",

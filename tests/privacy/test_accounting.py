@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from equipoise.privacy import (
+    FixedEpochs,
     FullBatch,
     PlanError,
     Poisson,
     PrivacyPlan,
     Release,
-    Unamplified,
     WithoutReplacement,
     epsilon,
     gaussian_epsilon,
@@ -247,7 +247,7 @@ def sums_and_squares(sampling):
     ("sampling", "ratio"),
     [
         (FullBatch(1000, 5), 1.0),
-        (Unamplified(100, 1000, 5), 1.0),
+        (FixedEpochs(100, 1000, 5), 1.0),
         (WithoutReplacement(100, 1000, 5), 1.0),
         (Poisson(1000, 1000, 5), 1.0),
         (Poisson(100, 1000, 5), 2.0),
@@ -289,7 +289,7 @@ def test_poisson_sampling_needs_the_ratio_of_two(rate):
 
 
 def test_unamplified_counts_epochs():
-    plan = PrivacyPlan([Release("a", 5.0, 1.0)], Unamplified(100, 1000, 25))
+    plan = PrivacyPlan([Release("a", 5.0, 1.0)], FixedEpochs(100, 1000, 25))
     assert plan.epsilon(1e-5).value == pytest.approx(gaussian_epsilon(math.sqrt(3) / 5, 1e-5))
 
 

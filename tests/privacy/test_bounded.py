@@ -9,13 +9,13 @@ from privacy_rows import DenseRows, Flat, Greedy, rows
 from equipoise.privacy import (
     Bounded,
     Draw,
+    FixedEpochs,
     PlanError,
     PrivacyPlan,
     Private,
     PrivateError,
     PrivateRows,
     Release,
-    Unamplified,
     capped,
     centred_indicator,
     clip,
@@ -224,4 +224,4 @@ def test_weights_hold_at_the_edges_of_float32(norm, threshold):
 def test_nested_releases_without_amplification_are_refused():
     releases = [Release("gradient", 1.0, max_bound=1.0), Release("count", 1.0, max_bound=1.0, count=4)]
     with pytest.raises(PlanError, match="draws of their own"):
-        PrivacyPlan(releases, Unamplified(25, 100, 8))
+        PrivacyPlan(releases, FixedEpochs(25, 100, 8))

@@ -5,11 +5,11 @@ import pytest
 from equipoise.privacy import (
     Budget,
     BudgetError,
+    FixedEpochs,
     FullBatch,
     Poisson,
     PrivacyPlan,
     Release,
-    Unamplified,
     WithoutReplacement,
     calibrate,
     calibrate_noise_multiplier,
@@ -21,7 +21,7 @@ CASES = [
     (Poisson(80, 1600, 400), 2.0, 1e-6, "replace_one"),
     (FullBatch(1000, 50), 1.0, 1e-5, "add_or_remove_one"),
     (FullBatch(1000, 50), 1.0, 1e-5, "replace_one"),
-    (Unamplified(100, 1000, 30), 8.0, 1e-5, "add_or_remove_one"),
+    (FixedEpochs(100, 1000, 30), 8.0, 1e-5, "add_or_remove_one"),
     pytest.param(WithoutReplacement(50, 1000, 20), 2.0, 1e-5, "replace_one", marks=pytest.mark.slow),
 ]
 

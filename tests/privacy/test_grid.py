@@ -25,8 +25,7 @@ from equipoise.privacy import (
 from equipoise.privacy.bounds.bounded import make_bounded
 from equipoise.privacy.mechanisms import grid_gaussian as grid
 from equipoise.privacy.mechanisms.grid_gaussian import GridStream, grid_unit, to_grid
-from equipoise.privacy.published import check_published
-from equipoise.privacy.verification import check_with_journal
+from equipoise.statements.verify_journal import check_published, check_with_journal
 
 
 def cells(bits: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from equipoise.privacy import Draw, FullBatch, Poisson, Secrets, Unamplified, WithoutReplacement
+from equipoise.privacy import Draw, FixedEpochs, FullBatch, Poisson, Secrets, WithoutReplacement
 from equipoise.privacy.sampling import sampling_from
 
 N, DRAWS, Q = 40, 6000, 0.2
@@ -66,7 +66,7 @@ def test_frequency_rejects_a_wrong_rate():
 
 @pytest.mark.parametrize(
     "sampling",
-    [Poisson(8, N, 10), WithoutReplacement(8, N, 10), FullBatch(N, 10), Unamplified(8, N, 10)],
+    [Poisson(8, N, 10), WithoutReplacement(8, N, 10), FullBatch(N, 10), FixedEpochs(8, N, 10)],
     ids=lambda s: type(s).__name__,
 )
 def test_samples_are_sorted_repeatable_and_fresh(sampling):
@@ -86,7 +86,7 @@ def test_rate_comes_from_the_public_population_alone():
 
 
 def test_unamplified_uses_every_record_once_an_epoch():
-    sampling = Unamplified(batch_size=8, population=N, steps=10)
+    sampling = FixedEpochs(batch_size=8, population=N, steps=10)
     for epoch in range(2):
         draws = [Draw("batch", 100 + i, 5 * epoch + i) for i in range(5)]
         used = torch.cat([sampling.sample(SECRETS, draw, N) for draw in draws])
@@ -112,7 +112,7 @@ ERRORS = [
     (lambda: WithoutReplacement(2.5, 10, 1), TypeError, "batch_size"),
     (lambda: WithoutReplacement(2, 10, 1).sample(SECRETS, 0, 11), ValueError, "num_records=11"),
     (lambda: FullBatch(0, 1), ValueError, "population"),
-    (lambda: Unamplified(20, 10, 1), ValueError, "batch_size=20"),
+    (lambda: FixedEpochs(20, 10, 1), ValueError, "batch_size=20"),
     (lambda: Poisson(1, 10, 1).sample(SECRETS, 0, -1), ValueError, "num_records"),
 ]
 

@@ -23,10 +23,9 @@ from equipoise.privacy import (
     gaussian_epsilon,
     statement_schema,
 )
-from equipoise.privacy.published import check_published
-from equipoise.privacy.sampling import FullBatch, Unamplified
-from equipoise.privacy.schema import misfits
-from equipoise.privacy.verification import check_with_journal, statement_from_journal
+from equipoise.privacy.sampling import FixedEpochs, FullBatch
+from equipoise.statements.json_schema import misfits
+from equipoise.statements.verify_journal import check_published, check_with_journal, statement_from_journal
 
 DELTA = 1e-5
 
@@ -38,13 +37,13 @@ def released(ledger: Ledger, name: str, *names: str) -> None:
 
 
 def plain_run(sampling=None, relation="add_or_remove_one", journal=None, steps=3) -> Ledger:
-    sampling = sampling or Unamplified(100, 100, 4)  # in closed form: quick
+    sampling = sampling or FixedEpochs(100, 100, 4)  # in closed form: quick
     releases = [
         Release("gradient", 2.0, max_bound=5.0),
         Release("norm", 6.0, max_bound=5.0, count=2),
         Release("radius", 9.0, max_bound=5.0, draw="other", count=1, sampling=FullBatch(100, 1)),
     ]
-    if isinstance(sampling, Unamplified):
+    if isinstance(sampling, FixedEpochs):
         releases[1] = Release("norm", 6.0, max_bound=5.0, draw="other", count=1, sampling=FullBatch(100, 1))
     ledger = Ledger(PrivacyPlan(releases, sampling, relation), journal=journal)
     for step in range(steps):
@@ -81,7 +80,7 @@ def verdicts(statement, ledger):
 
 def gappy_run(journal=None) -> Ledger:
     """Ten releases of an epoch's length, which lie in two."""
-    ledger = Ledger(PrivacyPlan([Release("gradient", 1.0, 5.0)], Unamplified(10, 100, 20)), journal=journal)
+    ledger = Ledger(PrivacyPlan([Release("gradient", 1.0, 5.0)], FixedEpochs(10, 100, 20)), journal=journal)
     for ordinal in range(20):
         if 5 <= ordinal < 15:
             ledger.open("batch")

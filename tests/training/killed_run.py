@@ -44,7 +44,7 @@ def start(
             eq.PrivateTraining(
                 model,
                 optimizer,
-                sampling=eq.Unamplified(12, RECORDS, STEPS),
+                sampling=eq.FixedEpochs(12, RECORDS, STEPS),
                 method=method,
                 reproducible=True,
                 run_dir=run_dir,

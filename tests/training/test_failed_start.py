@@ -11,7 +11,7 @@ import equipoise as eq
 from equipoise.privacy import BudgetError
 from equipoise.training.checkpoint import CheckpointError, Checkpoints
 
-SAMPLING = eq.Unamplified(12, RECORDS, 10)
+SAMPLING = eq.FixedEpochs(12, RECORDS, 10)
 
 
 def enough_for_one() -> eq.Budget:

@@ -14,7 +14,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.methods import Abadi
 from equipoise.privacy import PrivacyPlan, Release, clip
-from equipoise.training.folder import RunFolder
+from equipoise.training.run_folder import RunFolder
 
 
 def finished(**options):
@@ -259,7 +259,7 @@ def test_a_run_folder_belongs_to_one_process(tmp_path):
     run = training(steps=3, run_dir=tmp_path / "run")
     run.take_step()
     code = (
-        "import sys; from equipoise.training.folder import RunFolder\n"
+        "import sys; from equipoise.training.run_folder import RunFolder\n"
         "try: RunFolder(sys.argv[1]).lock()\n"
         "except RuntimeError as error: print(error)"
     )
@@ -296,7 +296,7 @@ def test_writers_get_publishable_rows(tmp_path):
 
 
 def test_runs_that_share_a_ledger_share_a_budget(tmp_path):
-    sampling = eq.Unamplified(12, RECORDS, 10)  # two epochs; epsilon has a closed form
+    sampling = eq.FixedEpochs(12, RECORDS, 10)  # two epochs; epsilon has a closed form
     shared = {"ledger_file": tmp_path / "ledger.jsonl", "budget": eq.Budget(8.0, 1e-3), "reproducible": False}
     first = training(sampling=sampling, run_dir=tmp_path / "a", **shared)
     alone = first.run(progress=False).epsilon

@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from small_problems import loss, network, parameters, records, training
 
 import equipoise as eq
-from equipoise.training.processes import ProcessError
+from equipoise.training.distributed import ProcessError
 
 
 def join_group(rank: int, port: int) -> None:
@@ -71,7 +71,7 @@ def start(folder: Path) -> eq.PrivateTraining:
     model = network(dtype=torch.float64)
     data = records(dtype=torch.float64)
     # Draws of about two records: some processes get none. Epsilon of this sampling has a closed form.
-    sampling = eq.Unamplified(batch_size=2, population=60, steps=15)
+    sampling = eq.FixedEpochs(batch_size=2, population=60, steps=15)
     return training(model, data=data, sampling=sampling, method=method, run_dir=folder, micro_batch_size=3)
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.audit.watched import Watched
+from equipoise.audit.canary_scores import Watched
 from equipoise.data import Records
 from equipoise.report import write_report
-from equipoise.training.batches import DataError
-from equipoise.training.public_copies import ALLOWED, NOT_COMPARED
+from equipoise.training.data_source import DataError
+from equipoise.training.input_checks import ALLOWED, NOT_COMPARED
 
 
 def _batch(seed: int, count: int = 20) -> dict[str, torch.Tensor]:

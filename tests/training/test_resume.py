@@ -151,7 +151,7 @@ def test_changed_data_get_fresh_noise_and_are_charged(tmp_path):
 
 
 def test_a_plan_that_is_used_up_early_ends_the_run(tmp_path):
-    sampling = eq.Unamplified(12, 60, 6)
+    sampling = eq.FixedEpochs(12, 60, 6)
     run = begin(tmp_path / "run", 6, 2, sampling=sampling)
     run.take_step()  # booked, then repeated with other data: charged twice
     changed = records()
@@ -189,7 +189,7 @@ def test_a_schedule_function_must_be_given_again(tmp_path):
 
 
 def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):
-    run = training(steps=200, run_dir=tmp_path / "run", sampling=eq.Unamplified(12, 60, 200))
+    run = training(steps=200, run_dir=tmp_path / "run", sampling=eq.FixedEpochs(12, 60, 200))
     update = run.optimizer.step
 
     def interrupted_update():
@@ -210,7 +210,7 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):
 def test_killed_before_its_key_goes_it_repeats_and_releases_nothing_more(tmp_path, monkeypatch):
     """Its end is booked, another run has begun since: the last steps are repeated, and the key goes."""
     shared = {"ledger_file": tmp_path / "ledger.jsonl", "reproducible": False}
-    sampling = eq.Unamplified(12, 60, 4)  # in closed form: quick
+    sampling = eq.FixedEpochs(12, 60, 4)  # in closed form: quick
     plan = training(sampling=sampling).plan.epsilon(1e-3).value
     budget = eq.Budget(1.05 * plan, 1e-3)
     run = begin(tmp_path / "a", 4, 2, sampling=sampling, budget=budget, **shared)

@@ -39,7 +39,7 @@ from equipoise.methods import (
     RandomProjection,
     RandomSparsification,
 )
-from equipoise.methods.subspaces import RandomSource
+from equipoise.methods.projected.sources import RandomSource
 from equipoise.privacy import FullBatch, Poisson, Sampling
 
 __all__ = ["AUDITS", "ONE_STEP", "Design", "with_options"]

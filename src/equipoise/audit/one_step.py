@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from equipoise.audit.canaries import Rows, canary_loss, canary_records, directed_records
-from equipoise.audit.checks import Check, noise_scale
 from equipoise.audit.designs import Design, with_options
-from equipoise.audit.mechanism import Audit, audit_method, find_design
+from equipoise.audit.method_audit import Audit, audit_method, find_design
+from equipoise.audit.noise_checks import Check, noise_scale
 from equipoise.audit.planted import Long, Quiet
 from equipoise.audit.rehearsal import Watching, open_stage, whitened
 from equipoise.privacy import Budget, FullBatch

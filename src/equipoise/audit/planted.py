@@ -15,7 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.audit.canaries import FAR, Rows, canary_loss
-from equipoise.audit.checks import Check, batch_sizes, echoes, noise_scale, pairs, reach, repeats, same_scale
+from equipoise.audit.noise_checks import (
+    Check,
+    batch_sizes,
+    echoes,
+    noise_scale,
+    pairs,
+    reach,
+    repeats,
+    same_scale,
+)
 from equipoise.audit.rehearsal import Stage, Watching, open_stage
 from equipoise.methods import DPSGD, Abadi, Context, State
 from equipoise.privacy import (

@@ -29,11 +29,10 @@ from equipoise.methods import Context, Method
 from equipoise.privacy import Bounded, Budget, CorrelatedNoise, Draw, PrivacyPlan, Sampling
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.gaussian import Sums
-from equipoise.training.desk import Desk
-from equipoise.training.pieces import Pieces, connect
-from equipoise.training.processes import Processes
-from equipoise.training.settings import Settings
-from equipoise.training.step import Stepper
+from equipoise.training.distributed import Processes
+from equipoise.training.setup import Settings, TrainingSetup, prepare
+from equipoise.training.shared_ledger import SharedLedger
+from equipoise.training.step import StepRunner
 
 __all__ = ["Rehearsal", "Stage", "Watching", "open_stage", "rehearse"]
 
@@ -85,9 +84,9 @@ class Stage:
         stepper: takes the steps.
     """
 
-    pieces: Pieces
-    desk: Desk
-    stepper: Stepper
+    pieces: TrainingSetup
+    desk: SharedLedger
+    stepper: StepRunner
 
     def run(self, steps: int | None = None) -> Stage:
         """Take the remaining steps, or some of them."""
@@ -128,7 +127,7 @@ def open_stage(
         hardened=hardened,
         allow_public_duplicates=allow_public_duplicates,
     )
-    pieces = connect(
+    pieces = prepare(
         model,
         optimizer or torch.optim.SGD(model.parameters(), lr=learning_rate),
         loss=loss,
@@ -142,8 +141,8 @@ def open_stage(
         device=None,
         collate=None,
     )
-    desk = Desk(pieces.plan, budget, None, settings, Processes(), make_ledger=make_ledger)
-    return Stage(pieces, desk, Stepper(pieces, desk))
+    desk = SharedLedger(pieces.plan, budget, None, settings, Processes(), make_ledger=make_ledger)
+    return Stage(pieces, desk, StepRunner(pieces, desk))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from equipoise.cli.words import DataDir, Json, RunDir, UsageError, chosen_folder
 
 if TYPE_CHECKING:
     from equipoise.audit.attacks import Finding
-    from equipoise.audit.mechanism import Audit
+    from equipoise.audit.method_audit import Audit
 
 __all__ = ["audit"]
 
@@ -136,9 +136,9 @@ def _options(method: str | None, variant: str | None, option: list[str] | None) 
     """Arguments of the method, in the words of `equipoise train`."""
     import inspect
 
-    from equipoise.audit.mechanism import AUDITS
-    from equipoise.experiments.noise import read_clip_norm
-    from equipoise.experiments.settings import parse_option
+    from equipoise.app.settings import parse_option
+    from equipoise.app.shared_budget import read_clip_norm
+    from equipoise.audit.designs import AUDITS
     from equipoise.methods import METHODS
 
     if method is None:
@@ -167,7 +167,7 @@ def _audit_method(
     seeds: int,
     confidence: float,
 ) -> Audit:
-    from equipoise.audit.mechanism import audit_method
+    from equipoise.audit.method_audit import audit_method
     from equipoise.privacy import LedgerError
 
     with open_console(True).status(f"training canaries with {name}"):
@@ -196,7 +196,7 @@ def _show_steps(
     as_json: bool,
 ) -> bool:
     """A step of one method or of all, clean and with bugs; whether all is as it should be."""
-    from equipoise.audit.mechanism import ONE_STEP
+    from equipoise.audit.designs import ONE_STEP
     from equipoise.audit.one_step import probe_method
 
     names = list(ONE_STEP) if method is None else [method]
@@ -230,8 +230,8 @@ def _attacks(name: str) -> list[Finding]:
 def _audit_shadow(
     data: str, data_dir: str | None, epsilon: float, delta: float, models: int, run_dir: str | None
 ) -> dict[str, Any]:
-    from equipoise.experiments.settings import Settings
-    from equipoise.experiments.shadow_run import audit_shadow
+    from equipoise.app.audit_shadow import audit_shadow
+    from equipoise.app.settings import Settings
 
     settings = Settings(data=data, data_dir=data_dir, epsilon=epsilon, delta=delta)
     with open_console(True).status("training shadow models") as status:
@@ -268,7 +268,7 @@ def _show_planted(as_json: bool) -> bool:
 
 def _show_run(folder: str, confidence: float, data_dir: str | None, as_json: bool) -> bool:
     with loading():
-        from equipoise.experiments.audit_run import audit_run
+        from equipoise.app.audit_run import audit_run
 
     with open_console(True).status("guessing the canaries"):
         found = audit_run(folder, confidence, data_dir)

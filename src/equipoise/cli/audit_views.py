@@ -10,7 +10,7 @@ from equipoise.cli.screen import emit, open_console
 if TYPE_CHECKING:
     from equipoise.audit.attacks import Finding
     from equipoise.audit.bounds import Certificate
-    from equipoise.audit.mechanism import Audit
+    from equipoise.audit.method_audit import Audit
     from equipoise.audit.one_step import Probe
     from equipoise.audit.planted import Planted
 

@@ -35,7 +35,7 @@ def calibrate(
     ] = None,
 ) -> None:
     """Translate between noise and epsilon; shows a table over epochs and batch sizes."""
-    from equipoise.experiments.options import check_calibration
+    from equipoise.app.options import check_calibration
 
     check_calibration(
         population=population,
@@ -49,7 +49,7 @@ def calibrate(
         relation=relation,
     )
     with loading():
-        from equipoise.experiments.calibration import Question, answer, table
+        from equipoise.app.calibration_answers import Question, answer, table
 
     quiet()
     if steps is None:
@@ -87,7 +87,7 @@ def _show_calibration(
 ) -> None:
     from rich.table import Table
 
-    from equipoise.experiments.options import delta_warning
+    from equipoise.app.options import delta_warning
     from equipoise.report.words import plain, rounded_up, significant
 
     console = open_console(False)

@@ -57,9 +57,8 @@ def compare(
     run_dir: RunDir = None,
 ) -> None:
     """Compare methods at one budget over several seeds; goes on where it was stopped."""
-    from equipoise.experiments.compare import Comparison, run_comparison
-    from equipoise.experiments.entries import parse_method_option, read_entries
-    from equipoise.experiments.settings import Settings
+    from equipoise.app.compare import Comparison, parse_method_option, read_entries, run_comparison
+    from equipoise.app.settings import Settings
 
     quiet()
     base = Settings(

@@ -75,9 +75,9 @@ def federate(
     """Train one model on the records of several simulated owners; goes on where it was stopped."""
     import time
 
-    from equipoise.experiments.federation_settings import FederationSettings, check_federation_folder
-    from equipoise.experiments.names import DATA_NAMES, MODEL_NAMES, check_name
-    from equipoise.experiments.settings import Settings, parse_option
+    from equipoise.app.federation_settings import FederationSettings, check_federation_folder
+    from equipoise.app.names import DATA_NAMES, MODEL_NAMES, check_name
+    from equipoise.app.settings import Settings, parse_option
 
     check_name("data", data, DATA_NAMES, "a function that returns a DataSet")
     check_name("model", model, MODEL_NAMES, "a function from the data set to a module")
@@ -117,7 +117,7 @@ def federate(
     folder = run_dir or name
     check_federation_folder(settings, folder)
     with loading():
-        from equipoise.experiments.federate import run_federation
+        from equipoise.app.federate import run_federation
 
     quiet()
     console = open_console(json_output)
@@ -127,7 +127,7 @@ def federate(
 def resume_folder(folder: str, data_dir: str | None, json_output: bool) -> None:
     """``equipoise resume`` on the folder of a federation."""
     with loading():
-        from equipoise.experiments.federate import resume_federation
+        from equipoise.app.federate import resume_federation
 
     quiet()
     console = open_console(json_output)

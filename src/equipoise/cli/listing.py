@@ -21,7 +21,7 @@ def methods(
     """List the training methods; with names: what each does, proves and costs, when it suits, its options."""
     from dataclasses import asdict
 
-    from equipoise.experiments.names import METHOD_NAMES, suggestion
+    from equipoise.app.names import METHOD_NAMES, suggestion
 
     unknown = [name for name in names or [] if name not in METHOD_NAMES]
     if unknown:

@@ -15,7 +15,7 @@ __all__ = ["predict", "report"]
 
 def report(run: RunArgument = None, json_output: Json = False, run_dir: RunDir = None) -> None:
     """Write the report of a run again, from its publishable files."""
-    from equipoise.experiments.saved import is_federation
+    from equipoise.app.run_checks import is_federation
     from equipoise.report import read_run, summary, write_report
 
     folder = chosen_folder(run, run_dir)
@@ -43,7 +43,7 @@ def report(run: RunArgument = None, json_output: Json = False, run_dir: RunDir =
 
 def _report_federation(folder: str, json_output: bool) -> None:
     with loading():
-        from equipoise.experiments.federation_folder import report_federation
+        from equipoise.app.federation_folder import report_federation
     from equipoise.report.federation import federation_summary
 
     found = report_federation(folder)
@@ -67,7 +67,7 @@ def predict(
     run_dir: RunDir = None,
 ) -> None:
     """Use the model of a run on records and print its accuracy."""
-    from equipoise.experiments.saved import check_model_file, read_settings
+    from equipoise.app.run_checks import check_model_file, read_settings
 
     folder = chosen_folder(run, run_dir)
     read_settings(folder)
@@ -77,7 +77,7 @@ def predict(
             f"--output is {output!r}, but there is no folder {str(Path(output).parent)!r}. Make it first."
         )
     with loading():
-        from equipoise.experiments.predict import predict_run
+        from equipoise.app.predict import predict_run
 
     found = predict_run(folder, data=data, data_dir=data_dir, output=output, device=device)
     if json_output:

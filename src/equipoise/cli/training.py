@@ -90,9 +90,9 @@ def train(
     ] = None,
 ) -> None:
     """Train a model privately and write a run folder."""
-    from equipoise.experiments.names import DATA_NAMES, METHOD_NAMES, MODEL_NAMES, check_name
-    from equipoise.experiments.saved import check_new_folder
-    from equipoise.experiments.settings import Settings, parse_option
+    from equipoise.app.names import DATA_NAMES, METHOD_NAMES, MODEL_NAMES, check_name
+    from equipoise.app.run_checks import check_new_folder
+    from equipoise.app.settings import Settings, parse_option
 
     settings = Settings(
         data=data,
@@ -137,7 +137,7 @@ def train(
         check_new_folder(run_dir)
     password = None if signing_key is None else check_key(signing_key)
     with loading():
-        from equipoise.experiments.run import describe_run, train_run
+        from equipoise.app.train import describe_run, train_run
 
     quiet()
     console = open_console(json_output)
@@ -160,7 +160,7 @@ def resume(
     run_dir: RunDir = None,
 ) -> None:
     """Go on with an interrupted run or federation."""
-    from equipoise.experiments.saved import is_federation, read_settings
+    from equipoise.app.run_checks import is_federation, read_settings
 
     folder = chosen_folder(run, run_dir)
     if is_federation(folder):
@@ -170,7 +170,7 @@ def resume(
         return
     read_settings(folder)
     with loading():
-        from equipoise.experiments.run import resume_run
+        from equipoise.app.train import resume_run
 
     quiet()
     console = open_console(json_output)

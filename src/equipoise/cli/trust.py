@@ -34,7 +34,7 @@ def verify(
     run_dir: RunDir = None,
 ) -> None:
     """Compute the privacy of a run again and say whether its statement is consistent; exit code 1 if not."""
-    from equipoise.experiments.saved import is_federation
+    from equipoise.app.run_checks import is_federation
 
     folder = chosen_folder(run, run_dir)
     if is_federation(folder):
@@ -58,7 +58,7 @@ def verify(
 def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
     """A line a client, and the whole answer."""
     with loading():
-        from equipoise.experiments.federation_folder import verify_federation
+        from equipoise.app.federation_folder import verify_federation
 
     quiet()
     found = verify_federation(folder, key)
@@ -133,7 +133,7 @@ def sign(
     run_dir: RunDir = None,
 ) -> None:
     """Sign the statement and the published files of a run or federation, after verifying them."""
-    from equipoise.experiments.saved import is_federation
+    from equipoise.app.run_checks import is_federation
 
     folder = chosen_folder(run, run_dir)
     if ledger is not None and is_federation(folder):
@@ -157,8 +157,8 @@ def sign(
 def check_key(key: str) -> bytes | None:
     """Look whether the key can be used, before anything else is done; the answer is its password, if any."""
     with loading():
-        from equipoise.privacy import KeyFileError
-        from equipoise.privacy.signatures import read_private_key
+        from equipoise.statements import KeyFileError
+        from equipoise.statements.signatures import read_private_key
 
     try:
         content = Path(key).read_bytes()
@@ -178,9 +178,9 @@ def check_key(key: str) -> bytes | None:
 
 def sign_with(folder: str, key: str, password: bytes | None, ledger: str | None) -> dict[str, Any]:
     """Sign, and tell by whom and where."""
-    from equipoise.experiments.federation_folder import SIGNATURE, sign_federation
-    from equipoise.experiments.saved import is_federation
-    from equipoise.privacy.signatures import fingerprint
+    from equipoise.app.federation_folder import SIGNATURE, sign_federation
+    from equipoise.app.run_checks import is_federation
+    from equipoise.statements.signatures import fingerprint
     from equipoise.training import sign_run
 
     name = "statement.sig.json"

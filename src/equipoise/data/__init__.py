@@ -3,8 +3,8 @@
 All preparation is per record or by public constants, so nothing here spends privacy.
 """
 
-from equipoise.data.files import DataError, MissingDataError
 from equipoise.data.named import NAMED, load
+from equipoise.data.readers.files import DataError, MissingDataError
 from equipoise.data.records import DataSet, Records
 
 __all__ = ["NAMED", "DataError", "DataSet", "MissingDataError", "Records", "load"]

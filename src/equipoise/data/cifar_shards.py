@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.files import DataError, PathLike
-from equipoise.data.npz import read_npz
+from equipoise.data.readers.files import DataError, PathLike
+from equipoise.data.readers.npz import read_npz
 
 __all__ = ["decode_images", "read_shard"]
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from equipoise.data.cifar import load_cifar
-from equipoise.data.digits import load_digits
-from equipoise.data.files import DataError, MissingDataError, PathLike, find_file
-from equipoise.data.forms import ADULT, MUSHROOM
-from equipoise.data.idx import IDX_FILES, load_idx_pair
-from equipoise.data.medmnist import load_medmnist
+from equipoise.data.readers.cifar import load_cifar
+from equipoise.data.readers.digits import load_digits
+from equipoise.data.readers.files import DataError, MissingDataError, PathLike, find_file
+from equipoise.data.readers.idx import IDX_FILES, load_idx_pair
+from equipoise.data.readers.medmnist import load_medmnist
+from equipoise.data.readers.tables import ADULT, MUSHROOM, read_libsvm, read_table
+from equipoise.data.readers.text import HashingTokenizer, read_labelled_text
 from equipoise.data.records import DataSet, Records
-from equipoise.data.tables import read_libsvm, read_table
-from equipoise.data.text import HashingTokenizer, read_labelled_text
 
 __all__ = ["NAMED", "NamedSet", "load"]
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.files import DataError
+from equipoise.data.readers.files import DataError
 
 __all__ = ["DataSet", "Records"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from equipoise.experiments.kept import Kept
+from equipoise.experiments.kept import ResultCache
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -212,7 +212,7 @@ class Site:
     """
 
     data_dir: str | None
-    kept: Kept
+    kept: ResultCache
 
 
 @dataclass(frozen=True)

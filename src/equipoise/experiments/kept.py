@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Kept"]
+__all__ = ["ResultCache"]
 
 
-class Kept:
+class ResultCache:
     """The finished runs in a file.
 
     Args:
         path: of the file; None keeps them in memory.
 
     Example:
-        >>> kept = Kept(None)
+        >>> kept = ResultCache(None)
         >>> [kept.result({"seed": 0}, lambda: {"accuracy": 0.9})["accuracy"] for _ in range(2)]
         [0.9, 0.9]
         >>> len(kept)

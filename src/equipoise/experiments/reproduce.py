@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise import __version__
 from equipoise.experiments.findings import Findings, Site
-from equipoise.experiments.kept import Kept
+from equipoise.experiments.kept import ResultCache
 from equipoise.experiments.papers import EXPERIMENTS, find_experiment
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def run_experiment(
         def note(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)
 
-        findings = experiment.carry_out(range(count), note, Site(data_dir, Kept(path / "runs.jsonl")))
+        findings = experiment.carry_out(range(count), note, Site(data_dir, ResultCache(path / "runs.jsonl")))
     values = {
         "experiment": name,
         "title": experiment.title,

@@ -7,20 +7,19 @@ whatever leaves a client went through that client's ledger, and each client's ep
 from equipoise.federated.client import Client
 from equipoise.federated.driver import Exchange, run_rounds, simulate
 from equipoise.federated.errors import Refused
-from equipoise.federated.fedlrs import FedLRS, SparseAverage
-from equipoise.federated.fedpcdp import RoundPCDP, SubspaceAverage
-from equipoise.federated.fedpdp import RoundPDP
 from equipoise.federated.history import History, Round
-from equipoise.federated.moon import Moon, MoonLoss
+from equipoise.federated.methods.fedlrs import FedLRS, SparseAverage
+from equipoise.federated.methods.fedpcdp import RoundPCDP, RoundPDP, SubspaceAverage
+from equipoise.federated.methods.moon import Moon, MoonLoss
+from equipoise.federated.methods.projected_upload import ProjectedUpload
+from equipoise.federated.methods.proximal import Proximal
+from equipoise.federated.methods.round_subspace import RoundSubspace
+from equipoise.federated.methods.scaffold import Scaffold, ScaffoldAverage
+from equipoise.federated.methods.server_quantile import QuantileFedAvg, ServerQuantile
+from equipoise.federated.methods.server_radius import ServerRMS
 from equipoise.federated.partitions import dirichlet, iid, one_class
-from equipoise.federated.projected_upload import ProjectedUpload
-from equipoise.federated.proximal import Proximal
-from equipoise.federated.round_subspace import RoundSubspace
-from equipoise.federated.scaffold import Scaffold, ScaffoldAverage
 from equipoise.federated.secure_client import SecureClient, SumClaim, noise_share
 from equipoise.federated.secure_sum import SecureSum
-from equipoise.federated.server_quantile import QuantileFedAvg, ServerQuantile
-from equipoise.federated.server_radius import ServerRMS
 from equipoise.federated.strategies import AdaptDPFedAvg, FedAvg, Reply, Strategy
 
 __all__ = [

@@ -24,16 +24,16 @@ from torch import Tensor, nn
 from equipoise.federated.checks import check_number, checked
 from equipoise.federated.claims import check_claim
 from equipoise.federated.errors import Refused
-from equipoise.federated.hooks import RoundHooks
-from equipoise.federated.local import LocalTraining, check_settings, discard_unstarted, end_of
-from equipoise.federated.server_radius import ServerRMS
-from equipoise.federated.wrapped import Wrapped, check_passed_on, innermost
+from equipoise.federated.local_training import LocalTraining, check_settings, discard_unstarted, end_of
+from equipoise.federated.methods.round_wrapper import Wrapped, check_passed_on, innermost
+from equipoise.federated.methods.server_radius import ServerRMS
+from equipoise.federated.round_protocol import RoundProtocol
 from equipoise.methods import Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
 from equipoise.privacy import Budget, Journal, PlanUsedUpError, Sampling, Statement, digest
-from equipoise.training.attach import Loss
 from equipoise.training.checkpoint import write_atomically
+from equipoise.training.input_checks import Loss
 
 __all__ = ["Client"]
 
@@ -337,7 +337,7 @@ class Client:
         if self.training.steps_done < end:
             self._finish_round(round_number, end)
         found = copied(self.training.parameters)
-        if isinstance(self.method, RoundHooks):
+        if isinstance(self.method, RoundProtocol):
             return self.method.answer(self.training.method_state, values, found)
         return found
 
@@ -347,7 +347,7 @@ class Client:
                 self.training.take_step()
         except PlanUsedUpError as error:  # other errors of the ledger are no words for the server
             raise Refused(f"round {round_number}: the plan has no release left") from error
-        if isinstance(self.method, RoundHooks):
+        if isinstance(self.method, RoundProtocol):
             method = self.method
             ended = {name: value.detach() for name, value in self.training.parameters.items()}
             self.training.steer(lambda state: method.end_round(state, ended))
@@ -367,7 +367,7 @@ class Client:
     ) -> Callable[[State], State] | None:
         """What the server sets in the method's state; refuses before anything moves."""
         method = self.method
-        follower = method if isinstance(method, RoundHooks) else RoundHooks()
+        follower = method if isinstance(method, RoundProtocol) else RoundProtocol()
         if clip_norm is None and follower.follows_clip_norm:
             raise Refused("clip_norm is missing: the client's method follows the server's radius")
         if clip_norm is not None:

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from equipoise.federated.client import Client
 from equipoise.federated.errors import Refused
+from equipoise.federated.methods.round_wrapper import innermost
+from equipoise.federated.methods.server_radius import SQUARES, ServerRMS
 from equipoise.federated.secure_sum import Party, SecureSum
-from equipoise.federated.server_radius import SQUARES, ServerRMS
-from equipoise.federated.wrapped import innermost
 from equipoise.methods import DPSGD
 from equipoise.methods.base import Parameters
 from equipoise.methods.thresholds import Fixed

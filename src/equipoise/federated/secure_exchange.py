@@ -19,9 +19,9 @@ from torch import Tensor
 
 from equipoise.federated.errors import Refused
 from equipoise.federated.history import size_in_bytes
+from equipoise.federated.methods.server_radius import SQUARES
 from equipoise.federated.secure_client import request_digest
 from equipoise.federated.secure_sum import SecureSum, TooFewClients, recover
-from equipoise.federated.server_radius import SQUARES
 from equipoise.federated.strategies import AdaptDPFedAvg, FedAvg, Reply, Strategy
 from equipoise.methods.base import Parameters
 

@@ -25,10 +25,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from equipoise.federated.server_radius import SQUARES
+from equipoise.federated.methods.server_radius import SQUARES
+from equipoise.methods.adaptive_rms.radius import RadiusState, RMSRadius
 from equipoise.methods.base import Parameters
 from equipoise.methods.checks import require_one_of, require_positive
-from equipoise.methods.rms_radius import RadiusState, RMSRadius
 
 __all__ = ["AdaptDPFedAvg", "Asker", "FedAvg", "Reply", "Strategy"]
 

@@ -25,7 +25,7 @@ from equipoise.gradients.capture.isolation import (
     undisturbed,
 )
 from equipoise.gradients.capture.planner import LARGE, learn_plan
-from equipoise.gradients.capture.recorder import Capture, Plan, PlanMismatch
+from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
 from equipoise.gradients.checks.comparison import rows_differ
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, Refused
 from equipoise.gradients.checks.oracle import (
@@ -89,8 +89,8 @@ class GradientEngine:
     def __init__(self, model: nn.Module, loss: Loss, example_batch: Any, *, check: bool = True) -> None:
         self.model, self.loss = model, loss
         self._check = check
-        self._plans: dict[tuple, Plan] = {}
-        self._latest: Plan | None = None
+        self._plans: dict[tuple, CapturePlan] = {}
+        self._latest: CapturePlan | None = None
         self._choices: dict[str, str] = {}
         if num_records(example_batch) == 0:
             raise ValueError(
@@ -219,7 +219,11 @@ class GradientEngine:
         return own | {name: value for name, value in replaced.items() if name in own}, replaced
 
     def _run(
-        self, plan: Plan, batch: Any, leaves: Mapping[str, Tensor], substitute: Mapping[str, Tensor] | None
+        self,
+        plan: CapturePlan,
+        batch: Any,
+        leaves: Mapping[str, Tensor],
+        substitute: Mapping[str, Tensor] | None,
     ) -> tuple[Capture, Tensor]:
         """The forward: per-record losses, and the capture that will collect the factors."""
         served = {name: leaves[name] for name in plan.ruled}
@@ -234,7 +238,7 @@ class GradientEngine:
 
     def _capture(
         self,
-        plan: Plan,
+        plan: CapturePlan,
         batch: Any,
         leaves: Mapping[str, Tensor],
         substitute: Mapping[str, Tensor] | None,
@@ -254,7 +258,7 @@ class GradientEngine:
 
     # -------------------- plans
 
-    def _plan_of(self, batch: Any) -> tuple[Plan, bool]:
+    def _plan_of(self, batch: Any) -> tuple[CapturePlan, bool]:
         """The plan of the batch's signature, or the latest to try; whether it is the signature's own."""
         plan = self._plans.get(signature(batch))
         if plan is not None:
@@ -264,7 +268,7 @@ class GradientEngine:
 
     def _learn(
         self, batch: Any, params: Mapping[str, Tensor] | None = None, dense: Mapping[str, str] | None = None
-    ) -> Plan:
+    ) -> CapturePlan:
         leaves, substitute = self._leaves(params)
         try:
             learned = learn_plan(self.model, self.loss, batch, leaves, substitute, dense)
@@ -285,7 +289,7 @@ class GradientEngine:
         self._plans[signature(batch)] = self._latest = learned.plan
         return learned.plan
 
-    def _attach(self, batch: Any) -> Plan:
+    def _attach(self, batch: Any) -> CapturePlan:
         plan = self._learn(batch)
         if not self._check:
             return plan
@@ -302,7 +306,7 @@ class GradientEngine:
             raise CrossRecordError(*found)
 
     @torch.enable_grad()
-    def _compare(self, plan: Plan, batch: Any) -> Plan:
+    def _compare(self, plan: CapturePlan, batch: Any) -> CapturePlan:
         """The self-check: rows of three records against ordinary autograd, a record at a time."""
         three = repeat_to(batch, LARGE)
         leaves, _ = self._leaves(None)
@@ -349,7 +353,7 @@ class GradientEngine:
         remedy = "Replace the layer by one that treats records alike in any batch, or freeze the parameter"
         raise CoverageError([Refused(n, n.rpartition(".")[0], why, remedy) for n, why in wrong.items()])
 
-    def _measure(self, plan: Plan, batch: Any) -> None:
+    def _measure(self, plan: CapturePlan, batch: Any) -> None:
         """Choose a kernel for every kind of factor by a short measurement on the example batch."""
         if not plan.ruled:
             return

@@ -3,22 +3,21 @@
 `METHODS` is the table of methods by name. Adding a method is one file and one line here.
 """
 
-from equipoise.methods.adaptive_rms import AdaptiveRMS
+from equipoise.methods.adaptive_rms.adaptive_rms import AdaptiveRMS
+from equipoise.methods.anchored.dp_c4 import DPC4, DPC4Plus
+from equipoise.methods.anchored.dp_svrg import DPSVRG
 from equipoise.methods.base import Context, DrawHandle, Method, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import CLIP_RULES, NSGD, PSAC, Abadi, AutoS, ClipRule
-from equipoise.methods.dc_dpsgd import DCDPSGD
-from equipoise.methods.dice_sgd import DiceSGD
-from equipoise.methods.dp_c4 import DPC4, DPC4Plus
 from equipoise.methods.dp_sgd import DPSGD
-from equipoise.methods.dp_svrg import DPSVRG
-from equipoise.methods.gep import GEP, BiasedGEP
-from equipoise.methods.pcdp_sgd import PCDPSGD
-from equipoise.methods.pdp_sgd import PDPSGD
+from equipoise.methods.feedback.dice_sgd import DiceSGD
+from equipoise.methods.non_private import EFSGD, ClipSGD
+from equipoise.methods.projected.gep import GEP, BiasedGEP
+from equipoise.methods.projected.pcdp_sgd import PCDPSGD
+from equipoise.methods.projected.pdp_sgd import PDPSGD
+from equipoise.methods.projected.random_projection import RandomProjection
 from equipoise.methods.public import PublicOnly, PublicWarmStart
-from equipoise.methods.random_projection import RandomProjection
 from equipoise.methods.random_sparsification import RandomSparsification
-from equipoise.methods.references import EFSGD, ClipSGD
 from equipoise.methods.thresholds import (
     ExponentialDecay,
     Fixed,
@@ -27,6 +26,7 @@ from equipoise.methods.thresholds import (
     Schedule,
     Threshold,
 )
+from equipoise.methods.two_thresholds.dc_dpsgd import DCDPSGD
 
 METHODS: dict[str, type[Method]] = {
     DPSGD.name: DPSGD,

@@ -62,15 +62,12 @@ from equipoise.privacy.plan import Release as Release
 from equipoise.privacy.plan import Unproven as Unproven
 from equipoise.privacy.private import Private as Private
 from equipoise.privacy.private import PrivateError as PrivateError
-from equipoise.privacy.restatement import Finding as Finding
 from equipoise.privacy.rows import PrivateRows as PrivateRows
+from equipoise.privacy.sampling import FixedEpochs as FixedEpochs
 from equipoise.privacy.sampling import FullBatch as FullBatch
 from equipoise.privacy.sampling import Poisson as Poisson
 from equipoise.privacy.sampling import Sampling as Sampling
-from equipoise.privacy.sampling import Unamplified as Unamplified
 from equipoise.privacy.sampling import WithoutReplacement as WithoutReplacement
-from equipoise.privacy.signatures import KeyFileError as KeyFileError
-from equipoise.privacy.signatures import Signature as Signature
 from equipoise.privacy.statement import Hole as Hole
 from equipoise.privacy.statement import Statement as Statement
 from equipoise.privacy.statement import statement_schema as statement_schema

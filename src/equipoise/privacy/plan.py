@@ -27,7 +27,7 @@ import dp_accounting
 
 from equipoise.privacy.accounting.epsilon import EpsilonResult, check_relation, epsilon
 from equipoise.privacy.errors import PlanError, check_count, check_positive
-from equipoise.privacy.sampling import Poisson, Sampling, Unamplified, sampling_from
+from equipoise.privacy.sampling import FixedEpochs, Poisson, Sampling, sampling_from
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class PrivacyPlan:
         object.__setattr__(self, "relation", check_relation(relation))
         if not isinstance(sampling, Sampling):
             raise TypeError(
-                "sampling must be Poisson, WithoutReplacement, FullBatch or Unamplified, got "
+                "sampling must be Poisson, WithoutReplacement, FullBatch or FixedEpochs, got "
                 f"{type(sampling).__name__}"
             )
         names = [*(item.name for item in self.releases), *(item.name for item in self.unproven)]
@@ -207,7 +207,7 @@ class PrivacyPlan:
             members = [release for release in self.releases if release.draw == draw]
             done = 0
             counts = sorted({self.count(release) for release in members})
-            if len(counts) > 1 and isinstance(sampling, Unamplified):
+            if len(counts) > 1 and isinstance(sampling, FixedEpochs):
                 raise PlanError(
                     f"releases of draw {draw!r} have the counts {counts}: without amplification a record "
                     "meets one draw of each epoch, and which releases it meets must not depend on the "
@@ -251,7 +251,7 @@ class PrivacyPlan:
 
         Args:
             counts: draws by pattern; all that are planned when None.
-            epochs: by name of `Unamplified` draws, the epochs that these lie in (see `Epochs`); as many as
+            epochs: by name of `FixedEpochs` draws, the epochs that these lie in (see `Epochs`); as many as
                 draws without gaps touch when None.
         """
         by_draw: dict[tuple[str, float], int] = {}
@@ -263,7 +263,7 @@ class PrivacyPlan:
         events = []
         for (draw, z), count in by_draw.items():
             sampling = self.sampling_of(draw)
-            if isinstance(sampling, Unamplified) and epochs is not None:
+            if isinstance(sampling, FixedEpochs) and epochs is not None:
                 count = epochs[draw] * sampling.draws_per_epoch
             events.append(sampling.event(z, count))
         return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)

@@ -5,12 +5,12 @@
 | `Poisson` | each record by itself with probability q | Poisson-sampled Gaussian |
 | `WithoutReplacement` | a uniform subset of batch_size | Gaussian sampled without replacement |
 | `FullBatch` | all records | Gaussian |
-| `Unamplified` | each record once an epoch | one Gaussian an epoch |
+| `FixedEpochs` | each record once an epoch | one Gaussian an epoch |
 
 `population` is a public constant: the user states it. It sets q, and nothing here is computed from the
 number of records that are really there.
 
-`Unamplified` deals every record independently to one of the `round(population / batch_size)` draws of an
+`FixedEpochs` deals every record independently to one of the `round(population / batch_size)` draws of an
 epoch. The batch of one record does not depend on the presence of another, so given the assignment of the
 others, a record meets one Gaussian an epoch, under both relations; dealing consecutive slices of one
 permutation would not have this under add-or-remove.
@@ -225,7 +225,7 @@ class FullBatch(Sampling):
 
 
 @dataclass(frozen=True)
-class Unamplified(Sampling):
+class FixedEpochs(Sampling):
     """Epochs in which every record is used once, without privacy amplification.
 
     For data that come in an order nobody can call a fresh random sample. Dearer than Poisson, and honest.
@@ -280,7 +280,7 @@ class Unamplified(Sampling):
 
 
 SCHEMES: dict[str, type[Sampling]] = {
-    c.__name__: c for c in (Poisson, WithoutReplacement, FullBatch, Unamplified)
+    c.__name__: c for c in (Poisson, WithoutReplacement, FullBatch, FixedEpochs)
 }
 
 

@@ -186,7 +186,7 @@ class Statement:
             )
             parts.append(f"Released: {listed}.")
         if self.assumptions:
-            parts.append("Taken as public or assumed: " + "; ".join(self.assumptions) + ".")
+            parts.append("StepOutcome as public or assumed: " + "; ".join(self.assumptions) + ".")
         if self.holes:
             parts.append(
                 "Not proved: " + "; ".join(f"{h['reason']} ({h['count']} times)" for h in self.holes) + "."
@@ -246,7 +246,7 @@ def make_statement(
         further: epsilon at further deltas.
         search: mean and shape of the number of runs of which this one was chosen; see `PrivateSearch`.
         noise: "floating_point" or "grid".
-        epochs: by name of `Unamplified` draws, the epochs that they lie in; see `Epochs`.
+        epochs: by name of `FixedEpochs` draws, the epochs that they lie in; see `Epochs`.
     """
     if guarantee not in GUARANTEES:
         raise ValueError(f"guarantee must be one of {GUARANTEES}, got {guarantee!r}")
@@ -260,7 +260,7 @@ def make_statement(
     for release in described["releases"]:
         count = sum(n for pattern, n in used.items() if release["name"] in pattern.names)
         row = {**release, "used": count}
-        if release["sampling"]["scheme"] == "Unamplified":
+        if release["sampling"]["scheme"] == "FixedEpochs":
             row["epochs"] = (epochs or {}).get(release["draw"], 0)
         rows.append(row)
     public = sampling_assumptions([*rows, *described["unproven"]])

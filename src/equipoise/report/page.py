@@ -275,7 +275,7 @@ _STATEMENT_NAMES = {
     "recipe": "Recipe",
     "private": "Noise and sampling",
     "noise": "Arithmetic of the noise",
-    "assumptions": "Taken as public or true",
+    "assumptions": "StepOutcome as public or true",
     "search": "Search for settings included in the figure",
     "other_runs": "Other runs included in the figure",
     "holes": "Steps without a proof",

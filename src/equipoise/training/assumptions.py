@@ -1,7 +1,7 @@
 """Does a statement name what it takes for granted? What always is, and what follows from config.json.
 
 Population and sampling of every draw, and the sentence on searches, are looked for with the figures
-(`equipoise.privacy.restatement`). A text that nothing here asks for is the issuer's own, and told as such.
+(`equipoise.statements.recompute`). A text that nothing here asks for is the issuer's own, and told as such.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 from equipoise.methods import METHODS
 from equipoise.methods.public_records import public_assumption
-from equipoise.privacy import Finding
-from equipoise.privacy.restatement import MALFORMED
 from equipoise.privacy.statement import ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH, sampling_assumptions
+from equipoise.statements import Finding
+from equipoise.statements.recompute import MALFORMED
 from equipoise.training.consistency import nested
-from equipoise.training.public_copies import ALLOWED, NOT_COMPARED
-from equipoise.training.settings import rebuild_method
+from equipoise.training.input_checks import ALLOWED, NOT_COMPARED
+from equipoise.training.setup import rebuild_method
 
 __all__ = ["SCANNED", "TRUSTED", "check_assumptions"]
 

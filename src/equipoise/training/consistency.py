@@ -1,6 +1,6 @@
 """Does a statement agree with the method of config.json, and with the last row of metrics.jsonl?
 
-The statement's own figures are computed again elsewhere (`equipoise.privacy.published`); here stands what the
+The statement's own figures are computed again in `equipoise.statements.verify_journal`; here stands what the
 two files beside it tell that a statement made up in itself would have to contradict.
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from equipoise.methods import METHODS, Method
 from equipoise.methods.card import GUARANTEES
-from equipoise.privacy import Finding
-from equipoise.privacy.restatement import figure
-from equipoise.training.settings import rebuild_method
+from equipoise.statements import Finding
+from equipoise.statements.recompute import figure
+from equipoise.training.setup import rebuild_method
 
 __all__ = ["check_method", "check_metrics", "may_plan_fewer_steps", "nested"]
 

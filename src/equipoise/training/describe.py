@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from equipoise.training.batches import batch_size, take
+from equipoise.training.data_source import batch_size, take
 from equipoise.training.memory import step_bytes
-from equipoise.training.pieces import Pieces
+from equipoise.training.setup import TrainingSetup
 
 __all__ = ["Description", "describe", "time_once"]
 
@@ -96,7 +96,7 @@ class Description:
         return "\n".join(lines)
 
 
-def describe(pieces: Pieces) -> Description:
+def describe(pieces: TrainingSetup) -> Description:
     """What a training of these pieces would do; a micro-batch is made and thrown away."""
     sampling, plan, rows = pieces.sampling, pieces.plan, pieces.rows
     passes = pieces.method.gradients_per_step(sampling, plan) / sampling.expected_size
@@ -127,7 +127,7 @@ def describe(pieces: Pieces) -> Description:
     )
 
 
-def _seconds_a_pass(pieces: Pieces) -> float:
+def _seconds_a_pass(pieces: TrainingSetup) -> float:
     """Time of the rows and sums of one micro-batch, scaled to this process' share of a batch."""
     rows = pieces.rows
     share = pieces.sampling.expected_size / pieces.processes.count

@@ -1,4 +1,6 @@
-"""The training loop: privacy is the ledger's, the estimate the method's, the rest is here.
+"""Ctrl-C that lets the step under way finish.
+
+The training loop: privacy is the ledger's, the estimate the method's, the rest is here.
 
 A step: the method draws records, asks for bounded sums, the ledger noises and books them, the method
 answers an estimate of the gradient; it is put on `.grad`, the optimiser and the scheduler step. A draw
@@ -9,9 +11,12 @@ wrapped, hooked or renamed.
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -19,24 +24,52 @@ from torch import nn
 
 from equipoise.methods import Method, State
 from equipoise.privacy import Budget, PlanUsedUpError, Sampling, Statement, mark, unmark
-from equipoise.training.attach import Loss
-from equipoise.training.batches import map_batch
-from equipoise.training.checkpoint import CheckpointError
+from equipoise.training.checkpoint import CheckpointError, collect_state, restore_state
+from equipoise.training.data_source import map_batch
 from equipoise.training.describe import Description, describe
-from equipoise.training.desk import Desk
-from equipoise.training.finishing import finish, state_privacy
-from equipoise.training.folder import RunFolder
-from equipoise.training.interrupt import catch_interrupt
+from equipoise.training.input_checks import Loss
 from equipoise.training.metrics import MetricWriter
-from equipoise.training.notes import Notes
-from equipoise.training.pieces import Pieces, connect
+from equipoise.training.metrics_log import MetricsLog
 from equipoise.training.progress import progress_bar
-from equipoise.training.results import Result, Step
-from equipoise.training.settings import Settings, rebuild, rebuild_method
-from equipoise.training.state import collect_state, restore_state
-from equipoise.training.step import Stepper
+from equipoise.training.publish import finish, state_privacy
+from equipoise.training.run_folder import RunFolder
+from equipoise.training.setup import Settings, TrainingSetup, prepare, rebuild, rebuild_method
+from equipoise.training.shared_ledger import SharedLedger
+from equipoise.training.step import Result, StepReport, StepRunner
 
-__all__ = ["PrivateTraining"]
+__all__ = ["Interrupt", "PrivateTraining", "catch_interrupt"]
+
+
+class Interrupt:
+    """Whether somebody asked to stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+
+@contextmanager
+def catch_interrupt() -> Iterator[Interrupt]:
+    """Inside, the first SIGINT or SIGTERM only sets `asked`; a second SIGINT raises KeyboardInterrupt.
+
+    Outside the main thread, where Python allows no signal handlers, nothing is caught.
+    """
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if interrupt.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        interrupt.asked = True
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 Evaluate = Callable[[nn.Module], "Mapping[str, float] | float"]
 
@@ -123,7 +156,7 @@ class PrivateTraining:
             allow_public_duplicates=allow_public_duplicates,
         )
         self._adopt(
-            connect(
+            prepare(
                 model,
                 optimizer,
                 loss=loss,
@@ -178,7 +211,7 @@ class PrivateTraining:
         folder = RunFolder(run_dir)
         config = folder.read_config()
         sampling, budget, settings = rebuild(config)
-        pieces = connect(
+        pieces = prepare(
             model,
             optimizer,
             loss=loss,
@@ -202,7 +235,7 @@ class PrivateTraining:
         self._open(folder, writers, resume=True)
         return self
 
-    def _adopt(self, pieces: Pieces) -> None:
+    def _adopt(self, pieces: TrainingSetup) -> None:
         self._pieces = pieces
         self.model, self.optimizer, self.scheduler = pieces.model, pieces.optimizer, pieces.scheduler
         self.sampling, self.method, self.budget = pieces.sampling, pieces.method, pieces.budget
@@ -224,13 +257,13 @@ class PrivateTraining:
         self._resumed = resume  # until a step has shown that the loaded state fits
         if folder is not None:
             processes.first(folder.lock)
-        desk: Desk | None = None
+        desk: SharedLedger | None = None
         try:
             with processes.together():
                 position, done, state = self._load_checkpoint() if resume else (0, 0, None)
                 if folder is not None and not resume:
                     processes.first(lambda: folder.write_config(self.config()))
-                self.desk = desk = Desk(
+                self.desk = desk = SharedLedger(
                     pieces.plan,
                     pieces.budget,
                     folder,
@@ -241,8 +274,8 @@ class PrivateTraining:
                     data_fingerprint=pieces.rows.source.fingerprint() if processes.is_first else "",
                     kernels=pieces.kernels(),
                 )
-                self._stepper = Stepper(pieces, desk, done, state)
-                self._notes = Notes(pieces, folder, writers, done)
+                self._stepper = StepRunner(pieces, desk, done, state)
+                self._notes = MetricsLog(pieces, folder, writers, done)
                 if folder is not None and not resume:
                     if on_create is not None:
                         processes.first(lambda: on_create(folder.path))
@@ -292,7 +325,7 @@ class PrivateTraining:
         """What the method carries to the next step; for the tests of methods."""
         return self._stepper.state
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[StepReport]:
         """The remaining steps, each done when it is asked for; leaving early leaves a whole state."""
         while self.steps_done < self.sampling.steps and self.desk.can_go_on():
             try:
@@ -306,7 +339,7 @@ class PrivateTraining:
                 return
             yield step
 
-    def take_step(self) -> Step:
+    def take_step(self) -> StepReport:
         """Draw, release, move the parameters.
 
         After an error or an interrupt the next call repeats the step with the records and the noise that it

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from equipoise.privacy import Finding, Signature
-from equipoise.privacy.signatures import KeyFileError, fingerprint, read_private_key, read_public_key, sign
+from equipoise.statements import Finding, Signature
+from equipoise.statements.signatures import KeyFileError, fingerprint, read_private_key, read_public_key, sign
 from equipoise.training.checkpoint import write_atomically
 
 __all__ = ["check_files", "read_signature", "sign_files", "signing_key"]

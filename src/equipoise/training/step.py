@@ -1,4 +1,6 @@
-"""One step: the method estimates the gradient, the optimiser moves the parameters.
+"""What a step and a training report: plain, frozen, publishable.
+
+One step: the method estimates the gradient, the optimiser moves the parameters.
 
 A step counts as done if and only if the parameters moved. If an error or an interrupt ends it before that,
 the ledger goes back to where the step began, so that the repeated step gets the records and the noise that
@@ -9,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -18,18 +21,65 @@ from torch import Tensor
 from equipoise.gradients import ForwardWritesError
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
-from equipoise.privacy import ChangedQueryError, Draw
-from equipoise.training.desk import Desk
-from equipoise.training.draws import StepContext, Tally
-from equipoise.training.pieces import Pieces
+from equipoise.privacy import ChangedQueryError, Draw, Statement
+from equipoise.training.context import StepContext, StepDiagnostics
+from equipoise.training.setup import TrainingSetup
+from equipoise.training.shared_ledger import SharedLedger
 
-__all__ = ["Stepper", "Taken"]
+__all__ = ["Result", "StepOutcome", "StepReport", "StepRunner"]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did; every number is public.
+
+    Attributes:
+        step: number of steps done.
+        learning_rate: of the first parameter group, as used.
+        clip_norm: bound of the first released sum.
+        noise_std: standard deviation of the noise on that sum.
+        released_norm: norm of the estimate.
+        noise_norm: expected norm of the estimate's noise, for comparison.
+        epsilon: spent so far, where it was computed (see `epsilon_every`).
+    """
+
+    step: int
+    learning_rate: float
+    clip_norm: float
+    noise_std: float
+    released_norm: float
+    noise_norm: float
+    epsilon: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a training ended.
+
+    Attributes:
+        steps: steps done in all.
+        finished: False after an interrupt.
+        epsilon: spent, at `delta`; None where nothing is guaranteed.
+        delta: of the guarantee.
+        evaluation: the last evaluation.
+        run_dir: the run folder, or None.
+        statement: the privacy statement.
+    """
+
+    steps: int
+    finished: bool
+    epsilon: float | None
+    delta: float
+    evaluation: dict[str, float] = field(default_factory=dict)
+    run_dir: Path | None = None
+    statement: Statement | None = None
+
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
-class Taken:
+class StepOutcome:
     """What a step leaves for those who write it down.
 
     Attributes:
@@ -42,12 +92,12 @@ class Taken:
 
     estimate: Mapping[str, Tensor]
     learning_rate: float
-    tally: Tally
+    tally: StepDiagnostics
     seconds: float
     metrics: Mapping[str, float]
 
 
-class Stepper:
+class StepRunner:
     """Takes the steps of a training.
 
     Args:
@@ -59,11 +109,13 @@ class Stepper:
         state: what the method carries to the next step; None before the first.
     """
 
-    def __init__(self, pieces: Pieces, desk: Desk, done: int = 0, state: State | None = None) -> None:
+    def __init__(
+        self, pieces: TrainingSetup, desk: SharedLedger, done: int = 0, state: State | None = None
+    ) -> None:
         self._pieces, self._desk = pieces, desk
         self.done, self.state = done, state
 
-    def take(self) -> Taken:
+    def take(self) -> StepOutcome:
         """Draw, release, move the parameters.
 
         Raises:
@@ -96,7 +148,7 @@ class Stepper:
                 pieces.optimizer.zero_grad(set_to_none=True)
         # float() refuses private numbers
         metrics = {name: float(value) for name, value in pieces.method.metrics(state).items()}
-        return Taken(estimate, rate, context.tally, time.perf_counter() - began, metrics)
+        return StepOutcome(estimate, rate, context.tally, time.perf_counter() - began, metrics)
 
     def move(self, values: Parameters) -> None:
         """Someone else moves the parameters (a server, a warm start); the method takes note.

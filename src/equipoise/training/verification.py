@@ -17,17 +17,17 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from equipoise.privacy import Finding, Journal, PrivateSearch, Signature, Statement
-from equipoise.privacy.published import check_published
-from equipoise.privacy.restatement import MALFORMED, figure, message
-from equipoise.privacy.signatures import fingerprint
-from equipoise.privacy.verification import check_with_journal, statement_from_journal
+from equipoise.privacy import Journal, PrivateSearch, Statement
 from equipoise.report import RunFolderError, report_as_made, write_report
 from equipoise.report.files import read_file, read_object, read_rows
+from equipoise.statements import Finding, Signature
+from equipoise.statements.recompute import MALFORMED, figure, message
+from equipoise.statements.signatures import fingerprint
+from equipoise.statements.verify_journal import check_published, check_with_journal, statement_from_journal
 from equipoise.training.assumptions import check_assumptions
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.consistency import check_method, check_metrics, may_plan_fewer_steps
-from equipoise.training.folder import RunFolder
+from equipoise.training.run_folder import RunFolder
 from equipoise.training.signing import check_files, read_signature, sign_files, signing_key
 
 __all__ = [

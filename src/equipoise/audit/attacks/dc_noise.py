@@ -28,7 +28,7 @@ from equipoise.audit.bounds import certify_known_law
 from equipoise.audit.canaries import FAR, Rows, canary_loss
 from equipoise.audit.rehearsal import Watching, open_stage
 from equipoise.methods import DCDPSGD
-from equipoise.methods.dc_published import average_noise, share_multipliers
+from equipoise.methods.published.dc_dpsgd_formulas import average_noise, share_multipliers
 from equipoise.privacy import Budget, Poisson
 
 __all__ = ["attack_dc_dpsgd", "widest_noise"]

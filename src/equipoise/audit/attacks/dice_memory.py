@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from equipoise.audit.attacks.finding import Finding
 from equipoise.audit.bounds import certify_thresholds
-from equipoise.methods.dice_noise import published_noise_std
+from equipoise.methods.published.dice_sgd_formulas import published_noise_std
 
 __all__ = ["attack_dice_sgd", "update"]
 

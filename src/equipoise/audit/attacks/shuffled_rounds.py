@@ -6,7 +6,7 @@ steps, and sees as many plain Gaussians as there were epochs. With K = 1, n = 10
 is 20 releases of multiplier z, replace-one: mu = 2 sqrt(20) / z.
 
 Canaries train by the library's DP-SGD step (the radius is the cap, where it is largest and tells nothing)
-with the noise of equation (1), in slices of an epoch (`Unamplified`); one world's record pulls one way, the
+with the noise of equation (1), in slices of an epoch (`FixedEpochs`); one world's record pulls one way, the
 other's the other way.
 """
 
@@ -23,8 +23,8 @@ from equipoise.audit.bounds import certify_thresholds
 from equipoise.audit.canaries import Rows, canary_loss, canary_records
 from equipoise.audit.rehearsal import Watching, open_stage
 from equipoise.methods import DPSGD
-from equipoise.methods.rms_claim import published_noise
-from equipoise.privacy import Draw, PrivacyPlan, Unamplified, gaussian_epsilon
+from equipoise.methods.published.adaptive_rms_formulas import published_noise
+from equipoise.privacy import Draw, FixedEpochs, PrivacyPlan, gaussian_epsilon
 
 __all__ = ["attack_adaptive_rms"]
 
@@ -77,7 +77,7 @@ def attack_adaptive_rms(
     """
     sigma = published_noise(epsilon, delta, population=population, batch=batch, steps=rounds)
     multiplier = sigma * batch
-    sampling = Unamplified(batch, population, rounds)
+    sampling = FixedEpochs(batch, population, rounds)
     present = torch.rand(canaries, generator=torch.Generator().manual_seed(seed)) < 0.5
     data = canary_records(torch.arange(canaries))
     data["scale"][~present] *= -1

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from equipoise.app.names import suggestion
 from equipoise.experiments.findings import PaperExperiment
-from equipoise.experiments.names import suggestion
 
 __all__ = ["EXPERIMENTS", "TITLES", "check_experiment", "find_experiment"]
 

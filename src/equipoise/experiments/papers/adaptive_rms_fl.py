@@ -30,7 +30,7 @@ from equipoise.federated import (
     simulate,
 )
 from equipoise.methods import DPSGD, Method, ReleasedQuantile
-from equipoise.methods.rms_radius import RMSRadius
+from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.privacy import Budget, Poisson
 
 __all__ = ["EXPERIMENT", "Run", "losses", "owners", "runs"]

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from equipoise.experiments.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
 from equipoise.experiments.harness import Problem, follow
 from equipoise.methods import DCDPSGD, DPSGD, Method
-from equipoise.methods.tail_scores import sub_weibull
+from equipoise.methods.two_thresholds.scores import sub_weibull
 from equipoise.privacy import Budget, Poisson
 
 __all__ = ["ARMS", "EXPERIMENT", "Arm", "error_of", "regression", "verdicts"]

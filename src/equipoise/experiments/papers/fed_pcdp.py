@@ -136,8 +136,8 @@ def sent_bytes() -> dict[str, int]:
     """Bytes of what a client gets and sends, as safetensors writes them."""
     from safetensors.torch import save
 
+    from equipoise.app.models import build_model
     from equipoise.data import DataSet, Records
-    from equipoise.experiments.models import build_model
 
     rng = torch.Generator().manual_seed(0)
     images = {"input": torch.rand(100, 1, 28, 28, generator=rng), "label": torch.arange(100) % 10}

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from equipoise.app.models import build_model
 from equipoise.data import DataSet, Records, load
 from equipoise.experiments.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict
-from equipoise.experiments.models import build_model
 from equipoise.experiments.papers.owners import largest_epsilon, make_clients
 from equipoise.federated import (
     FedAvg,

@@ -10,7 +10,7 @@ from torch import nn
 from equipoise.federated import Client
 from equipoise.methods import Method
 from equipoise.privacy import Budget, Sampling
-from equipoise.training.attach import Loss
+from equipoise.training.input_checks import Loss
 
 __all__ = ["largest_epsilon", "make_clients"]
 

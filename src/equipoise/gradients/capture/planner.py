@@ -31,8 +31,8 @@ from equipoise.gradients.capture.layouts import INCONSISTENT, Fold, Layout, lear
 from equipoise.gradients.capture.recorder import (
     OPENED,
     Capture,
-    Plan,
-    Step,
+    CapturePlan,
+    PlannedOperation,
     Watch,
     anchor,
     name_of,
@@ -47,7 +47,7 @@ from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.operator import FactoredGradients
 from equipoise.gradients.rules import rule_for
 
-__all__ = ["RECORDS", "Site", "Survey", "learn_plan", "resolve_fold"]
+__all__ = ["RECORDS", "OperationSurvey", "SurveyedOperation", "learn_plan", "resolve_fold"]
 
 
 #: How many records a survey runs on.
@@ -55,7 +55,7 @@ RECORDS = 3
 
 
 @dataclass
-class Site:
+class SurveyedOperation:
     """An operation with a rule, as the survey left it.
 
     Attributes:
@@ -65,21 +65,21 @@ class Site:
         value: a copy of the output, where the fold is unknown.
     """
 
-    step: Step
+    step: PlannedOperation
     edge: Any
     shape: torch.Size
     value: Tensor | None
 
 
-class Survey(Watch):
+class OperationSurvey(Watch):
     """Decides the kind of every touching operation and cuts the parameters off from those with rules."""
 
     def __init__(self, params: Mapping[str, Tensor], layouts: list[tuple[tuple, tuple]]) -> None:
         super().__init__(params)
         self.layouts = layouts
         self.calls = 0
-        self.steps: list[Step] = []
-        self.sites: list[Site] = []
+        self.steps: list[PlannedOperation] = []
+        self.sites: list[SurveyedOperation] = []
 
     def other(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Count an operation that touches no parameter."""
@@ -98,7 +98,9 @@ class Survey(Watch):
                 name for t in tensors if id(t) in self.tracked for name in self.tracked[id(t)].roots
             )
         )
-        step = Step(func, "opaque", names, inputs, outputs[0] if len(outputs) == 1 else None, rule_for(func))
+        step = PlannedOperation(
+            func, "opaque", names, inputs, outputs[0] if len(outputs) == 1 else None, rule_for(func)
+        )
         self.steps.append(step)
         out = self._decide(step, func, args, kwargs, tensors, outputs)
         step.counts = any(t.requires_grad for t in output_tensors(out))
@@ -106,7 +108,7 @@ class Survey(Watch):
 
     def _decide(
         self,
-        step: Step,
+        step: PlannedOperation,
         func: Callable,
         args: tuple,
         kwargs: dict[str, Any],
@@ -142,7 +144,12 @@ class Survey(Watch):
         return self._cut(step, func, args, kwargs, tensors)
 
     def _cut(
-        self, step: Step, func: Callable, args: tuple, kwargs: dict[str, Any], tensors: list[Tensor]
+        self,
+        step: PlannedOperation,
+        func: Callable,
+        args: tuple,
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
     ) -> Any:
         """Run the operation on copies of its parameters that have no history."""
         copies: dict[int, Tensor] = {}
@@ -170,7 +177,9 @@ class Survey(Watch):
         out, target = anchor(out, tensors)
         unknown = step.out_layout is not None and step.out_layout.fold == "unknown"
         value = out.detach().clone() if unknown else None
-        self.sites.append(Site(step, torch.autograd.graph.get_gradient_edge(target), out.shape, value))
+        self.sites.append(
+            SurveyedOperation(step, torch.autograd.graph.get_gradient_edge(target), out.shape, value)
+        )
         return out
 
 
@@ -179,7 +188,7 @@ def _views(tensor: Tensor, layout: Layout, fold: Fold) -> Tensor:
     return record_first(tensor, replace(layout, fold=fold), RECORDS).reshape(RECORDS, -1)
 
 
-def resolve_fold(site: Site, evidence: list[tuple[int, Tensor]]) -> bool:
+def resolve_fold(site: SurveyedOperation, evidence: list[tuple[int, Tensor]]) -> bool:
     """Find the fold that keeps each record's evidence (nonzero entries) in its own rows.
 
     Returns False where records are mixed under every fold.
@@ -242,7 +251,7 @@ class _Trace(TorchFunctionMode):
 class Learned:
     """A plan with what was seen while it was made."""
 
-    plan: Plan
+    plan: CapturePlan
     mixes: bool  # some record's gradient or loss depends on another record
     factors: dict[str, list[Factor]] | None = None
 
@@ -291,7 +300,7 @@ def learn_plan(
     )
     if not same:
         reason = "the operations that the model runs depend on the batch"
-        return Learned(Plan([], (), {name: dense_found.get(name, reason) for name in params}), moved)
+        return Learned(CapturePlan([], (), {name: dense_found.get(name, reason) for name in params}), moved)
     layouts = [
         (_compare(a.inputs, b.inputs), _compare(a.outputs, b.outputs))
         for a, b in zip(small.calls, large.calls, strict=True)
@@ -299,17 +308,17 @@ def learn_plan(
     while True:
         ruled = {name: p for name, p in params.items() if name not in dense_found}
         if not ruled:
-            return Learned(Plan([], (), dense_found), moved)
-        survey = Survey(ruled, layouts)
+            return Learned(CapturePlan([], (), dense_found), moved)
+        survey = OperationSurvey(ruled, layouts)
         losses = run(three, survey)
         mixes = moved or not _learn_folds(
             survey, losses, lambda mode: run(perturb_record(three, 0), mode), ruled
         )
         if mixes:
-            return Learned(Plan([], (), {}), True)
+            return Learned(CapturePlan([], (), {}), True)
         new = _find_dense(survey, losses, ruled)
         if not new:
-            plan = Plan(
+            plan = CapturePlan(
                 [s for s in survey.steps if s.counts], tuple(ruled), dense_found, _unused(survey, ruled)
             )
             capture = Capture(ruled, plan, LARGE, lenient=True)
@@ -329,7 +338,7 @@ def _compare(small: tuple[torch.Size, ...], large: tuple[torch.Size, ...]) -> tu
 
 
 def _learn_folds(
-    survey: Survey,
+    survey: OperationSurvey,
     losses: Tensor,
     again: Callable[[TorchFunctionMode], Tensor],
     params: Mapping[str, Tensor],
@@ -345,7 +354,7 @@ def _learn_folds(
             if g is not None:
                 kept.append((record, (g != 0).reshape(site.shape)))
     if any(site.value is not None for site in survey.sites):
-        other = Survey(params, survey.layouts)
+        other = OperationSurvey(params, survey.layouts)
         again(other)
         if len(other.sites) == len(survey.sites):
             for kept, one, two in zip(evidence, survey.sites, other.sites, strict=True):
@@ -357,7 +366,7 @@ def _learn_folds(
     return separate
 
 
-def _find_dense(survey: Survey, losses: Tensor, ruled: Mapping[str, Tensor]) -> dict[str, str]:
+def _find_dense(survey: OperationSurvey, losses: Tensor, ruled: Mapping[str, Tensor]) -> dict[str, str]:
     """Parameters that rules cannot serve, with reasons."""
     found: dict[str, str] = {}
     for step in survey.steps:
@@ -379,7 +388,7 @@ def _find_dense(survey: Survey, losses: Tensor, ruled: Mapping[str, Tensor]) -> 
     return found
 
 
-def _unused(survey: Survey, ruled: Mapping[str, Tensor]) -> frozenset[str]:
+def _unused(survey: OperationSurvey, ruled: Mapping[str, Tensor]) -> frozenset[str]:
     used = {name for step in survey.steps if step.kind == "use" for name in step.names}
     return frozenset(ruled) - used
 

@@ -5,8 +5,8 @@ what is computed from them alone (``expressions``). When such a tensor meets the
 keeps the inputs that it needs and a hook on the output turns the output's gradient into factors as soon as
 the backward reaches it.
 The backward goes to the outputs of the operations only: no weight gradient is computed. What is done at each
-operation was learned at attach and is a ``Plan``: the sequence of operations that touch a parameter, and
-where the records are.
+operation was learned at attach and is a ``CapturePlan``: the sequence of operations that touch a parameter,
+and where the records are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ from equipoise.gradients.capture.layouts import Layout
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.rules import MATRIX_RULES, Finish, Operation, Rule
 
-__all__ = ["Capture", "Plan", "PlanMismatch", "Step", "Watch", "anchor", "tensor_arguments"]
+__all__ = [
+    "Capture",
+    "CapturePlan",
+    "PlanMismatch",
+    "PlannedOperation",
+    "Watch",
+    "anchor",
+    "tensor_arguments",
+]
 
 
 #: Python functions that are seen through: what they call is what has rules.
@@ -46,7 +54,7 @@ class PlanMismatch(RuntimeError):
 
 
 @dataclass
-class Step:
+class PlannedOperation:
     """One operation that touches parameters."""
 
     func: Callable
@@ -62,10 +70,10 @@ class Step:
 
 
 @dataclass
-class Plan:
+class CapturePlan:
     """What capture does for batches of one signature."""
 
-    steps: list[Step]
+    steps: list[PlannedOperation]
     ruled: tuple[str, ...]  # parameters whose rows come from rules (unused ones too: their rows are zero)
     dense: dict[str, str]  # parameters computed densely, with the reason
     unused: frozenset[str] = frozenset()
@@ -174,7 +182,7 @@ class Capture(Watch):
     def __init__(
         self,
         params: Mapping[str, Tensor],
-        plan: Plan,
+        plan: CapturePlan,
         records: int,
         choices: Mapping[str, str] | None = None,
         lenient: bool = False,
@@ -208,7 +216,13 @@ class Capture(Watch):
         return out
 
     def use(
-        self, index: int, step: Step, func: Callable, args: tuple, kwargs: dict[str, Any], out: Tensor
+        self,
+        index: int,
+        step: PlannedOperation,
+        func: Callable,
+        args: tuple,
+        kwargs: dict[str, Any],
+        out: Tensor,
     ) -> Tensor:
         """Ask the rule what it needs and hang the rest on the output's gradient."""
         layout, tracked = step.out_layout, self.tracked

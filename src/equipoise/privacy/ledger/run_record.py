@@ -1,6 +1,6 @@
 """Epochs without amplification: which of them the booked draws lie in.
 
-With `Unamplified` sampling a record is in one draw of each epoch, which is cut by the draws' ordinals. Draws
+With `FixedEpochs` sampling a record is in one draw of each epoch, which is cut by the draws' ordinals. Draws
 that were opened and not released leave gaps, so that a few releases may lie in many epochs, and a record
 meets a Gaussian in each.
 
@@ -27,7 +27,7 @@ from equipoise.privacy.accounting.private_search import PrivateSearch
 from equipoise.privacy.errors import BudgetError, JournalError, LedgerError
 from equipoise.privacy.ledger.journal import Journal
 from equipoise.privacy.plan import Pattern, PrivacyPlan
-from equipoise.privacy.sampling import Unamplified
+from equipoise.privacy.sampling import FixedEpochs
 from equipoise.privacy.statement import Hole, Statement, further_deltas, make_statement
 
 
@@ -39,7 +39,7 @@ class Epochs:
 
     Example:
         >>> from equipoise.privacy import Release
-        >>> epochs = Epochs(PrivacyPlan([Release("gradient", 1.0, 1.0)], Unamplified(10, 100, 20)))
+        >>> epochs = Epochs(PrivacyPlan([Release("gradient", 1.0, 1.0)], FixedEpochs(10, 100, 20)))
         >>> for ordinal in (0, 4, 15):
         ...     epochs.add("batch", ordinal)
         >>> epochs.met
@@ -51,7 +51,7 @@ class Epochs:
         self._length = {
             draw: sampling.draws_per_epoch
             for draw, sampling in samplings.items()
-            if isinstance(sampling, Unamplified)
+            if isinstance(sampling, FixedEpochs)
         }
         self._times: Counter[tuple[str, int]] = Counter()
         self._most: Counter[tuple[str, int]] = Counter()
@@ -275,7 +275,7 @@ Others = Mapping[str, dp_accounting.DpEvent]
 
 
 @dataclass(frozen=True)
-class KnownRun:
+class RunRecord:
     """What a ledger, a journal or the published files tell of one run."""
 
     plan: PrivacyPlan
@@ -358,11 +358,11 @@ class Spending:
         self._progress = EpsilonProgress(self._event_at, plan.relation)
 
     @property
-    def run(self) -> KnownRun:
+    def run(self) -> RunRecord:
         """The run as it is now."""
         books = self._books
         holes = list(books.holes.values())
-        return KnownRun(
+        return RunRecord(
             self._plan, books.used, books.epochs.met, holes, self._private, self._search, self._noise
         )
 

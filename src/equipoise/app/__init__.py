@@ -1,0 +1,1 @@
+"""What the command line does: settings, models, recipes, and runs made of them."""

@@ -1,0 +1,137 @@
+"""Auditing a finished run that was trained with canaries: what the model tells, and what every step did.
+
+The picture of a membership test: its curves on logarithmic axes, and what epsilon and delta allow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from equipoise.app.build import assemble, cross_entropy
+from equipoise.app.run_checks import check_model_file, is_finished, read_settings
+from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries
+from equipoise.audit.one_run import guess_by_score
+from equipoise.audit.roc import Roc, bound_on_roc, roc
+from equipoise.experiments.findings import Curve
+from equipoise.report import RunFolderError, read_run
+from equipoise.report.files import read_object
+from equipoise.statements.recompute import figure
+from equipoise.training.run_folder import load_model
+
+__all__ = ["audit_run", "roc_curves", "save_roc_figure"]
+
+
+def audit_run(folder: str, confidence: float = 0.95, data_dir: str | None = None) -> dict[str, Any]:
+    """Guess the canaries of a run and certify what the guesses prove.
+
+    Black box: the final model's loss on each canary, low where it was trained on. White box: how far the
+    released steps pointed along each canary's gradient (`audit.watched`).
+
+    Args:
+        folder: of the run.
+        confidence: of each certificate.
+        data_dir: where the data files are now, if they have moved.
+
+    Returns:
+        Plain values: claimed epsilon, delta, and of either attack its certificate and the area under its
+        curve. They are also written to `private/audit.json`, and the curves drawn into `private/audit.png`.
+
+    Raises:
+        RunFolderError: the run is not finished.
+        FileNotFoundError: it was not trained with canaries.
+        ValueError: the canaries or their scores are damaged.
+    """
+    canaries = InsertedCanaries.load(folder)
+    settings = read_settings(folder)
+    check_model_file(folder)
+    if not is_finished(folder):
+        raise RunFolderError(f"run={folder!r} is not finished. Go on with it: equipoise resume {folder}")
+    run = read_run(folder)
+    if data_dir is not None:
+        from dataclasses import replace
+
+        settings = replace(settings, data_dir=data_dir)
+    experiment = assemble(settings)
+    model = load_model(experiment.model, Path(folder) / "model.safetensors").eval()
+    canaries.check(experiment.dataset.train)
+    with torch.no_grad():
+        losses = cross_entropy(model, dict(canaries.fields))
+    scores = {"black box": -losses.double().numpy()}
+    path = Path(folder) / SCORES_FILE
+    if path.is_file():
+        scores["white box"] = _read_scores(path, len(canaries))
+    present = canaries.present.numpy()
+    delta = float(run.delta or 1e-5)
+    curves = {name: roc(values, present) for name, values in scores.items()}
+    figure = Path(folder) / "private" / "audit.png"
+    found: dict[str, Any] = {
+        "run_dir": folder,
+        "canaries": len(canaries),
+        "claimed_epsilon": run.epsilon,
+        "delta": delta,
+        "confidence": confidence,
+        "attacks": {
+            name: {
+                **asdict(guess_by_score(values, present, delta, confidence)),
+                "auc": curves[name].area,
+            }
+            for name, values in scores.items()
+        },
+        "figure": str(figure),
+    }
+    out = Path(folder) / "private" / "audit.json"
+    out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    out.chmod(0o600)
+    save_roc_figure(roc_curves(curves, len(canaries), run.epsilon, delta), figure)
+    return found
+
+
+def _read_scores(path: Path, count: int) -> np.ndarray:
+    """[count] a finite score of every canary.
+
+    Raises:
+        RunFolderError: the file holds something else.
+    """
+    values = read_object(path).get("scores")
+    numbers = [figure(value) for value in values] if isinstance(values, list) else []
+    if len(numbers) != count or None in numbers:
+        raise RunFolderError(f"{path} does not hold {count} scores. Restore it from a copy, or remove it.")
+    return np.array(numbers, dtype=np.float64)
+
+
+def roc_curves(found: Mapping[str, Roc], size: int, epsilon: float | None, delta: float) -> list[Curve]:
+    """The curves, from a few false positives on, with the bound where there is one, and guessing.
+
+    Args:
+        found: curves by label.
+        size: number of scores, present and absent ones.
+        epsilon, delta: of the guarantee; no epsilon, no bound.
+    """
+    rates = np.geomspace(min(0.1, 10 / size), 1.0, 200)
+    x = rates.tolist()
+    curves = [
+        Curve(f"{label} (area {curve.area:.3f})", x, curve.at(rates).tolist())
+        for label, curve in found.items()
+    ]
+    if epsilon is not None:
+        bound = bound_on_roc(rates, epsilon, delta).tolist()
+        curves.append(Curve(f"allowed by epsilon {epsilon:.3g}", x, bound))
+    return [*curves, Curve("guessing", x, x)]
+
+
+def save_roc_figure(curves: Sequence[Curve], path: Path) -> None:
+    """Draw the curves into a file for the owner alone: they speak of records."""
+    from equipoise.report.figures import curves_figure
+
+    figure = curves_figure(
+        curves, x_label="false-positive rate", y_label="true-positive rate", log_x=True, log_y=True
+    )
+    figure.savefig(path, dpi=150)
+    path.chmod(0o600)

@@ -1,0 +1,294 @@
+"""A simulated federation from settings to report, as the command line runs it.
+
+Its folder: `federation.json` (settings, rounds, clients, as plain values), `report.html`,
+`model.safetensors`, `server/` with the server's state, `clients/000` and so on with each client's statement,
+journal and, while the federation lasts, key. The same command on the same folder goes on after the last
+round. `federation.json` is written when all else is, and then the clients finish: a folder that holds it has
+nothing left to do but to delete keys that a kill left.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+from equipoise.app.federation import ClientMaker, Federation, federation
+from equipoise.app.federation_folder import RESULT, WORST, read_result
+from equipoise.app.federation_settings import FederationSettings, check_federation_folder
+from equipoise.app.options import delta_warning
+from equipoise.app.run_checks import FEDERATION_FILE
+from equipoise.federated import History, Round, simulate
+from equipoise.federated.errors import BROKEN_BOOKS
+from equipoise.federated.lazy_clients import ClientPool
+from equipoise.federated.local_training import end_of
+from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.base import Parameters
+from equipoise.report.federation import write_federation_report
+from equipoise.report.words import bytes_in_words
+from equipoise.training.checkpoint import write_atomically
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["resume_federation", "run_federation"]
+
+
+_log = logging.getLogger("equipoise.federated")
+
+
+def run_federation(settings: FederationSettings, folder: str, console: Console) -> dict[str, Any]:
+    """Run the rounds that the folder does not hold yet, and write report and statements.
+
+    Returns:
+        Plain values: what `federation.json` holds, with run_dir, report and seconds.
+
+    Raises:
+        SettingsError, DataError: before anything is spent.
+    """
+    path, began = Path(folder), time.perf_counter()
+    settings.check()
+    check_federation_folder(settings, folder)
+    text = settings.to_json()
+    maker = ClientMaker(text, str(path / "clients"))
+    if (path / RESULT).exists():
+        found = read_result(folder)
+        report = path / "report.html"
+    else:
+        found, report = _train(text, maker, path, console)
+    with console.status("deleting the clients' keys"):
+        _finish(maker, settings.clients)
+    return {**found, "run_dir": folder, "report": str(report), "seconds": time.perf_counter() - began}
+
+
+def _train(text: str, maker: ClientMaker, path: Path, console: Console) -> tuple[dict[str, Any], Path]:
+    """The rounds, and what is written of them; `federation.json` last."""
+    with console.status("loading the data"):
+        made = federation(text)
+    if not (path / FEDERATION_FILE).exists():
+        with console.status("calibrating the noise"):
+            made.rehearse()  # settings that cannot be used begin no folder
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomically(path / FEDERATION_FILE, text.encode())
+    _introduce(made, console)
+    with _progress(made, console) as on_round:
+        run = _inline if made.settings.driver == "inline" else _on_flower
+        history = run(made, maker, path, on_round)
+    with console.status("adding up every client's privacy"):
+        clients = [_client_values(made, maker, history, number) for number in range(len(made.parts))]
+    save_file(history.params, path / "model.safetensors")
+    found = _values(made, history, clients)
+    report = write_federation_report(found, path)
+    _write(path / RESULT, found)
+    return found, report
+
+
+def _finish(maker: ClientMaker, clients: int) -> None:
+    """Delete every client's key: all is written that it could be asked for."""
+    for number in range(clients):
+        place = maker.place(number)
+        try:
+            if place.exists() and end_of(place) is None:
+                maker.participant(number).finish()
+        except BROKEN_BOOKS:
+            _log.exception("client %s keeps its key: its ledger or folder is broken", number)
+
+
+def resume_federation(folder: str, console: Console, data_dir: str | None = None) -> dict[str, Any]:
+    """Go on with the federation of a folder, as `run_federation` does.
+
+    Args:
+        folder: where `run_federation` began it.
+        data_dir: where the data are now, if they have moved.
+
+    Raises:
+        RunFolderError, SettingsError: the folder's settings are damaged.
+    """
+    settings = FederationSettings.read(Path(folder) / FEDERATION_FILE)
+    if data_dir is not None:
+        settings = replace(settings, base=replace(settings.base, data_dir=data_dir))
+    return run_federation(settings, folder, console)
+
+
+def _inline(made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[Round], None]) -> History:
+    with ClientPool(maker.participant, len(made.parts)).closing() as clients:
+        return simulate(made.strategy(), clients, *_common(made), **_options(made, path, on_round))
+
+
+def _on_flower(
+    made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[Round], None]
+) -> History:
+    from equipoise.federated.flower import simulate_on_flower
+
+    params, rounds = _common(made)
+    options = _options(made, path, on_round)
+    return simulate_on_flower(made.strategy(), maker, len(made.parts), params, rounds, **options)
+
+
+def _common(made: Federation) -> tuple[Parameters, int]:
+    start = {n: p.detach().clone() for n, p in made.model().named_parameters() if p.requires_grad}
+    return start, made.setup.rounds
+
+
+def _options(made: Federation, path: Path, on_round: Callable[[Round], None]) -> dict[str, Any]:
+    model = made.model()
+
+    def evaluate(params: Parameters) -> Mapping[str, float]:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in params:
+                    parameter.copy_(params[name])
+        return made.evaluate(model)
+
+    return {
+        "clients_per_round": made.setup.clients_per_round,
+        "seed": made.settings.base.seed,
+        "evaluate": evaluate,
+        "on_round": on_round,
+        "folder": path / "server",
+        "secure": made.secure,
+    }
+
+
+def _client_values(made: Federation, maker: ClientMaker, history: History, number: int) -> dict[str, Any]:
+    """What a client may claim; its statement is put into its folder. Nothing, where its books are broken."""
+    values: dict[str, Any] = {"client": number, "population": made.population(number)}
+    if not maker.place(number).exists():  # never picked: nothing left it
+        return {**values, "rounds": 0, "epsilon": 0.0, "guarantee": "proven", "statement": None}
+    try:
+        client = maker.client(number)
+        try:
+            found = client.statement()
+            done = client.rounds_done
+        finally:
+            client.close()
+    except BROKEN_BOOKS:
+        _log.exception("client %s has no statement", number)
+        seen = sum(number in round_.answered for round_ in history.rounds)
+        return {**values, "rounds": seen, "epsilon": None, "guarantee": "none", "statement": None}
+    statement = asdict(found)
+    content = (found.to_json() + "\n").encode()
+    write_atomically(maker.place(number) / "statement.json", content, mode=0o644)
+    return {
+        **values,
+        "rounds": done,
+        "epsilon": statement["epsilon"],
+        "epsilon_claimed": statement["epsilon_claimed"],
+        "guarantee": statement["guarantee"],
+        "statement": statement,
+    }
+
+
+def _values(made: Federation, history: History, clients: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole federation as plain values."""
+    epsilons = [one["epsilon"] for one in clients]
+    claimed = [one["epsilon_claimed"] for one in clients if one.get("epsilon_claimed") is not None]
+    settings = made.settings
+    public_bytes = made.public_bytes * len({index for done in history.rounds for index in done.asked})
+    statements = [one["statement"] for one in clients if one["statement"]]
+    return {
+        "settings": settings.public(),
+        "command": settings.command(),
+        "summary": made.line.summary,
+        "parameters": sum(value.numel() for value in history.params.values()),
+        "test_records": len(made.dataset.test),
+        "rounds": [_round_values(done) for done in history.rounds],
+        "accuracy": history.rounds[-1].metrics.get("accuracy"),
+        "epsilon": None if None in epsilons else max(epsilons),
+        "delta": settings.base.delta,
+        "guarantee": max((one["guarantee"] for one in clients), key=WORST.index),
+        "private": not settings.base.reproducible,
+        "relation": statements[0]["relation"] if statements else None,
+        "bytes_up": sum(done.bytes_up for done in history.rounds),
+        "bytes_down": sum(done.bytes_down for done in history.rounds) + public_bytes,
+        "bytes_public": public_bytes,
+        "public_records": 0 if made.public is None else len(next(iter(made.public.values()))),
+        "epsilon_claimed": max(claimed, default=None),
+        "warnings": [] if (doubt := _doubt(made, history.rounds)) is None else [doubt],
+        "clients": [{k: v for k, v in one.items() if k != "statement"} for one in clients],
+    }
+
+
+def _doubt(made: Federation, rounds: Sequence[Round]) -> str | None:
+    """Why the radius may collapse, from what the server saw."""
+    if made.setup.options.get("scale") != "self":
+        return None
+    noise = max((done.metrics.get("radius_noise", 0.0) for done in rounds), default=0.0)
+    return RMSRadius(made.setup.clip_norm, scale="self").doubt(noise)
+
+
+def _round_values(done: Round) -> dict[str, Any]:
+    return {
+        "round": done.number,
+        "asked": len(done.asked),
+        "answered": len(done.answered),
+        "absent": {str(index): reason for index, reason in done.absent.items()},
+        **{name: float(value) for name, value in done.metrics.items()},
+        "bytes_up": done.bytes_up,
+        "bytes_down": done.bytes_down,
+    }
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    write_atomically(path, (json.dumps(values, indent=1) + "\n").encode(), mode=0o644)
+
+
+def _introduce(made: Federation, console: Console) -> None:
+    base, sizes = made.settings.base, [len(part) for part in made.parts]
+    spread = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
+    console.print(
+        f"[bold]{base.method}[/]: {made.setup.clients} clients with {spread} records of [bold]{base.data}[/] "
+        f"each, {made.setup.clients_per_round} a round, {made.setup.rounds} rounds of "
+        f"{made.setup.local_steps} steps, budget epsilon {base.epsilon:.4g} at delta {base.delta:g} a client"
+    )
+    if base.reproducible:
+        console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")
+    assert base.delta is not None
+    warning = delta_warning(base.delta, max(1, min(sizes)))
+    if warning is not None:
+        at = "" if min(sizes) == max(sizes) else " The smallest client sets the measure."
+        console.print(f"[bold yellow]Warning[/]: {warning}{at}")
+
+
+@contextmanager
+def _progress(made: Federation, console: Console) -> Iterator[Callable[[Round], None]]:
+    """A bar on a screen, a line now and then elsewhere."""
+    from rich.progress import Progress
+
+    rounds = made.setup.rounds
+    every = max(1, rounds // 20)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("calibrating the noise", total=rounds)
+        warned = False
+
+        def on_round(done: Round) -> None:
+            nonlocal warned
+            doubt = None if warned else _doubt(made, [done])
+            if doubt is not None:
+                console.print(f"[bold yellow]Warning[/]: {doubt}")
+                warned = True
+            words = _round_words(done)
+            bar.update(task, completed=done.number, description=words)
+            if not console.is_terminal and (done.number % every == 0 or done.number in (1, rounds)):
+                console.print(words, highlight=False)
+
+        yield on_round
+
+
+def _round_words(done: Round) -> str:
+    words = [f"round {done.number}"]
+    if "accuracy" in done.metrics:
+        words.append(f"accuracy {done.metrics['accuracy']:.2%}")
+    if "radius" in done.metrics:
+        words.append(f"radius {done.metrics['radius']:.4g}")
+    words.append(f"{len(done.answered)} of {len(done.asked)} answered")
+    words.append(f"{bytes_in_words(done.bytes_up)} up")
+    return ", ".join(words)

@@ -1,0 +1,301 @@
+"""A simulated federation: the clients and the server that its settings make.
+
+Every client samples with the same rate q, whatever its size n_p, so that clients of different sizes that take
+part in equally many rounds share one calibration. Who takes part in which round is public and known
+beforehand: a client's plan holds exactly its rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from equipoise.app.build import accuracy, cache_folder, cross_entropy, load_data, set_public_apart
+from equipoise.app.federation_settings import FederationSettings
+from equipoise.app.models import build_model, default_model, prepare_data
+from equipoise.app.options import SettingsError
+from equipoise.app.settings import Settings
+from equipoise.data import DataSet
+from equipoise.federated import Client, Moon, SecureClient, SecureSum, Strategy, dirichlet, iid, one_class
+from equipoise.federated.driver import pick_clients
+from equipoise.federated.registry import FederatedMethod, Setup, find_federated
+from equipoise.privacy import Budget, Poisson, gaussian_mu
+
+__all__ = ["ClientMaker", "Federation", "federation"]
+
+
+SAMPLING_RATE = 0.1
+
+
+CLIP_NORM = 1.0
+
+
+# Measured on MNIST, Fashion-MNIST and digits, on training records held out: see docs/federated.md.
+TOTAL_NOISE = 15.0
+
+
+LARGEST_STEP = 3.0
+
+
+RADIUS_RECORDS = 600
+
+
+# What a recipe fills in and local steps of plain SGD do not have.
+_OF_OTHER_TRAININGS: dict[str, Any] = dict.fromkeys(
+    ("epochs", "clip_rule", "optimizer", "momentum", "weight_decay", "schedule", "ema", "views")
+)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What the settings make.
+
+    Attributes:
+        settings: with the gaps filled.
+        dataset: prepared for the model; its training records are all clients' together.
+        parts: record numbers of each client.
+        planned: rounds that each client will be picked for.
+        public: the records declared public, or None.
+        setup: the public constants.
+        line: of the method.
+    """
+
+    settings: FederationSettings
+    dataset: DataSet
+    parts: list[Tensor]
+    planned: list[int]
+    public: dict[str, Tensor] | None
+    setup: Setup
+    line: FederatedMethod
+
+    def model(self) -> nn.Module:
+        """With initial weights from the seed."""
+        assert self.settings.base.model is not None
+        return build_model(self.settings.base.model, self.dataset, seed=self.settings.base.seed)
+
+    def strategy(self) -> Strategy:
+        """The server's side."""
+        return self.line.strategy(self.setup)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Accuracy on the test records."""
+        return {"accuracy": accuracy(model, self.dataset.test)}
+
+    @property
+    def secure(self) -> SecureSum | None:
+        """Settings of the secure sums, where they were asked for."""
+        return SecureSum(self.setup.clients_per_round) if self.settings.secure_aggregation else None
+
+    @property
+    def public_bytes(self) -> int:
+        """Of the public records, which every client is sent once."""
+        return 0 if self.public is None else sum(t.numel() * t.element_size() for t in self.public.values())
+
+    def rehearse(self) -> None:
+        """Make the server's side and the busiest client, in memory: refuses what cannot be used.
+
+        Raises:
+            ValueError, TypeError, BudgetError: as the method, its plan and the client.
+        """
+        self.strategy()
+        busiest = max(range(len(self.parts)), key=self.planned.__getitem__)
+        self.client(busiest, None).close()
+
+    def population(self, number: int) -> int:
+        """A client's public size: the partition of a simulation is public."""
+        return len(self.parts[number])
+
+    def client(self, number: int, folder: Path | None) -> Client:
+        """The client, in its folder, or in memory; it goes on with what lies there."""
+        base, K = self.settings.base, self.setup.local_steps
+        assert base.batch_size is not None
+        assert base.delta is not None
+        n = self.population(number)
+        rate = base.batch_size / (sum(map(len, self.parts)) / len(self.parts))
+        method = self.line.method(self.setup)
+        budget = None if base.epsilon is None else Budget(base.epsilon, base.delta)
+        return Client(
+            self.model(),
+            method.term if isinstance(method, Moon) else cross_entropy,
+            self.dataset.train.subset(self.parts[number]),
+            Poisson(rate * n, n, max(1, self.planned[number]) * K),
+            method,
+            local_steps=K,
+            budget=budget,
+            learning_rate=base.learning_rate,
+            folder=folder,
+            seed=(base.seed << 16) + number,
+            reproducible=base.reproducible,
+            hardened=base.hardened,
+            micro_batch_size=base.micro_batch_size,
+            # they were set apart by number, so that equal ones are different records
+            allow_public_duplicates=self.public is not None,
+        )
+
+
+@dataclass(frozen=True)
+class ClientMaker:
+    """A picklable maker of clients: other processes load the data themselves, once each.
+
+    Attributes:
+        settings: `FederationSettings.to_json`.
+        folder: clients lie in 000, 001, ... in it.
+    """
+
+    settings: str
+    folder: str
+
+    def client(self, number: int) -> Client:
+        """The client of a number."""
+        return federation(self.settings).client(number, self.place(number))
+
+    def participant(self, number: int) -> Client | SecureClient:
+        """The client as the server meets it: behind secure sums where they were asked for."""
+        rule = federation(self.settings).secure
+        client = self.client(number)
+        return client if rule is None else SecureClient(client, rule, number)
+
+    def place(self, number: int) -> Path:
+        """The folder of a client."""
+        return Path(self.folder) / f"{number:03d}"
+
+    def __call__(self, context: Any) -> Client | SecureClient:
+        """The participant of a Flower node."""
+        from equipoise.federated.flower import client_number
+
+        return self.participant(client_number(context))
+
+
+@lru_cache(maxsize=1)
+def federation(text: str) -> Federation:
+    """The federation of settings as `FederationSettings.to_json` writes them, built once a process.
+
+    Raises:
+        SettingsError: a setting that cannot be used.
+        DataError: data that cannot be used.
+    """
+    settings = FederationSettings.from_json(text)
+    settings.check()
+    base, line = settings.base, find_federated(settings.base.method)
+    raw = load_data(base)
+    whole = prepare_data(base.model or default_model(raw), raw, cache_folder())
+    filled = base.resolved(default_model(raw))
+    if line.needs_public and base.public_records is None:
+        raise SettingsError(
+            f"--method {base.method} needs public records: give --public-records M, which takes the last M "
+            "training records out of the private set. They get no protection."
+        )
+    dataset, public = set_public_apart(filled, whole)
+    parts = _partition(settings, dataset)
+    average = sum(map(len, parts)) / len(parts)
+    if base.batch_size is not None and base.batch_size > average:
+        raise SettingsError(
+            f"--batch-size is {base.batch_size:g}, but a client of average size has {average:g} records. "
+            "Give at most that many."
+        )
+    base = replace(
+        filled,
+        batch_size=base.batch_size or SAMPLING_RATE * average,
+        clip_norm=base.clip_norm or f"{CLIP_NORM:g}",
+        learning_rate=base.learning_rate,  # the recipe's is that of central training
+        **_OF_OTHER_TRAININGS,
+    )
+    settings = replace(settings, base=base)
+    picked = settings.clients_per_round or settings.clients
+    planned = Counter(
+        number
+        for r in range(1, settings.rounds + 1)
+        for number in pick_clients(settings.clients, picked, base.seed, r)
+    )
+    assert base.model is not None
+    model = build_model(base.model, dataset, seed=base.seed)
+    if base.learning_rate is None:
+        base = replace(base, learning_rate=_learning_rate(settings, average, model))
+        settings = replace(settings, base=base)
+    assert base.learning_rate is not None
+    setup = Setup(
+        rounds=settings.rounds,
+        clients=settings.clients,
+        clients_per_round=picked,
+        local_steps=settings.local_steps,
+        learning_rate=base.learning_rate,
+        model=model,
+        loss=cross_entropy,
+        clip_norm=_radius(base.clip_norm),
+        recipe=_recipe(base, line),
+        options=_options(base, line, average),
+        public=public,
+    )
+    return Federation(
+        settings, dataset, parts, [planned[p] for p in range(settings.clients)], public, setup, line
+    )
+
+
+def _learning_rate(settings: FederationSettings, average: float, model: nn.Module) -> float:
+    """The rate at which the noise of all steps moves the global model by `TOTAL_NOISE`, rounded to 2 digits.
+
+    A client of n records adds noise of z C / (q n) per coordinate and step, where z is near sqrt(T) q / mu
+    for T steps and mu of the budget in Gaussian differential privacy (Dong, Roth and Su 2022). The mean of
+    M clients' d parameters is moved by sqrt(R K d / M) times that and the rate. No step is longer than
+    `LARGEST_STEP`.
+    """
+    base, count = settings.base, settings.clients_per_round or settings.clients
+    assert base.epsilon is not None
+    assert base.delta is not None
+    steps = settings.rounds * settings.local_steps
+    own_steps = max(1.0, steps * count / settings.clients)
+    size = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    noise = math.sqrt(own_steps * steps * size / count) / (gaussian_mu(base.epsilon, base.delta) * average)
+    return float(f"{min(TOTAL_NOISE / noise, LARGEST_STEP) / _radius(base.clip_norm):.2g}")
+
+
+def _partition(settings: FederationSettings, dataset: DataSet) -> list[Tensor]:
+    """Record numbers of the clients; a simulation may look at the labels."""
+    labels, seed, P = dataset.train.fields["label"], settings.base.seed, settings.clients
+    deal: dict[str, Callable[[], list[Tensor]]] = {
+        "iid": lambda: iid(len(labels), P, seed),
+        "dirichlet": lambda: dirichlet(labels, P, settings.alpha, seed),
+        "one-class": lambda: one_class(labels, P, seed),
+    }
+    return deal[settings.partition]()
+
+
+def _radius(text: str | None) -> float:
+    try:
+        return float(text or "1")
+    except ValueError:
+        raise SettingsError(
+            f"--clip-norm is {text!r}, but a federation takes a number. A quantile is learned by --method "
+            "dp-fedavg-quantile."
+        ) from None
+
+
+def _recipe(base: Settings, line: FederatedMethod) -> str:
+    recipe = base.recipe or "library"
+    if recipe not in line.recipes:
+        raise SettingsError(
+            f"--recipe is {recipe!r}, but --method {base.method} has {', '.join(line.recipes)} alone."
+        )
+    return recipe
+
+
+def _options(base: Settings, line: FederatedMethod, average: float) -> dict[str, Any]:
+    unknown = sorted(set(base.options) - set(line.options))
+    if unknown:
+        has = ", ".join(line.options) or "none"
+        raise SettingsError(
+            f"--option {unknown[0]} is not an option of --method {base.method}; it has {has}."
+        )
+    options = {**line.options, **base.options}
+    asked = base.recipe != "as_published" and options.get("variant") != "fused"
+    if asked and options.get("radius_sampling_rate", 1.0) is None:
+        # Some hundred records are precise enough, and the query of a sample costs next to no privacy.
+        options["radius_sampling_rate"] = float(f"{min(1.0, RADIUS_RECORDS / average):.2g}")
+    return options

@@ -1,0 +1,173 @@
+"""The settings of a simulated federation as the command line takes them, checked before torch is loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from equipoise.app.names import check_federated
+from equipoise.app.options import SettingsError, check_choice, flag
+from equipoise.app.run_checks import FEDERATION_FILE
+from equipoise.app.settings import Settings, check_saved
+from equipoise.report.files import read_json
+
+__all__ = ["FederationSettings", "check_federation_folder"]
+
+
+DRIVERS = ("inline", "flower")
+
+
+PARTITIONS = ("iid", "dirichlet", "one-class")
+
+
+# Methods whose server needs no more than the mean of parameters; and fedavg:NAME.
+SUMMED = ("dp-fedavg", "dp-fedavg-normalised", "adaptdp-fedavg", "fedprox", "moon")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationSettings:
+    """What a simulated federation needs to know; None where a default decides.
+
+    Attributes:
+        base: data, model, budget, seed and what else a training needs; `method` is the federated one,
+            `batch_size` what a client of average size expects to draw.
+        clients: P.
+        rounds: R.
+        clients_per_round: picked at random each round; all when None.
+        local_steps: K.
+        partition: iid, dirichlet or one-class.
+        alpha: concentration of dirichlet.
+        driver: inline, or flower for its simulation.
+        secure_aggregation: the server learns sums of the clients' answers alone (experimental).
+    """
+
+    base: Settings
+    clients: int = 10
+    rounds: int = 60
+    clients_per_round: int | None = None
+    local_steps: int = 5
+    partition: str = "iid"
+    alpha: float = 0.5
+    driver: str = "inline"
+    secure_aggregation: bool = False
+
+    def check(self) -> None:
+        """Refuse values that cannot be used.
+
+        Raises:
+            SettingsError: naming the option.
+        """
+        self.base.check()
+        check_choice("driver", self.driver, DRIVERS)
+        check_choice("partition", self.partition, PARTITIONS)
+        for name in ("clients", "rounds", "clients_per_round", "local_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingsError(f"{flag(name)} is {value}, but it must be at least 1.")
+        if self.clients_per_round is not None and self.clients_per_round > self.clients:
+            raise SettingsError(
+                f"--clients-per-round is {self.clients_per_round}, but there are {self.clients} clients."
+            )
+        if not self.alpha > 0:
+            raise SettingsError(f"--alpha is {self.alpha:g}, but the concentration is above 0.")
+        check_federated(self.base.method)
+        if self.secure_aggregation:
+            self._check_sums()
+        for asked, words in (
+            (self.driver == "flower", "--driver flower"),
+            (self.secure_aggregation, "--secure-aggregation"),
+        ):
+            if asked and find_spec("flwr") is None:
+                raise SettingsError(f"{words} needs Flower: pip install 'equipoise[federated]'")
+
+    def _check_sums(self) -> None:
+        """Refuse secure sums where there are none."""
+        method, count = self.base.method, self.clients_per_round or self.clients
+        if method not in SUMMED and not method.startswith("fedavg:"):
+            raise SettingsError(
+                "--secure-aggregation hides all but the mean of the clients' parameters, and --method "
+                f"{method} needs more than that. Leave it out, or take one of {', '.join(SUMMED)} and "
+                "fedavg:NAME."
+            )
+        if count < 2:
+            raise SettingsError(
+                f"--secure-aggregation adds up the answers of a round, and there is {count} client a round. "
+                "The sum of one is its answer: take at least 2, or leave the option out."
+            )
+
+    def public(self) -> dict[str, Any]:
+        """The settings as plain values, without paths."""
+        return {**self.base.publishable(), **self.own()}
+
+    def command(self) -> str:
+        """The command that repeats it, with placeholders for paths."""
+        words = self.base.command().replace("equipoise train", "equipoise federate", 1)
+        for name, value in self.own().items():
+            if value is True:
+                words += f" {flag(name)}"
+            elif name != "alpha" or self.partition == "dirichlet":
+                words += f" {flag(name)} {value:g}" if isinstance(value, float) else f" {flag(name)} {value}"
+        return words
+
+    def own(self) -> dict[str, Any]:
+        """The settings of a federation, without those of `base`."""
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "base"}
+        return {name: value for name, value in own.items() if value is not None and value is not False}
+
+    def to_json(self) -> str:
+        """All settings, for a folder that is gone on with, and for other processes."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> FederationSettings:
+        """What `to_json` wrote.
+
+        Raises:
+            SettingsError: it did not write this.
+        """
+        try:
+            values = json.loads(text)
+            base = Settings.from_json(values["base"])
+        except SettingsError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise SettingsError(
+                f"the saved settings of the federation are damaged ({error!s:.200}). Restore them from a "
+                "copy."
+            ) from None
+        found = {**values, "base": base}
+        check_saved(cls, found, needed="base")
+        return cls(**found)
+
+    @classmethod
+    def read(cls, path: Path) -> FederationSettings:
+        """The settings in a file that `to_json` was written to.
+
+        Raises:
+            RunFolderError, SettingsError: it cannot be read, or holds something else.
+        """
+        return cls.from_json(json.dumps(read_json(path)))
+
+
+def check_federation_folder(settings: FederationSettings, folder: str) -> None:
+    """A folder is gone on with under the settings that it was begun with.
+
+    Raises:
+        SettingsError: the folder holds another federation, or something else.
+    """
+    path = Path(folder)
+    kept = path / FEDERATION_FILE
+    if kept.is_file():
+        old = FederationSettings.read(kept)
+        was, now = ({**which.public(), "driver": None} for which in (old, settings))
+        changed = sorted(name for name in {**was, **now} if was.get(name) != now.get(name))
+        if changed:
+            raise SettingsError(
+                f"--run-dir {str(path)!r} holds a federation that was begun with another "
+                f"{', '.join(changed)}. Repeat the command that began it to go on, or name a new folder."
+            )
+    elif path.exists() and any(path.iterdir()):
+        raise SettingsError(f"--run-dir {str(path)!r} holds something else. Name a new folder.")

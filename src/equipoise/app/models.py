@@ -1,0 +1,304 @@
+"""The models that the command line offers: a table from a name to a small network of plain PyTorch layers.
+
+Every model takes ``batch["input"]`` and returns logits ``[B, num_classes]``. Initial weights follow the given
+seed and
+nothing else: they are public. Some models are trained on fixed features instead of the raw inputs;
+`prepare_data` applies the extraction that belongs to a model and leaves the data alone for all others.
+
+Sources: "cnn-tanh" and "cnn-cifar" are the networks of N. Papernot, A. Thakurta, S. Song, S. Chien, U.
+Erlingsson, "Tempered sigmoid activations for deep learning with differential privacy", AAAI 2021;
+"scatter-linear" is that of F. Tramer, D. Boneh, "Differentially private learning needs better features", ICLR
+2021; "resnet20-gn" is that of K. He et al., "Deep residual learning for image recognition", CVPR 2016, with
+group normalisation, since batch normalisation mixes records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equipoise.data.features.extractors import FeatureExtractor, ScatteringFeatures, features_of
+from equipoise.data.readers.custom import load_function
+from equipoise.data.readers.files import PathLike
+from equipoise.data.records import DataSet
+
+__all__ = ["MODELS", "ModelEntry", "build_model", "default_model", "extractor_of", "prepare_data"]
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A row of the model table.
+
+    Attributes:
+        build: data set (as prepared) -> module; raises ValueError where the inputs do not suit it.
+        description: one line for listings.
+        extractor: raw data set -> the feature extractor that belongs to the model; None for raw inputs.
+    """
+
+    build: Callable[[DataSet], nn.Module]
+    description: str
+    extractor: Callable[[DataSet], FeatureExtractor] | None = None
+
+
+class BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions with group normalisation, and a shortcut."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, channels_out)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels_out:
+            self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, c_in, h, w]`` -> ``[B, c_out, h / stride, w / stride]``."""
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class TextBag(nn.Module):
+    """The mean of a text's token embeddings, then a linear layer; token 0 is padding and does not count."""
+
+    def __init__(self, vocabulary_size: int, num_classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary_size, width)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids ``[B, S]`` -> logits ``[B, num_classes]``; a text without tokens has the mean 0."""
+        present = (tokens != 0).unsqueeze(-1).to(self.embedding.weight.dtype)
+        # weighting by the mask keeps padding out of the gradient as well as out of the sum
+        mean = (self.embedding(tokens) * present).sum(1) / present.sum(1).clamp(min=1.0)
+        return self.head(mean)
+
+
+def _images(name: str, dataset: DataSet, least: int) -> tuple[int, int, int]:
+    shape = dataset.input_shape
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise ValueError(
+            f"model={name!r} takes images [c, h, w] of at least {least} x {least} pixels, but the inputs of "
+            f"{dataset.name!r} have shape {shape}. Known models: {', '.join(MODELS)}."
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def _flat(name: str, dataset: DataSet) -> int:
+    if not dataset.train.fields["input"].is_floating_point():
+        raise ValueError(
+            f"model={name!r} takes numbers, but the inputs of {dataset.name!r} have type "
+            f"{dataset.train.fields['input'].dtype}. For tokens take 'text-bag'."
+        )
+    return prod(dataset.input_shape)
+
+
+def _finished(body: nn.Sequential, shape: tuple[int, ...], *widths: int) -> nn.Sequential:
+    """The body, flattened and followed by linear layers with tanh between them."""
+    with torch.no_grad():
+        features = body(torch.zeros(1, *shape)).numel()
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in zip((features, *widths[:-1]), widths, strict=True):
+        layers += [nn.Linear(before, after), nn.Tanh()]
+    return nn.Sequential(*body, *layers[:-1])
+
+
+def _mlp_tanh(dataset: DataSet) -> nn.Module:
+    flat = _flat("mlp-tanh", dataset)
+    return nn.Sequential(nn.Flatten(), nn.Linear(flat, 64), nn.Tanh(), nn.Linear(64, dataset.num_classes))
+
+
+class _ShortMaxPool(nn.Module):
+    """``nn.MaxPool2d(2, stride=1)`` with channels last, which takes a fifth of its time on a CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(x.contiguous(memory_format=torch.channels_last), 2, stride=1)
+
+
+def _cnn_tanh(dataset: DataSet) -> nn.Module:
+    channels, *size = _images("cnn-tanh", dataset, 14)
+    body = nn.Sequential(
+        nn.Conv2d(channels, 16, 8, stride=2, padding=3),
+        nn.Tanh(),
+        _ShortMaxPool(),
+        nn.Conv2d(16, 32, 4, stride=2),
+        nn.Tanh(),
+        _ShortMaxPool(),
+    )
+    return _finished(body, (channels, *size), 32, dataset.num_classes)
+
+
+def _cnn_cifar(dataset: DataSet) -> nn.Module:
+    channels, *size = _images("cnn-cifar", dataset, 8)
+    layers: list[nn.Module] = []
+    before = channels
+    for width in (32, 64, 128):
+        layers += [nn.Conv2d(before, width, 3, padding=1), nn.Tanh()]
+        layers += [nn.Conv2d(width, width, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)]
+        before = width
+    return _finished(nn.Sequential(*layers), (channels, *size), 128, dataset.num_classes)
+
+
+def _resnet20_gn(dataset: DataSet) -> nn.Module:
+    channels, *_ = _images("resnet20-gn", dataset, 8)
+    groups, before = 8, 16
+    layers: list[nn.Module] = [
+        nn.Conv2d(channels, 16, 3, padding=1, bias=False),
+        nn.GroupNorm(groups, 16),
+        nn.ReLU(),
+    ]
+    for width, stride in ((16, 1), (32, 2), (64, 2)):
+        for i in range(3):
+            layers.append(BasicBlock(before, width, stride if i == 0 else 1, groups))
+            before = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, dataset.num_classes))
+
+
+def _linear(dataset: DataSet) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(_flat("linear", dataset), dataset.num_classes))
+
+
+def _logistic(dataset: DataSet) -> nn.Module:
+    layer = nn.Linear(_flat("logistic", dataset), dataset.num_classes)
+    # the problem is convex: zero is the natural start, and it needs no luck
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def _scattering(dataset: DataSet) -> FeatureExtractor:
+    _, height, width = _images("scatter-linear", dataset, 8)
+    return ScatteringFeatures((height, width))
+
+
+def _scatter_linear(dataset: DataSet) -> nn.Module:
+    channels = ScatteringFeatures((8, 8)).num_channels
+    if len(dataset.input_shape) != 3 or dataset.input_shape[0] % channels:
+        raise ValueError(
+            f"model='scatter-linear' takes scattering features, but the inputs of {dataset.name!r} have "
+            "shape "
+            f"{dataset.input_shape}. Apply prepare_data('scatter-linear', dataset) first."
+        )
+    return _logistic(dataset)
+
+
+def _text_bag(dataset: DataSet) -> nn.Module:
+    if dataset.vocabulary_size is None or len(dataset.input_shape) != 1:
+        raise ValueError(
+            f"model='text-bag' takes token ids [n, s] and a vocabulary_size, which {dataset.name!r} does not "
+            "have. "
+            f"Known models: {', '.join(MODELS)}."
+        )
+    return TextBag(dataset.vocabulary_size, dataset.num_classes)
+
+
+MODELS: dict[str, ModelEntry] = {
+    "mlp-tanh": ModelEntry(_mlp_tanh, "one hidden layer of 64 tanh units"),
+    "cnn-tanh": ModelEntry(
+        _cnn_tanh, "the small tanh CNN of the DP literature (26,010 parameters on 28 x 28)"
+    ),
+    "cnn-cifar": ModelEntry(_cnn_cifar, "six tanh convolutions (550,570 parameters on 3 x 32 x 32)"),
+    "resnet20-gn": ModelEntry(_resnet20_gn, "ResNet-20 with group normalisation"),
+    "linear": ModelEntry(_linear, "one linear layer, random start"),
+    "logistic": ModelEntry(_logistic, "one linear layer, started at zero"),
+    "scatter-linear": ModelEntry(
+        _scatter_linear, "one linear layer on fixed scattering features", _scattering
+    ),
+    "text-bag": ModelEntry(_text_bag, "mean of 32-wide token embeddings, one linear layer"),
+}
+
+
+def build_model(name: str, dataset: DataSet, *, seed: int = 0) -> nn.Module:
+    """The model called ``name`` for a data set's shapes, with initial weights that follow ``seed``.
+
+    Args:
+        name: a name of the table, or ``package.module:function`` with a function of the data set.
+        dataset: the data as trained on, that is after :func:`prepare_data`.
+        seed: public; the global random state is left as it was.
+
+    Raises:
+        ValueError: an unknown name, or inputs that do not suit the model.
+        TypeError: a custom function that does not take the data set, or returns no module.
+
+    >>> from equipoise import data
+    >>> model = build_model("mlp-tanh", data.load("digits"))
+    >>> sum(p.numel() for p in model.parameters())
+    4810
+    """
+    build = load_function(name) if ":" in name else _entry(name).build
+    try:
+        signature(build).bind(dataset)
+    except TypeError as error:
+        raise TypeError(
+            f"model={name!r} cannot be called with the data set ({error}). Give the function one parameter: "
+            "`def net(dataset): ...` returns a torch.nn.Module for dataset.input_shape and "
+            "dataset.num_classes."
+        ) from None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build(dataset)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model={name!r} returned a {type(model).__name__}, not a torch.nn.Module.")
+    return model
+
+
+def extractor_of(name: str, dataset: DataSet) -> FeatureExtractor | None:
+    """The feature extractor that belongs to the model, or None if it takes the raw inputs.
+
+    >>> from equipoise import data
+    >>> extractor_of("scatter-linear", data.load("digits")).config()["angles"]
+    8
+    """
+    entry = None if ":" in name else _entry(name)
+    return None if entry is None or entry.extractor is None else entry.extractor(dataset)
+
+
+def prepare_data(
+    name: str,
+    dataset: DataSet,
+    cache: PathLike | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> DataSet:
+    """The data set as the model takes it: fixed features where they belong to its recipe, else unchanged.
+
+    Args:
+        name: the model's name.
+        dataset: the raw data.
+        cache: a folder where features are kept from run to run; private, like the data. None keeps nothing.
+        progress: called with (done, total) while features are computed.
+    """
+    extractor = extractor_of(name, dataset)
+    return dataset if extractor is None else features_of(dataset, extractor, cache, progress=progress)
+
+
+def default_model(dataset: DataSet) -> str:
+    """The name of a model that suits the inputs: tokens, large images, small images, or plain numbers.
+
+    >>> from equipoise import data
+    >>> default_model(data.load("digits"))
+    'mlp-tanh'
+    """
+    if dataset.vocabulary_size is not None:
+        return "text-bag"
+    shape = dataset.input_shape
+    if len(shape) == 3 and min(shape[1:]) >= 14:
+        return "cnn-cifar" if shape[0] == 3 else "cnn-tanh"
+    return "mlp-tanh" if len(shape) == 3 else "logistic"
+
+
+def _entry(name: str) -> ModelEntry:
+    if name not in MODELS:
+        raise ValueError(
+            f"model={name!r} is not a known model. Known: {', '.join(MODELS)}. "
+            "For a model of your own pass package.module:function, a function from the data set to a module."
+        )
+    return MODELS[name]

@@ -1,0 +1,111 @@
+"""What a run folder holds for the commands that go on with it, looked at before torch is loaded."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from equipoise.app.settings import Settings
+from equipoise.report import RunFolderError, read_run
+from equipoise.report.files import read_json
+from equipoise.report.run_folder import damage_named
+
+__all__ = [
+    "FEDERATION_FILE",
+    "SETTINGS_FILE",
+    "check_model_file",
+    "check_new_folder",
+    "is_federation",
+    "is_finished",
+    "read_settings",
+]
+
+
+SETTINGS_FILE = "checkpoint/settings.json"
+
+
+FEDERATION_FILE = "settings.json"
+
+
+def is_federation(folder: str) -> bool:
+    """Whether `equipoise federate` began the folder."""
+    path = Path(folder)
+    return (path / FEDERATION_FILE).is_file() and not (path / SETTINGS_FILE).is_file()
+
+
+def read_settings(folder: str) -> Settings:
+    """The settings that a run was started with; of a federation, those of its data, model and budget.
+
+    Raises:
+        RunFolderError: the folder is not that of a run started from the command line.
+    """
+    name = FEDERATION_FILE if is_federation(folder) else SETTINGS_FILE
+    path = Path(folder) / name
+    if not path.is_file():
+        raise RunFolderError(
+            f"run={folder!r} holds no {SETTINGS_FILE}, so `equipoise train` did not start it or its "
+            "checkpoint was "
+            "deleted. A training started from Python goes on with PrivateTraining.resume."
+        )
+    values = read_json(path)
+    if name == FEDERATION_FILE and isinstance(values, dict):
+        values = values.get("base")
+    if not isinstance(values, dict):
+        raise RunFolderError(f"run={folder!r}: {name} holds no settings. Restore it from a copy.")
+    return Settings.from_json(values)
+
+
+def check_new_folder(folder: str) -> None:
+    """Refuse to begin a training in a folder that holds one.
+
+    Raises:
+        RunFolderError: saying how to go on with it.
+    """
+    path = Path(folder)
+    begun = ("config.json", "private/journal.jsonl", SETTINGS_FILE, FEDERATION_FILE)
+    if any((path / name).exists() for name in begun):
+        raise RunFolderError(
+            f"--run-dir {folder!r} holds a run already. Go on with it: equipoise resume "
+            f"{shlex.quote(folder)}. Or name a new folder; what the old run spent stays spent."
+        )
+
+
+def check_model_file(folder: str) -> None:
+    """Look whether the model of a run is there and whole, by the file's header.
+
+    Raises:
+        RunFolderError: it is missing or damaged.
+    """
+    path = Path(folder) / "model.safetensors"
+    if not path.is_file():
+        raise RunFolderError(
+            f"run={folder!r} holds no model.safetensors yet. Let the run finish: equipoise resume {folder}"
+        )
+    # A safetensors file: the header's length in 8 bytes, the header in JSON, the tensors it describes.
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(length)) if 8 + length <= size else None
+            parts = [value for name, value in header.items() if name != "__metadata__"] if header else []
+            whole = bool(parts) and 8 + length + max(part["data_offsets"][1] for part in parts) == size
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+            whole = False
+    if not whole:
+        raise RunFolderError(
+            f"run={folder!r}: model.safetensors is damaged ({size:,} bytes). Restore it from a copy, or "
+            "train again."
+        )
+
+
+def is_finished(folder: str) -> bool:
+    """Whether the training ended: statement, then model are written, then the secret key is deleted."""
+    model, statement = Path(folder) / "model.safetensors", Path(folder) / "statement.json"
+    if (Path(folder) / "private" / "key").exists() or not (model.is_file() and statement.is_file()):
+        return False
+    # a reproducible run has no key, so the statement must say that all planned releases were made
+    with damage_named(folder):
+        releases = read_run(folder).statement.get("releases", [])
+        complete = all(release.get("used") == release.get("count") for release in releases)
+    return complete and model.stat().st_mtime_ns >= statement.stat().st_mtime_ns

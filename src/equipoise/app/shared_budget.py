@@ -1,0 +1,191 @@
+"""The method that settings name, and the noise that its budget leaves it.
+
+A shared journal (`--ledger`) holds the costs of earlier runs over the same data; the budget is that of all of
+them together, and the noise of the next run is fitted to what they leave.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import DpEvent
+from torch import Tensor
+
+from equipoise.app.options import SettingsError, parse_clip_norm
+from equipoise.app.settings import Settings
+from equipoise.methods import METHODS, ExponentialDecay, Method, ReleasedQuantile, Threshold
+from equipoise.privacy import Budget, Journal, Poisson, PrivacyPlan, epsilon
+from equipoise.privacy.ledger.run_record import compose_events, events_of_other_runs
+from equipoise.training.randomness import generator
+
+__all__ = ["make_method", "read_clip_norm"]
+
+
+RELATION = "add_or_remove_one"
+
+
+MOST = 2.0**16  # so many times the noise that a method needs alone, and no more, is tried
+
+
+def make_method(
+    settings: Settings, sampling: Poisson, public: dict[str, Tensor] | None = None
+) -> tuple[Method, Budget]:
+    """The method with the options it has, and the budget; a given noise multiplier decides the budget.
+
+    With a shared journal the budget is that of all its runs together: the noise is calibrated to what they
+    leave.
+
+    Args:
+        settings: resolved.
+        sampling: of the training.
+        public: a batch of public records, for the methods that use some.
+
+    Raises:
+        SettingsError: an unknown method, or an option that it does not have.
+    """
+    assert settings.delta is not None
+    if settings.method not in METHODS:
+        raise SettingsError(f"--method is {settings.method!r}, but it must be one of {', '.join(METHODS)}.")
+    kind = METHODS[settings.method]
+    known = inspect.signature(kind).parameters
+    for name in ("per_layer", "noise_multiplier", "recipe", "variant"):
+        if getattr(settings, name) and name not in known:
+            raise SettingsError(f"--{name.replace('_', '-')} is not an option of --method {settings.method}.")
+    unknown = sorted(settings.options.keys() - known.keys())
+    if unknown:
+        raise SettingsError(
+            f"--option {unknown[0]} is not an option of --method {settings.method}; it has "
+            f"{', '.join(name for name in known if name != 'public')}."
+        )
+    options = {
+        "clip_norm": read_clip_norm(settings.clip_norm or "1"),
+        "clip_rule": (settings.clip_rule or "abadi").replace("-", "_"),
+        "per_layer": settings.per_layer,
+        "noise_multiplier": settings.noise_multiplier,
+        "recipe": settings.recipe or "library",
+        **({"variant": settings.variant} if settings.variant else {}),
+        **settings.options,
+    }
+    if "public" in known and public is not None:
+        options["public"] = public
+    elif "public" in known and known["public"].default is inspect.Parameter.empty:
+        raise SettingsError(
+            f"--method {settings.method} needs public records: give --public-records M, which takes the "
+            "last M training records out of the private set. They get no protection."
+        )
+    given = {name: value for name, value in options.items() if name in known}
+    method, others = kind(**given), _other_runs(settings)
+
+    def plan_of(chosen: Method, budget: Budget | None = None) -> PrivacyPlan:
+        # as the training will make it: the coins of a public schedule follow the seed
+        return chosen.plan(sampling, budget, RELATION, generator(settings.seed, "plan"))
+
+    if settings.epsilon is not None:
+        budget = Budget(settings.epsilon, settings.delta)
+        if not others:
+            return method, budget
+        plan = plan_of(method, budget)
+        if not plan.releases and not plan.unproven:  # it costs nothing
+            return method, budget
+        fitted = _fitted(plan, _free_noise(method, given, plan), others, budget)
+        noise = {
+            name: fitted[release].noise_multiplier
+            for name, release in kind.noise_arguments.items()
+            if release in _names(fitted)
+        }
+        method = kind(**{**given, **noise})
+        if plan_of(method).fingerprint() != fitted.fingerprint():
+            raise SettingsError(
+                f"--ledger holds other runs, and the noise of --method {settings.method} with these settings "
+                "cannot be fitted to what they leave: it follows from the budget in a way that its "
+                "arguments cannot express. Give this run a journal of its own."
+            )
+        return method, budget
+    found = _total(plan_of(method), others, settings.delta)
+    if not math.isfinite(found):
+        raise SettingsError(
+            f"--noise-multiplier is {settings.noise_multiplier:g}, which is too little noise for any "
+            "epsilon. Give more."
+        )
+    return method, Budget(found, settings.delta)
+
+
+def _other_runs(settings: Settings) -> list[DpEvent]:
+    """The events of the runs that the shared journal holds."""
+    if settings.ledger is None or not Path(settings.ledger).is_file():
+        return []
+    return list(events_of_other_runs(Journal(settings.ledger).entries(), RELATION).values())
+
+
+def _total(plan: PrivacyPlan, others: Sequence[DpEvent], delta: float) -> float:
+    return epsilon(compose_events([plan.event(), *others]), delta, plan.relation).value
+
+
+def _names(plan: PrivacyPlan) -> set[str]:
+    return {release.name for release in plan.releases}
+
+
+def _free_noise(method: Method, given: Mapping[str, Any], plan: PrivacyPlan) -> set[str]:
+    """The releases whose noise an argument can fix that was not given, and those that share their noise.
+
+    Raises:
+        SettingsError: there are none.
+    """
+    free = {r for name, r in method.noise_arguments.items() if given.get(name) is None} & _names(plan)
+    if not free:
+        raise SettingsError(
+            f"--ledger holds other runs, and --method {method.name} with these settings has no noise that "
+            "could be fitted to what they leave. Give this run a journal of its own."
+        )
+    return free | {release.name for release in plan.releases if release.correlated_with in free}
+
+
+def _fitted(plan: PrivacyPlan, free: set[str], others: Sequence[DpEvent], budget: Budget) -> PrivacyPlan:
+    """The plan with so much more noise in the free releases that it and the others just meet the budget.
+
+    Raises:
+        SettingsError: the others leave nothing, or the releases that keep their noise take all of it.
+    """
+    before = epsilon(compose_events(others), budget.delta).value
+    if before >= budget.epsilon:
+        raise SettingsError(
+            f"--epsilon is {budget.epsilon:g}, but it is the budget of all runs in the shared ledger, and "
+            f"the earlier ones have taken {before:.4g} of it. Raise it, or stop training on these data."
+        )
+
+    def scaled(factor: float) -> PrivacyPlan:
+        releases = [
+            replace(r, noise_multiplier=r.noise_multiplier * factor) if r.name in free else r
+            for r in plan.releases
+        ]
+        return PrivacyPlan(releases, plan.sampling, plan.relation, plan.unproven)
+
+    low, high = 1.0, 2.0
+    while _total(scaled(high), others, budget.delta) > budget.epsilon:
+        if high > MOST:
+            raise SettingsError(
+                f"--epsilon is {budget.epsilon:g}; the earlier runs in the shared ledger have taken "
+                f"{before:.4g} of it, and the releases of this method whose noise is a setting (such as "
+                "counts) take the rest. Give them more noise, or raise it."
+            )
+        low, high = high, high * 2
+    # one part in 500 of noise is worth less than the accountants' own precision
+    while high / low > 1.002:
+        middle = math.sqrt(low * high)
+        enough = _total(scaled(middle), others, budget.delta) <= budget.epsilon
+        low, high = (low, middle) if enough else (middle, high)
+    return scaled(high)
+
+
+def read_clip_norm(text: str) -> float | Threshold:
+    """The clip norm, or its schedule, that the words of the command line mean."""
+    parsed = parse_clip_norm(text)
+    if isinstance(parsed, float):
+        return parsed
+    word, *numbers = parsed
+    return ExponentialDecay(*numbers) if word == "decay" else ReleasedQuantile(quantile=numbers[0])

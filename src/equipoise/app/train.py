@@ -1,0 +1,264 @@
+"""Training, dry run and resuming, as the command line does them.
+
+Settings in, a run folder and plain values out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equipoise.app.build import Experiment, Progress, assemble, build_training, cache_folder, cross_entropy
+from equipoise.app.options import delta_warning
+from equipoise.app.run_checks import SETTINGS_FILE, is_finished, read_settings
+from equipoise.app.settings import Settings
+from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
+from equipoise.audit.canary_scores import Watched
+from equipoise.privacy import Budget
+from equipoise.report import read_run, write_report
+from equipoise.report.files import read_object
+from equipoise.training import PrivateTraining
+from equipoise.training.run_folder import RunFolder
+from equipoise.training.setup import rebuild_method
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["describe_run", "insert_canaries", "resume_run", "train_run"]
+
+
+def train_run(settings: Settings, console: Console) -> dict[str, Any]:
+    """Train and write the run folder; `runs/DATA-TIME` if the settings name none.
+
+    Returns:
+        Plain values: run_dir, accuracy, epsilon, delta, guarantee, steps, finished, seconds, statement and
+            files.
+
+    Raises:
+        SettingsError, DataError: before anything is spent.
+    """
+    settings = replace(settings, run_dir=settings.run_dir or _new_folder(settings.data))
+    assert settings.run_dir is not None
+    experiment = insert_canaries(_assemble(settings, console))
+    with console.status("calibrating the noise and checking the gradients"):
+        training = build_training(
+            experiment,
+            # before the first checkpoint: a run that is killed right after it can be resumed
+            on_create=lambda folder: _write_settings(folder, experiment),
+        )
+    assert training.budget is not None
+    _introduce(experiment, training.budget, console)
+    return _run(training, experiment, settings.run_dir, console)
+
+
+def describe_run(settings: Settings, console: Console) -> dict[str, Any]:
+    """What a training would do and cost: nothing is spent, and no folder is left behind."""
+    experiment = _assemble(settings, console)
+    training = build_training(experiment, on_disk=False)
+    assert training.budget is not None
+    warnings = _introduce(experiment, training.budget, console)
+    description = training.describe()
+    console.print(str(description), markup=False)
+    return {
+        "dry_run": True,
+        **description.to_json(),
+        "settings": experiment.settings.publishable(),
+        "warnings": warnings,
+    }
+
+
+def resume_run(
+    folder: str, console: Console, *, data_dir: str | None = None, device: str | None = None
+) -> dict[str, Any]:
+    """Go on with a run from its last checkpoint.
+
+    Args:
+        folder: the run folder.
+        console: for people.
+        data_dir: where the data files are now, if they have moved.
+        device: where to go on, if elsewhere.
+    """
+    settings = read_settings(folder)
+    if is_finished(folder):
+        console.print(f"{folder} is finished already: there is nothing to resume.", markup=False)
+        return _answer(folder, settings, finished=True, seconds=0.0)
+    settings = replace(
+        settings, run_dir=folder, data_dir=data_dir or settings.data_dir, device=device or settings.device
+    )
+    experiment = _assemble(settings, console)
+    method = None
+    if experiment.public is not None:  # which no file holds; the noise is that of the first start
+        method = rebuild_method(RunFolder(folder).read_config(), experiment.public)
+    if settings.canaries is not None:
+        experiment = replace(experiment, canaries=InsertedCanaries.load(folder))
+        method = experiment.watched(method or rebuild_method(RunFolder(folder).read_config()))
+    training = PrivateTraining.resume(
+        folder,
+        experiment.model,
+        experiment.optimizer,
+        loss=cross_entropy,
+        data=experiment.records,
+        method=method,
+        scheduler=experiment.scheduler,
+        augmentation=experiment.augmentation,
+        device=settings.device,
+    )
+    return _run(training, experiment, folder, console)
+
+
+def _run(training: PrivateTraining, experiment: Experiment, folder: str, console: Console) -> dict[str, Any]:
+    began = time.perf_counter()
+    _warn_of_noise(training, console)
+    result = training.run(evaluate=experiment.evaluate, progress=console.is_terminal)
+    if isinstance(training.method, Watched) and training.method.scores is not None:
+        _write_json(Path(folder) / SCORES_FILE, {"scores": training.method.scores.tolist()})
+    return _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
+
+
+def _answer(folder: str, settings: Settings, finished: bool, seconds: float) -> dict[str, Any]:
+    """What a command answers about a run, with a fresh report."""
+    report = write_report(folder)
+    run = read_run(folder)
+    return {
+        "run_dir": folder,
+        "finished": finished,
+        "steps": int(run.last("step") or 0),
+        "accuracy": run.accuracy,
+        "epsilon": run.epsilon,
+        "delta": run.delta,
+        "guarantee": run.guarantee,
+        "private": run.is_private,
+        "seconds": seconds,
+        "report": str(report),
+        "statement": dict(run.statement),
+        "settings": settings.publishable(),
+    }
+
+
+def insert_canaries(experiment: Experiment) -> Experiment:
+    """The experiment with the canaries that its settings ask for.
+
+    They come from the seed and the test records alone: no training record has a say in who is there.
+    """
+    settings, dataset = experiment.settings, experiment.dataset
+    if settings.canaries is None:
+        return experiment
+    canaries = choose_canaries(
+        dataset.test,
+        dataset.num_classes,
+        settings.canaries,
+        seed=settings.seed,
+        reproducible=settings.reproducible,
+    )
+    return replace(experiment, canaries=canaries)
+
+
+def _write_settings(folder: Path, experiment: Experiment) -> None:
+    """Everything for resuming into the private part, what may be published into config.json."""
+    settings = experiment.settings
+    if experiment.canaries is not None:
+        experiment.canaries.save(folder)
+    path = folder / SETTINGS_FILE
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _write_json(path, settings.to_json())
+    config = folder / "config.json"
+    content = read_object(config) if config.is_file() else {}
+    content["command"] = settings.command()
+    content["experiment"] = {
+        **settings.publishable(),
+        "population": experiment.dataset.population,
+        "steps": experiment.sampling.steps,
+        "test_records": len(experiment.dataset.test),
+    }
+    _write_json(config, content)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=2) + "\n")
+    Path(name).chmod(0o600 if path.parent.name in ("checkpoint", "private") else 0o644)
+    Path(name).replace(path)
+
+
+def _new_folder(data: str) -> str:
+    name = data.replace(":", "-").replace(".", "-")
+    return str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def _assemble(settings: Settings, console: Console) -> Experiment:
+    with _feature_progress(console) as progress:
+        return assemble(settings, progress)
+
+
+@contextmanager
+def _feature_progress(console: Console) -> Iterator[Progress]:
+    """A line and a bar that appear with the first chunk of features; neither where there are none."""
+    from rich.progress import Progress as Bar
+
+    bar = Bar(console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task("computing features", total=None, visible=False)
+    began = False
+
+    def update(done: int, total: int) -> None:
+        nonlocal began
+        if not began:
+            began = True
+            console.print(
+                f"computing features once; they are kept in {cache_folder()} for later runs "
+                "(EQUIPOISE_CACHE names another folder)",
+                markup=False,
+                soft_wrap=True,
+            )
+            bar.start()
+        bar.update(task, completed=done, total=total, visible=True)
+
+    try:
+        yield update
+    finally:
+        bar.stop()
+
+
+DROWNED = 10.0
+"""Noise this many times as long as the longest possible mean gradient hardly lets a model learn."""
+
+
+def _warn_of_noise(training: PrivateTraining, console: Console) -> None:
+    """Say before anything is spent that a budget drowns the gradient; from public numbers alone."""
+    parameters = sum(p.numel() for p in training.model.parameters() if p.requires_grad)
+    if not training.plan.releases:
+        return
+    multiplier = training.plan.releases[0].noise_multiplier
+    ratio = multiplier * parameters**0.5 / training.sampling.expected_size
+    if ratio > DROWNED:
+        console.print(
+            f"[bold yellow]Warning[/]: the noise of a step will be {ratio:,.0f} times as long as the "
+            "mean of the clipped gradients can be, so hardly anything can be learned. Raise --epsilon or "
+            "--batch-size, or take a smaller model."
+        )
+
+
+def _introduce(experiment: Experiment, budget: Budget, console: Console) -> list[str]:
+    """Say what will be trained how; gives what is doubtful about it, which is said too."""
+    settings, sampling = experiment.settings, experiment.sampling
+    parameters = sum(p.numel() for p in experiment.model.parameters() if p.requires_grad)
+    console.print(
+        f"[bold]{settings.model}[/] ({parameters:,} parameters) on [bold]{settings.data}[/], "
+        f"{settings.method}, "
+        f"{sampling.steps:,} steps of about {sampling.expected_size:,g} records, "
+        f"budget epsilon {budget.epsilon:.4g} at delta {budget.delta:g}; "
+        f"{settings.optimizer} with learning rate {settings.learning_rate:g}, clip norm {settings.clip_norm}"
+    )
+    if settings.reproducible:
+        console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")
+    warning = delta_warning(budget.delta, sampling.population)
+    if warning is not None:
+        console.print(f"[bold yellow]Warning[/]: {warning}")
+    return [] if warning is None else [warning]

@@ -1,0 +1,1 @@
+"""Feature extractors that learn nothing from private records."""

@@ -1,0 +1,227 @@
+"""Fixed feature extractors, computed once and cached on disk.
+
+An extractor maps each record's input to features without looking at any other record and without fitted
+parameters, so
+extraction costs no privacy: a model trained privately on the features of the records is private for the
+records. Here: scattering coefficients followed by group normalisation over the channels of one record (no
+scale, no shift), as in F. Tramer, D. Boneh, "Differentially private learning needs better features (or much
+more data)", ICLR 2021, whose variant with data normalisation would need private means and variances and is
+not offered.
+
+The cache holds private data in another form: it is written for its owner alone (mode 0600), and belongs where
+the data are. Features are kept as float16 on disk; the rounding (relative 5e-4) is part of the features, so
+that a first run and a run from the cache see the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from equipoise.data.features.scattering import Scattering2d
+from equipoise.data.readers.files import PathLike
+from equipoise.data.records import DataSet, Records
+
+__all__ = ["FeatureExtractor", "ScatteringFeatures", "extract", "extract_cached", "features_of"]
+
+
+Progress = Callable[[int, int], None]
+
+
+class FeatureExtractor(Protocol):
+    """What :func:`extract` needs: a call on a batch of inputs, and a description of its constants."""
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Features ``[k, ...]`` of inputs ``[k, ...]``; row i depends on input i alone."""
+
+    def config(self) -> dict[str, object]:
+        """Name, version and constants, as JSON can hold them: equal configurations compute equal features."""
+
+
+@dataclass(frozen=True)
+class ScatteringFeatures:
+    """Scattering coefficients with group normalisation per record.
+
+    Attributes:
+        shape: ``(h, w)`` of the images.
+        scales: J of the transform.
+        angles: L of the transform.
+        num_groups: groups of channels that are normalised together; None leaves the coefficients as they are.
+
+    Inputs are ``[k, c, h, w]``, features float32 ``[k, c * num_channels, h / 2^scales, w / 2^scales]``.
+
+    >>> ScatteringFeatures((28, 28))(torch.randn(2, 1, 28, 28)).shape
+    torch.Size([2, 81, 7, 7])
+    """
+
+    shape: tuple[int, int]
+    scales: int = 2
+    angles: int = 8
+    num_groups: int | None = 27
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_transform", Scattering2d(self.shape, self.scales, self.angles))
+        channels = self._scattering().num_channels
+        if self.num_groups is not None and (self.num_groups < 1 or channels % self.num_groups):
+            raise ValueError(
+                f"num_groups={self.num_groups} must divide the {channels} channels of the transform."
+            )
+
+    @property
+    def num_channels(self) -> int:
+        """Features a position for each input channel."""
+        return self._scattering().num_channels
+
+    def _scattering(self) -> Scattering2d:
+        return self._transform  # type: ignore[attr-defined]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The features of a batch."""
+        features = self._scattering()(inputs)
+        if self.num_groups is None:
+            return features
+        return F.group_norm(features, self.num_groups * inputs.shape[1])
+
+    def config(self) -> dict[str, object]:
+        """Name, version and constants."""
+        return {"extractor": "scattering", "version": 1, **asdict(self)}
+
+
+def extract(
+    records: Records, extractor: FeatureExtractor, *, chunk: int = 32, progress: Progress | None = None
+) -> Records:
+    """The records with their inputs replaced by features (float16 precision, held as float32).
+
+    Args:
+        records: the field ``input`` is read, all others are kept.
+        extractor: see :class:`FeatureExtractor`.
+        chunk: records a call; 32 images of MNIST stay within a processor's cache.
+        progress: called with (done, total) after each chunk.
+
+    >>> records = Records({"input": torch.randn(5, 1, 8, 8), "label": torch.arange(5)})
+    >>> extract(records, ScatteringFeatures((8, 8)), chunk=2).fields["input"].shape
+    torch.Size([5, 81, 2, 2])
+    """
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk} must be at least 1.")
+    return _with_input(records, _compute(records.fields["input"], extractor, chunk, progress))
+
+
+def extract_cached(
+    records: Records,
+    extractor: FeatureExtractor,
+    cache: PathLike,
+    *,
+    chunk: int = 32,
+    progress: Progress | None = None,
+) -> Records:
+    """As :func:`extract`, but read from the folder ``cache`` where the same features were computed before.
+
+    The key is a hash of the extractor's configuration and of the inputs' content: other data or other
+    constants never meet an old file. A file that is damaged is computed anew; one is written whole or not at
+    all.
+
+    Raises:
+        OSError: the cache cannot be written; nothing half-written is left behind.
+    """
+    inputs = Records({"input": records.fields["input"]}, check_finite=False)
+    key = hashlib.sha256(
+        json.dumps([extractor.config(), inputs.fingerprint()], sort_keys=True).encode()
+    ).hexdigest()
+    path = Path(cache) / f"features-{key[:32]}.safetensors"
+    features = _read_cache(path, key, len(records))
+    if features is None:
+        features = _compute(records.fields["input"], extractor, chunk, progress)
+        _write_cache(path, key, features)
+    return _with_input(records, features)
+
+
+def features_of(
+    dataset: DataSet,
+    extractor: FeatureExtractor,
+    cache: PathLike | None = None,
+    *,
+    progress: Progress | None = None,
+) -> DataSet:
+    """The data set with train and test inputs replaced by features; population, classes and labels stay.
+
+    Args:
+        dataset: what to transform.
+        extractor: see :class:`FeatureExtractor`.
+        cache: folder for the cache; None computes every time.
+        progress: called with (done, total) for each part in turn.
+    """
+
+    def part(records: Records) -> Records:
+        if cache is None:
+            return extract(records, extractor, progress=progress)
+        return extract_cached(records, extractor, cache, progress=progress)
+
+    described = f"{extractor.config().get('extractor', 'fixed')} features of: {dataset.description}"
+    return replace(dataset, train=part(dataset.train), test=part(dataset.test), description=described)
+
+
+def _with_input(records: Records, features: Tensor) -> Records:
+    return Records({**records.fields, "input": features.to(torch.float32)}, num_classes=records.num_classes)
+
+
+def _compute(inputs: Tensor, extractor: FeatureExtractor, chunk: int, progress: Progress | None) -> Tensor:
+    features: Tensor | None = None
+    with torch.no_grad():
+        for start in range(0, len(inputs), chunk):
+            part = extractor(inputs[start : start + chunk])
+            if features is None:
+                features = torch.empty(len(inputs), *part.shape[1:], dtype=torch.float16)
+            features[start : start + chunk] = part
+            if progress is not None:
+                progress(min(start + chunk, len(inputs)), len(inputs))
+    assert features is not None  # Records are never empty
+    return features
+
+
+def _checksum(features: Tensor) -> str:
+    return f"{zlib.crc32(features.view(torch.uint8).numpy().data):08x}"
+
+
+def _read_cache(path: Path, key: str, length: int) -> Tensor | None:
+    """The cached features, or None where there are none that can be trusted."""
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            features: Tensor = file.get_tensor("features")
+    except (SafetensorError, OSError, ValueError):
+        return None
+    if metadata.get("key") != key or len(features) != length or metadata.get("crc32") != _checksum(features):
+        return None
+    return features
+
+
+def _write_cache(path: Path, key: str, features: Tensor) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # a name of its own a writer, so that two runs at once do not write into one file; the last one to finish
+    # stays
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        save_file({"features": features}, str(temporary), metadata={"key": key, "crc32": _checksum(features)})
+        temporary.chmod(0o600)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise

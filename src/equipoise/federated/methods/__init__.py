@@ -1,0 +1,1 @@
+"""Federated methods: what each adds to the rounds of a client and of the server."""

@@ -1,0 +1,68 @@
+"""FedProx: local steps are pulled back to the point where the server put the client.
+
+    estimate = method's estimate + mu (y - x)
+
+x is the global model of the round, y the local iterate. The pull is added to the noised estimate: both
+points are public, so that it costs nothing.
+
+Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith 2020, "Federated Optimization in Heterogeneous
+Networks".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from equipoise.federated.methods.round_wrapper import Wrapped
+from equipoise.methods import Context, Method, State
+from equipoise.methods.card import Card
+
+__all__ = ["Proximal"]
+
+
+class Proximal(Wrapped):
+    """Any method with FedProx' pull; its releases, its plan and its cost are the inner method's.
+
+    Args:
+        method: what estimates the gradient.
+        strength: mu >= 0; 0 is the inner method.
+
+    Example:
+        >>> from equipoise.methods import DPSGD
+        >>> Proximal(DPSGD(0.1), strength=0.01).config()["strength"]
+        0.01
+    """
+
+    name: ClassVar[str] = "proximal"
+    card: ClassVar[Card] = Card(
+        summary="Any method, with a pull towards the global model of the round.",
+        claim="Keeps clients with different data from drifting apart in long rounds.",
+        source="Li et al. 2020, Federated Optimization in Heterogeneous Networks",
+        guarantee="proven",
+        published_guarantee=None,
+        cost="that of the inner method, and a copy of the parameters",
+        use_when="Clients differ and a round has many local steps.",
+        avoid_when="A round is a step: the pull is then zero.",
+    )
+
+    def __init__(self, method: Method, strength: float) -> None:
+        if not (math.isfinite(strength) and strength >= 0):
+            raise ValueError(f"strength={strength!r}: mu is a finite number of at least 0")
+        super().__init__(method)
+        self.strength = float(strength)
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """The inner estimate, pulled."""
+        estimate, state = super().step(context, state)
+        pulled = {
+            name: value + self.strength * (context.params[name] - state["start"][name])
+            for name, value in estimate.items()
+        }
+        return pulled, state
+
+    def config(self) -> dict[str, Any]:
+        """The settings, as plain values."""
+        return {**super().config(), "strength": self.strength}

@@ -1,0 +1,202 @@
+"""The subspace of a round: leading directions of public gradients at the global model, the same everywhere.
+
+For each block l of parameters, G_l [m, p_l] the public gradients at x,
+
+    G_l G_l^T = Q diag(lambda) Q^T,    W_l = Q_k diag(lambda_k)^(-1/2),    V_l = G_l^T W_l
+
+Server and clients hold the public records and compute V themselves: they were sent once, the columns never.
+A displacement d = x - y in the span of V can then be sent as
+
+    coordinates    u = V^T d              K numbers; both ends need the same columns, order and signs
+    combination    a_l = W_l V_l^T d_l    m numbers a block; G_l^T a_l = V_l V_l^T d_l in any basis
+
+Everything is computed in float64 on a copy of the model in evaluation mode, so that neither dropout nor
+rounding tells two machines apart; columns get their signs from their largest entries. Where eigenvalues
+coincide the columns are not determined, and only the combination is safe.
+
+Source: FedPCDP in PCDP-SGD, arXiv 2312.03792; the combination is this library's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from equipoise.gradients import DenseGradients, GradientEngine, PerSampleGradients
+from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
+from equipoise.gradients.subspaces.principal import principal_subspace
+from equipoise.methods.base import Parameters
+from equipoise.methods.named_tensors import copied
+from equipoise.methods.projected.sources import DEFAULT_DIMENSION, Blocks, groups_of
+from equipoise.methods.public_records import PublicRecords
+
+__all__ = ["Form", "RoundBasis", "RoundSubspace"]
+
+
+Form = Literal["combination", "coordinates"]
+
+
+FORMS = ("combination", "coordinates")
+
+
+@dataclass(frozen=True)
+class RoundBasis:
+    """The columns at one global model.
+
+    Attributes:
+        columns: held, in the parameters' own type: what gradients are projected on.
+        exact: the same in float64.
+        weights: W_l [m, K_l] of each block, float64.
+        groups: the parameters of each block.
+        rows: the public gradients, float64.
+    """
+
+    columns: BlockSubspace
+    exact: BlockSubspace
+    weights: Sequence[Tensor]
+    groups: Sequence[Sequence[str]]
+    rows: PerSampleGradients
+
+    def encode(self, displacement: Parameters, form: Form) -> dict[str, Tensor]:
+        """What is sent of a displacement: its part in the subspace.
+
+        Returns:
+            ``coordinates`` [K] in the parameters' type, or ``combination`` [m, number of blocks] in float64.
+        """
+        row = DenseGradients({name: value.double()[None] for name, value in displacement.items()})
+        y = self.exact.coordinates(row)[0]
+        if form == "coordinates":
+            return {form: y.to(next(iter(displacement.values())).dtype)}
+        parts = torch.split(y, [block.dimension for block in self.exact.blocks])
+        return {form: torch.stack([W @ part for W, part in zip(self.weights, parts, strict=True)], dim=1)}
+
+    def decode(self, sent: Parameters) -> dict[str, Tensor]:
+        """The displacement, in float64.
+
+        Raises:
+            ValueError: numbers of a shape that is not expected here.
+        """
+        if set(sent) == {"coordinates"} and sent["coordinates"].shape == (self.exact.dimension,):
+            return self.exact.lift(sent["coordinates"].double())
+        shape = (self.rows.num_records, len(self.groups))
+        if set(sent) != {"combination"} or sent["combination"].shape != shape:
+            shapes = {name: tuple(value.shape) for name, value in sent.items()}
+            raise ValueError(
+                f"a client sent {shapes}; expected are coordinates [{self.exact.dimension}] or a combination "
+                f"{list(shape)}: both ends need the same public records and settings"
+            )
+        combination = sent["combination"].double()
+        coefficients = {
+            name: combination[:, number] for number, names in enumerate(self.groups) for name in names
+        }
+        found = self.rows.select(list(coefficients)).weighted_sums(coefficients)
+        return {
+            name: found[name] if name in found else torch.zeros(shape, dtype=torch.float64)
+            for name, shape in self.exact.shapes.items()
+        }
+
+
+class RoundSubspace:
+    """Public records, and what is computed of them at the global model of a round.
+
+    Args:
+        model: of server and clients; a copy is kept.
+        loss: loss(model, batch) -> [B].
+        public: a batch of public records, as the loss takes it; none of them is a private record of a client.
+        dimension: columns a block; the smaller of 100 and the number of public records when None.
+        blocks: "per_tensor", "per_layer" or "whole".
+        normalise: scale public gradients to norm one first.
+
+    The columns are held: memory for m P and K_l p_l numbers of float64.
+
+    Example:
+        >>> model = nn.Linear(3, 1)
+        >>> found = RoundSubspace(model, lambda m, x: m(x)[:, 0].square(), torch.eye(3)[:2])
+        >>> start = {name: value.detach() for name, value in model.named_parameters()}
+        >>> basis = found.at(start)
+        >>> moved = {"weight": torch.tensor([[1.0, 1.0, 1.0]]), "bias": torch.tensor([1.0])}
+        >>> back = basis.decode(basis.encode(moved, "combination"))
+        >>> spanned = torch.tensor([[1.0, 1.0, 0.0]])  # the public records do not span the third direction
+        >>> torch.allclose(back["weight"].float(), spanned, atol=1e-5)
+        True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[nn.Module, Any], Tensor],
+        public: Any,
+        *,
+        dimension: int | None = None,
+        blocks: Blocks = "per_tensor",
+        normalise: bool = False,
+    ) -> None:
+        self.public = PublicRecords(public)
+        if dimension is not None and (isinstance(dimension, bool) or dimension < 1):
+            raise ValueError(f"dimension={dimension!r}: it must be a whole number of at least 1")
+        self.dimension, self.blocks, self.normalise = dimension, blocks, normalise
+        self._dtype = next(model.parameters()).dtype
+        self._model = copy.deepcopy(model).double().eval()
+        self._batch = pytree.tree_map(
+            lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, self.public.batch
+        )
+        self._engine = GradientEngine(self._model, loss, self._batch)
+        self._kept: tuple[Parameters, RoundBasis] | None = None  # a cache: where, and the basis there
+
+    @property
+    def sent_once(self) -> int:
+        """Bytes of the public records."""
+        return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(self.public.batch))
+
+    def at(self, params: Parameters) -> RoundBasis:
+        """The basis at the global model.
+
+        Raises:
+            ValueError: the public gradients are all zero or not finite.
+        """
+        kept = self._kept
+        if kept is not None and all(torch.equal(kept[0][name], value) for name, value in params.items()):
+            return kept[1]
+        where = copied(params)
+        basis = self._basis({name: value.double() for name, value in where.items()})
+        self._kept = (where, basis)
+        return basis
+
+    def _basis(self, params: Parameters) -> RoundBasis:
+        rows = self._engine(self._batch, params=params)
+        limit = min(DEFAULT_DIMENSION if self.dimension is None else self.dimension, len(self.public))
+        found = principal_subspace(
+            rows, groups_of(rows.names, self.blocks), limit, normalise=self.normalise, basis="kernel",
+            measure=False,
+        ).subspace  # fmt: skip
+        blocks, weights = [], []
+        for block in found.blocks:
+            assert block.weights is not None
+            columns = rows.select(block.names).weighted_sums(block.weights)
+            signs = _signs(columns)
+            weights.append(block.weights * signs)
+            blocks.append(
+                Block(
+                    block.dimension,
+                    {n: c * signs.view(-1, *[1] * (c.ndim - 1)) for n, c in columns.items()},
+                )
+            )
+        exact = BlockSubspace(found.shapes, blocks)
+        own = BlockSubspace(
+            found.shapes,
+            [Block(b.dimension, {n: c.to(self._dtype) for n, c in b.columns.items()}) for b in blocks],
+        )
+        return RoundBasis(own, exact, weights, [block.names for block in found.blocks], rows)
+
+
+def _signs(columns: Parameters) -> Tensor:
+    """[K] signs that make each column's largest entry positive."""
+    flat = torch.cat([held.flatten(1) for held in columns.values()], dim=1)
+    largest = flat.gather(1, flat.abs().argmax(1, keepdim=True))[:, 0]
+    return torch.where(largest < 0, -1.0, 1.0).to(flat)

@@ -1,0 +1,160 @@
+"""SCAFFOLD: local steps are corrected by what the clients' directions differ by.
+
+    local step:        y <- y - rate (estimate(y) + c - c_p)
+    end of a round:    c_p <- c_p - c + (x - y) / (K rate)          (option II)
+    server:            x <- x + rate_g mean_p (y_p - x),   c <- c + (|S| / P) mean_p (change of c_p)
+
+x is the global model of the round, c_p the client's control variate, c the server's. Both are computed from
+displacements, which came out of noised steps: they cost nothing, and the change of c_p need not be sent,
+since the server finds it from y_p as the client does. What comes down is c beside x.
+
+If an answer is lost on its way, the client's control has changed and the server's has not.
+
+Source: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh 2020, "SCAFFOLD: Stochastic Controlled Averaging
+for Federated Learning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.federated.methods.round_wrapper import Wrapped
+from equipoise.federated.strategies import Asker, FedAvg
+from equipoise.methods import Context, Method, State
+from equipoise.methods.base import Parameters
+from equipoise.methods.card import Card
+from equipoise.methods.checks import require_positive
+from equipoise.methods.named_tensors import copied
+
+__all__ = ["Scaffold", "ScaffoldAverage"]
+
+
+class Scaffold(Wrapped):
+    """The client's half: any method, corrected by control variates.
+
+    Args:
+        method: what estimates the gradient.
+        local_steps: K, steps a round.
+        learning_rate: of the local steps, which are plain SGD.
+
+    Example:
+        >>> from equipoise.methods import DPSGD
+        >>> Scaffold(DPSGD(0.1), local_steps=5, learning_rate=0.5).config()["local_steps"]
+        5
+    """
+
+    name: ClassVar[str] = "scaffold"
+    card: ClassVar[Card] = Card(
+        summary="Any method, its local steps corrected by control variates.",
+        claim="Keeps clients with different data from drifting apart; with noised displacements the controls "
+        "carry the noise of a whole round.",
+        source="Karimireddy et al. 2020, SCAFFOLD",
+        guarantee="proven",
+        published_guarantee=None,
+        cost="that of the inner method, three copies of the parameters, and c sent down",
+        use_when="Clients differ, rounds have many local steps, and the noise of a round is small.",
+        avoid_when="Noise is heavy: the controls then add it to every step of the next round.",
+    )
+
+    def __init__(self, method: Method, *, local_steps: int, learning_rate: float) -> None:
+        super().__init__(method)
+        require_positive("learning_rate", learning_rate)
+        if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
+            raise ValueError(f"local_steps={local_steps!r}: give a whole number of at least 1")
+        self.local_steps, self.learning_rate = local_steps, float(learning_rate)
+
+    @property
+    def follows_control(self) -> bool:
+        """The server's control variate."""
+        return True
+
+    def init(self, context: Context) -> State:
+        """Controls of zero."""
+        nothing = {name: torch.zeros_like(value) for name, value in context.params.items()}
+        return {**super().init(context), "own": nothing, "server": nothing}
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """The inner estimate, corrected."""
+        estimate, state = super().step(context, state)
+        own, server = state["own"], state["server"]
+        return {name: value + (server[name] - own[name]) for name, value in estimate.items()}, state
+
+    def with_control(self, state: State, control: Parameters | None) -> State:
+        """The server's control variate of the round."""
+        zeros = {name: torch.zeros_like(value) for name, value in state["own"].items()}
+        state = super().with_control(state, control)
+        return {**state, "server": zeros if control is None else copied(control)}
+
+    def end_round(self, state: State, end: Parameters) -> State:
+        """The client's control variate moves."""
+        state = super().end_round(state, end)
+        moved = control_change(state["start"], end, state["server"], self.local_steps * self.learning_rate)
+        return {**state, "own": {name: value + moved[name] for name, value in state["own"].items()}}
+
+    def config(self) -> dict[str, Any]:
+        """The settings, as plain values."""
+        return {
+            **super().config(), "local_steps": self.local_steps, "learning_rate": self.learning_rate,
+        }  # fmt: skip
+
+
+class ScaffoldAverage(FedAvg):
+    """The server's half.
+
+    Args:
+        clients: P, all clients, also those that are not picked for a round.
+        local_steps, learning_rate: those of the clients.
+        server_rate: rate_g.
+
+    Example:
+        >>> server = ScaffoldAverage(clients=2, local_steps=1, learning_rate=0.5)
+        >>> x, answers = {"w": torch.ones(1)}, [{"w": torch.zeros(1)}, {"w": torch.full((1,), 0.5)}]
+        >>> server.aggregate(x, answers)["w"].item()
+        0.25
+        >>> server.instructions(lambda limit: [])["control"]["w"].item()  # the mean of 2 and 1
+        1.5
+    """
+
+    def __init__(
+        self, clients: int, *, local_steps: int, learning_rate: float, server_rate: float = 1.0
+    ) -> None:
+        super().__init__(server_rate)
+        if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
+            raise ValueError(f"clients={clients!r}: give a whole number of at least 1")
+        self.clients, self._length = clients, local_steps * learning_rate
+        self._control: dict[str, Tensor] | None = None
+
+    def instructions(self, ask: Asker) -> dict[str, Any]:
+        """The server's control variate; none before the first answers."""
+        return {} if self._control is None else {"control": self._control}
+
+    def aggregate(self, params: Parameters, answers: Sequence[Parameters]) -> dict[str, Tensor]:
+        """The mean of the clients' parameters; the control variate follows."""
+        now = self._control or {name: torch.zeros_like(value) for name, value in params.items()}
+        changes = [control_change(params, answer, now, self._length) for answer in answers]
+        self._control = {
+            name: value + torch.stack([change[name] for change in changes]).sum(0) / self.clients
+            for name, value in now.items()
+        }
+        return super().aggregate(params, answers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The control variate."""
+        return {} if self._control is None else {"control": self._control}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        if not set(state) <= {"control"}:
+            raise ValueError(f"state has {sorted(state)}, SCAFFOLD has a control variate")
+        self._control = dict(state["control"]) if state else None
+
+
+def control_change(
+    start: Parameters, end: Parameters, server: Parameters, length: float
+) -> dict[str, Tensor]:
+    """The change of a client's control variate: (x - y) / (K rate) - c."""
+    return {name: (value - end[name]) / length - server[name] for name, value in start.items()}

@@ -1,0 +1,254 @@
+"""The table of federated methods: what runs at each client, and what at the server.
+
+A new method is one line here: two functions of the public constants of a federation (`Setup`), one that makes
+the client's method and one that makes the server's strategy. `fedavg:NAME` names any method of the library
+at the clients, with plain averaging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from equipoise.federated.methods.fedlrs import FedLRS, SparseAverage
+from equipoise.federated.methods.fedpcdp import RoundPCDP, RoundPDP, SubspaceAverage
+from equipoise.federated.methods.moon import Moon, MoonLoss
+from equipoise.federated.methods.projected_upload import ProjectedUpload
+from equipoise.federated.methods.proximal import Proximal
+from equipoise.federated.methods.round_subspace import RoundSubspace
+from equipoise.federated.methods.scaffold import Scaffold, ScaffoldAverage
+from equipoise.federated.methods.server_quantile import QuantileFedAvg, ServerQuantile
+from equipoise.federated.methods.server_radius import ServerRMS
+from equipoise.federated.strategies import AdaptDPFedAvg, FedAvg, Strategy
+from equipoise.methods import DPSGD, METHODS, Method, ReleasedQuantile
+from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.training.input_checks import Loss
+
+__all__ = ["FEDERATED", "FederatedMethod", "Setup", "find_federated"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Public constants of a federation.
+
+    Attributes:
+        rounds: R.
+        clients: P, all of them.
+        clients_per_round: that take part in a round.
+        local_steps: K, steps a round.
+        learning_rate: of the local steps, which are plain SGD.
+        model: of the federation's make; its values do not matter.
+        loss: loss(model, batch) -> [B].
+        clip_norm: bound on one record's gradient, or the largest radius.
+        recipe: "library" or "as_published".
+        options: the method's own settings, by name; see its line.
+        public: a batch of public records, for the methods that use some.
+    """
+
+    rounds: int
+    clients: int
+    clients_per_round: int
+    local_steps: int
+    learning_rate: float
+    model: nn.Module
+    loss: Loss
+    clip_norm: float = 1.0
+    recipe: str = "library"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    public: Any = None
+
+    @cached_property
+    def directions(self) -> RoundSubspace:
+        """The subspace of public gradients; in one process clients and server share it."""
+        options = {name: self.options[name] for name in ("dimension", "blocks")}
+        return RoundSubspace(self.model, self.loss, self.public, **options)
+
+
+@dataclass(frozen=True)
+class FederatedMethod:
+    """A line of the table.
+
+    Attributes:
+        summary: one line for listings.
+        method: what estimates the gradient at a client; every client gets one of its own. Of a `Moon` the
+            term is the client's loss.
+        strategy: the server's side.
+        options: the method's own settings and their defaults; `Setup.options` holds all of them.
+        recipes: which the method has.
+        needs_public: whether it asks for public records.
+    """
+
+    summary: str
+    method: Callable[[Setup], Method]
+    strategy: Callable[[Setup], Strategy]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    recipes: tuple[str, ...] = ("library",)
+    needs_public: bool = False
+
+
+def find_federated(name: str) -> FederatedMethod:
+    """The line of a name, or of ``fedavg:NAME``.
+
+    Raises:
+        ValueError: there is no such method.
+
+    Example:
+        >>> find_federated("fedavg:dp-c4").summary == METHODS["dp-c4"].card.summary
+        True
+    """
+    if name in FEDERATED:
+        return FEDERATED[name]
+    kind, _, local = name.partition(":")
+    if kind == "fedavg" and local in METHODS:
+        return FederatedMethod(METHODS[local].card.summary, lambda setup: _local(local, setup), _mean)
+    raise ValueError(
+        f"method={name!r} is no federated method. There are {', '.join(FEDERATED)}, and fedavg:NAME with any "
+        "name that `equipoise methods` lists."
+    )
+
+
+def _local(name: str, setup: Setup) -> Method:
+    public = {"public": setup.public} if setup.public is not None else {}
+    return METHODS[name](**public, clip_norm=setup.clip_norm)  # type: ignore[call-arg]
+
+
+def _mean(setup: Setup) -> Strategy:
+    return FedAvg()
+
+
+def _fixed(setup: Setup) -> Method:
+    return DPSGD(setup.clip_norm)
+
+
+def _quantile(setup: Setup) -> ReleasedQuantile:
+    return ReleasedQuantile(setup.clip_norm, quantile=setup.options["quantile"])
+
+
+def _scaffold_server(setup: Setup) -> Strategy:
+    K, rate = setup.local_steps, setup.learning_rate
+    return ScaffoldAverage(setup.clients, local_steps=K, learning_rate=rate)
+
+
+def _moon(setup: Setup) -> Method:
+    return Moon(_fixed(setup), MoonLoss(setup.loss, _features, setup.model, **setup.options))
+
+
+def _features(model: nn.Module, batch: Any) -> Tensor:
+    """The input of a network's last layer."""
+    if not isinstance(model, nn.Sequential) or len(model) < 2:
+        raise ValueError(
+            "method='moon' compares what goes into the last layer, and takes it from an nn.Sequential; this "
+            f"model is a {type(model).__name__}. Use MoonLoss with a features function of your own."
+        )
+    return model[:-1](batch["input"]).flatten(1)
+
+
+def _projected(kind: type[RoundPCDP] | type[RoundPDP]) -> Callable[[Setup], Method]:
+    return lambda setup: kind(setup.directions, setup.clip_norm, form=setup.options["form"])
+
+
+def _subspace_server(setup: Setup) -> Strategy:
+    return SubspaceAverage(setup.directions)
+
+
+def _radius_client(setup: Setup) -> Method:
+    names = [n for n in _RADIUS_AT_CLIENTS if n != "radius_share" or setup.recipe != "as_published"]
+    own = {name: setup.options[name] for name in names}
+    return ServerRMS(setup.clip_norm, round_length=setup.local_steps, recipe=setup.recipe, **own)
+
+
+def _radius_server(setup: Setup) -> Strategy:
+    form = {name: setup.options[name] for name in ("variant", "initial_clip_norm")}
+    elsewhere = {*form, *_RADIUS_AT_CLIENTS}
+    options = {name: value for name, value in setup.options.items() if name not in elsewhere}
+    if setup.recipe == "as_published":
+        options |= {"offset": "paper", "scale": "g_hat", "kappa": None}
+    rule = RMSRadius(setup.clip_norm, **options)
+    return AdaptDPFedAvg(rule, setup.rounds, setup.clients_per_round, **form)
+
+
+_RADIUS_AT_CLIENTS = ("variant", "query_steps", "radius_share", "radius_sampling_rate")
+
+
+_RADIUS = {
+    "variant": "round", "query_steps": "all", "initial_clip_norm": None,
+    "radius_share": 0.2, "radius_sampling_rate": None, "tau": 1.0, "offset": "sd", "scale": "g_hat",
+    "kappa": None, "ema_beta": 0.0, "minimum": None,
+}  # fmt: skip
+
+
+_SUBSPACE = {"dimension": 100, "blocks": "per_tensor", "form": "combination"}
+
+
+FEDERATED: dict[str, FederatedMethod] = {
+    "dp-fedavg": FederatedMethod("DP-SGD at a fixed clip norm, averaged", _fixed, _mean),
+    "dp-fedavg-quantile": FederatedMethod(
+        "DP-SGD at a quantile of all clients' gradient norms, from noised counts",
+        lambda setup: ServerQuantile(_quantile(setup)),
+        lambda setup: QuantileFedAvg(_quantile(setup)),
+        {"quantile": 0.5},
+    ),
+    "dp-fedavg-normalised": FederatedMethod(
+        "DP-SGD with normalised gradients, averaged",
+        lambda setup: DPSGD(setup.clip_norm, clip_rule="auto_s"),
+        _mean,
+    ),
+    "adaptdp-fedavg": FederatedMethod(
+        "the clipping radius follows the clients' noised mean squared gradient norm",
+        _radius_client,
+        _radius_server,
+        _RADIUS,
+        recipes=("library", "as_published"),
+    ),
+    "fedprox": FederatedMethod(
+        "DP-SGD with a pull to the global model, after the noise",
+        lambda setup: Proximal(_fixed(setup), setup.options["strength"]),
+        _mean,
+        {"strength": 0.1},
+    ),
+    "scaffold": FederatedMethod(
+        "DP-SGD corrected by control variates from noised displacements",
+        lambda setup: Scaffold(
+            _fixed(setup), local_steps=setup.local_steps, learning_rate=setup.learning_rate
+        ),
+        _scaffold_server,
+    ),
+    "moon": FederatedMethod(
+        "DP-SGD whose loss holds representations near the global model's",
+        _moon,
+        _mean,
+        {"strength": 1.0, "temperature": 0.5},
+    ),
+    "fedlrs": FederatedMethod(
+        "DP-SGD pulled back beyond a bound; the update's largest entries are sent",
+        lambda setup: FedLRS(_fixed(setup), **setup.options),
+        lambda setup: SparseAverage(),
+        {"bound": 1.0, "strength": 0.1, "share": 0.3},
+    ),
+    "fedpcdp": FederatedMethod(
+        "local steps inside the span of public gradients, clipped after the projection",
+        _projected(RoundPCDP),
+        _subspace_server,
+        _SUBSPACE,
+        needs_public=True,
+    ),
+    "fedpdp": FederatedMethod(
+        "local steps inside the span of public gradients, clipped before the projection",
+        _projected(RoundPDP),
+        _subspace_server,
+        _SUBSPACE,
+        needs_public=True,
+    ),
+    "projected-upload": FederatedMethod(
+        "DP-SGD; what is sent is projected on the span of public gradients, after PFA",
+        lambda setup: ProjectedUpload(_fixed(setup), setup.directions, form=setup.options["form"]),
+        _subspace_server,
+        _SUBSPACE,
+        needs_public=True,
+    ),
+}
+"""name -> its two halves."""

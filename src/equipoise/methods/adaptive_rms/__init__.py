@@ -1,0 +1,1 @@
+"""RMS-adaptive clipping and its radius."""

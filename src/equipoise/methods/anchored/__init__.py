@@ -1,0 +1,1 @@
+"""Methods with an anchor: DP-SVRG, DP-C4 and DP-C4+."""

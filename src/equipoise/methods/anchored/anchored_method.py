@@ -1,0 +1,328 @@
+"""Methods with an anchor: the gradient as a difference to an old iterate plus the gradient there.
+
+    x_{k+1} = x_k - eta (h_k + g),    h_k about mean[g_i(x_k) - g_i(w)],    g about mean[g_i(w)]
+
+as in SVRG (Johnson and Zhang 2013, "Accelerating Stochastic Gradient Descent using Predictive Variance
+Reduction"). g is released once an anchor and used until the next one: what was released may be used again
+for nothing. h is released every step in which x and w are different points. `anchor_schedule` says when the
+anchor moves, `noise_split` how the budget is divided; a method adds how the two sums are bounded.
+
+Beyond DP-SGD's memory stand one copy of the parameters (w), one released gradient (g), and the gradients of a
+micro-batch at the second point.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from equipoise.methods.anchored.noise_split import anchor_noise, best_factor, displacement
+from equipoise.methods.anchored.schedule import AnchorSchedule, draw_schedule
+from equipoise.methods.base import Context, Method, Parameters, State, require_budget
+from equipoise.methods.checks import require_one_of, require_positive
+from equipoise.methods.named_tensors import copied
+from equipoise.privacy.plan import PrivacyPlan, Release
+from equipoise.privacy.sampling import FixedEpochs, FullBatch, Poisson, Sampling, WithoutReplacement
+
+if TYPE_CHECKING:
+    from equipoise.privacy import Budget
+
+__all__ = ["AnchoredMethod", "Planned", "anchor_sampling"]
+
+
+BATCHES_OF_ANCHOR = 16
+
+
+EVERY_STEP = (
+    'anchor_noise="every_step" takes new records for the anchor gradient in every step, and is charged for '
+    "them; the paper's pseudocode puts new noise on one and the same sum until the anchor moves, which is "
+    "neither done nor covered"
+)
+"""The anchor batch, where none is given, in expected batches: 4096 records to 256."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What `plan` fixed for one training.
+
+    Attributes:
+        sampling: of the training.
+        anchor: sampling of the anchor gradients; its expected size is n_A.
+        period: m.
+        schedule: when the anchor moves.
+        plan: the releases with their noise.
+    """
+
+    sampling: Sampling
+    anchor: Sampling
+    period: float
+    schedule: AnchorSchedule
+    plan: PrivacyPlan
+
+    def noise_multiplier(self, release: str) -> float:
+        """The noise multiplier of a release."""
+        return self.plan[release].noise_multiplier
+
+
+class AnchoredMethod(Method):
+    """What DP-SVRG, DP-C4 and DP-C4+ share: schedule, split of the budget, and the step.
+
+    Args:
+        routine: 1 to 4, when the anchor moves (see `anchor_schedule`).
+        anchor_period: m >= 1; by default half the anchor batch over the batch, so that the anchors cost two
+            passes over a batch a step.
+        anchor_batch_size: n_A, expected records of an anchor gradient; the population means all records. By
+            default 16 batches, at most the population.
+        noise_multiplier: z_1 of the coupled term; calibrated when None.
+        anchor_noise_multiplier: z_2 of the anchor gradient; calibrated when None.
+        coupled_noise_factor: f > 0, z_1 over DP-SGD's multiplier for the same budget; or "optimal", which
+            scans for `threshold_ratio`.
+        threshold_ratio: r > 0, expected ratio of the squared thresholds, coupled over anchor; for "optimal".
+        anchor_noise: "once" noises an anchor gradient once; "every_step" takes a fresh sample and fresh noise
+            at the same anchor every step, and pays for each. (The paper's pseudocode puts fresh noise on one
+            and the same sum; see `EVERY_STEP`.)
+    """
+
+    noise_arguments: ClassVar[Mapping[str, str]] = {
+        "noise_multiplier": "coupled",
+        "anchor_noise_multiplier": "anchor",
+    }
+
+    def __init__(
+        self,
+        *,
+        routine: int,
+        anchor_period: float | None,
+        anchor_batch_size: float | None,
+        noise_multiplier: float | None,
+        anchor_noise_multiplier: float | None,
+        coupled_noise_factor: float | Literal["optimal"],
+        threshold_ratio: float,
+        anchor_noise: str,
+    ) -> None:
+        require_one_of("anchor_noise", anchor_noise, ("once", "every_step"))
+        for name, value in (
+            ("noise_multiplier", noise_multiplier),
+            ("anchor_noise_multiplier", anchor_noise_multiplier),
+            ("anchor_batch_size", anchor_batch_size),
+        ):
+            if value is not None:
+                require_positive(name, value, "or None to have it chosen")
+        if coupled_noise_factor != "optimal":
+            require_positive("coupled_noise_factor", coupled_noise_factor, 'or "optimal"')
+        require_positive("threshold_ratio", threshold_ratio, "a ratio of squared thresholds")
+        # Raises for a routine that does not exist and for a period that does not fit it.
+        draw_schedule(routine, 2, 1 if anchor_period is None else anchor_period, torch.Generator())
+        self.routine, self.anchor_period, self.anchor_batch_size = routine, anchor_period, anchor_batch_size
+        self.noise_multiplier = noise_multiplier
+        self.anchor_noise_multiplier = anchor_noise_multiplier
+        self.coupled_noise_factor, self.threshold_ratio = coupled_noise_factor, threshold_ratio
+        self.anchor_noise = anchor_noise
+        self._planned: Planned | None = None
+
+    def assumptions(self) -> Sequence[str]:
+        """How noise at every step differs from the paper's."""
+        return (EVERY_STEP,) if self.anchor_noise == "every_step" else ()
+
+    def passes_over(self, draw: str) -> int:
+        """The coupled term takes the gradients of its records at two points."""
+        return 2 if draw == "batch" else 1
+
+    # ---- what a method adds
+
+    @abstractmethod
+    def max_bounds(self, steps: int) -> tuple[float, float]:
+        """The largest add-or-remove bounds of the coupled sum and of the anchor sum."""
+
+    def counts(self, batch: float, anchor_batch: float) -> Mapping[str, float]:
+        """Noise multipliers of counts released beside "coupled" and "anchor", by the name of that release."""
+        return {}
+
+    def published_noise(
+        self, sampling: Sampling, anchor: Sampling, period: float, budget: Budget | None
+    ) -> tuple[float, float] | None:
+        """Noise multipliers (z_1, z_2) of a recipe as published; None to calibrate."""
+        return None
+
+    @abstractmethod
+    def release_anchor(self, context: Context, state: State, new: bool) -> State:
+        """The state with "gradient" released at the anchor; `new` where the anchor has just moved."""
+
+    @abstractmethod
+    def release_coupled(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """The released coupled mean h and the state."""
+
+    # ---- plan
+
+    def plan(
+        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
+    ) -> PrivacyPlan:
+        """The anchor schedule, the releases and their noise."""
+        size = self.anchor_size(sampling)
+        period = self.period(sampling)
+        schedule = draw_schedule(self.routine, sampling.steps, period, public_rng)
+        every = self.anchor_noise == "every_step"
+        anchors = sampling.steps if every else schedule.num_anchors
+        anchor = anchor_sampling(sampling, size, anchors)
+        coupled_bound, anchor_bound = self.max_bounds(sampling.steps)
+        counts = self.counts(sampling.expected_size, anchor.expected_size)
+
+        def with_noise(coupled: float, at_anchor: float) -> PrivacyPlan:
+            releases = [Release("anchor", at_anchor, anchor_bound, anchors, "anchor", anchor)]
+            if "anchor" in counts:
+                name, number = "anchor_count", schedule.num_anchors
+                releases.append(Release(name, counts["anchor"], 0.5, number, "anchor", anchor))
+            if schedule.num_coupled:
+                number = schedule.num_coupled
+                releases.insert(0, Release("coupled", coupled, coupled_bound, number))
+                if "coupled" in counts:
+                    releases.append(Release("coupled_count", counts["coupled"], 0.5, number))
+            return PrivacyPlan(releases, sampling, relation)
+
+        given = (self.noise_multiplier, self.anchor_noise_multiplier)
+        published = self.published_noise(sampling, anchor, period, budget) if given == (None, None) else None
+        if published is not None:
+            plan = with_noise(*published)
+        elif given[1] is not None and (given[0] is not None or not schedule.num_coupled):
+            plan = with_noise(given[0] or 1.0, given[1])
+        else:
+            plan = self._calibrated(with_noise, sampling, anchor, period, schedule, budget, relation)
+        self._planned = Planned(sampling, anchor, period, schedule, plan)
+        return plan
+
+    def anchor_size(self, sampling: Sampling) -> float:
+        """n_A, the expected records of an anchor gradient."""
+        size = self.anchor_batch_size
+        if size is None:
+            return min(float(sampling.population), BATCHES_OF_ANCHOR * sampling.expected_size)
+        if not sampling.expected_size <= size <= sampling.population:
+            raise ValueError(
+                f"anchor_batch_size={size!r}: it must lie between the expected batch size "
+                f"{sampling.expected_size:g} and the population {sampling.population} (all records)"
+            )
+        return float(size)
+
+    def period(self, sampling: Sampling) -> float:
+        """m, the anchor period."""
+        if self.anchor_period is not None:
+            return self.anchor_period
+        return max(1, round(self.anchor_size(sampling) / (2 * sampling.expected_size)))
+
+    def _calibrated(
+        self,
+        with_noise: Any,
+        sampling: Sampling,
+        anchor: Sampling,
+        period: float,
+        schedule: AnchorSchedule,
+        budget: Budget | None,
+        relation: str,
+    ) -> PrivacyPlan:
+        from equipoise.privacy import calibrate, calibrate_noise_multiplier
+
+        budget = require_budget(budget, "both noise_multiplier and anchor_noise_multiplier")
+        # At equal shares of a large noise the multipliers are to each other as rate times root of count.
+        spread = math.sqrt(schedule.num_anchors / max(1, schedule.num_coupled))
+        ratio = anchor.sampling_rate / sampling.sampling_rate * spread
+        if not schedule.num_coupled:
+            return calibrate(lambda scale: with_noise(1.0, scale), budget)
+        if self.anchor_noise_multiplier is not None:
+            return calibrate(lambda scale: with_noise(scale, self.anchor_noise_multiplier), budget)
+        if self.noise_multiplier is not None:
+            return anchor_noise(with_noise, self.noise_multiplier, budget, self.noise_multiplier * ratio)
+        alone = calibrate_noise_multiplier(sampling, budget, relation)
+
+        def plan_of(factor: float) -> PrivacyPlan:
+            return anchor_noise(with_noise, factor * alone, budget, factor * alone * ratio)
+
+        if self.coupled_noise_factor != "optimal":
+            return plan_of(self.coupled_noise_factor)
+
+        def moved(plan: PrivacyPlan) -> float:
+            return displacement(
+                plan["coupled"].noise_multiplier,
+                plan["anchor"].noise_multiplier,
+                sampling.expected_size,
+                anchor.expected_size,
+                period,
+                self.threshold_ratio,
+            )
+
+        return best_factor(plan_of, moved)[1]
+
+    def planned_for(self, context: Context) -> Planned:
+        """What was planned, checked to be for this training."""
+        if self._planned is None or self._planned.sampling != context.sampling:
+            raise RuntimeError(
+                f"this {type(self).__name__} was planned for another training "
+                f"({None if self._planned is None else self._planned.sampling}) than it is run in "
+                f"({context.sampling}); give every training a method object of its own"
+            )
+        return self._planned
+
+    # ---- steps
+
+    def init(self, context: Context) -> State:
+        """The first anchor is the first iterate; its gradient is released in the first step."""
+        return {"anchor": copied(context.params), "gradient": None, "takes_next": False}
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """An anchor gradient where the anchor is new, a coupled term where it is not the iterate."""
+        planned = self.planned_for(context)
+        schedule, step = planned.schedule, context.step
+        state = dict(state)
+        if state["takes_next"]:
+            state |= {"anchor": copied(context.params), "gradient": None, "takes_next": False}
+        new = state["gradient"] is None
+        if new or self.anchor_noise == "every_step":
+            state = self.release_anchor(context, state, new)
+        estimate = state["gradient"]
+        if not schedule.coincides(step):
+            coupled, state = self.release_coupled(context, state)
+            estimate = {name: value + estimate[name] for name, value in coupled.items()}
+        if schedule.renews(step):
+            if schedule.takes_next:
+                state["takes_next"] = True
+            else:
+                state |= {"anchor": copied(context.params), "gradient": None}
+        return dict(estimate), state
+
+    def rebase(self, state: State, params: Parameters) -> State:
+        """The state after someone else moved the parameters.
+
+        An anchor whose gradient is yet to be released moves along. One that has its gradient stays until its
+        term ends: the release is valid wherever the parameters go, the coupled threshold grows with the
+        distance up to its cap, and moving the anchor now would need a release that was not planned.
+        """
+        if state["gradient"] is None:
+            return {**state, "anchor": copied(params)}
+        return dict(state)
+
+
+def anchor_sampling(sampling: Sampling, size: float, count: int) -> Sampling:
+    """The sampling of anchor gradients: of the training's kind with `size` expected records, or everybody.
+
+    Example:
+        >>> anchor_sampling(Poisson(64, 2000, 3000), 2000, count=189)
+        FullBatch(population=2000, steps=189)
+        >>> anchor_sampling(Poisson(64, 2000, 3000), 512, count=189).expected_size
+        512.0
+    """
+    population = sampling.population
+    if isinstance(sampling, FullBatch) or size >= population:
+        return FullBatch(population, count)
+    if isinstance(sampling, Poisson):
+        return Poisson(size, population, count)
+    if isinstance(sampling, (WithoutReplacement, FixedEpochs)):
+        return dataclasses.replace(sampling, batch_size=round(size), steps=count)
+    raise TypeError(
+        f"sampling={sampling!r}: anchors can be sampled beside Poisson, WithoutReplacement, FullBatch and "
+        "FixedEpochs draws"
+    )

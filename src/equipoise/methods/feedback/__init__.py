@@ -1,0 +1,1 @@
+"""Methods with error feedback: DiceSGD and its joint noise."""

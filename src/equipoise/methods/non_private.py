@@ -1,0 +1,134 @@
+"""References without privacy: SGD with clipped gradients, and the same with clipped error feedback.
+
+    clip-sgd:   estimate = sum_i clip(g_i, C1) / B
+    ef-sgd:     estimate = sum_i clip(g_i, C1) / B + clip(e, C2),   e = e + sum_i g_i / B - estimate
+
+They show what clipping alone does to a training, and what feedback undoes, with the noise taken away. They
+disclose their sums: a run carries no guarantee, and its statement says so.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.methods.base import Context, Method, State
+from equipoise.methods.card import Card
+from equipoise.methods.checks import require_positive
+from equipoise.methods.clip_rules import Abadi
+from equipoise.methods.feedback.memory import clipped, zeros_like
+from equipoise.methods.named_tensors import mean_of
+from equipoise.methods.published.dice_sgd_formulas import clipped_and_plain_sums
+from equipoise.privacy import PrivacyPlan, Sampling, Unproven, clip
+
+if TYPE_CHECKING:
+    from equipoise.privacy import Budget
+
+__all__ = ["EFSGD", "ClipSGD"]
+
+
+HOLE = "this method adds no noise: it is a reference, not a private method"
+
+
+class ClipSGD(Method):
+    """SGD on clipped gradients, without noise: NOT PRIVATE.
+
+    Args:
+        clip_norm: C1 > 0; infinity for plain SGD.
+
+    Example:
+        >>> ClipSGD(0.5).config()
+        {'name': 'clip-sgd', 'clip_norm': 0.5}
+    """
+
+    name: ClassVar[str] = "clip-sgd"
+    card: ClassVar[Card] = Card(
+        summary="SGD on clipped gradients without noise: a reference that is not private.",
+        claim="Comes to rest where the mean of the clipped gradients vanishes, not that of the gradients.",
+        source="Zhang, Bu, Wu and Hong 2024, the reference of the authors' program",
+        guarantee="none",
+        published_guarantee=None,
+        cost="as DP-SGD",
+        use_when="To see the bias of clipping by itself, on data that need no protection.",
+        avoid_when="Anything private: every step discloses a sum of gradients.",
+    )
+
+    def __init__(self, clip_norm: float = 1.0) -> None:
+        if clip_norm != math.inf:
+            require_positive("clip_norm", clip_norm)
+        self.clip_norm = float(clip_norm)
+
+    def plan(
+        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
+    ) -> PrivacyPlan:
+        """No proven release; the budget plays no part."""
+        return PrivacyPlan([], sampling, relation, [Unproven("gradient")])
+
+    def init(self, context: Context) -> State:
+        """Nothing to remember."""
+        return {}
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """The mean clipped gradient."""
+        limit = min(self.clip_norm, 1e30)  # an infinite threshold times a weight of zero would be no number
+        draw = context.draw("batch")
+        sums = draw.query(lambda rows, ids: {"gradient": clip(rows, Abadi(), limit)})
+        total = context.ledger.disclose(sums["gradient"].value, HOLE)
+        return mean_of(total, context.sampling.expected_size), state
+
+
+class EFSGD(Method):
+    """SGD on clipped gradients with clipped error feedback, without noise: NOT PRIVATE.
+
+    Args:
+        clip_norm: C1 > 0.
+        feedback_clip_norm: C2 >= 0 on the mean scale; C1 when None.
+
+    Example:
+        >>> EFSGD(0.5).feedback_clip_norm
+        0.5
+    """
+
+    name: ClassVar[str] = "ef-sgd"
+    card: ClassVar[Card] = Card(
+        summary="SGD on clipped gradients with what was clipped fed back, without noise: not private.",
+        claim="Comes to rest where the mean gradient vanishes, for any clip norm; true.",
+        source="Zhang, Bu, Wu and Hong 2024, Algorithm 2 without its noise",
+        guarantee="none",
+        published_guarantee=None,
+        cost="DP-SGD's passes, one more weighted sum, and a memory of the size of the parameters",
+        use_when="To see what feedback does by itself, on data that need no protection.",
+        avoid_when="Anything private: every step discloses two sums of gradients.",
+    )
+
+    def __init__(self, clip_norm: float = 1.0, *, feedback_clip_norm: float | None = None) -> None:
+        require_positive("clip_norm", clip_norm)
+        self.clip_norm = float(clip_norm)
+        self.feedback_clip_norm = self.clip_norm if feedback_clip_norm is None else float(feedback_clip_norm)
+        if not self.feedback_clip_norm >= 0:
+            raise ValueError(f"feedback_clip_norm={feedback_clip_norm!r}: the radius C2 is at least 0")
+
+    def plan(
+        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
+    ) -> PrivacyPlan:
+        """No proven release; the budget plays no part."""
+        return PrivacyPlan([], sampling, relation, [Unproven("gradient")])
+
+    def init(self, context: Context) -> State:
+        """An empty memory."""
+        return {"memory": zeros_like(context.params)}
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """The mean clipped gradient and the fed-back memory; both sums are disclosed."""
+        size, memory = context.sampling.expected_size, state["memory"]
+        draw = context.draw("batch")
+        sums = draw.query(lambda rows, ids: clipped_and_plain_sums(rows, Abadi(), self.clip_norm))
+        leaving = {(kind, name): value for kind, b in sums.items() for name, value in b.value.items()}
+        total = context.ledger.disclose(leaving, HOLE)
+        feedback = clipped(memory, self.feedback_clip_norm)
+        estimate = {name: total["clipped", name] / size + feedback[name] for name in memory}
+        memory = {name: memory[name] + total["plain", name] / size - estimate[name] for name in memory}
+        return estimate, {"memory": memory}

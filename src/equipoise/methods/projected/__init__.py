@@ -1,0 +1,1 @@
+"""Methods that project gradients on a subspace: PCDP-SGD, PDP-SGD, GEP, random projection."""

@@ -1,0 +1,1 @@
+"""Recipes as their papers print them: formulas, programs and claims."""

@@ -1,0 +1,159 @@
+"""The noise and the epsilon that the paper on RMS-adaptive clipping states (its equation (1)).
+
+The paper samples b of n records without replacement, takes replace-one neighbours, gives the *mean* clipped
+gradient noise of deviation sigma C and the mean clipped squared norm noise of deviation sigma_C G^2 (G the
+a-priori bound), and counts R radius queries and R K steps. With Delta = 2/b, gamma = b/n and
+epsilon(alpha) = alpha Delta^2 / (2 sigma^2) it bounds the Renyi divergence of one subsampled release by
+
+    S(alpha) = ln(1 + gamma^2 (alpha over 2) min(4 (e^epsilon(2) - 1), 2 e^epsilon(2))
+                    + 2 sum_{j=3..alpha} gamma^j (alpha over j) e^((j-1) epsilon(j))) / (alpha - 1)
+
+and takes the least sigma with R K S <= epsilon/4 and the least sigma_C with R S <= epsilon/4, both at the
+order alpha = 1 + ceil(2 ln(1/delta) / epsilon); the other half of epsilon pays the conversion to
+(epsilon, delta). The terms with j >= 3 do not vanish as sigma grows, so that a target may be out of reach
+however much noise is added: that is reported, not searched for ever.
+
+Source: Fukami, Murata and Niwa, TMLR 2025, equations (1) and (3). What comes out is the paper's figure; what
+a run may claim is the ledger's, which also knows that the squared norm moves by G^2 and not by 2 G^2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from equipoise.privacy import BudgetError
+
+__all__ = ["claimed_epsilon", "order", "published_noise", "subsampled_rdp"]
+
+
+_QUARTER = 4.0
+
+
+_LARGEST_EPSILON = 1e9
+
+
+def order(epsilon: float, delta: float) -> int:
+    """alpha = 1 + ceil(2 ln(1/delta) / epsilon), the order at which equation (1) is taken.
+
+    Example:
+        >>> [order(1.0, 1e-5), order(2.0, 1e-5), order(8.0, 1e-5), order(1.0, 1e-4)]
+        [25, 13, 4, 20]
+    """
+    return 1 + math.ceil(2 * math.log(1 / delta) / epsilon)
+
+
+def subsampled_rdp(noise_multiplier: float, sampling_rate: float, alpha: int) -> float:
+    """S(alpha) of a release whose noise on the *sum* is `noise_multiplier` times the bound C.
+
+    Args:
+        noise_multiplier: sigma b; infinity gives the limit that no noise can go below.
+        sampling_rate: gamma; 1 for all records, where the divergence is epsilon(alpha) itself.
+        alpha: order, an integer of at least 2.
+
+    Example:
+        >>> round(subsampled_rdp(2.0, 0.01, 2), 8)
+        0.00054351
+    """
+    square = (2 / noise_multiplier) ** 2  # (Delta / sigma)^2
+    if sampling_rate >= 1:
+        return alpha * square / 2
+
+    def log_term(j: int) -> float:
+        # at most alpha terms, each too large for a float where the noise is small: logarithms throughout
+        choose = math.lgamma(alpha + 1) - math.lgamma(j + 1) - math.lgamma(alpha - j + 1)
+        head = j * math.log(sampling_rate) + choose
+        if j > 2:
+            return head + math.log(2) + (j - 1) * j * square / 2
+        exact = -math.inf if square == 0 else math.log(4) + square + math.log(-math.expm1(-square))
+        return head + min(exact, math.log(2) + square)
+
+    logs = [0.0, *map(log_term, range(2, alpha + 1))]
+    top = max(logs)
+    if top == 0:
+        return math.log1p(math.fsum(math.exp(term) for term in logs[1:])) / (alpha - 1)
+    return (top + math.log(math.fsum(math.exp(term - top) for term in logs))) / (alpha - 1)
+
+
+def published_noise(
+    epsilon: float, delta: float, *, population: int, batch: float, steps: int, part: str = "gradient"
+) -> float:
+    """The least sigma, relative to the mean, whose `steps` releases stay within epsilon/4 of equation (1).
+
+    Args:
+        epsilon, delta: the paper's target for gradients and radii together.
+        population: n, the client's public size.
+        batch: b, or b_C for the radius.
+        steps: R K for gradients, R for the radius.
+        part: what is noised, for the message.
+
+    Raises:
+        BudgetError: no noise reaches the target: equation (1) has no solution.
+
+    Example:
+        >>> round(published_noise(8.0, 1e-5, population=10_000, batch=100, steps=2000), 5)
+        0.02134
+    """
+    alpha, rate, share = order(epsilon, delta), min(batch / population, 1.0), epsilon / _QUARTER
+
+    def fits(noise_multiplier: float) -> bool:
+        return steps * subsampled_rdp(noise_multiplier, rate, alpha) <= share
+
+    least = steps * subsampled_rdp(math.inf, rate, alpha)
+    if least >= share:
+        raise BudgetError(
+            f"epsilon={epsilon:g} at delta={delta:g} is out of reach for the {part} as published: at order "
+            f"{alpha} even infinite noise leaves {steps} releases with {least:.4g}, above the quarter "
+            f"{share:.4g} of epsilon that equation (1) grants them. Raise epsilon, take smaller batches or "
+            "fewer steps, or use recipe='library', whose accounting has no such floor"
+        )
+    return _least(fits, 1.0) / batch
+
+
+def claimed_epsilon(
+    noise: float, radius_noise: float | None, delta: float, *, population: int, batch: float, steps: int,
+    rounds: int, radius_batch: float | None = None,
+) -> float:  # fmt: skip
+    """The least epsilon that equation (1) grants to the noise (sigma, sigma_C), relative to the means.
+
+    Args:
+        noise, radius_noise: sigma and sigma_C; None for training without a radius query, which then shares
+            epsilon/2 instead of epsilon/4.
+        delta: of the claim.
+        population, batch, steps, rounds: n, b, R K, R.
+        radius_batch: b_C; b when None.
+
+    Example:
+        >>> round(claimed_epsilon(0.02134, 0.01289, 1e-5, population=10_000, batch=100, steps=2000, rounds=100), 2)
+        8.0
+    """  # noqa: E501
+    parts = [(noise, batch, steps)]
+    if radius_noise is not None:
+        parts.append((radius_noise, radius_batch or batch, rounds))
+    share = 1 / (2 * len(parts))
+
+    def fits(epsilon: float) -> bool:
+        alpha = order(epsilon, delta)
+        return all(
+            count * subsampled_rdp(sigma * size, min(size / population, 1.0), alpha) <= share * epsilon
+            for sigma, size, count in parts
+        )
+
+    return _least(fits, 1.0)
+
+
+def _least(fits: Callable[[float], bool], start: float) -> float:
+    """The least value that fits, for a condition that holds from some value on."""
+    low = high = start
+    while not fits(high):
+        low, high = high, 2 * high
+        if high > _LARGEST_EPSILON:
+            return math.inf
+    while fits(low):
+        high, low = low, low / 2
+        if low < 1e-9:
+            return low
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high

@@ -1,0 +1,169 @@
+"""DC-DPSGD as published: Algorithm 1 as printed, and what the authors' program does instead.
+
+**Algorithm 1** (`alg1`). lambda_i = ||V^T g_i||^2 / ||g_i||^2 in a fresh heavy-tailed subspace, plus
+N(0, sigma_tr^2). The top floor(p |batch|) get c_1, the others c_2; every clipped gradient gets noise of its
+own, so that the sum has noise of variance
+
+    sigma_dp^2 (k c_1^2 + (B - k) c_2^2),      k = floor(p B).
+
+Printed with realised counts, whose variance would betray them (one more tail record changes it by 1 part
+in 0.109 B, which P coordinates make visible); here k and B are the public ones. The paper's proof does not
+hold: it takes the partition for released and equal on neighbouring data. But given the noise on the scores
+the sum is a top-share sum of bound 2 c_1 - c_2, whatever the scores, so that it is one Gaussian release of
+multiplier sigma_dp (k c_1^2 + (B - k) c_2^2)^(1/2) / (2 c_1 - c_2), with nothing to pay for the trace. That
+is proved.
+
+**The authors' program** (`code`). One parameter tensor; positive exponential entries; absolute values over
+the Frobenius norm of the whole batch; trace noise sigma / B; tail strictly above the sorted score at index
+int(p |batch|); noise on the average of standard deviation
+
+    (sigma / B) ((ph c_1)^2 + ((1 - ph) c_2)^2)^(1/2),      ph the realised tail fraction,
+
+0.1345 sigma c_1 / B at p = 0.1 and c_1 = 10 c_2, where one record can move the average by c_1 / B and more.
+No finite epsilon is reported.
+
+sigma_tr and sigma_dp are the multipliers of a Poisson-sampled Gaussian at the two shares of epsilon, by Renyi
+accounting, as in the authors' program (the printed formulas leave their constants open). What they claim is
+the sum of both, each at the same delta.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from scipy import optimize
+from torch import Tensor
+
+from equipoise.methods.base import Context
+from equipoise.methods.clip_rules import ClipRule
+from equipoise.methods.two_thresholds.scores import record_normals, sub_weibull
+from equipoise.privacy.accounting.epsilon import rdp_epsilon
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.bounds.two_thresholds import clip_unbounded
+from equipoise.privacy.private import Private, join
+from equipoise.privacy.rows import PrivateRows
+from equipoise.privacy.sampling import Sampling
+
+if TYPE_CHECKING:
+    from equipoise.privacy import Budget
+
+__all__ = ["average_noise", "claimed", "code_step", "printed_multiplier", "share_multipliers"]
+
+
+DISCLOSED = "the realised number of tail records sets the scale of the noise and is used as it is"
+
+
+def share_multipliers(budget: Budget, sampling: Sampling, trace_share: float) -> tuple[float, float]:
+    """(sigma_dp, sigma_tr): multipliers at (1 - share) epsilon and share epsilon, by Renyi accounting."""
+    shares = ((1 - trace_share) * budget.epsilon, trace_share * budget.epsilon)
+    gradient, trace = (_multiplier(epsilon, budget.delta, sampling) for epsilon in shares)
+    return gradient, trace
+
+
+@functools.lru_cache(maxsize=64)
+def _multiplier(epsilon: float, delta: float, sampling: Sampling) -> float:
+    def excess(log_sigma: float) -> float:
+        event = sampling.event(math.exp(log_sigma), sampling.steps)
+        return math.log(max(rdp_epsilon(event, delta), 1e-9) / epsilon)
+
+    return math.exp(optimize.brentq(excess, math.log(0.2), math.log(1e4), xtol=1e-4))
+
+
+def claimed(multipliers: tuple[float, float], sampling: Sampling, delta: float) -> float:
+    """The epsilon that the paper states: of the trace and of the gradient, each at delta, added."""
+    return sum(rdp_epsilon(sampling.event(sigma, sampling.steps), delta) for sigma in multipliers)
+
+
+def printed_multiplier(sigma: float, tail: float, body: float, fraction: float, batch: float) -> float:
+    """Noise of Algorithm 1's sum over its sensitivity 2 c_1 - c_2, with public counts.
+
+    Example:
+        >>> round(printed_multiplier(1.0, 1.0, 0.1, 0.1, 128), 2)
+        1.91
+    """
+    chosen = math.floor(fraction * batch)
+    return sigma * math.sqrt(chosen * tail**2 + (batch - chosen) * body**2) / (2 * tail - body)
+
+
+def average_noise(sigma: float, tail: float, body: float, fraction: float) -> float:
+    """B times the standard deviation of the noise that the authors' program adds to an average of B.
+
+    Example:
+        >>> round(average_noise(1.0, 1.0, 0.1, 0.1), 6)
+        0.134536
+    """
+    return sigma * math.hypot(fraction * tail, (1 - fraction) * body)
+
+
+def code_step(
+    context: Context,
+    *,
+    layer: str,
+    dimension: int,
+    multipliers: tuple[float, float],
+    tail: float,
+    body: float,
+    fraction: float,
+    rule: ClipRule,
+) -> dict[str, Tensor]:
+    """One step of the authors' program: the noised sum, released without proof."""
+    sigma, sigma_trace = multipliers
+    rng = context.public_rng(context.step)
+    seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
+    some = context.params[layer]
+    entries = torch.Generator().manual_seed(seed % 2**62)
+    size = min(dimension, some.numel())  # more columns than parameters span everything
+    columns = sub_weibull((some.numel(), size), entries, 1.0, "positive")
+    basis = torch.linalg.qr(columns.double()).Q.to(some.device)
+    draw = context.draw("batch")
+    numbers: list[Private] = []
+    squares: list[Private] = []
+
+    def inside(rows: PrivateRows, ids: Private) -> Tensor:
+        part = rows.select([layer]).matrix().double()
+        numbers.append(ids)
+        squares.append(_finite(part.square().sum(dim=1)))
+        return _finite((part.abs() @ basis).square().sum(dim=1))
+
+    scores = draw.rows(inside)
+    batch_norm = join(squares).sum().clamp(min=1e-300)
+    ids = join(numbers)
+    assert isinstance(ids, Private)
+    noise = record_normals(ids, draw.secret_number("lots")) * (sigma_trace / context.sampling.expected_size)
+    scores = scores / batch_norm + noise
+    count = scores.shape[0]
+    chosen = scores > scores.sort(descending=True).values[int(fraction * count)] if count else scores > 0
+    done = 0
+
+    def sums(rows: PrivateRows, ids: Private) -> dict[str, Bounded]:
+        nonlocal done
+        part = chosen[done : done + ids.shape[0]]
+        done += ids.shape[0]
+        assert isinstance(part, Private)
+        return {"gradient": clip_unbounded(rows, part, tail, body, rule)}
+
+    bounded = draw.query(sums)["gradient"]
+    ledger: Any = context.ledger
+    realised = float(ledger.disclose(chosen.sum(), DISCLOSED)) / max(1, count)
+    lower = average_noise(sigma, 1.0, body / tail, fraction)
+    released: dict[str, Tensor] = ledger.release_unproven(
+        draw,
+        "gradient",
+        bounded.value,
+        average_noise(sigma, tail, body, realised),
+        hole=(
+            "the noise is scaled to the mean norm of the clipped gradients, not to what one record can "
+            "change, and every label depends on every record through the norm of the batch; epsilon is at "
+            f"least that of a Gaussian of multiplier {lower:.4g}"
+        ),
+    )
+    return released
+
+
+def _finite(values: Tensor) -> Private:
+    out = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+    assert isinstance(out, Private)
+    return out

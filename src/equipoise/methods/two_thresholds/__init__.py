@@ -1,0 +1,1 @@
+"""DC-DPSGD: two clipping thresholds, chosen by a released score."""

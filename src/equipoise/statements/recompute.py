@@ -1,0 +1,180 @@
+"""A run's statement, made again from what is known of the run, and what of a given one differs from it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from equipoise.privacy.errors import JournalError
+from equipoise.privacy.statement import RECIPES, Statement, statement_schema
+from equipoise.statements.json_schema import misfits
+
+__all__ = ["Finding", "compared", "delta_of", "differences", "figure", "message", "text_of"]
+
+
+# Keys of a statement that no journal holds: what the recipe is called and what was assumed around it.
+ON_TRUST = ("recipe", "epsilon_claimed", "versions")
+
+
+# Relative differences of a figure: rounding, and how much looser another version of the accountants may be.
+SAME, OTHER_VERSIONS = 1e-6, 1e-2
+
+
+EXACT = (0.0, 0.0)
+
+
+PLAN_KEYS = {"plan", "relation", "sampling", "unproven"}
+
+
+FIGURES = {"epsilon", "epsilons", "cross_check", "accountant", "interval", "warnings", "guarantee"}
+
+
+# What reading a file that somebody else wrote may raise.
+MALFORMED = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    ArithmeticError,
+    JournalError,
+    RecursionError,
+    MemoryError,
+)
+
+
+Limits = tuple[float, float]  # how far below and above a figure may lie, relatively
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        subject: what, in a word or two.
+        ok: whether it is as it must be; None where the files do not tell.
+        detail: a sentence.
+    """
+
+    subject: str
+    ok: bool | None
+    detail: str
+
+
+def message(error: BaseException) -> str:
+    """An error in a few words."""
+    text = str(error)
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+def delta_of(statement: Mapping[str, Any]) -> float:
+    """The delta that a statement names.
+
+    Raises:
+        ValueError: it is no number between 0 and 1.
+    """
+    delta = statement.get("delta")
+    if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not 0 < delta < 1:
+        raise ValueError(f"delta={delta!r} is not between 0 and 1")
+    return float(delta)
+
+
+def differences(statement: Mapping[str, Any], again: Statement) -> list[str]:
+    """The keys that are not what they were computed to be."""
+    computed = asdict(again)
+    limits = _limits(statement, again)
+    found = []
+    for key in [*computed, *(k for k in statement if k not in computed)]:
+        if key in ON_TRUST:
+            claimed = key == "epsilon_claimed" and statement.get("recipe") == "library"
+            if key == "recipe" and statement.get(key) not in RECIPES:
+                found.append(key)
+            elif claimed and statement.get(key) is not None:
+                found.append(key)  # the library claims what it proves
+            continue
+        if key == "assumptions":
+            given = statement.get(key)
+            same = isinstance(given, list) and all(text in given for text in computed[key])
+        else:
+            allowed = limits.get(key, EXACT)
+            same = key in statement and key in computed and _close(statement[key], computed[key], allowed)
+        if not same:
+            found.append(key)
+    return found
+
+
+def _limits(statement: Mapping[str, Any], again: Statement) -> dict[str, Limits]:
+    """Of the figures that an accountant computes; whatever else is a number is compared exactly.
+
+    Other versions may have had a looser bound, which is one too. A tighter one cannot be confirmed here.
+    """
+    looser = SAME if statement.get("versions") == again.versions else OTHER_VERSIONS
+    limits = dict.fromkeys(("epsilon", "epsilons", "cross_check"), (SAME, looser))
+    return limits | {"interval": (looser, looser), "holes": (SAME, SAME)}
+
+
+def _close(given: Any, computed: Any, allowed: Limits) -> bool:
+    """Whether plain values are equal, numbers but deltas up to relative differences."""
+    if isinstance(computed, float) and isinstance(given, (int, float)) and not isinstance(given, bool):
+        below, above = allowed
+        return computed * (1 - below) <= given <= computed * (1 + above)
+    if isinstance(computed, dict):
+        return (
+            isinstance(given, dict)
+            and set(given) == set(computed)
+            and all(
+                _close(given[key], value, EXACT if key == "delta" else allowed)
+                for key, value in computed.items()
+            )
+        )
+    if isinstance(computed, list):
+        return (
+            isinstance(given, list)
+            and len(given) == len(computed)
+            and all(_close(g, c, allowed) for g, c in zip(given, computed, strict=True))
+        )
+    return type(given) is type(computed) and given == computed
+
+
+def compared(statement: Mapping[str, Any], again: Statement, epsilon: Finding | None = None) -> list[Finding]:
+    """What a given statement says, against the one computed again.
+
+    Args:
+        statement: as `statement.json` holds it.
+        again: what it must say.
+        epsilon: the finding on its figures, where `again` does not know what the other runs cost.
+    """
+    wrong = differences(statement, again)
+    named = not PLAN_KEYS & set(wrong)
+    detail = f"its hash is {again.plan[:16]}..." if named else "the statement names another plan"
+    plan = Finding("plan", named, detail)
+    figures = epsilon or _epsilon(statement, again, FIGURES & set(wrong))
+    settled = PLAN_KEYS | FIGURES | ({"other_runs"} if epsilon else set())
+    rest = [key for key in wrong if key not in settled]
+    detail = f"these do not agree: {', '.join(rest)}" if rest else "releases, counts and holes agree"
+    misfit = next(misfits(dict(statement), statement_schema()), None)
+    detail += f"; it does not fit its schema: {misfit}" if misfit else ""
+    return [plan, figures, Finding("statement", not rest and misfit is None, detail)]
+
+
+def _epsilon(statement: Mapping[str, Any], again: Statement, wrong: set[str]) -> Finding:
+    stated, found = figure(statement.get("epsilon")), figure(again.epsilon)
+    at = f" at delta {again.delta:g}" if again.delta is not None else ""
+    detail = f"computed again: {text_of(found)}{at}; the statement says {text_of(stated)}"
+    others = sorted(wrong - {"epsilon"})
+    return Finding("epsilon", not wrong, detail + (f"; wrong: {', '.join(others)}" if others else ""))
+
+
+def figure(value: object) -> float | None:
+    """A finite number of a file; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    # an integer of JSON may be beyond every float
+    return float(value) if -sys.float_info.max <= value <= sys.float_info.max else None
+
+
+def text_of(value: float | None) -> str:
+    """A figure for a sentence."""
+    return "no value" if value is None else f"{value:.6g}"

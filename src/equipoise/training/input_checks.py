@@ -1,0 +1,396 @@
+"""What is checked before anything is spent: model, optimiser, scheduler, loss, data.
+
+Every check is by what things do, on a few records, and every error names the argument, what is wrong, why,
+and what to do.
+
+Public records that are private ones as well: found by their bytes, before anything is spent.
+
+Every guarantee of a method with public records assumes that none of them is a private record; a split gone
+wrong would break it unnoticed. So the rows are compared, in all tensors that a public batch holds. This looks
+at private data and can end the training before it begins, as the validation of the data does: the answer goes
+to the keeper of the data alone, and what is published afterwards speaks of data sets without such copies.
+
+Equal bytes need not be one person's record: short records of different persons agree by chance. Only the
+keeper can know, who then says so (`allow_public_duplicates`), and the statement repeats it, found or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils import _pytree as pytree
+
+from equipoise.gradients import Buffers, ForwardWritesError, parameters_restored, refuse_max_norm
+from equipoise.gradients.checks.record_mixing import losses_moved
+from equipoise.methods import Method
+from equipoise.training.data_source import ARRAY_REMEDY, DataError, Source, batch_size, is_array, map_batch
+
+__all__ = [
+    "ALLOWED",
+    "NOT_COMPARED",
+    "Loss",
+    "check_blending",
+    "check_loss",
+    "check_optimizer",
+    "check_public",
+    "check_scheduler",
+    "public_assumptions",
+    "trainable",
+]
+
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""loss(model, batch) -> [B]: one number a record."""
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The model's trainable parameters by name; a shared one appears once.
+
+    Raises:
+        TypeError: not a module.
+        ValueError: nothing to train, or parameters that are not floating point or still without shape.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; give a torch.nn.Module")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(
+                f"model parameter {name} has no shape yet (a lazy module): run the model once on a batch "
+                "before training"
+            )
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise ValueError(
+            "model has no trainable parameter: every parameter has requires_grad=False, or there is none"
+        )
+    complex_ones = [name for name, p in found.items() if not p.is_floating_point()]
+    if complex_ones:
+        raise ValueError(
+            f"model parameters {complex_ones} are not real floating-point numbers; freeze or convert them"
+        )
+    return found
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> None:
+    """The optimiser moves exactly the trainable parameters of the model, one gradient a step.
+
+    Raises:
+        TypeError: not a torch optimiser, or one that needs to evaluate the loss itself (LBFGS).
+        ValueError: it misses trainable parameters or holds foreign ones.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        hint = ": call it with the parameters" if callable(optimizer) else ""
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer{hint}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            "optimizer is LBFGS, which evaluates the loss several times a step; every evaluation would be a "
+            "release of its "
+            "own. Use an optimiser that takes one gradient a step, such as SGD or Adam."
+        )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in parameters.items() if id(p) not in held]
+    if missing:
+        raise ValueError(
+            f"optimizer does not hold the trainable parameters {missing}: they would be noised and never "
+            "moved. "
+            "Build it from the model that you give (moving a model to another device can replace its "
+            "parameters), or "
+            "freeze them with requires_grad_(False)."
+        )
+    foreign = held - {id(p) for p in parameters.values()}
+    known_frozen = [
+        p for group in optimizer.param_groups for p in group["params"] if id(p) in foreign and p.requires_grad
+    ]
+    if known_frozen:
+        raise ValueError(
+            f"optimizer holds {len(known_frozen)} parameters that are not parameters of model: no private "
+            "gradient can be "
+            "computed for them. Build the optimiser from model.parameters()."
+        )
+
+
+def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """The scheduler follows the step alone and steers this optimiser.
+
+    Raises:
+        TypeError: a scheduler that wants a metric, or an object without `step`.
+        ValueError: it steers another optimiser.
+    """
+    if scheduler is None:
+        return
+    hidden = _plateau_within(scheduler)
+    if hidden is not None:
+        raise TypeError(
+            f"scheduler {hidden} ReduceLROnPlateau, which follows a metric; a metric of private data would "
+            "leak through the learning rate. Use a schedule of the step, or lower the rate yourself from a "
+            "public metric in the loop."
+        )
+    if not callable(getattr(scheduler, "step", None)):
+        raise TypeError(
+            f"scheduler is a {type(scheduler).__name__} without step(); give a torch.optim.lr_scheduler"
+        )
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ValueError(
+            "scheduler steers another optimiser than the one given: build it from the same optimiser"
+        )
+
+
+def _plateau_within(scheduler: Any) -> str | None:
+    """How a ReduceLROnPlateau is there: as the scheduler itself, or inside one that runs others."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        return "is"
+    waiting, seen = [scheduler], {id(scheduler)}
+    while waiting:
+        # PyTorch keeps the parts in `_schedulers`; a wrapper of the user's own, wherever it likes
+        for part in pytree.tree_leaves(list(getattr(waiting.pop(), "__dict__", {}).values())):
+            if isinstance(part, ReduceLROnPlateau):
+                return f"is a {type(scheduler).__name__} that holds a"
+            if isinstance(part, LRScheduler) and id(part) not in seen:
+                seen.add(id(part))
+                waiting.append(part)
+    return None
+
+
+def check_loss(
+    model: nn.Module, loss: Loss, source: Source, device: torch.device, probes: int = 4
+) -> tuple[Any, Tensor]:
+    """Run the loss forward on a few records, among them those with the extreme labels and tokens.
+
+    Of records that are made on demand, and so were not validated, those that fail are passed over: a bad
+    one has weight zero in training too.
+
+    Returns:
+        The batch of the records that was used, on `device`: the example for attaching the gradient engine;
+        and the records' numbers.
+
+    Raises:
+        TypeError: the loss is no function, or does not answer a tensor.
+        DataError: the forward fails, or the answer is not one finite number a record.
+    """
+    if not callable(loss):
+        raise TypeError(
+            f"loss is a {type(loss).__name__}; give a function loss(model, batch) that answers one number a "
+            "record, [B]"
+        )
+    refuse_max_norm(model)
+    ids = source.probes(probes)
+    try:
+        return _checked(model, loss, source, device, ids), ids
+    except DataError:
+        if source.is_scanned:
+            raise
+        good = _fine_alone(model, loss, source, device, probes)
+        if good is None:
+            raise
+    return _checked(model, loss, source, device, good), good
+
+
+SEARCHED = 64
+"""How many of the first records are tried, where the very first ones fail."""
+
+
+def _fine_alone(
+    model: nn.Module, loss: Loss, source: Source, device: torch.device, wanted: int
+) -> Tensor | None:
+    """Numbers of the first records that pass the check on their own; None if none does."""
+    found: list[int] = []
+    for number in range(min(SEARCHED, len(source))):
+        try:
+            _checked(model, loss, source, device, torch.tensor([number]))
+        except DataError:
+            continue
+        found.append(number)
+        if len(found) == wanted:
+            break
+    return torch.tensor(found) if found else None
+
+
+def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device, ids: Tensor) -> Any:
+    """The batch of these records, whose losses are what they must be."""
+    try:
+        taken = source.take(ids)
+    except Exception as error:
+        raise DataError(
+            f"the records {ids.tolist()} of data cannot be read: {type(error).__name__}: {error}. Nothing "
+            "was spent."
+        ) from error
+    _check_leaves(taken)
+    batch = map_batch(lambda leaf: leaf.to(device), taken)
+    count = batch_size(batch)
+    try:
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+            Buffers(model).all_kept(),
+            parameters_restored(model),
+        ):
+            values = loss(model, batch)
+    except ForwardWritesError:
+        raise
+    except Exception as error:
+        shapes = _shapes(batch)
+        raise DataError(
+            f"loss(model, batch) fails on {count} records of the data, among them those with the smallest "
+            "and largest "
+            f"labels (batch: {shapes}): {type(error).__name__}: {error}. Check the labels' range against "
+            "the model's outputs, "
+            "the shapes and the types. Nothing was spent."
+        ) from error
+    if not isinstance(values, Tensor):
+        raise TypeError(f"loss(model, batch) answers a {type(values).__name__}; it must answer a tensor [B]")
+    if values.shape != (count,):
+        hint = (
+            ' A mean over the batch has no per-record gradients: use reduction="none".'
+            if values.ndim == 0
+            else " Average or sum what belongs to one record, for instance loss.mean(1) over tokens."
+        )
+        raise DataError(
+            f"loss(model, batch) answers shape {tuple(values.shape)} for {count} records; it must be "
+            f"({count},).{hint}"
+        )
+    if not bool(torch.isfinite(values).all()):
+        raise DataError(
+            f"loss(model, batch) is NaN or infinite for {int((~torch.isfinite(values)).sum())} of {count} "
+            "records before any "
+            "training: check the inputs' scale and the initialisation. Nothing was spent."
+        )
+    return batch
+
+
+def _check_leaves(batch: Any) -> None:
+    """A batch holds its records in tensors."""
+    arrays = [leaf for leaf in pytree.tree_leaves(batch) if is_array(leaf)]
+    if arrays:
+        raise TypeError(
+            f"a batch holds {len(arrays)} {type(arrays[0]).__name__} where tensors are needed: "
+            f"{ARRAY_REMEDY}, in the data or in collate"
+        )
+
+
+def check_blending(
+    losses: Callable[[Any], Tensor], source: Source, prepare: Callable[..., Any], attempts: int = 4
+) -> None:
+    """Replace a record of the data, and see that the losses of the others are what they were.
+
+    The data set's collate function and the augmentation run on each batch, under the same randomness.
+
+    Args:
+        losses: per-record losses [b] of a prepared batch, the same for the same batch.
+        source: the data.
+        prepare: prepare(batch, attempt) -> batch on the device, augmented with the randomness of the attempt.
+        attempts: how often, with other randomness each time and two records replaced in turn.
+
+    Raises:
+        ValueError: the loss of a record depends on which others came with it.
+    """
+    count = min(8, len(source) - 1)
+    if count < 2:
+        return
+
+    def of(ids: Tensor, attempt: int) -> Tensor | None:
+        try:
+            return losses(prepare(source.take(ids), attempt))
+        except Exception:  # records that cannot be made or run are met elsewhere; they tell nothing here
+            return None
+
+    ids = torch.arange(count)
+    for attempt in range(attempts):
+        before, again = of(ids, attempt), of(ids, attempt)
+        if before is None or again is None or losses_moved(before, again, record=-1):
+            return  # the items differ from one time to the next: two batches cannot be compared
+        for place in {attempt % count, count - 1 - attempt % count}:
+            others = ids.clone()
+            others[place] = count
+            after = of(others, attempt)
+            # Padding to another length may round differently: a mixture moves losses by far more.
+            if after is not None and losses_moved(before, after, place, slack=100):
+                raise ValueError(
+                    "augmentation, collate or the data set mixes records: with another record beside it, a "
+                    "record's loss changed. One record would then move the gradients of several, and the "
+                    "privacy guarantee would not hold. Augment every record by itself (no mixup or cutmix "
+                    "between records), and mask padding in the model and in the loss. Nothing was spent."
+                )
+
+
+def _shapes(batch: Any) -> str:
+    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    return ", ".join(f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" for leaf in leaves)
+
+
+ALLOWED = "public and private records belong to different persons, also where they are equal"
+
+
+NOT_COMPARED = "public records were not compared with the private ones"
+
+
+def check_public(source: Source, method: Method, allowed: bool) -> None:
+    """Refuse public records that are private ones.
+
+    Args:
+        source: the private records.
+        method: whose public records are looked at.
+        allowed: equal records are those of different persons; nothing is compared.
+
+    Raises:
+        DataError: a public record equals a private one in every byte.
+    """
+    if allowed or not source.is_scanned:
+        return
+    for public in method.public_batches():
+        found = _copies(public.batch, source.batch())
+        if found:
+            raise DataError(
+                f"{found} of the {len(public)} public records equal private records of data, byte for "
+                "byte. A record that is used as public gets no protection. Take them out of data or out of "
+                "the public records; if they are other persons' records that happen to be equal, give "
+                "allow_public_duplicates=True, which the statement then names as an assumption. Nothing "
+                "was spent."
+            )
+
+
+def public_assumptions(source: Source, method: Method, allowed: bool) -> list[str]:
+    """What the statement says of the comparison; it follows from the settings, not from the records."""
+    if not method.public_batches():
+        return []
+    if allowed:
+        return [ALLOWED]
+    return [] if source.is_scanned else [NOT_COMPARED]
+
+
+def _copies(public: Any, private: Any) -> int:
+    """How many public records are among the private ones, in the fields that the public batch has.
+
+    >>> _copies({"x": torch.tensor([1.0, 2.0])}, {"x": torch.tensor([2.0, 3.0]), "y": torch.zeros(2)})
+    1
+    """
+    there, wanted = _fields(private), _fields(public)
+    if not set(wanted) <= set(there) or any(
+        wanted[name].shape[1:] != there[name].shape[1:] for name in wanted
+    ):
+        return 0  # of another make: no row can be the same
+    same_type = [wanted[name].to(there[name].dtype) for name in wanted]
+    rows = set(_rows([there[name] for name in wanted]))
+    return sum(row in rows for row in _rows(same_type))
+
+
+def _fields(batch: Any) -> Mapping[str, Tensor]:
+    leaves, _ = pytree.tree_flatten_with_path(batch)
+    return {pytree.keystr(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
+
+
+def _rows(leaves: list[Tensor]) -> Iterator[bytes]:
+    """A digest a record."""
+    flat = []
+    for leaf in leaves:
+        rows = leaf.detach().cpu().reshape(len(leaf), leaf[0].numel()).contiguous()
+        flat.append(rows.view(torch.uint8).numpy() if rows.numel() else rows.to(torch.uint8).numpy())
+    for number in range(len(flat[0])):
+        state = hashlib.blake2b(digest_size=16)
+        for field in flat:
+            state.update(field[number])
+        yield state.digest()

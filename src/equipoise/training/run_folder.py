@@ -1,0 +1,197 @@
+"""The folder of a run: what lies where, and who may see it.
+
+statement.json statement.sig.json metrics.jsonl model.safetensors report.html config.json   may be published
+checkpoint/ private/                                                                        may not
+
+The trained model as a safetensors file: tensors and names only, nothing that could run code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
+from torch import nn
+
+from equipoise.report.files import RunFolderError, read_file, read_object
+from equipoise.training.checkpoint import Checkpoints, write_atomically
+
+__all__ = ["RunFolder", "load_model", "save_model"]
+
+
+LARGEST_PATH = 4096
+
+
+class RunFolder:
+    """The paths of one run, and its settings file.
+
+    Args:
+        path: the folder; made, with its private part closed to others, by `create`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.private = self.path / "private"
+        self.checkpoints = Checkpoints(self.path / "checkpoint")
+        self.statement = self.path / "statement.json"
+        self.signature = self.path / "statement.sig.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.model = self.path / "model.safetensors"
+        self.config = self.path / "config.json"
+        self.journal = self.private / "journal.jsonl"
+        self.diagnostics = self.private / "diagnostics.jsonl"
+        self._lock: IO[str] | None = None
+
+    def create(self) -> None:
+        """Make the folder.
+
+        Raises:
+            FileExistsError: it holds a run already.
+            NotADirectoryError: the path is a file.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise NotADirectoryError(f"run_dir={str(self.path)!r} is a file; name a new folder")
+        if self.config.exists() or self.journal.exists() or self.checkpoints.steps():
+            raise FileExistsError(
+                f"run_dir={str(self.path)!r} holds a run already. Go on with it by "
+                "PrivateTraining.resume(run_dir, ...), or "
+                "name a new folder; what the old run spent stays spent."
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.private.mkdir(exist_ok=True, mode=0o700)
+        self.private.chmod(0o700)
+
+    def lock(self) -> None:
+        """Keep other processes off this run until this one ends: two would give the same noise twice.
+
+        Raises:
+            RunFolderError: a file of the run is a link, a pipe or a device.
+            RuntimeError: another process has it.
+        """
+        self._check_own()
+        self._lock = (self.private / "lock").open("a")
+        os.chmod(self._lock.fileno(), 0o600)
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.unlock()
+            raise RuntimeError(
+                f"run_dir={str(self.path)!r} is being trained by another process: two on one run would "
+                "use the same noise for different sums. Wait for it or stop it; nothing was spent."
+            ) from None
+
+    def unlock(self) -> None:
+        """Let other processes have the run."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _check_own(self) -> None:
+        """A link would let a folder from elsewhere have other files written; a pipe would be waited for."""
+        folders = (self.private, self.checkpoints.folder)
+        within = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir()]
+        for path in (*folders, self.metrics, self.config, self.statement, *within):
+            if not os.path.lexists(path):
+                continue
+            mode = path.lstat().st_mode
+            if not (stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and path not in folders)):
+                raise RunFolderError(
+                    f"{path} is a link, a pipe or a device: a run reads and writes files of its own folder "
+                    "alone. Put the file itself there. Nothing was spent."
+                )
+
+    def discard(self) -> None:
+        """Remove what a start left that came to nothing, so that the folder can be tried again.
+
+        Only files of this library go; a folder goes if nothing else is in it. The settings go last: where
+        they are gone nothing is left to discard.
+        """
+        private = [self.private / name for name in ("lock", "key", "ledger_file")]
+        steps = list(self.checkpoints.folder.glob("step-*")) if self.checkpoints.folder.is_dir() else []
+        settings = self.checkpoints.folder / "settings.json"  # the command line's
+        for path in (self.metrics, self.diagnostics, self.journal, settings, *private, *steps, self.config):
+            path.unlink(missing_ok=True)
+        for folder in (self.private, self.checkpoints.folder, self.path):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write the public settings; where a shared ledger lies is nobody's business but the keeper's."""
+        settings = dict(config["settings"])
+        ledger_file = settings.pop("ledger_file", None)
+        if ledger_file is not None:
+            write_atomically(self.private / "ledger_file", os.fsencode(ledger_file), mode=0o600)
+        public = {**config, "settings": settings}
+        write_atomically(self.config, (json.dumps(public, indent=2) + "\n").encode(), mode=0o644)
+
+    def read_config(self) -> dict[str, Any]:
+        """The settings of the run.
+
+        Raises:
+            FileNotFoundError: no run lies here.
+            ValueError: the file is damaged.
+        """
+        if not self.config.exists():
+            raise FileNotFoundError(
+                f"run_dir={str(self.path)!r} holds no config.json: no run of equipoise lies here. Name the "
+                "folder that the "
+                "run was started with."
+            )
+        config = read_object(self.config)
+        if not isinstance(config.get("settings"), dict):
+            raise ValueError(f"{self.config} is damaged: it holds no settings. Restore it from a copy.")
+        settings = dict(config["settings"])
+        # The published file names no place on the disk: only the keeper's own does.
+        settings.pop("ledger_file", None)
+        ledger_file = self.private / "ledger_file"
+        if ledger_file.exists():
+            settings["ledger_file"] = os.fsdecode(read_file(ledger_file, LARGEST_PATH))
+        return {**config, "settings": settings}
+
+
+def save_model(
+    model: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write all parameters and buffers; tensors that share memory are written once.
+
+    Args:
+        model: any module.
+        path: the file; written atomically, readable by others (it is post-processing of releases).
+        metadata: strings that go into the file's header.
+    """
+    seen: set[tuple[int, int, tuple[int, ...]]] = set()
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        key = (tensor.data_ptr(), tensor.storage_offset(), tuple(tensor.shape))
+        if key in seen and tensor.numel():
+            continue
+        seen.add(key)
+        tensors[name] = tensor.detach().cpu().contiguous()
+    write_atomically(path, safetensors.save(tensors, dict(metadata or {})), mode=0o644)
+
+
+def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
+    """Load a file of `save_model` into a model of the same architecture; the model is returned.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: names or shapes do not fit the model, or the file is damaged.
+    """
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{path} does not exist: name the model.safetensors of a finished run")
+    try:
+        safetensors.load_model(model, str(path))
+    except (RuntimeError, SafetensorError) as error:
+        raise ValueError(
+            f"{path} is damaged or does not fit the model ({type(model).__name__}): {error}"
+        ) from error
+    return model

@@ -1,0 +1,373 @@
+"""The settings of a training as plain values, their checks, and what is rebuilt from them on resume.
+
+The pieces of a training, checked and connected to each other: nothing is written or spent here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.gradients import GradientEngine
+from equipoise.methods import DPSGD, METHODS, Method
+from equipoise.privacy import (
+    Budget,
+    FixedEpochs,
+    FullBatch,
+    Poisson,
+    PrivacyPlan,
+    Sampling,
+    WithoutReplacement,
+    digest,
+)
+from equipoise.training.data_source import Source, map_batch
+from equipoise.training.distributed import Processes
+from equipoise.training.input_checks import (
+    Loss,
+    check_blending,
+    check_loss,
+    check_optimizer,
+    check_public,
+    check_scheduler,
+    trainable,
+)
+from equipoise.training.memory import bytes_per_record, default_micro_batch_size
+from equipoise.training.moving_average import MovingAverage
+from equipoise.training.randomness import generator
+from equipoise.training.row_source import RowSource
+
+__all__ = [
+    "Settings",
+    "TrainingSetup",
+    "averaged_over_views",
+    "check_pieces",
+    "move",
+    "prepare",
+    "rebuild",
+    "rebuild_method",
+]
+
+
+SAMPLINGS: dict[str, type[Sampling]] = {
+    kind.__name__: kind for kind in (Poisson, WithoutReplacement, FullBatch, FixedEpochs)
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The plain settings of a training; see `PrivateTraining` for their meaning."""
+
+    seed: int = 0
+    reproducible: bool = False
+    micro_batch_size: int | None = None
+    ema_decay: float | None = None
+    views: int = 1
+    relation: str = "add_or_remove_one"
+    epsilon_every: int | None = None
+    ledger_file: str | None = None
+    hardened: bool = False
+    allow_public_duplicates: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("reproducible", "hardened", "allow_public_duplicates"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}={getattr(self, name)!r} is no truth value; give True or False")
+        for name in ("seed", "views"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name}={value!r} is a {type(value).__name__}; give a whole number")
+        if self.views < 1:
+            raise ValueError(f"views={self.views}: a record needs at least one view")
+        for name in ("micro_batch_size", "epsilon_every"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(
+                    f"{name}={value!r}: give a whole number of at least 1, or None for the default"
+                )
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(
+                f"ema_decay={self.ema_decay!r}: a decay lies in (0, 1), for instance 0.99; None switches it "
+                "off"
+            )
+        if self.relation not in ("add_or_remove_one", "replace_one"):
+            raise ValueError(f"relation={self.relation!r}: give 'add_or_remove_one' or 'replace_one'")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `Settings(**values)` brings them back."""
+        return dataclasses.asdict(self)
+
+
+def check_pieces(sampling: Any, method: Any, budget: Any, augmentation: Any, settings: Settings) -> None:
+    """The objects have the kinds that the training needs.
+
+    Raises:
+        TypeError: naming the argument and what to give.
+        ValueError: views without an augmentation.
+    """
+    if not isinstance(sampling, Sampling):
+        hint = ". State the population yourself; it is never read from the data"
+        raise TypeError(
+            f"sampling={sampling!r} is a {type(sampling).__name__}; give for instance "
+            f"Poisson(expected_batch_size=256, population=60_000, steps=2_000){hint}"
+        )
+    if not isinstance(method, Method):
+        called = (
+            ": call it, for instance DPSGD(clip_norm=1.0)"
+            if inspect.isclass(method)
+            else ", for instance DPSGD()"
+        )
+        raise TypeError(f"method={method!r} is no Method; give a method object{called}")
+    if budget is not None and not isinstance(budget, Budget):
+        raise TypeError(
+            f"budget={budget!r} is a {type(budget).__name__}; give Budget(epsilon=3.0, delta=1e-5)"
+        )
+    if augmentation is not None and not callable(augmentation):
+        raise TypeError(
+            f"augmentation={augmentation!r} is no function; give augmentation(batch, generator) -> batch"
+        )
+    if settings.views > 1 and augmentation is None:
+        raise ValueError(
+            f"views={settings.views} without an augmentation would repeat the same record; give "
+            "augmentation=..."
+        )
+
+
+def rebuild(config: Mapping[str, Any]) -> tuple[Sampling, Budget | None, Settings]:
+    """Sampling, budget and settings from a `config.json`.
+
+    Raises:
+        ValueError: it was damaged or edited.
+    """
+    with _whole("sampling, budget or settings"):
+        described = dict(config["sampling"])
+        sampling = SAMPLINGS[described.pop("scheme")](**described)
+        budget = None if config["budget"] is None else Budget(**config["budget"])
+        return sampling, budget, Settings(**config["settings"])
+
+
+def rebuild_method(config: Mapping[str, Any], public: Any = None) -> Method:
+    """The method from a `config.json`, and from its public records, which no file holds.
+
+    Raises:
+        ValueError: it was damaged or edited.
+    """
+    given = {} if public is None else {"public": public}
+    with _whole("method"):
+        return METHODS[config["method"]["name"]].from_config(config["method"], **given)
+
+
+@contextmanager
+def _whole(what: str) -> Iterator[None]:
+    """Turn whatever a damaged description makes constructors raise into one error that says so."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"the {what} in config.json cannot be rebuilt ({type(error).__name__}: {error}): the file was "
+            "damaged or edited, or another version wrote it. Restore it from a copy. Nothing was spent."
+        ) from error
+
+
+def move(
+    model: nn.Module, optimizer: torch.optim.Optimizer, device: str | torch.device | None
+) -> torch.device:
+    """Move the model, and what the optimiser remembers, to the device; the place of the parameters when None.
+
+    Raises:
+        ValueError: the parameters lie on several devices, or the device does not exist.
+    """
+    places = {p.device for p in model.parameters()}
+    if device is None:
+        if len(places) > 1:
+            raise ValueError(
+                f"the model's parameters lie on several devices, {sorted(map(str, places))}; give device=..."
+            )
+        return next(iter(places))
+    target = torch.device(device)
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={device!r}: this machine has no CUDA device; give device='cpu' or leave it out"
+        )
+    model.to(target)
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.ndim:
+                state[name] = value.to(target)
+    return next(model.parameters()).device
+
+
+def averaged_over_views(loss: Loss, views: int) -> Loss:
+    """The loss of a batch [b, K, ...] of K views a record: the mean over a record's views, [b]."""
+
+    def averaged(model: nn.Module, batch: Any) -> Tensor:
+        flat = map_batch(lambda leaf: leaf.flatten(0, 1), batch)
+        return loss(model, flat).reshape(-1, views).mean(1)
+
+    return averaged
+
+
+def watch_modes(model: nn.Module) -> Callable[[], None]:
+    """A function that puts every module back into the training or evaluation mode that it has now."""
+    modes = [(module, module.training) for module in model.modules()]
+
+    def restore() -> None:
+        for module, training in modes:
+            module.training = training
+
+    return restore
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """What a training is made of.
+
+    Attributes:
+        model, optimizer, scheduler: the user's.
+        sampling, method, budget: as given, or the defaults.
+        settings: with the micro-batch size that was chosen.
+        parameters: the trainable ones by name, live.
+        device: where the model is.
+        processes: who shares the work.
+        plan: what the method will release.
+        rows: makes gradient rows of records.
+        record_bytes: memory that one record takes in a step.
+        average: the moving average of the parameters, or None.
+        restore_modes: puts the modules back into the modes that they had.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    sampling: Sampling
+    method: Method
+    budget: Budget | None
+    settings: Settings
+    parameters: dict[str, nn.Parameter]
+    device: torch.device
+    processes: Processes
+    plan: PrivacyPlan
+    rows: RowSource
+    record_bytes: float
+    average: MovingAverage | None
+    restore_modes: Callable[[], None]
+
+    @property
+    def num_parameters(self) -> int:
+        """P, the number of trainable values."""
+        return sum(p.numel() for p in self.parameters.values())
+
+    @property
+    def delta(self) -> float:
+        """The delta of the guarantee; below 1/population where no budget names one."""
+        return self.budget.delta if self.budget is not None else 0.1 / self.sampling.population
+
+    def config(self) -> dict[str, Any]:
+        """The public settings, as `config.json` holds them."""
+        return {
+            "format": 1,
+            "settings": self.settings.to_json(),
+            "sampling": self.sampling.describe(),
+            "budget": None if self.budget is None else asdict(self.budget),
+            "method": self.method.config(),
+            "plan": self.plan.fingerprint(),
+            "optimizer": type(self.optimizer).__name__,
+            "model": {"class": type(self.model).__qualname__, "parameters": self.num_parameters},
+        }
+
+    def kernels(self) -> str:
+        """Digest of what the released numbers depend on besides parameters and records.
+
+        With another value, no noise is used again.
+        """
+        return digest(
+            {
+                "engine": self.rows.engine.state_dict(),
+                "micro_batch": self.settings.micro_batch_size,
+                "views": self.settings.views,
+                "method": self.method.config(),
+                "processes": self.processes.count,
+                "device": self.device.type,
+            }
+        )
+
+
+def prepare(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    loss: Loss,
+    data: Any,
+    sampling: Sampling,
+    method: Method | None,
+    budget: Budget | None,
+    scheduler: Any,
+    settings: Settings,
+    augmentation: Callable[[Any, torch.Generator], Any] | None,
+    device: str | torch.device | None,
+    collate: Callable[[list[Any]], Any] | None,
+) -> TrainingSetup:
+    """Check everything, by what it does on a few records, and prepare it; see `PrivateTraining`.
+
+    Raises:
+        TypeError, ValueError, DataError: what cannot work, named.
+    """
+    method = method or DPSGD()
+    check_pieces(sampling, method, budget, augmentation, settings)
+    parameters = trainable(model)
+    check_optimizer(optimizer, parameters)
+    check_scheduler(scheduler, optimizer)
+    place = move(model, optimizer, device)
+    processes = Processes()
+    with processes.together():
+        source = Source(data, collate)
+        check_public(source, method, settings.allow_public_duplicates)
+        example, probes = check_loss(model, loss, source, place)
+        plan = method.plan(sampling, budget, settings.relation, generator(settings.seed, "plan"))
+        if settings.views > 1:
+            loss = averaged_over_views(loss, settings.views)
+        rows = RowSource(
+            None, source, place, 1, example, settings.seed, augmentation, settings.views, probes=probes
+        )
+        prepared = rows.prepare(example, rows.public("example"))
+        rows.engine = GradientEngine(model, loss, prepared)
+        if augmentation is not None or not source.is_scanned:
+            attempts = 1 if augmentation is None else 4
+            check_blending(
+                rows.engine.undisturbed_losses,
+                source,
+                lambda batch, attempt: rows.prepare(batch, rows.public("example", attempt)),
+                attempts,
+            )
+        record_bytes = bytes_per_record(model, loss, prepared)
+        size = settings.micro_batch_size or default_micro_batch_size(
+            record_bytes, sum(p.numel() for p in parameters.values()), place, sampling.expected_size
+        )
+        # ResultCache with the run: a resumed run must add in the same order to compute the same numbers.
+        settings = replace(settings, micro_batch_size=processes.first(lambda: size))
+        rows.micro_batch_size = size
+        processes.same("the model's parameters", digest(parameters))
+        processes.same("the privacy plan", plan.fingerprint())
+    return TrainingSetup(
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        sampling=sampling,
+        method=method,
+        budget=budget,
+        settings=settings,
+        parameters=parameters,
+        device=place,
+        processes=processes,
+        plan=plan,
+        rows=rows,
+        record_bytes=record_bytes,
+        average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
+        restore_modes=watch_modes(model),
+    )
