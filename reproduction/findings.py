@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from equipoise.report.figures import Curve, curves_figure
 from reproduction.result_cache import ResultCache
@@ -51,40 +51,49 @@ class Table:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A sentence that can be true or false, the number that decides, and the bar it was measured against.
+    """A sentence that can be true or false, the number that decides, and the bars it was measured against.
+
+    A number that is bad by intention, such as a baseline's, needs both bars: a baseline that never trains is
+    bad too.
 
     Attributes:
         sentence: the claim, such as "DP-SGD stalls above 5e-3".
         value: what was measured; NaN never meets a bar.
-        bar: the number set beforehand.
-        side: which side of the bar the value must lie on.
+        low, high: the value must lie between these.
 
     Example:
-        >>> Verdict("converges to machine precision", 4e-16, 1e-10, "at most").met
+        >>> Verdict.at_most("converges to machine precision", 4e-16, 1e-10).met
         True
-        >>> Verdict("stalls", float("nan"), 5e-3, "at least").met
+        >>> Verdict.at_least("stalls", float("nan"), 5e-3).met
+        False
+        >>> Verdict.within("the baseline stalls", 2.0, 0.01, 0.1).met
         False
     """
 
     sentence: str
     value: float
-    bar: float
-    side: Literal["at most", "at least"]
+    low: float = -math.inf
+    high: float = math.inf
 
     @property
     def met(self) -> bool:
-        """Whether the value lies on the right side of the bar."""
-        return self.value <= self.bar if self.side == "at most" else self.value >= self.bar
+        """Whether the value lies between the bars."""
+        return self.low <= self.value <= self.high
 
     @classmethod
     def at_most(cls, sentence: str, value: float, bar: float) -> Verdict:
         """The value must not exceed the bar."""
-        return cls(sentence, float(value), bar, "at most")
+        return cls(sentence, float(value), high=bar)
 
     @classmethod
     def at_least(cls, sentence: str, value: float, bar: float) -> Verdict:
         """The value must reach the bar."""
-        return cls(sentence, float(value), bar, "at least")
+        return cls(sentence, float(value), low=bar)
+
+    @classmethod
+    def within(cls, sentence: str, value: float, low: float, high: float) -> Verdict:
+        """The value must reach the lower bar and not exceed the upper one."""
+        return cls(sentence, float(value), low, high)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from reproduction.attacks import Finding
-    from reproduction.findings import Findings
+    from reproduction.findings import Findings, Verdict
     from reproduction.planted_bugs import Planted
 
 __all__ = ["attacks_listing", "bugs_table", "experiments_listing", "findings_tables"]
@@ -58,10 +59,17 @@ def findings_tables(findings: Findings) -> RenderableType:
         verdicts.add_column(style="dim", no_wrap=True)
         for verdict in findings.verdicts:
             mark = Text("met", style="green") if verdict.met else Text("MISSED", style="bold red")
-            bar = f"{verdict.side} {significant(verdict.bar)}"
-            verdicts.add_row(mark, verdict.sentence, significant(verdict.value), bar)
+            verdicts.add_row(mark, verdict.sentence, significant(verdict.value), _bars(verdict))
         parts += [Text(), verdicts]
     return Group(*parts)
+
+
+def _bars(verdict: Verdict) -> str:
+    if not math.isfinite(verdict.high):
+        return f"at least {significant(verdict.low)}"
+    if not math.isfinite(verdict.low):
+        return f"at most {significant(verdict.high)}"
+    return f"{significant(verdict.low)} to {significant(verdict.high)}"
 
 
 def _cell(value: str | float | int | None) -> str:
