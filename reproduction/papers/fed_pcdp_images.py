@@ -249,6 +249,7 @@ def summarise(found: Mapping[Case, Sequence[Mapping[str, Any]]]) -> Findings:
 
 
 def verdicts(ends: Mapping[Case, float]) -> list[Verdict]:
+    """The paper's claims, and what came out, by cell -> median accuracy in percent."""
     out = []
     for first in ends:
         against = replace(first, method="fedavg")
