@@ -39,6 +39,7 @@ from equipoise.data.readers import cifar, idx, medmnist, tables, text
 from equipoise.federated import Client, FedAvg, simulate
 from equipoise.privacy import FullBatch, Journal, Ledger, Secrets
 from equipoise.report import read_run, render_page, summary
+from equipoise.statements import statement_of
 
 Strategy = st.SearchStrategy[Any]
 
@@ -201,7 +202,7 @@ def _ledger(folder: Path) -> None:
         secrets = Secrets(reproducible_seed=0)
         ledger = Ledger(plan, None, journal, secrets)
         ledger.open("batch", "parameters")
-        ledger.statement(delta=1e-5)
+        statement_of(ledger, delta=1e-5)
     finally:
         journal.close()
 

@@ -1,7 +1,7 @@
-"""The statement: what a run may claim, as data and as a paragraph.
+"""The statement: what a run may claim about its privacy, as data and as a paragraph.
 
-`statement.schema.json` beside this file is its JSON schema. The statement holds all that a stranger needs to
-compute epsilon again: the whole plan, how often each release was made, and what the holes cost at worst.
+The statement holds everything that is needed to compute epsilon again: the whole plan, how often each release
+was made, and what the unproven steps cost at worst. `statement.schema.json` is its JSON schema.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.privacy.accounting.epsilon import EpsilonResult
-from equipoise.privacy.plan import Pattern, PrivacyPlan
+from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
+from equipoise.privacy.ledger.ledger import Ledger
+from equipoise.privacy.ledger.run_record import GUARANTEES as GUARANTEES
+from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events, spent
 
 RECIPES = ("library", "as_published")
-GUARANTEES = ("proven", "worst_case", "none")
-DELTA_FACTORS = (10.0, 0.1, 0.01)  # the further deltas that a statement gives epsilon at, over its own
+DELTA_FACTORS = (10.0, 0.1, 0.01)  # a statement gives epsilon at its own delta times these, too
 _PACKAGES = ("equipoise", "torch", "dp-accounting", "numpy", "scipy", "cryptography")
 UNACCOUNTED_SEARCH = (
     "no other run on these data chose the settings of this one, unless it is in the same journal: a search "
@@ -65,23 +66,6 @@ def further_deltas(delta: float) -> tuple[float, ...]:
     return tuple(float(f"{delta * factor:.12g}") for factor in DELTA_FACTORS if delta * factor < 1)
 
 
-@dataclass
-class Hole:
-    """A step that no proof covers.
-
-    Attributes:
-        kind: "disclose" (a raw value steered the run) or "release_unproven" (noise of unproved scale).
-        reason: the sentence given with it.
-        count: how often.
-        worst_case: sum of inverse squared worst-case multipliers; None if there is no worst-case bound.
-    """
-
-    kind: str
-    reason: str
-    count: int
-    worst_case: float | None = None
-
-
 @dataclass(frozen=True)
 class Statement:
     """What a run may claim. Plain data; publishable.
@@ -118,7 +102,6 @@ class Statement:
     warnings: list[str]
     other_runs: int = 0
     plan: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
     run: str = ""
     sampling: dict[str, Any] = field(default_factory=dict)
     unproven: list[dict[str, Any]] = field(default_factory=list)
@@ -142,8 +125,7 @@ class Statement:
         if not self.private:
             parts.append(
                 "NOT PRIVATE: noise and sampling follow from a public seed, so that anyone can subtract "
-                "the noise. The figures "
-                "below are those of the same run with a secret key."
+                "the noise. The figures below are those of the same run with a secret key."
             )
         change = "adding or removing" if self.relation == "add_or_remove_one" else "replacing"
         if self.guarantee == "none":
@@ -186,7 +168,7 @@ class Statement:
             )
             parts.append(f"Released: {listed}.")
         if self.assumptions:
-            parts.append("StepOutcome as public or assumed: " + "; ".join(self.assumptions) + ".")
+            parts.append("Taken as public or assumed: " + "; ".join(self.assumptions) + ".")
         if self.holes:
             parts.append(
                 "Not proved: " + "; ".join(f"{h['reason']} ({h['count']} times)" for h in self.holes) + "."
@@ -199,7 +181,7 @@ class Statement:
 
 
 def sampling_assumptions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is public of the draws of releases, as rows of a statement or a plan hold them, each once."""
+    """The assumptions on the draws of these releases (rows of a plan or statement), each once."""
     texts = [
         f"population {row['sampling']['population']} and sampling {row['sampling']['scheme']} of draw "
         f"{row['draw']!r}"
@@ -208,97 +190,124 @@ def sampling_assumptions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def make_statement(
-    plan: PrivacyPlan,
-    spent: EpsilonResult | None,
-    delta: float | None,
-    guarantee: str,
-    holes: Sequence[Hole],
-    private: bool,
-    used: Mapping[Pattern, int],
-    other_runs: int = 0,
+def statement_of(
+    ledger: Ledger,
+    delta: float | None = None,
+    *,
     recipe: str = "library",
     unit: str = "record",
     assumptions: Sequence[str] = (),
     epsilon_claimed: float | None = None,
-    run: str = "",
-    further: Sequence[EpsilonResult] = (),
-    search: Mapping[str, Any] | None = None,
-    noise: str = "floating_point",
-    epochs: Mapping[str, int] | None = None,
 ) -> Statement:
-    """Build the statement of a run.
+    """What the run of a ledger may claim, the journal's other runs included as they are now.
 
     Args:
-        plan: the run's plan.
-        spent: epsilon of what was released; None for guarantee "none".
-        delta: delta of the statement where `spent` is None.
-        guarantee: "proven", "worst_case" or "none".
-        holes: steps without proof.
-        private: whether the key is secret.
-        used: draws made, by pattern.
-        other_runs: how many other runs the figure includes.
+        ledger: open or closed.
+        delta: of the statement; None takes the budget's.
+        recipe, unit, assumptions, epsilon_claimed: as for `make_statement`.
+
+    Example:
+        >>> from equipoise.privacy import FullBatch, PrivacyPlan, Release
+        >>> ledger = Ledger(PrivacyPlan([Release("gradient", 2.0, max_bound=1.0)], FullBatch(100, 4)))
+        >>> statement_of(ledger, delta=1e-5).guarantee
+        'proven'
+    """
+    if delta is None and ledger.budget is not None:
+        delta = ledger.budget.delta
+    if delta is None and ledger.guarantee != "none":
+        raise ValueError("delta must be given: this ledger has no budget to take it from")
+    return make_statement(
+        ledger.record,
+        delta,
+        ledger.other_runs(),
+        recipe=recipe,
+        unit=unit,
+        assumptions=assumptions,
+        epsilon_claimed=epsilon_claimed,
+    )
+
+
+def make_statement(
+    record: RunRecord,
+    delta: float | None,
+    others: OtherRuns,
+    *,
+    recipe: str = "library",
+    unit: str = "record",
+    assumptions: Sequence[str] = (),
+    epsilon_claimed: float | None = None,
+) -> Statement:
+    """The statement of a run.
+
+    Args:
+        record: what was booked of the run.
+        delta: of the statement; None only where the run's guarantee is "none".
+        others: what the other runs over the same data cost.
         recipe: "library" or "as_published".
         unit: the unit of privacy.
         assumptions: what else was taken as public; population and sampling are always listed.
         epsilon_claimed: figure of the publication.
-        run: the run's name in the journal.
-        further: epsilon at further deltas.
-        search: mean and shape of the number of runs of which this one was chosen; see `PrivateSearch`.
-        noise: "floating_point" or "grid".
-        epochs: by name of `FixedEpochs` draws, the epochs that they lie in; see `Epochs`.
     """
-    if guarantee not in GUARANTEES:
-        raise ValueError(f"guarantee must be one of {GUARANTEES}, got {guarantee!r}")
-    epsilon = None
-    if guarantee != "none" and spent is not None:
-        epsilon = spent.value if math.isfinite(spent.value) else None
-        guarantee = guarantee if epsilon is not None else "none"
-    delta = spent.delta if spent is not None else delta
-    rows = []
+    plan, guarantee = record.plan, record.guarantee
+    found: EpsilonResult | None = None
+    further: list[dict[str, float]] = []
+    if guarantee != "none":
+        assert delta is not None
+        found = spent(record, others, delta)
+        if math.isfinite(found.value):
+            event = compose_events([record.event, *others.values()])
+            for other in further_deltas(delta):
+                further.append({"delta": other, "epsilon": epsilon(event, other, plan.relation).value})
+        else:  # another run over the same data is not private
+            found, guarantee = None, "none"
     described = plan.describe()
+    rows = []
     for release in described["releases"]:
-        count = sum(n for pattern, n in used.items() if release["name"] in pattern.names)
+        count = sum(n for pattern, n in record.used.items() if release["name"] in pattern.names)
         row = {**release, "used": count}
-        if release["sampling"]["scheme"] == "FixedEpochs":
-            row["epochs"] = (epochs or {}).get(release["draw"], 0)
+        if release["draw"] in record.epochs:
+            row["epochs"] = record.epochs[release["draw"]]
         rows.append(row)
     public = sampling_assumptions([*rows, *described["unproven"]])
-    warnings = []
-    populations = [row["sampling"]["population"] for row in (*rows, *described["unproven"])]
-    if delta is not None and populations and delta >= 1 / max(populations):
-        warnings.append(
-            f"delta={delta:g} is not below 1/population = {1 / max(populations):.3g}; a mechanism that "
-            "publishes a whole record "
-            "with that probability would satisfy it"
-        )
-    if epsilon is not None and epsilon > 10:
-        warnings.append(f"epsilon={epsilon:.4g} is so large that it promises little")
     return Statement(
         recipe=recipe,
         guarantee=guarantee,
         relation=plan.relation,
         unit=unit,
-        epsilon=epsilon,
+        epsilon=None if found is None else found.value,
         delta=delta,
-        accountant=None if epsilon is None or spent is None else spent.accountant,
-        interval=None if epsilon is None or spent is None else spent.interval,
-        cross_check=None if epsilon is None or spent is None else spent.cross_check,
+        accountant=None if found is None else found.accountant,
+        interval=None if found is None else found.interval,
+        cross_check=None if found is None else found.cross_check,
         epsilon_claimed=epsilon_claimed,
-        private=private,
+        private=record.private,
         releases=rows,
-        assumptions=[*public, *assumptions, UNACCOUNTED_SEARCH if search is None else ACCOUNTED_SEARCH],
-        holes=[asdict(hole) for hole in holes],
-        warnings=warnings,
-        other_runs=other_runs,
+        assumptions=[*public, *assumptions, ACCOUNTED_SEARCH if record.search else UNACCOUNTED_SEARCH],
+        holes=[asdict(hole) for hole in record.holes.values()],
+        warnings=_warnings(delta, found, [*rows, *described["unproven"]]),
+        other_runs=len(others),
         plan=plan.fingerprint(),
-        run=run,
+        run=record.run,
         sampling=described["sampling"],
         unproven=described["unproven"],
-        epsilons=[{"delta": found.delta, "epsilon": found.value} for found in further]
-        if epsilon is not None
-        else [],
-        search=None if search is None else dict(search),
+        epsilons=further,
+        search=None if record.search is None else record.search.describe(),
         versions=dict(versions()),
-        noise=noise,
+        noise=record.noise,
     )
+
+
+def _warnings(
+    delta: float | None, found: EpsilonResult | None, rows: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Sentences on choices that promise little."""
+    warnings = []
+    populations = [row["sampling"]["population"] for row in rows]
+    if delta is not None and populations and delta >= 1 / max(populations):
+        warnings.append(
+            f"delta={delta:g} is not below 1/population = {1 / max(populations):.3g}; a mechanism that "
+            "publishes a whole record with that probability would satisfy it"
+        )
+    if found is not None and found.value > 10:
+        warnings.append(f"epsilon={found.value:.4g} is so large that it promises little")
+    return warnings

@@ -1,8 +1,8 @@
-"""Verifying, signing and charging the statement of a run folder.
+"""The folder of a finished run: verify its statement, sign it, charge it for a search.
 
-What a stranger has: statement.json, config.json, model.safetensors, metrics.jsonl, report.html and, where
-the issuer signed, statement.sig.json. What the keeper has besides: the journal, in private/ or where the
-run's ledger was put. Nothing else is opened.
+Anybody may have the published files: statement.json, config.json, model.safetensors, metrics.jsonl,
+report.html and, where the issuer signed, statement.sig.json. The data owner also has the journal, in private/
+or where the run's ledger was put. Nothing else is opened.
 """
 
 from __future__ import annotations
@@ -17,18 +17,24 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from equipoise.privacy import Journal, PrivateSearch, Statement
+from equipoise.privacy import Journal, JournalError, PrivateSearch
+from equipoise.privacy.ledger.journal import Entry, SearchEntry
+from equipoise.privacy.ledger.run_record import RunRecord
 from equipoise.report import RunFolderError, report_as_made, write_report
 from equipoise.report.files import read_file, read_object, read_rows
-from equipoise.statements import Finding, Signature
+from equipoise.statements import (
+    Finding,
+    Signature,
+    Statement,
+    check_published,
+    check_with_journal,
+    statement_from_journal,
+)
 from equipoise.statements.recompute import MALFORMED, figure, message
-from equipoise.statements.signatures import fingerprint
-from equipoise.statements.verify_journal import check_published, check_with_journal, statement_from_journal
-from equipoise.training.assumptions import check_assumptions
+from equipoise.statements.sign import check_files, fingerprint, read_signature, sign_files, signing_key
 from equipoise.training.checkpoint import write_atomically
-from equipoise.training.consistency import check_method, check_metrics, may_plan_fewer_steps
+from equipoise.training.consistency import check_assumptions, check_method, check_metrics, check_settings
 from equipoise.training.run_folder import RunFolder
-from equipoise.training.signing import check_files, read_signature, sign_files, signing_key
 
 __all__ = [
     "Verification",
@@ -52,7 +58,7 @@ class Verification:
         with_journal: whether the run's journal was there, so that epsilon follows from what was booked.
         epsilon: as the statement has it.
         signer: fingerprint of the key that signed, or None.
-        findings: one a subject.
+        findings: at least one per subject.
     """
 
     run_dir: str
@@ -88,21 +94,14 @@ def verify_run(
 
     Raises:
         RunFolderError: no statement, or a file that cannot be read.
-        JournalError: a journal that is damaged.
         KeyFileError: no public key in the file.
     """
     folder = RunFolder(run_dir)
     statement = _read_statement(folder)
     config = read_object(folder.config) if folder.config.is_file() else {}
     journal = _journal_file(folder, ledger_file)
-    findings: list[Finding] = []
-    if journal is not None:
-        findings += check_with_journal(statement, _entries(journal))
-    findings += [
-        finding
-        for finding in check_published(statement, config, fewer_steps=may_plan_fewer_steps(config))
-        if journal is None or finding.subject == "configuration"
-    ]
+    findings = check_published(statement) if journal is None else _check_journal(statement, journal)
+    findings += check_settings(statement, config)
     findings += _skipped(folder, config)
     findings += check_assumptions(statement, config)
     findings += check_method(statement, config)
@@ -162,7 +161,9 @@ def sign_verified(
     folder = RunFolder(run_dir)
     journal = _journal_file(folder, ledger_file)
     lines = None if journal is None else _lines_of(journal, str(_read_statement(folder)["run"]))
-    return sign_files(key, folder.signature, SIGNED_FILES, lines)
+    made = sign_files(key, folder.path, SIGNED_FILES, lines)
+    write_atomically(folder.signature, made.to_json().encode(), mode=0o644)
+    return made
 
 
 def charge_search(
@@ -188,23 +189,24 @@ def charge_search(
     path = _journal_file(folder, ledger_file)
     if path is None:
         raise RunFolderError(f"run={str(run_dir)!r} has no journal here; name it with ledger_file=...")
-    wrong = [f for f in check_with_journal(statement, _entries(path)) if f.ok is False]
+    entries = _entries(path)
+    wrong = [f for f in check_with_journal(statement, entries) if f.ok is False]
     if wrong:
         raise RunFolderError(f"run={str(run_dir)!r} is not consistent: {wrong[0].subject}: {wrong[0].detail}")
-    run, entries = str(statement["run"]), _entries(path)
-    own = [entry for entry in entries if entry.get("run") == run]
-    if not any(entry["type"] == "close" for entry in own):
+    run = str(statement["run"])
+    record = RunRecord.from_entries(entry for entry in entries if entry.run == run)
+    if not record.closed:
         raise RunFolderError(f"run={str(run_dir)!r} is not finished; a search ends with a finished run")
-    if any(entry["type"] == "search" for entry in own):
+    if record.search is not None:
         raise RunFolderError(f"run={str(run_dir)!r} was charged for a search already")
-    line = {"type": "search", "run": run, "search": search.describe()}
+    charge = SearchEntry(run=run, search=search)
     kept = {key: statement[key] for key in ("recipe", "unit", "epsilon_claimed")}
     before = statement_from_journal(entries, run, statement["delta"]).assumptions
     kept["assumptions"] = [text for text in statement["assumptions"] if text not in before]
-    made = statement_from_journal([*entries, line], run, statement["delta"], **kept)
+    made = statement_from_journal([*entries, charge], run, statement["delta"], **kept)
     journal = Journal(path, durable=True)
     try:
-        journal.append(line)
+        journal.append(charge)
     finally:
         journal.close()
     folder.signature.unlink(missing_ok=True)  # it was of another statement
@@ -234,7 +236,7 @@ def _journal_file(folder: RunFolder, given: PathLike | None) -> Path | None:
     return folder.journal if folder.journal.is_file() else None
 
 
-def _entries(path: Path) -> list[dict[str, Any]]:
+def _entries(path: Path) -> list[Entry]:
     journal = Journal(path, read_only=True)
     try:
         return journal.entries()
@@ -242,9 +244,17 @@ def _entries(path: Path) -> list[dict[str, Any]]:
         journal.close()
 
 
+def _check_journal(statement: Mapping[str, Any], path: Path) -> list[Finding]:
+    try:
+        entries = _entries(path)
+    except JournalError as error:
+        return [Finding("journal", False, str(error))]
+    return check_with_journal(statement, entries)
+
+
 def _lines_of(path: Path, run: str) -> bytes:
-    """The run's lines of the journal, as bytes to be hashed; the same whatever other runs wrote since."""
-    own = [entry for entry in _entries(path) if entry.get("run") == run]
+    """The run's entries as bytes to be hashed; the same whatever other runs wrote since."""
+    own = [entry.to_json() for entry in _entries(path) if entry.run == run]
     return json.dumps(own, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -256,7 +266,11 @@ def _check_signature(
         return signature, findings
     findings.append(check_files(signature, folder.path, SIGNED_FILES, needed=("statement.json",)))
     if journal is not None and signature.journal is not None:
-        same = hashlib.sha256(_lines_of(journal, str(statement.get("run")))).hexdigest() == signature.journal
+        try:
+            lines = _lines_of(journal, str(statement.get("run")))
+        except JournalError:
+            lines = b""  # the finding on the journal says what is wrong with it
+        same = hashlib.sha256(lines).hexdigest() == signature.journal
         findings.append(
             Finding("signed journal", same, "as it was signed" if same else "changed since it was signed")
         )
@@ -271,7 +285,7 @@ def _skipped(folder: RunFolder, config: Mapping[str, Any]) -> list[Finding]:
     """What cannot be looked at because a file or a key of it is not here."""
     found = []
     if not folder.config.is_file():
-        detail = "config.json is not here: settings, sampling and method were held to nothing"
+        detail = "config.json is not here: settings, sampling and method were not compared"
         found.append(Finding("configuration", None, detail))
     else:
         settings = config.get("settings")
@@ -279,7 +293,7 @@ def _skipped(folder: RunFolder, config: Mapping[str, Any]) -> list[Finding]:
         gone = [key for key in _COMPARED if key not in config]
         gone += [f"settings.{key}" for key in _SETTINGS if key not in within]
         if gone:
-            detail = f"config.json has no {', '.join(gone)}: what they would say was held to nothing"
+            detail = f"config.json has no {', '.join(gone)}: what they would say was not compared"
             found.append(Finding("configuration", None, detail))
     for subject, path in (("metrics", folder.metrics), ("page", folder.path / "report.html")):
         if not path.is_file():

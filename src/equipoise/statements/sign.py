@@ -1,8 +1,9 @@
-"""Who issued a statement: an Ed25519 signature over the hashes of the published files and of the journal.
+"""Signatures: who issued a statement, by an Ed25519 signature over the hashes of files and of the journal.
 
-The signature file names the files with their SHA-256 (and the journal's, which tells nothing of its content),
-so that who has the issuer's public key can tell that statement and model are the ones that were signed, and
-the keeper that the journal is. Editing statement and journal together changes both hashes.
+The signature file names the published files with their SHA-256, and that of the run's journal entries, which
+tells nothing of their content. With the issuer's public key anybody can tell that statement and model are the
+ones that were signed; the data owner can tell the same of the journal. Editing statement and journal together
+changes both hashes.
 
 The signed bytes are the JSON of everything but the signature, keys sorted, without blanks.
 """
@@ -12,15 +13,31 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-__all__ = ["KeyFileError", "Signature", "fingerprint", "read_private_key", "read_public_key", "sign"]
+from equipoise.statements.recompute import Finding
+
+__all__ = [
+    "KeyFileError",
+    "Signature",
+    "check_files",
+    "fingerprint",
+    "read_private_key",
+    "read_signature",
+    "sign",
+    "sign_files",
+    "signing_key",
+]
+
+PathLike = str | os.PathLike[str]
 
 
 _CONTEXT = "equipoise statement, version 1"
@@ -147,6 +164,91 @@ def read_public_key(content: bytes) -> Ed25519PublicKey:
     if not isinstance(key, Ed25519PublicKey):
         raise KeyFileError(f"the key file holds a {type(key).__name__}; statements are signed with Ed25519")
     return key
+
+
+def signing_key(key_file: PathLike, password: bytes | None = None) -> Ed25519PrivateKey:
+    """The private key of a file.
+
+    Raises:
+        KeyFileError: no such key.
+    """
+    try:
+        return read_private_key(Path(key_file).read_bytes(), password)
+    except OSError as error:
+        raise KeyFileError(f"key={str(key_file)!r} cannot be read ({error}); name a key file") from None
+
+
+def sign_files(
+    key: Ed25519PrivateKey, folder: Path, names: Iterable[str], journal: bytes | None = None
+) -> Signature:
+    """Sign those of the folder's files that are there, and the bytes of the run's journal entries."""
+    places = {name: folder / name for name in names}
+    return sign(key, {n: place.read_bytes() for n, place in places.items() if place.is_file()}, journal)
+
+
+def read_signature(
+    path: Path, public_key: PathLike | None, what: str = "run"
+) -> tuple[Signature | None, list[Finding]]:
+    """The signature of a file, if it is one, and whether it is valid and by the given key.
+
+    Args:
+        path: the signature file; it need not be there.
+        public_key: file with the issuer's Ed25519 public key; without a signature by it the finding is bad.
+        what: is signed, in a word.
+
+    Raises:
+        KeyFileError: no public key in its file.
+    """
+    key = None
+    if public_key is not None:
+        try:
+            key = read_public_key(Path(public_key).read_bytes())
+        except OSError as error:
+            raise KeyFileError(f"public_key={str(public_key)!r} cannot be read ({error})") from None
+    if not path.is_file():
+        ok = None if key is None else False
+        return None, [Finding("signature", ok, f"the {what} is not signed: anybody could have written it")]
+    try:
+        signature = Signature.from_json(path.read_bytes())
+    except KeyFileError as error:
+        return None, [Finding("signature", False, str(error))]
+    name = fingerprint(signature.public_key)
+    if not signature.is_valid():
+        return signature, [Finding("signature", False, "it is not a signature of the hashes beside it")]
+    if key is not None and not signature.is_valid(key):
+        other = fingerprint(key.public_bytes_raw())
+        detail = f"it is by the key {name}, not by the given one, {other}"
+        return signature, [Finding("signature", False, detail)]
+    by = "the given key" if key is not None else f"the key {name}; ask the issuer whether it is theirs"
+    return signature, [Finding("signature", True, f"valid, by {by}")]
+
+
+def check_files(
+    signature: Signature, folder: Path, names: Collection[str], needed: Collection[str]
+) -> Finding:
+    """Whether the files are the signed ones.
+
+    Args:
+        signature: a valid one.
+        folder: where the files are.
+        names: the folder's own files. Nothing else that a signature file names is looked for on the disk.
+        needed: those that must be there; a published part may leave the others out.
+    """
+    changed = [
+        name
+        for name in names
+        if signature.files.get(name) != _hash_of(folder / name)
+        and (name in needed or (folder / name).is_file())
+    ]
+    absent = [name for name in signature.files if name not in names or not (folder / name).is_file()]
+    detail = f"changed since they were signed: {', '.join(changed)}" if changed else "as they were signed"
+    if absent:
+        detail += f"; not here: {', '.join(absent)}"
+    return Finding("files", not changed, detail)
+
+
+def _hash_of(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def _signed(files: Mapping[str, str], journal: str | None, public_key: bytes) -> dict[str, Any]:
