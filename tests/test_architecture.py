@@ -18,6 +18,7 @@ ROOMS = {
     "training",
     "data",
     "experiments",
+    "app",
     "federated",
     "report",
     "audit",
@@ -35,17 +36,8 @@ ALLOWED: dict[str, set[str]] = {
     "data": set(),
     "report": set(),
     "audit": {"federated", "statements", "training", "methods", "gradients", "privacy", "data"},
-    "experiments": {
-        "audit",
-        "statements",
-        "federated",
-        "training",
-        "methods",
-        "gradients",
-        "privacy",
-        "data",
-        "report",
-    },
+    "app": ROOMS - {"cli"},
+    "experiments": ROOMS - {"cli"},
     "cli": ROOMS - {"cli"},
 }
 # These two know nothing of each other, nor of anything above them, at run time and for type checkers alike.

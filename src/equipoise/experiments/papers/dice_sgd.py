@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from equipoise.experiments.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
 from equipoise.experiments.harness import Problem, follow
 from equipoise.methods import DPSGD, EFSGD, ClipSGD, DiceSGD, Method
+from equipoise.methods.base import Setting
 from equipoise.privacy import Budget, FullBatch, Poisson, gaussian_epsilon
 
 __all__ = ["EXPERIMENT", "line", "point"]
@@ -150,8 +151,7 @@ def _honest(method: Method) -> float:
         return BUDGET.epsilon
     sampling = Poisson(BATCH, POPULATION, STEPS)
     assert isinstance(method, DiceSGD)
-    method.plan(sampling, BUDGET, "add_or_remove_one", torch.Generator())
-    multiplier = method.worst_case_multiplier(sampling, "add_or_remove_one")
+    multiplier = method.worst_case_multiplier(method.plan(Setting(sampling=sampling, budget=BUDGET)))
     return gaussian_epsilon(math.sqrt(STEPS) / multiplier, BUDGET.delta)
 
 
