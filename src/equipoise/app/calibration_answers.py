@@ -14,6 +14,7 @@ from equipoise.privacy import (
     Budget,
     FixedEpochs,
     FullBatch,
+    Gaussian,
     Poisson,
     PrivacyPlan,
     Release,
@@ -74,7 +75,7 @@ def make_sampling(name: str, batch_size: float, population: int, steps: int) -> 
 
 def _plan(question: Question, noise_multiplier: float) -> PrivacyPlan:
     sampling = make_sampling(question.sampling, question.batch_size, question.population, question.steps)
-    return PrivacyPlan([Release("gradient", noise_multiplier, max_bound=1.0)], sampling, question.relation)
+    return PrivacyPlan([Release("gradient", 1.0, Gaussian(noise_multiplier))], sampling, question.relation)
 
 
 def answer(question: Question) -> dict[str, Any]:

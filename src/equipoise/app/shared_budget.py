@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +141,7 @@ def _free_noise(method: Method, given: Mapping[str, Any], plan: PrivacyPlan) -> 
             f"--ledger holds other runs, and --method {method.name} with these settings has no noise that "
             "could be fitted to what they leave. Give this run a journal of its own."
         )
-    return free | {release.name for release in plan.releases if release.correlated_with in free}
+    return free | {name for release in free for name in plan[release].mechanism.shared_by}
 
 
 def _fitted(plan: PrivacyPlan, free: set[str], others: Sequence[DpEvent], budget: Budget) -> PrivacyPlan:
@@ -159,10 +158,7 @@ def _fitted(plan: PrivacyPlan, free: set[str], others: Sequence[DpEvent], budget
         )
 
     def scaled(factor: float) -> PrivacyPlan:
-        releases = [
-            replace(r, noise_multiplier=r.noise_multiplier * factor) if r.name in free else r
-            for r in plan.releases
-        ]
+        releases = [r.scaled(factor) if r.name in free else r for r in plan.releases]
         return PrivacyPlan(releases, plan.sampling, plan.relation, plan.unproven)
 
     low, high = 1.0, 2.0

@@ -139,13 +139,16 @@ def check_noise(
     )
     ledger = stage.desk.ledger
     assert isinstance(ledger, Watching)
-    noises: dict[str, list[torch.Tensor]] = {release.name: [] for release in stage.pieces.plan.releases}
-    while stage.stepper.done < LONGEST and min(sum(map(len, n)) for n in noises.values()) < NUMBERS:
-        seen = len(ledger.noted)
+    numbers = {release.name: 0 for release in stage.pieces.plan.releases}
+    while stage.stepper.done < LONGEST and min(numbers.values()) < NUMBERS:
+        seen = len(ledger.transcript)
         stage.run(1)
-        for index in range(seen, len(ledger.noted)):
-            noted = ledger.noted[index]
-            after, before = whitened(ledger.transcript[index], noted), whitened(ledger.sums[index], noted)
-            for name, tensors in after.items():
-                noises[name] += [(value - before[name][key]).flatten() for key, value in tensors.items()]
+        for released in ledger.transcript[seen:]:
+            for name, tensors in released.items():
+                numbers[name] += sum(value.numel() for value in tensors.values())
+    noises: dict[str, list[torch.Tensor]] = {name: [] for name in numbers}
+    left, raw = (whitened(ledger.plan, sums, ledger.noted) for sums in (ledger.transcript, ledger.sums))
+    for after, before in zip(left, raw, strict=True):
+        for name, tensors in after.items():
+            noises[name] += [(value - before[name][key]).flatten() for key, value in tensors.items()]
     return {name: noise_scale(torch.cat(parts), 1.0) for name, parts in noises.items()}

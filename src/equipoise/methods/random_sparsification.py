@@ -22,6 +22,7 @@ from equipoise.methods.card import Card
 from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import ClipRule, resolve_rule
 from equipoise.privacy.bounds.clipping import clip
+from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.sampling import Sampling
 
@@ -85,7 +86,7 @@ class RandomSparsification(Method):
         """One release of the gradient a step."""
 
         def at(scale: float) -> PrivacyPlan:
-            return PrivacyPlan([Release("gradient", scale, self.clip_norm)], sampling, relation)
+            return PrivacyPlan([Release("gradient", self.clip_norm, Gaussian(scale))], sampling, relation)
 
         return calibrated(at, self.noise_multiplier, budget)
 

@@ -179,7 +179,7 @@ class Statement:
             parts.append(f"The figure includes {self.other_runs} other run(s) over the same data.")
         if self.releases:
             listed = "; ".join(
-                f"{r['name']} (noise multiplier {r['noise_multiplier']:.4g}, bound at most "
+                f"{r['name']} (noise multiplier {r['mechanism']['noise_multiplier']:.4g}, bound at most "
                 f"{'any' if r['max_bound'] is None else format(r['max_bound'], 'g')}, {r['used']} of "
                 f"{r['count']} times)"
                 for r in self.releases

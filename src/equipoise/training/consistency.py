@@ -115,8 +115,12 @@ def _other_noise(statement: Object, described: Object, arguments: Mapping[str, s
     rows = statement.get("releases")
     named = {row.get("name"): row for row in rows or () if isinstance(row, Mapping)}
     wrong = []
+
+    def noise_of(release: str) -> object:
+        return named.get(release, {}).get("mechanism", {}).get("noise_multiplier")
+
     for argument, release in arguments.items():
-        given, planned = described.get(argument), named.get(release, {}).get("noise_multiplier")
+        given, planned = described.get(argument), noise_of(release)
         if given is not None and planned is not None and given != planned:
             wrong.append(f"{argument} is {given!r}, that of {release!r} {planned!r}"[:120])
     threshold = described.get("clip_norm")

@@ -330,6 +330,7 @@ def prepare(
         check_public(source, method, settings.allow_public_duplicates)
         example, probes = check_loss(model, loss, source, place)
         plan = method.plan(sampling, budget, settings.relation, generator(settings.seed, "plan"))
+        plan = plan.hardened() if settings.hardened else plan
         if settings.views > 1:
             loss = averaged_over_views(loss, settings.views)
         rows = RowSource(

@@ -36,6 +36,7 @@ from equipoise.privacy import calibrate, gaussian_mu
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.counts import capped
+from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
@@ -244,8 +245,8 @@ class AdaptiveRMS(Method):
     def _plan(self, sampling: Sampling, relation: str, z: float, radius_z: float) -> PrivacyPlan:
         query = {} if self.variant == "fused" else {"draw": "radius", "sampling": self._radius_sampling}
         releases = [
-            Release("gradient", z, max_bound=self.radius.g_hat),
-            Release("squares", radius_z, max_bound=1.0, replace_ratio=1.0, **query),  # type: ignore[arg-type]
+            Release("gradient", self.radius.g_hat, Gaussian(z)),
+            Release("squares", 1.0, Gaussian(radius_z), replace_ratio=1.0, **query),  # type: ignore[arg-type]
         ]
         return PrivacyPlan(releases, sampling, relation)
 

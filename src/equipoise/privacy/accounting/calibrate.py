@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from equipoise.privacy.accounting.epsilon import check_delta, epsilon, quick_epsilon
 from equipoise.privacy.errors import BudgetError, check_positive
+from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.sampling import Sampling
 
@@ -54,10 +55,10 @@ def calibrate(
         BudgetError: if no scale reaches the target.
 
     Example:
-        >>> from equipoise.privacy import Poisson
+        >>> from equipoise.privacy import Gaussian, Poisson
         >>> sampling = Poisson(expected_batch_size=256, population=60_000, steps=100)
         >>> def plan_of(scale):
-        ...     return PrivacyPlan([Release("gradient", scale, max_bound=1.0)], sampling)
+        ...     return PrivacyPlan([Release("gradient", 1.0, Gaussian(scale))], sampling)
         >>> plan = calibrate(plan_of, Budget(1.0, 1e-5))
         >>> 0.99 <= plan.epsilon(1e-5).value <= 1.0
         True
@@ -156,6 +157,8 @@ def calibrate_noise_multiplier(
     """
 
     def plan(scale: float) -> PrivacyPlan:
-        return PrivacyPlan([Release("gradient", scale, 1.0, replace_ratio=replace_ratio)], sampling, relation)
+        return PrivacyPlan(
+            [Release("gradient", 1.0, Gaussian(scale), replace_ratio=replace_ratio)], sampling, relation
+        )
 
     return calibrate(plan, budget).releases[0].noise_multiplier

@@ -38,8 +38,9 @@ class Epochs:
         plan: of the run.
 
     Example:
-        >>> from equipoise.privacy import Release
-        >>> epochs = Epochs(PrivacyPlan([Release("gradient", 1.0, 1.0)], FixedEpochs(10, 100, 20)))
+        >>> from equipoise.privacy import Gaussian, Release
+        >>> plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0))], FixedEpochs(10, 100, 20))
+        >>> epochs = Epochs(plan)
         >>> for ordinal in (0, 4, 15):
         ...     epochs.add("batch", ordinal)
         >>> epochs.met
