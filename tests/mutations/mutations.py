@@ -85,6 +85,28 @@ MUTATIONS = (
         ("tests/privacy/test_noise.py::test_noise_that_the_type_cannot_carry_is_refused_and_free",),
     ),
     Mutation(
+        "noise over steps goes on after a gap between draws",
+        "privacy/mechanisms/base.py",
+        (("or earlier != ordinal - 1 - len(found):", "or False:"),),
+        (
+            "tests/privacy/test_mechanisms.py::test_a_voided_step_starts_the_noise_afresh_and_its_z_is_not_used_again",
+            "tests/privacy/test_mechanisms.py::test_a_draw_that_is_not_released_starts_the_noise_afresh",
+        ),
+    ),
+    Mutation(
+        "old noise is mixed in two ways after its history was lost",
+        "privacy/mechanisms/base.py",
+        (
+            (
+                "        if not self.memory:\n            return self.made_for",
+                "        if True:\n            return self.made_for",
+            ),
+        ),
+        (
+            "tests/privacy/test_mechanisms.py::test_a_ledger_without_its_history_does_not_mix_the_old_noise_in_another_way",
+        ),
+    ),
+    Mutation(
         "the same noise at every index",
         "privacy/noise/secrets.py",
         (

@@ -1,5 +1,6 @@
 """Calibration meets its target from below, within 1%."""
 
+import dp_accounting
 import pytest
 
 from equipoise.privacy import (
@@ -14,6 +15,7 @@ from equipoise.privacy import (
     WithoutReplacement,
     calibrate,
     calibrate_noise_multiplier,
+    epsilon,
 )
 
 CASES = [
@@ -76,3 +78,17 @@ def test_out_of_reach_teaches():
 def test_bad_budgets(epsilon, delta):
     with pytest.raises(ValueError):
         Budget(epsilon, delta)
+
+
+@pytest.mark.parametrize("sampling", [FullBatch(1000, 50), Poisson(80, 1600, 40)])
+def test_other_runs_share_the_budget(sampling):
+    def plan(scale):
+        return PrivacyPlan([Release("gradient", 1.0, Gaussian(scale))], sampling)
+
+    budget, earlier = Budget(1.0, 1e-5), plan(40.0).event()
+    found = calibrate(plan, budget, other_events=[earlier])
+    both = epsilon(dp_accounting.ComposedDpEvent([found.event(), earlier]), 1e-5).value
+    assert 0.99 <= both <= 1.0
+    assert found.releases[0].noise_multiplier > calibrate(plan, budget).releases[0].noise_multiplier
+    with pytest.raises(BudgetError, match="other runs"):
+        calibrate(plan, budget, other_events=[plan(0.5).event()])
