@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from equipoise.app.federation_folder import verify_federation
 from equipoise.cli import main
-from equipoise.federated.local_training import DISJOINT
+from equipoise.federated.client import DISJOINT
 from equipoise.report import RunFolderError
 from equipoise.report.federation import write_federation_report
 

@@ -27,9 +27,9 @@ from equipoise.app.federation_settings import FederationSettings, check_federati
 from equipoise.app.options import delta_warning
 from equipoise.app.run_checks import FEDERATION_FILE
 from equipoise.federated import History, Round, simulate
-from equipoise.federated.errors import BROKEN_BOOKS
-from equipoise.federated.lazy_clients import ClientPool
-from equipoise.federated.local_training import end_of
+from equipoise.federated.client import end_of
+from equipoise.federated.client_pool import ClientPool
+from equipoise.federated.messages import CLIENT_FAILURES
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.base import Parameters
 from equipoise.report.federation import write_federation_report
@@ -97,8 +97,8 @@ def _finish(maker: ClientMaker, clients: int) -> None:
         place = maker.place(number)
         try:
             if place.exists() and end_of(place) is None:
-                maker.participant(number).finish()
-        except BROKEN_BOOKS:
+                maker.client(number).finish()
+        except CLIENT_FAILURES:
             _log.exception("client %s keeps its key: its ledger or folder is broken", number)
 
 
@@ -119,7 +119,7 @@ def resume_federation(folder: str, console: Console, data_dir: str | None = None
 
 
 def _inline(made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[Round], None]) -> History:
-    with ClientPool(maker.participant, len(made.parts)).closing() as clients:
+    with ClientPool(maker.client, len(made.parts)).closing() as clients:
         return simulate(made.strategy(), clients, *_common(made), **_options(made, path, on_round))
 
 
@@ -154,12 +154,11 @@ def _options(made: Federation, path: Path, on_round: Callable[[Round], None]) ->
         "evaluate": evaluate,
         "on_round": on_round,
         "folder": path / "server",
-        "secure": made.secure,
     }
 
 
 def _client_values(made: Federation, maker: ClientMaker, history: History, number: int) -> dict[str, Any]:
-    """What a client may claim; its statement is put into its folder. Nothing, where its books are broken."""
+    """What a client may claim; its statement is put into its folder. Nothing, where its ledger is broken."""
     values: dict[str, Any] = {"client": number, "population": made.population(number)}
     if not maker.place(number).exists():  # never picked: nothing left it
         return {**values, "rounds": 0, "epsilon": 0.0, "guarantee": "proven", "statement": None}
@@ -170,7 +169,7 @@ def _client_values(made: Federation, maker: ClientMaker, history: History, numbe
             done = client.rounds_done
         finally:
             client.close()
-    except BROKEN_BOOKS:
+    except CLIENT_FAILURES:
         _log.exception("client %s has no statement", number)
         seen = sum(number in round_.answered for round_ in history.rounds)
         return {**values, "rounds": seen, "epsilon": None, "guarantee": "none", "statement": None}

@@ -23,9 +23,9 @@ from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.options import SettingsError
 from equipoise.app.settings import Settings
 from equipoise.data import DataSet
-from equipoise.federated import Client, Moon, SecureClient, SecureSum, Strategy, dirichlet, iid, one_class
-from equipoise.federated.driver import pick_clients
+from equipoise.federated import Client, Moon, Strategy, dirichlet, iid, one_class
 from equipoise.federated.registry import FederatedMethod, Setup, find_federated
+from equipoise.federated.server import pick_clients
 from equipoise.privacy import Budget, Poisson, gaussian_mu
 
 __all__ = ["ClientMaker", "Federation", "federation"]
@@ -87,11 +87,6 @@ class Federation:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Accuracy on the test records."""
         return {"accuracy": accuracy(model, self.dataset.test)}
-
-    @property
-    def secure(self) -> SecureSum | None:
-        """Settings of the secure sums, where they were asked for."""
-        return SecureSum(self.setup.clients_per_round) if self.settings.secure_aggregation else None
 
     @property
     def public_bytes(self) -> int:
@@ -156,21 +151,15 @@ class ClientMaker:
         """The client of a number."""
         return federation(self.settings).client(number, self.place(number))
 
-    def participant(self, number: int) -> Client | SecureClient:
-        """The client as the server meets it: behind secure sums where they were asked for."""
-        rule = federation(self.settings).secure
-        client = self.client(number)
-        return client if rule is None else SecureClient(client, rule, number)
-
     def place(self, number: int) -> Path:
         """The folder of a client."""
         return Path(self.folder) / f"{number:03d}"
 
-    def __call__(self, context: Any) -> Client | SecureClient:
-        """The participant of a Flower node."""
+    def __call__(self, context: Any) -> Client:
+        """The client of a Flower node."""
         from equipoise.federated.flower import client_number
 
-        return self.participant(client_number(context))
+        return self.client(client_number(context))
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.app.run_checks import FEDERATION_FILE
-from equipoise.federated.local_training import DISJOINT
+from equipoise.federated.client import DISJOINT
 from equipoise.report import RunFolderError
 from equipoise.report.federation import write_federation_report
 from equipoise.report.files import read_object

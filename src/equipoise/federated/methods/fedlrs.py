@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.federated.methods.round_wrapper import Wrapped
-from equipoise.federated.round_protocol import reports
-from equipoise.federated.strategies import FedAvg
+from equipoise.federated.messages import Reply
+from equipoise.federated.round_protocol import RoundWrapper
+from equipoise.federated.server import FedAvg
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
@@ -29,7 +29,7 @@ from equipoise.methods.checks import require_positive
 __all__ = ["FedLRS", "SparseAverage"]
 
 
-class FedLRS(Wrapped):
+class FedLRS(RoundWrapper):
     """The client's half.
 
     Args:
@@ -78,16 +78,16 @@ class FedLRS(Wrapped):
             estimate = {name: value + self.strength * away[name] for name, value in estimate.items()}
         return estimate, state
 
-    def answer(self, state: State, start: Parameters, end: Parameters) -> dict[str, Tensor]:
+    def reply(self, state: State, start: Parameters, end: Parameters) -> Reply:
         """Positions [n] and values [n] of the kept entries, over all parameters in their order.
 
-        What the inner method sends beside the parameters stays beside them.
+        The inner method's reports are sent with them.
         """
-        beside = reports(super().answer(state, start, end))
         update = torch.cat([(end[name] - value).flatten() for name, value in start.items()])
         kept = max(1, round(self.share * len(update)))
         positions = update.abs().topk(kept).indices.sort().values
-        return {"positions": positions.to(torch.int32), "values": update[positions], **beside}
+        sent = {"positions": positions.to(torch.int32), "values": update[positions]}
+        return Reply(sent, super().reply(state, start, end).reports)
 
     def config(self) -> dict[str, Any]:
         """The settings, as plain values."""
@@ -100,14 +100,14 @@ class SparseAverage(FedAvg):
 
     Example:
         >>> sent = {"positions": torch.tensor([1], dtype=torch.int32), "values": torch.tensor([0.5])}
-        >>> SparseAverage().aggregate({"w": torch.zeros(2)}, [sent])["w"]
+        >>> SparseAverage().aggregate({"w": torch.zeros(2)}, [Reply(sent)])["w"]
         tensor([0.0000, 0.5000])
     """
 
-    def received(self, params: Parameters, answer: Parameters) -> Parameters:
+    def received(self, params: Parameters, sent: Parameters) -> Parameters:
         """The client's parameters: the global ones, moved at the kept positions."""
         sizes = [value.numel() for value in params.values()]
-        positions, values = answer["positions"].long(), answer["values"]
+        positions, values = sent["positions"].long(), sent["values"]
         if positions.shape != values.shape or not bool(((positions >= 0) & (positions < sum(sizes))).all()):
             raise ValueError(
                 f"a client sent {len(values)} values at {len(positions)} positions of {sum(sizes)}; one "

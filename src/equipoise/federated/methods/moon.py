@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.federated.methods.round_wrapper import Wrapped
+from equipoise.federated.round_protocol import RoundWrapper
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
@@ -83,7 +83,7 @@ class MoonLoss:
         return self.loss(model, batch) + self.strength * F.softplus(apart / self.temperature)
 
 
-class Moon(Wrapped):
+class Moon(RoundWrapper):
     """Any method on a `MoonLoss`, which it keeps supplied with the two models to compare with.
 
     Args:
@@ -113,10 +113,10 @@ class Moon(Wrapped):
         """The last local model is the global one."""
         return {**super().init(context), "last": copied(context.params)}
 
-    def ask(self, context: Context, state: State) -> float:
-        """The inner answer, for the loss of this round."""
+    def query(self, context: Context, state: State) -> dict[str, float]:
+        """The inner reports, for the loss of this round."""
         self.term.compare_with(state["start"], state["last"])
-        return super().ask(context, state)
+        return super().query(context, state)
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """The inner estimate, for the loss of this round."""

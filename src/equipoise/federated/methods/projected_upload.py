@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from equipoise.federated.methods.fedpcdp import SubspaceUpload, checked_form
 from equipoise.federated.methods.round_subspace import Form, RoundSubspace
-from equipoise.federated.methods.round_wrapper import Wrapped
+from equipoise.federated.round_protocol import RoundWrapper
 from equipoise.methods import Method
 from equipoise.methods.card import Card
 from equipoise.methods.public_records import PublicRecords
@@ -26,7 +26,7 @@ from equipoise.methods.public_records import PublicRecords
 __all__ = ["ProjectedUpload"]
 
 
-class ProjectedUpload(SubspaceUpload, Wrapped):
+class ProjectedUpload(SubspaceUpload, RoundWrapper):
     """The client's half.
 
     Args:

@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from equipoise.federated.methods.round_wrapper import Wrapped
+from equipoise.federated.round_protocol import RoundWrapper
 from equipoise.methods import Context, Method, State
 from equipoise.methods.card import Card
 
 __all__ = ["Proximal"]
 
 
-class Proximal(Wrapped):
+class Proximal(RoundWrapper):
     """Any method with FedProx' pull; its releases, its plan and its cost are the inner method's.
 
     Args:
