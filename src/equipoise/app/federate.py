@@ -70,7 +70,7 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
 
 
 def _train(text: str, maker: ClientMaker, path: Path, console: Console) -> tuple[dict[str, Any], Path]:
-    """The rounds, and what is written of them; `federation.json` last."""
+    """Run the rounds and write the results, `federation.json` last."""
     with console.status("loading the data"):
         made = federation(text)
     if not (path / FEDERATION_FILE).exists():
@@ -92,7 +92,7 @@ def _train(text: str, maker: ClientMaker, path: Path, console: Console) -> tuple
 
 
 def _finish(maker: ClientMaker, clients: int) -> None:
-    """Delete every client's key: all is written that it could be asked for."""
+    """Delete every client's key; everything that a client could be asked for is on disk."""
     for number in range(clients):
         place = maker.place(number)
         try:
@@ -158,7 +158,7 @@ def _options(made: Federation, path: Path, on_round: Callable[[Round], None]) ->
 
 
 def _client_values(made: Federation, maker: ClientMaker, history: History, number: int) -> dict[str, Any]:
-    """What a client may claim; its statement is put into its folder. Nothing, where its ledger is broken."""
+    """What a client may claim: nothing if its ledger is broken. Its statement is written to its folder."""
     values: dict[str, Any] = {"client": number, "population": made.population(number)}
     if not maker.place(number).exists():  # never picked: nothing left it
         return {**values, "rounds": 0, "epsilon": 0.0, "guarantee": "proven", "statement": None}
@@ -187,7 +187,6 @@ def _client_values(made: Federation, maker: ClientMaker, history: History, numbe
 
 
 def _values(made: Federation, history: History, clients: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole federation as plain values."""
     epsilons = [one["epsilon"] for one in clients]
     claimed = [one["epsilon_claimed"] for one in clients if one.get("epsilon_claimed") is not None]
     settings = made.settings
@@ -217,7 +216,7 @@ def _values(made: Federation, history: History, clients: list[dict[str, Any]]) -
 
 
 def _doubt(made: Federation, rounds: Sequence[Round]) -> str | None:
-    """Why the radius may collapse, from what the server saw."""
+    """Why the radius may collapse, judged by the server's metrics; or None."""
     if made.setup.options.get("scale") != "self":
         return None
     noise = max((done.metrics.get("radius_noise", 0.0) for done in rounds), default=0.0)
@@ -259,7 +258,7 @@ def _introduce(made: Federation, console: Console) -> None:
 
 @contextmanager
 def _progress(made: Federation, console: Console) -> Iterator[Callable[[Round], None]]:
-    """A bar on a screen, a line now and then elsewhere."""
+    """Show a progress bar on a terminal, and print some rounds elsewhere."""
     from rich.progress import Progress
 
     rounds = made.setup.rounds

@@ -84,12 +84,11 @@ class FederationSettings:
         return words
 
     def own(self) -> dict[str, Any]:
-        """The settings of a federation, without those of `base`."""
         own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "base"}
         return {name: value for name, value in own.items() if value is not None}
 
     def to_json(self) -> str:
-        """All settings, for a folder that is gone on with, and for other processes."""
+        """All settings, to continue a folder and for other processes."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -124,7 +123,7 @@ class FederationSettings:
 
 
 def check_federation_folder(settings: FederationSettings, folder: str) -> None:
-    """A folder is gone on with under the settings that it was begun with.
+    """See that a folder is continued with the settings that it was begun with.
 
     Raises:
         SettingsError: the folder holds another federation, or something else.

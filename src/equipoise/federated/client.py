@@ -77,7 +77,7 @@ class Client:
     Raises:
         ValueError, TypeError, BudgetError: as `PrivateTraining`; nothing is spent then.
         ValueError: the folder's run has other settings than those given; each is named.
-        ValueError: a method inside takes part in the rounds, and the one around it keeps them from it.
+        ValueError: a method takes part in the rounds, and the one around it passes no requests on.
 
     Example:
         >>> import equipoise as eq
@@ -203,23 +203,23 @@ class Client:
 
     @property
     def rounds_done(self) -> int:
-        """How many rounds it took all steps of."""
+        """How many rounds are complete."""
         return self.training.steps_done // self.local_steps if self._end is None else int(self._end["rounds"])
 
     def epsilon(self) -> float:
-        """Epsilon of all that has left so far, at the budget's delta."""
+        """Epsilon of everything that was released so far, at the budget's delta."""
         return self.training.epsilon_so_far() if self._end is None else float(self._end["epsilon"])
 
     def statement(self) -> Statement:
-        """What this client may claim; of one that has finished, as it was then."""
+        """What this client may claim; for a client that has finished, what it claimed then."""
         return self.training.statement() if self._end is None else Statement(**self._end["statement"])
 
     def finish(self) -> Statement:
-        """Take part no more: write the statement, book the end, delete the key.
+        """Stop taking part: write the statement, book the end, delete the key.
 
-        Every later request is refused, an old one's repetition too, also when the folder is opened again; a
-        process that is killed meanwhile leaves a client that has finished or one that can. The next opening
-        does what is missing of its end. Finished again, nothing happens.
+        From then on every request is refused, a repeated one too, also when the folder is opened again. If
+        the process is killed meanwhile, opening the client again completes what was begun. A second call
+        does nothing.
 
         Returns:
             The statement, which lies in the folder as `statement.json`.
@@ -242,7 +242,7 @@ class Client:
         return self.statement()
 
     def close(self) -> None:
-        """Let go of the folder, so that another process, or another object, can go on with it."""
+        """Release the folder, so that another process or object can open it."""
         self._log.close()
         if self._training is not None:
             self._training.desk.ledger.journal.close()
@@ -395,7 +395,7 @@ class LocalTraining(PrivateTraining):
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
-        """Put parameters and method state back where they were before what is done within."""
+        """Restore parameters and method state at the end of the block."""
         before = copied(self.parameters)
         state = self._stepper.state
         try:
@@ -407,24 +407,24 @@ class LocalTraining(PrivateTraining):
             self._stepper.state = state
 
     def ask(self, question: Callable[[Context, State], Answer]) -> Answer:
-        """What `question(context, state)` releases between two steps; it is on disk when this returns."""
+        """What `question(context, state)` releases between two steps."""
         answer = self._stepper.ask(question)
         self.desk.position()  # syncs the journal: an answer that has left cannot be uncharged any more
         return answer
 
     def statement(self) -> Statement:
-        """What may be claimed, with what an owner beside others takes for granted."""
+        """The statement, with the assumption that the owners are disjoint."""
         found = super().statement()
         return replace(found, assumptions=[*found.assumptions, DISJOINT])
 
     @property
     def method_state(self) -> State:
-        """What the method carries, after the first step or question."""
+        """The method's state; there is one after the first step or question."""
         assert self._stepper.state is not None
         return self._stepper.state
 
     def steer(self, change: Callable[[State], State]) -> None:
-        """Let `change` set public numbers of the method's state."""
+        """Replace the method's state by `change(state)`, which sets public values."""
         if self._stepper.state is None:
             self._stepper.ask(lambda context, state: None)  # makes the first state; releases nothing
         state = self._stepper.state
@@ -436,11 +436,11 @@ class LocalTraining(PrivateTraining):
 
 
 def _discard_unstarted(path: str | os.PathLike[str]) -> None:
-    """Remove a run whose process ended before its first checkpoint, so that it can be started anew.
+    """Remove a run whose process ended before its first checkpoint, so that it can be started again.
 
-    Only a run that has released nothing goes: its journal holds at most its own head, and the client has
-    never come to note a round. Anything else is left as it is. In a journal that is shared its end is booked
-    first: without its key nobody could give back what it reserves.
+    Only a run that has released nothing is removed: its journal holds at most its own first entry, and the
+    client has noted no round. Anything else is left as it is. In a shared journal the run's end is booked
+    first: without the run's key nobody could give back what it reserves.
 
     Raises:
         RuntimeError: another process is starting this run.
@@ -451,7 +451,7 @@ def _discard_unstarted(path: str | os.PathLike[str]) -> None:
         return
     folder.lock()
     try:
-        if not _started(folder):  # the lock holds now: nobody starts it meanwhile
+        if not _started(folder):  # again, now that the lock keeps other processes out
             settings = folder.read_config()["settings"]
             run = _run_of(folder, settings)
             if run is not None and "ledger_file" in settings:
@@ -470,13 +470,13 @@ def _started(folder: RunFolder) -> bool:
         entries = [entry for entry in _entries(settings["ledger_file"]) if entry.get("run") == run]
     else:
         entries = _entries(folder.journal)
-    # a journal may be shared: what other runs booked here is not this one's to discard
-    heads_alone = all(entry.get("type") in ("run", "close") for entry in entries)
-    return not heads_alone or len({entry.get("run") for entry in entries}) > 1
+    # A journal may be shared: the entries of other runs must not be discarded.
+    only_heads = all(entry.get("type") in ("run", "close") for entry in entries)
+    return not only_heads or len({entry.get("run") for entry in entries}) > 1
 
 
 def _run_of(folder: RunFolder, settings: Mapping[str, Any]) -> str | None:
-    """The name of the folder's run in a journal; None where it has no whole key, before or after."""
+    """The name of the folder's run in a journal; None if it has no whole key, not yet or no longer."""
     if settings["reproducible"]:
         return Secrets(reproducible_seed=settings["seed"]).identity
     if not (folder.private / "key").exists():
@@ -488,7 +488,7 @@ def _run_of(folder: RunFolder, settings: Mapping[str, Any]) -> str | None:
 
 
 def _end_in(place: str | os.PathLike[str], run: str) -> None:
-    """Book the end of a run that the journal there holds; a journal that is gone reserves nothing."""
+    """Book the end of a run in the journal at `place`, if that holds the run."""
     if any(entry["type"] == "run" and entry.get("run") == run for entry in _entries(place)):
         journal = Journal(place, existing=True)
         try:
@@ -498,12 +498,11 @@ def _end_in(place: str | os.PathLike[str], run: str) -> None:
 
 
 def _check_settings(path: str | os.PathLike[str], given: Mapping[str, Any]) -> None:
-    """See that a client which goes on is asked for what its run was started with.
+    """See that a client is opened again with the settings that its run was started with.
 
     Args:
         path: the run's folder.
-        given: budget, sampling, relation, reproducible, hardened, ledger_file and local_steps, as the client
-            is given them now.
+        given: budget, sampling, relation, reproducible, hardened, ledger_file and local_steps, as given now.
 
     Raises:
         ValueError: some differ; all of them are named with both values.
@@ -530,17 +529,17 @@ def _check_settings(path: str | os.PathLike[str], given: Mapping[str, Any]) -> N
     if differing:
         raise ValueError(
             f"folder={str(path)!r} holds a run of this client with other settings: "
-            f"{'; '.join(differing)}. A run keeps what its noise was calibrated for: give the run's own "
-            "values to go on with it, or another folder to start anew, where what this run spent stays "
-            "spent. Nothing was spent now."
+            f"{'; '.join(differing)}. The run's noise was calibrated for its own settings: give those to go "
+            "on with it, or another folder to start anew; what this run spent stays spent. Nothing was spent "
+            "now."
         )
 
 
 def end_of(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What a client that has finished left in its log: its statement, epsilon and number of rounds.
+    """The last log entry of a client that has finished: statement, epsilon and number of rounds; or None.
 
-    A process can be killed between that entry and the key's deletion: what is missing of the end in the
-    ledger is booked now, and a key that is still there goes.
+    A process can be killed between that entry and the key's deletion. So the end is booked now if it is
+    missing in the ledger, and a key that is still there is deleted.
 
     Raises:
         JournalError: the run's journal is damaged, or cannot be written.
@@ -562,7 +561,7 @@ def _rounds(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def _entries(place: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """What a journal holds; nothing where there is none."""
+    """The entries of a journal; none if there is no file."""
     if not os.path.exists(place):
         return []
     journal = Journal(place, read_only=True)

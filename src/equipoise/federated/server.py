@@ -112,7 +112,6 @@ class Strategy(ABC):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
         if state:
             raise ValueError(
                 f"state has {sorted(state)}, but {type(self).__name__} carries nothing: the folder belongs "

@@ -1,8 +1,8 @@
 """The clients behind a Flower grid, as an `Exchange`: the driver's rounds over real or simulated nodes.
 
 Nodes introduce themselves with their client's number, once and again whenever a new node appears: a client
-whose node died comes back under another node's name and goes on. Who is not there, or answers too late, is
-out of the round.
+whose node died comes back under another node's name and goes on. Clients that are not there, or answer too
+late, are out of the round.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class GridExchange:
     Args:
         grid: of the server app.
         clients: P, how many there are; their numbers are 0 to P - 1.
-        timeout: seconds that the clients have for an answer, and new nodes for their introduction; who takes
-            longer is out of the round.
+        timeout: seconds that the clients have for an answer, and new nodes for their introduction. Clients
+            that take longer are out of the round.
     """
 
     def __init__(self, grid: Grid, clients: int, *, timeout: float = 3600.0) -> None:

@@ -109,7 +109,6 @@ class FlowerStrategy(Base):
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """None."""
         return None
 
     def summary(self) -> None:

@@ -4,7 +4,7 @@
     sent: the share s of the entries of y - x with the largest absolute values, as positions and values
 
 Both act on noised iterates and cost nothing. The source bounds updates for guarantees that cover a whole
-client; here the unit is a record, and each step is noised, so that S is a setting of the pull alone.
+client; here the unit is a record, and each step is noised, so that S only sets the pull.
 
 Source: Cheng, Wang, Zhang and Cheng 2022, "Differentially Private Federated Learning with Local
 Regularization and Sparsification": its two parts, with steps that are private by themselves.
@@ -70,7 +70,6 @@ class FedLRS(RoundWrapper):
         self.bound, self.strength, self.share = float(bound), float(strength), float(share)
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """The inner estimate, pulled where the update is longer than the bound."""
         estimate, state = super().step(context, state)
         away = {name: value - state["start"][name] for name, value in context.params.items()}
         length = math.sqrt(math.fsum(float(value.double().square().sum()) for value in away.values()))
@@ -90,7 +89,6 @@ class FedLRS(RoundWrapper):
         return Reply(sent, super().reply(state, start, end).reports)
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
         own = {"bound": self.bound, "strength": self.strength, "share": self.share}
         return {**super().config(), **own}
 

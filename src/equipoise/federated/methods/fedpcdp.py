@@ -128,11 +128,9 @@ class _RoundSource(SubspaceSource):
     directions: RoundSubspace
 
     def refresh(self, context: Context, number: int) -> Key:
-        """The parameters as the server set them."""
         return {"anchor": copied(context.params)}
 
     def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
-        """The columns at the anchor."""
         return PrincipalSubspace(self.directions.at(key["anchor"]).columns, None, {})
 
 

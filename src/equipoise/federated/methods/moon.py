@@ -75,7 +75,6 @@ class MoonLoss:
                         parameter.copy_(values[name])
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """[B] losses."""
         z = self.features(model, batch)
         with torch.no_grad():
             near, far = self.features(self._global, batch), self.features(self._last, batch)
@@ -110,7 +109,6 @@ class Moon(RoundWrapper):
         self.term = term
 
     def init(self, context: Context) -> State:
-        """The last local model is the global one."""
         return {**super().init(context), "last": copied(context.params)}
 
     def query(self, context: Context, state: State) -> dict[str, float]:
@@ -124,10 +122,8 @@ class Moon(RoundWrapper):
         return super().step(context, state)
 
     def end_round(self, state: State, end: Parameters) -> State:
-        """What is sent becomes the last local model."""
         return {**super().end_round(state, end), "last": copied(end)}
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
         own = {"strength": self.term.strength, "temperature": self.term.temperature}
         return {**super().config(), **own}

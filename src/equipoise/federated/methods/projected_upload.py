@@ -60,6 +60,5 @@ class ProjectedUpload(SubspaceUpload, RoundWrapper):
         return (*self.inner.public_batches(), self.directions.public)
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
         own = {"form": self.form, "public": self.directions.public.describe()}
         return {**super().config(), **own}

@@ -55,7 +55,6 @@ class Proximal(RoundWrapper):
         self.strength = float(strength)
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """The inner estimate, pulled."""
         estimate, state = super().step(context, state)
         pulled = {
             name: value + self.strength * (context.params[name] - state["start"][name])
@@ -64,5 +63,4 @@ class Proximal(RoundWrapper):
         return pulled, state
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
         return {**super().config(), "strength": self.strength}

@@ -6,7 +6,7 @@
 
 x is the global model of the round, c_p the client's control variate, c the server's. Both are computed from
 displacements, which came out of noised steps: they cost nothing, and the change of c_p need not be sent,
-since the server finds it from y_p as the client does. What comes down is c beside x.
+since the server finds it from y_p as the client does. What comes down is c with x.
 
 If an answer is lost on its way, the client's control has changed and the server's has not.
 
@@ -77,12 +77,10 @@ class Scaffold(RoundWrapper):
         return {**inner, "control": Extra(partial(check_tensors, "control"), required=False)}
 
     def init(self, context: Context) -> State:
-        """Controls of zero."""
         nothing = {name: torch.zeros_like(value) for name, value in context.params.items()}
         return {**super().init(context), "own": nothing, "server": nothing}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """The inner estimate, corrected."""
         estimate, state = super().step(context, state)
         own, server = state["own"], state["server"]
         return {name: value + (server[name] - own[name]) for name, value in estimate.items()}, state
@@ -92,13 +90,11 @@ class Scaffold(RoundWrapper):
         return {**super().follow(state, extras), "server": copied(extras.get("control", zeros))}
 
     def end_round(self, state: State, end: Parameters) -> State:
-        """The client's control variate moves."""
         state = super().end_round(state, end)
         moved = control_change(state["start"], end, state["server"], self.local_steps * self.learning_rate)
         return {**state, "own": {name: value + moved[name] for name, value in state["own"].items()}}
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
         return {
             **super().config(), "local_steps": self.local_steps, "learning_rate": self.learning_rate,
         }  # fmt: skip
@@ -145,11 +141,9 @@ class ScaffoldAverage(FedAvg):
         return super().aggregate(params, replies)
 
     def state_dict(self) -> dict[str, Any]:
-        """The control variate."""
         return {} if self._control is None else {"control": self._control}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
         if not set(state) <= {"control"}:
             raise ValueError(f"state has {sorted(state)}, SCAFFOLD has a control variate")
         self._control = dict(state["control"]) if state else None

@@ -62,7 +62,6 @@ class ServerQuantile(RoundProtocol, DPSGD):
         return {"clip_norm": clip_norm} if kind == "train" else None
 
     def init(self, context: Context) -> State:
-        """The first clip norm, and no counts."""
         return {**super().init(context), "shares": 0.0, "steps": 0}
 
     def learn(self, state: State, count: float, expected_size: float) -> State:
@@ -71,7 +70,6 @@ class ServerQuantile(RoundProtocol, DPSGD):
         return {**state, "shares": state["shares"] + share, "steps": state["steps"] + 1}
 
     def rebase(self, state: State, params: Parameters) -> State:
-        """A new round: no counts."""
         return {**super().rebase(state, params), "shares": 0.0, "steps": 0}
 
     def follow(self, state: State, extras: Mapping[str, Any]) -> State:
@@ -104,7 +102,6 @@ class QuantileFedAvg(FedAvg):
         self.rule, self._clip_norm = rule, rule.start()
 
     def extras(self) -> dict[str, Any]:
-        """The clip norm of the round."""
         return {"clip_norm": self._clip_norm}
 
     def refusal(self, request: Request, reply: Any) -> str | None:
@@ -123,15 +120,12 @@ class QuantileFedAvg(FedAvg):
         return super().aggregate(params, replies)
 
     def metrics(self) -> Mapping[str, float]:
-        """The clip norm of the next round."""
         return {"radius": self._clip_norm}
 
     def state_dict(self) -> dict[str, Any]:
-        """The clip norm of the next round."""
         return {"clip_norm": self._clip_norm}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
         if set(state) != {"clip_norm"}:
             raise ValueError(f"state has {sorted(state)}, a quantile has a clip norm")
         self._clip_norm = float(state["clip_norm"])

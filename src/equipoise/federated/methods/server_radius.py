@@ -9,7 +9,7 @@ squared norms of the same batch, and what is reported with the parameters is
     s_p = mean over the round's steps of (sum_i min(|g_i|^2 / U, 1) + N(0, z_C^2)) / B,
 
 with noise of z_C / (B sqrt(K)), which sets the radius of the next round. With query_steps="first" the squares
-join the first local step alone, the one at the global model: R steps are Gaussians of multiplier
+join only the first local step, the one at the global model: R steps are Gaussians of multiplier
 (z^-2 + z_C^-2)^(-1/2) and the other R (K - 1) of multiplier z, and the noise of s_p is z_C / B. U of a round
 is the server's, so that both ends know it, whatever rounds a client has missed.
 
@@ -140,11 +140,9 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         return PrivacyPlan([plan["gradient"], replace(plan["squares"], count=rounds)], sampling, relation)
 
     def init(self, context: Context) -> State:
-        """The first radius, and no squares."""
         return self._without_squares(super().init(context))
 
     def rebase(self, state: State, params: Parameters) -> State:
-        """A new round: no squares."""
         return self._without_squares(super().rebase(state, params))
 
     def _without_squares(self, state: State) -> State:
@@ -178,7 +176,6 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         return Reply(sent.params, {SQUARES: mean, SQUARES_NOISE: self.radius_noise})
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
         return {**super().config(), "query_steps": self.query_steps}
 
 
@@ -302,7 +299,6 @@ class AdaptDPFedAvg(FedAvg):
         return own
 
     def state_dict(self) -> dict[str, Any]:
-        """The variant, the radius, the scale of the squares and their average."""
         return {"variant": self.variant, **self._state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
