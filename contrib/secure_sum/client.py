@@ -36,7 +36,9 @@ from equipoise.methods import DPSGD
 from equipoise.methods.base import Parameters
 from equipoise.methods.thresholds import Fixed
 from equipoise.methods.wrapper import MethodWrapper
-from equipoise.privacy import Journal, PrivacyPlan, Statement, digest
+from equipoise.privacy import PrivacyPlan, digest
+from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
+from equipoise.statements import Statement
 from equipoise.training.checkpoint import write_atomically
 
 __all__ = ["SecureClient", "SumClaim", "noise_share", "request_digest"]
@@ -115,7 +117,7 @@ class SecureClient:
         self.client, self.rule, self.number, self.honest = client, rule, number, honest
         folder = client.training.folder
         self._place = None if folder is None else folder.private / "secure_sum.json"
-        self._log = Journal(None if folder is None else folder.private / "secure.jsonl", durable=True)
+        self._log = WriteAheadLog(None if folder is None else folder.private / "secure.jsonl", durable=True)
         self._party = Party(rule, number, _saved(self._place))
 
     # ---- what is public
@@ -195,7 +197,7 @@ class SecureClient:
             while isinstance(method, MethodWrapper):
                 method = method.inner
             if isinstance(method, ServerRMS):
-                found["noise"] = method.radius_noise
+                found["noise"] = method.radius_noise(self.client.training.method_plan)
         elif stage == "shares":
             given = _numbered(values, "terms.", str)
             keys = _numbered(values, "key.", bytes)
@@ -238,9 +240,9 @@ class SecureClient:
         self._party.check(shares)
         if self.honest is not None:
             entry = {"type": "sum", "kind": kind, "round": round_number}
-            if any(old == entry for old in self._log.entries()):
+            if any(old == entry for old in self._log.read()):
                 raise Refused(f"round {round_number}: this client has uploaded once; nothing more leaves")
-            self._log.append(entry)  # before anything leaves
+            self._log.write(entry)  # before anything leaves
         if kind not in ("query", "train") or not set(extras) <= {"clip_norm", "square_limit"}:
             raise Refused(f"kind={kind!r:.80} with {sorted(extras)!r:.80} is not offered in a secure sum")
         reply = self.client.answer(request)

@@ -78,7 +78,7 @@ def ask(one: Any, number: Any, params: Any, square_limit: Any) -> float:
 
 def charges(one: Client) -> int:
     """Releases that the client's ledger holds."""
-    return sum(e["type"] == "release" for e in one.training.desk.ledger.journal.entries())
+    return sum(e.kind == "release" for e in one.training.desk.ledger.journal.entries())
 
 
 def released(one: Client) -> list[float]:

@@ -33,23 +33,23 @@ from equipoise.federated.round_protocol import check_passed_on, protocol_of
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
-from equipoise.privacy import Budget, Journal, PlanUsedUpError, Sampling, Secrets, Statement, digest
+from equipoise.privacy import Budget, Journal, PlanUsedUpError, Sampling, Secrets, digest
+from equipoise.privacy.ledger.journal import CloseEntry, Entry, RunEntry
 from equipoise.privacy.ledger.run_record import book_end
+from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.privacy.noise.secrets import delete_key
+from equipoise.statements import Statement
+from equipoise.statements.verify_federation import DISJOINT
 from equipoise.training import PrivateTraining
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.input_checks import Loss
 from equipoise.training.run_folder import RunFolder
 from equipoise.training.setup import rebuild
 
-__all__ = ["DISJOINT", "Client", "end_of"]
+__all__ = ["Client", "end_of"]
 
 
 Answer = TypeVar("Answer")
-
-DISJOINT = (
-    "no person's records lie at several owners: for one whose records do, the epsilons of these owners add up"
-)
 
 
 class Client:
@@ -168,8 +168,8 @@ class Client:
                 hardened=hardened,
                 allow_public_duplicates=allow_public_duplicates,
             )
-        self._log = Journal(None if run is None else run / "private" / "rounds.jsonl", durable=True)
-        entries = self._log.entries()
+        self._log = WriteAheadLog(None if run is None else run / "private" / "rounds.jsonl", durable=True)
+        entries = self._log.read()
         self._begun: Mapping[str, Any] | None = next(
             (entry for entry in reversed(entries) if entry["type"] == "train"), None
         )
@@ -233,7 +233,7 @@ class Client:
                 content = (statement.to_json() + "\n").encode()
                 write_atomically(training.folder.statement, content, mode=0o644)
             # First: once the ledger gives up what the run has left, this client must never go on.
-            self._log.append(end)
+            self._log.write(end)
             self._end = end
         if self._training is not None:
             self._training.desk.close()
@@ -301,7 +301,7 @@ class Client:
         except PlanUsedUpError as error:
             raise Refused(f"round {number}: the plan has no query left") from error
         self._queried = {"type": "query", "round": number, "request": question, "reports": reports}
-        self._log.append(dict(self._queried))
+        self._log.write(dict(self._queried))
         return Reply(reports=reports)
 
     def _train(self, request: Request) -> Reply:
@@ -312,7 +312,7 @@ class Client:
             self._check_rounds_left()
             begun = {"type": "train", "round": number, "request": question}
             begun |= {"step": self.training.steps_done, "local_steps": self.local_steps}
-            self._log.append(dict(begun))
+            self._log.write(dict(begun))
             self._begun = begun
         elif self._queried is not None and self._queried["round"] > number:
             raise Refused(
@@ -467,12 +467,12 @@ def _started(folder: RunFolder) -> bool:
     settings = folder.read_config()["settings"]
     if "ledger_file" in settings:
         run = _run_of(folder, settings)
-        entries = [entry for entry in _entries(settings["ledger_file"]) if entry.get("run") == run]
+        entries = [entry for entry in _entries(settings["ledger_file"]) if entry.run == run]
     else:
         entries = _entries(folder.journal)
     # A journal may be shared: the entries of other runs must not be discarded.
-    only_heads = all(entry.get("type") in ("run", "close") for entry in entries)
-    return not only_heads or len({entry.get("run") for entry in entries}) > 1
+    only_heads = all(isinstance(entry, RunEntry | CloseEntry) for entry in entries)
+    return not only_heads or len({entry.run for entry in entries}) > 1
 
 
 def _run_of(folder: RunFolder, settings: Mapping[str, Any]) -> str | None:
@@ -489,7 +489,7 @@ def _run_of(folder: RunFolder, settings: Mapping[str, Any]) -> str | None:
 
 def _end_in(place: str | os.PathLike[str], run: str) -> None:
     """Book the end of a run in the journal at `place`, if that holds the run."""
-    if any(entry["type"] == "run" and entry.get("run") == run for entry in _entries(place)):
+    if any(isinstance(entry, RunEntry) and entry.run == run for entry in _entries(place)):
         journal = Journal(place, existing=True)
         try:
             book_end(journal, run)
@@ -557,10 +557,18 @@ def end_of(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def _rounds(folder: RunFolder) -> list[dict[str, Any]]:
-    return _entries(folder.private / "rounds.jsonl")
+    """The client's log of rounds; empty if there is no file."""
+    place = folder.private / "rounds.jsonl"
+    if not place.exists():
+        return []
+    log = WriteAheadLog(place, read_only=True)
+    try:
+        return log.read()
+    finally:
+        log.close()
 
 
-def _entries(place: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def _entries(place: str | os.PathLike[str]) -> list[Entry]:
     """The entries of a journal; none if there is no file."""
     if not os.path.exists(place):
         return []

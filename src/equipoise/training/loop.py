@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 from equipoise.methods import Method, State
-from equipoise.privacy import Budget, PlanUsedUpError, Sampling, Statement, mark, unmark
+from equipoise.privacy import Budget, PlanUsedUpError, Sampling, mark, unmark
+from equipoise.statements import Statement
 from equipoise.training.checkpoint import CheckpointError, collect_state, restore_state
 from equipoise.training.data_source import map_batch
 from equipoise.training.describe import Description, describe
@@ -241,6 +242,7 @@ class PrivateTraining:
         self.sampling, self.method, self.budget = pieces.sampling, pieces.method, pieces.budget
         self.settings, self.parameters, self.device = pieces.settings, pieces.parameters, pieces.device
         self.processes, self.plan, self.engine = pieces.processes, pieces.plan, pieces.rows.engine
+        self.method_plan = pieces.method_plan
         self._average = pieces.average
         self._evaluation: dict[str, float] = {}
 

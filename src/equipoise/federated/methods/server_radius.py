@@ -32,7 +32,7 @@ from equipoise.federated.round_protocol import Extra, RoundProtocol
 from equipoise.federated.server import FedAvg, RoundRequests
 from equipoise.methods import AdaptiveRMS, Context, State
 from equipoise.methods.adaptive_rms.radius import RadiusState, RMSRadius
-from equipoise.methods.base import Parameters
+from equipoise.methods.base import Parameters, Plan, Setting
 from equipoise.methods.checks import require_one_of
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs, Sampling
@@ -121,13 +121,12 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         """How many releases of squares the mean is over that is sent in a round."""
         return self.round_length if self.fused and self.query_steps == "all" else 1
 
-    @property
-    def radius_noise(self) -> float:
+    def radius_noise(self, plan: Plan) -> float:
         """Standard deviation of the mean square that is sent in a round, in units of U."""
-        return super().radius_noise / math.sqrt(self.squares_per_round)
+        return super().radius_noise(plan) / math.sqrt(self.squares_per_round)
 
-    def _plan(self, sampling: Sampling, relation: str, z: float, radius_z: float) -> PrivacyPlan:
-        plan = super()._plan(sampling, relation, z, radius_z)
+    def _plan(self, setting: Setting, query: Sampling, z: float, radius_z: float) -> PrivacyPlan:
+        plan, sampling = super()._plan(setting, query, z, radius_z), setting.sampling
         if not self.fused or self.squares_per_round == self.round_length:
             return plan
         if isinstance(sampling, FixedEpochs):
@@ -137,10 +136,14 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
                 "that amplifies"
             )
         rounds = math.ceil(sampling.steps / self.round_length)
-        return PrivacyPlan([plan["gradient"], replace(plan["squares"], count=rounds)], sampling, relation)
+        return PrivacyPlan(
+            [plan["gradient"], replace(plan["squares"], count=rounds)], sampling, plan.relation
+        )
 
     def init(self, context: Context) -> State:
-        return self._without_squares(super().init(context))
+        """The first radius, and no squares; fused, also the noise of the mean that will be reported."""
+        state = self._without_squares(super().init(context))
+        return {**state, "noise": self.radius_noise(context.plan)} if self.fused else state
 
     def rebase(self, state: State, params: Parameters) -> State:
         return self._without_squares(super().rebase(state, params))
@@ -152,7 +155,7 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         """Fused: in every step, or until the round has squares."""
         return self.fused and (self.query_steps == "all" or state["squares"] is None)
 
-    def learn(self, state: State, mean: float) -> State:
+    def learn(self, plan: Plan, state: State, mean: float) -> State:
         """The radius stays for the round; the squares are kept for the reply."""
         return {**state, "squares": (state["squares"] or 0.0) + mean}
 
@@ -165,7 +168,7 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         return {**state, **own}
 
     def query(self, context: Context, state: State) -> dict[str, float]:
-        return {SQUARES: self.ask(context, state), SQUARES_NOISE: self.radius_noise}
+        return {SQUARES: self.ask(context, state), SQUARES_NOISE: self.radius_noise(context.plan)}
 
     def reply(self, state: State, start: Parameters, end: Parameters) -> Reply:
         """The parameters; fused also the mean of the squares that the round's steps have released."""
@@ -173,7 +176,7 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         if not self.fused:
             return sent
         mean = state["squares"] / self.squares_per_round
-        return Reply(sent.params, {SQUARES: mean, SQUARES_NOISE: self.radius_noise})
+        return Reply(sent.params, {SQUARES: mean, SQUARES_NOISE: state["noise"]})
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "query_steps": self.query_steps}
