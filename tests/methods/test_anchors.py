@@ -253,9 +253,9 @@ def test_a_decaying_threshold_serves_both_releases():
     data, _ = consistent(40, 3)
     method = eq.DPSVRG(eq.ExponentialDecay(1.0, rate=0.5), routine=4, anchor_period=2, **SMALL)
     follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 5)).run()
-    lines = [entry for entry in follower.ledger.journal.entries() if entry["type"] == "release"]
+    lines = [entry for entry in follower.ledger.journal.entries() if entry.kind == "release"]
     # An anchor at steps 0, 2 and 4; coupled terms at 1 and 3, with the threshold of their step.
-    bounds = [next(iter(entry["bounds"].items())) for entry in lines]
+    bounds = [next(iter(entry.bounds.items())) for entry in lines]
     assert bounds == [
         ("anchor", 1.0),
         ("coupled", 1.0),

@@ -21,6 +21,7 @@ from equipoise.methods.published.dp_c4_formulas import claimed_epsilon, publishe
 from equipoise.privacy import Draw, FullBatch, Poisson, PrivateRows, clip
 from equipoise.privacy.accounting.epsilon import quick_epsilon
 from equipoise.privacy.private import unwrap
+from equipoise.statements import statement_of
 
 SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}
 
@@ -74,8 +75,8 @@ def test_learned_factors_of_the_coupled_threshold():
 
 
 def bounds_of(follower, name):
-    lines = [entry for entry in follower.ledger.journal.entries() if entry["type"] == "release"]
-    return [entry["bounds"][name] for entry in lines if name in entry["bounds"]]
+    lines = [entry for entry in follower.ledger.journal.entries() if entry.kind == "release"]
+    return [entry.bounds[name] for entry in lines if name in entry.bounds]
 
 
 def test_the_coupled_threshold_follows_the_distance_and_clips_nobody_above_the_smoothness():
@@ -232,7 +233,7 @@ def test_published_thresholds_are_those_of_the_paper():
         else:
             assert bounds_of(follower, "coupled") == pytest.approx([2 * value for value in coupled], rel=1e-9)
         assert found[kind] == pytest.approx(expected, rel=1e-9)
-        statement = follower.ledger.statement(delta=1e-5)
+        statement = statement_of(follower.ledger, delta=1e-5)
         assert statement.guarantee == "none"
         assert statement.epsilon is None
         assert len(statement.holes) == (2 if kind is eq.DPC4 else 1)
@@ -253,10 +254,10 @@ def log_likelihood_ratio(method_of, data, other, steps):
         ).run()
 
     def log_densities(follower):
-        lines = [entry for entry in follower.ledger.journal.entries() if entry["type"] == "release"]
+        lines = [entry for entry in follower.ledger.journal.entries() if entry.kind == "release"]
         total = 0.0
         for line, sums, answer in zip(lines, follower.ledger.sums, truth.ledger.transcript, strict=True):
-            for name, bound in line["bounds"].items():
+            for name, bound in line.bounds.items():
                 std = follower.plan[name].noise_multiplier * bound
                 for label, mean in sums[name].items():
                     residual = (answer[name][label] - mean) / std

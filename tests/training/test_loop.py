@@ -206,7 +206,7 @@ def test_describe_spends_nothing():
     assert "nothing spent" in str(found)
     json.dumps(found.to_json())
     assert run.desk.ledger.releases_left == {"batch": 7}
-    assert run.desk.ledger.journal.entries()[-1]["type"] == "run"
+    assert run.desk.ledger.journal.entries()[-1].kind == "run"
 
 
 def test_a_finished_training_stops():

@@ -31,7 +31,9 @@ from equipoise.federated.round_protocol import RoundProtocol
 from equipoise.methods import Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
-from equipoise.privacy import Budget, Journal, PlanUsedUpError, Sampling, Statement, digest
+from equipoise.privacy import Budget, PlanUsedUpError, Sampling, digest
+from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
+from equipoise.statements import Statement
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.input_checks import Loss
 
@@ -158,8 +160,8 @@ class Client:
                 hardened=hardened,
                 allow_public_duplicates=allow_public_duplicates,
             )
-        self._log = Journal(None if run is None else run / "private" / "rounds.jsonl", durable=True)
-        entries = self._log.entries()
+        self._log = WriteAheadLog(None if run is None else run / "private" / "rounds.jsonl", durable=True)
+        entries = self._log.read()
         self._begun: Mapping[str, Any] | None = next(
             (entry for entry in reversed(entries) if entry["type"] == "train"), None
         )
@@ -232,7 +234,7 @@ class Client:
                 content = (statement.to_json() + "\n").encode()
                 write_atomically(training.folder.statement, content, mode=0o644)
             # First: once the ledger gives up what the run has left, this client must never go on.
-            self._log.append(end)
+            self._log.write(end)
             self._end = end
         if self._training is not None:
             self._training.desk.close()
@@ -282,7 +284,7 @@ class Client:
         except PlanUsedUpError as error:
             raise Refused(f"round {round_number}: the plan has no query left") from error
         self._asked = {"type": "ask", "round": round_number, "request": request, "answer": answer}
-        self._log.append(dict(self._asked))
+        self._log.write(dict(self._asked))
         return answer
 
     def train(
@@ -321,7 +323,7 @@ class Client:
             self._check_rounds_left()
             begun = {"type": "train", "round": round_number, "request": request}
             begun |= {"step": self.training.steps_done, "local_steps": self.local_steps}
-            self._log.append(dict(begun))
+            self._log.write(dict(begun))
             self._begun = begun
         elif self._asked is not None and self._asked["round"] > round_number:
             raise Refused(

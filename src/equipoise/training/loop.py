@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 from equipoise.methods import Method, State
-from equipoise.privacy import Budget, PlanUsedUpError, Sampling, Statement, mark, unmark
+from equipoise.privacy import Budget, PlanUsedUpError, Sampling, mark, unmark
+from equipoise.statements import Statement
 from equipoise.training.checkpoint import CheckpointError, collect_state, restore_state
 from equipoise.training.data_source import map_batch
 from equipoise.training.describe import Description, describe

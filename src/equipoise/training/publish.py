@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from equipoise.privacy import Statement
 from equipoise.report import write_report
-from equipoise.training.assumptions import SCANNED, TRUSTED
+from equipoise.statements import Statement
 from equipoise.training.checkpoint import write_atomically
+from equipoise.training.consistency import SCANNED, TRUSTED
 from equipoise.training.input_checks import public_assumptions
 from equipoise.training.run_folder import RunFolder, save_model
 from equipoise.training.setup import TrainingSetup

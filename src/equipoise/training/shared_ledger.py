@@ -25,10 +25,10 @@ from equipoise.privacy import (
     PrivacyPlan,
     Private,
     Secrets,
-    Statement,
 )
 from equipoise.privacy.digests import keyed_digest
-from equipoise.privacy.ledger.journal import written_by_us
+from equipoise.privacy.ledger.journal import RunEntry
+from equipoise.statements import Statement, statement_of
 from equipoise.training.context import TrainingDraw
 from equipoise.training.distributed import Processes
 from equipoise.training.run_folder import RunFolder
@@ -118,8 +118,7 @@ class SharedLedger:
 
     def _take_over(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        mine = [entry for entry in ledger.journal.entries() if entry.get("run") == ledger.run]
-        self._booked = max((entry["index"] for entry in mine if "index" in entry), default=-1)
+        self._booked = max(ledger.record.draws, default=-1)
 
     @property
     def ledger(self) -> Ledger:
@@ -232,7 +231,7 @@ class SharedLedger:
 
     def statement(self, **facts: Any) -> Statement:
         """What may be claimed so far."""
-        return self._processes.first(lambda: self.ledger.statement(**facts))
+        return self._processes.first(lambda: statement_of(self.ledger, **facts))
 
     def close(self) -> None:
         """Book the end of the run, and delete the key: nothing more can be released."""
@@ -263,11 +262,10 @@ def _check_own(place: str, secrets: Secrets) -> None:
     """
     journal = Journal(place, read_only=True)
     try:
-        with written_by_us():
-            known = any(e["type"] == "run" and e.get("run") == secrets.identity for e in journal.entries())
+        begun = {entry.run for entry in journal.entries() if isinstance(entry, RunEntry)}
     finally:
         journal.close()
-    if not known:
+    if secrets.identity not in begun:
         raise JournalError(
             f"private/ledger_file names {place!r}, which holds no run of this folder's key; it was not "
             "touched. Write the path of the journal that the run was given into private/ledger_file"
