@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.methods import DPSGD, EFSGD, ClipSGD, DiceSGD, Method
+from equipoise.methods.base import Setting
 from equipoise.privacy import Budget, FullBatch, Poisson, gaussian_epsilon
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
 from reproduction.harness import Problem, follow
@@ -151,8 +152,7 @@ def _honest(method: Method) -> float:
         return BUDGET.epsilon
     sampling = Poisson(BATCH, POPULATION, STEPS)
     assert isinstance(method, DiceSGD)
-    method.plan(sampling, BUDGET, "add_or_remove_one", torch.Generator())
-    multiplier = method.worst_case_multiplier(sampling, "add_or_remove_one")
+    multiplier = method.worst_case_multiplier(method.plan(Setting(sampling=sampling, budget=BUDGET)))
     return gaussian_epsilon(math.sqrt(STEPS) / multiplier, BUDGET.delta)
 
 

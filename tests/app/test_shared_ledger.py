@@ -8,12 +8,13 @@ import torch
 from equipoise.app.settings import Settings, SettingsError
 from equipoise.app.shared_budget import make_method
 from equipoise.methods import METHODS
-from equipoise.privacy import FullBatch, Journal, Ledger, PrivacyPlan, Release, epsilon
-from equipoise.privacy.ledger.run_record import compose
+from equipoise.methods.base import Setting
+from equipoise.privacy import FullBatch, Gaussian, Journal, Ledger, PrivacyPlan, Release, epsilon
+from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.training.randomness import generator
 
 SAMPLING = FullBatch(2000, 20)  # accounted in closed form, and so quickly
-EARLIER = PrivacyPlan([Release("gradient", 60.0, 1.0)], SAMPLING)
+EARLIER = PrivacyPlan([Release("gradient", 1.0, Gaussian(60.0))], SAMPLING)
 DELTA = 1e-5
 
 
@@ -31,7 +32,7 @@ def settings(journal, method, **changes):
 
 
 def plan_of(method, seed=0):
-    return method.plan(SAMPLING, None, "add_or_remove_one", generator(seed, "plan"))
+    return method.plan(Setting(sampling=SAMPLING, public_rng=generator(seed, "plan"))).releases
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def plan_of(method, seed=0):
 def test_the_budget_is_met_together(journal, method, changes):
     made, budget = make_method(settings(journal, method, **changes), SAMPLING)
     plan = plan_of(made, changes.get("seed", 0))
-    together = epsilon(compose([plan.event(), EARLIER.event()]), DELTA).value
+    together = epsilon(compose_events([plan.event(), EARLIER.event()]), DELTA).value
     assert 0.985 * budget.epsilon <= together <= budget.epsilon
     # a run that goes on makes its plan from the settings of its method alone
     again = METHODS[method].from_config(made.config())

@@ -11,13 +11,14 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.methods import METHODS
+from equipoise.methods.base import Setting
 from equipoise.privacy import Poisson
 
 SAMPLING = Poisson(expected_batch_size=30, population=120, steps=10)
 
 
 def plan(method, budget=None):
-    return method.plan(SAMPLING, budget, "add_or_remove_one", torch.Generator())
+    return method.plan(Setting(sampling=SAMPLING, budget=budget)).releases
 
 
 def test_the_plan_is_calibrated_to_the_budget_from_below():
@@ -29,7 +30,7 @@ def test_the_plan_is_calibrated_to_the_budget_from_below():
 def test_a_learned_threshold_costs_what_the_joint_gaussian_costs():
     found = plan(eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.3, count_noise=0.05), noise_multiplier=1.0))
     (pattern,) = found.patterns()
-    joint = found.combined_multiplier(pattern.names, SAMPLING)
+    joint = found.combined_multiplier(pattern.names)
     sigma = 0.05 * 30
     assert joint == pytest.approx((1 + (2 * sigma) ** -2) ** -0.5)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import equipoise as eq
 from equipoise.federated import ServerRMS
+from equipoise.methods.base import Setting
 from reproduction.papers import adaptive_rms_fl
 
 SAMPLING = eq.Poisson(100, 1000, 300)
@@ -24,10 +24,12 @@ def test_the_constants_of_epsilon_8():
         eq.DPSGD(1.0, noise_multiplier=1.286),
         ServerRMS(1.0, round_length=5, noise_multiplier=1.661, radius_noise_multiplier=6.58),
     ):
-        plan = method.plan(SAMPLING, None, "add_or_remove_one", torch.Generator())
+        plan = method.plan(Setting(sampling=SAMPLING)).releases
         assert plan.epsilon(1e-5).value == pytest.approx(8, rel=0.01)
-    planned = ServerRMS(1.0, round_length=5, radius_share=0.5).plan(
-        SAMPLING, eq.Budget(8.0, 1e-5), "add_or_remove_one", torch.Generator()
+    planned = (
+        ServerRMS(1.0, round_length=5, radius_share=0.5)
+        .plan(Setting(sampling=SAMPLING, budget=eq.Budget(8.0, 1e-5)))
+        .releases
     )
     assert planned["gradient"].noise_multiplier == pytest.approx(1.661, rel=0.01)
     assert planned["squares"].noise_multiplier == pytest.approx(6.58, rel=0.01)

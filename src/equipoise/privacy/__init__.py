@@ -38,8 +38,6 @@ from equipoise.privacy.bounds.two_thresholds import clip_unbounded as clip_unbou
 from equipoise.privacy.bounds.two_thresholds import top_k as top_k
 from equipoise.privacy.bounds.two_thresholds import top_share as top_share
 from equipoise.privacy.diagnostics import Diagnostics as Diagnostics
-from equipoise.privacy.diagnostics import load_private as load_private
-from equipoise.privacy.diagnostics import save_private as save_private
 from equipoise.privacy.digests import digest as digest
 from equipoise.privacy.draw import Draw as Draw
 from equipoise.privacy.errors import BudgetError as BudgetError
@@ -51,9 +49,16 @@ from equipoise.privacy.errors import PlanUsedUpError as PlanUsedUpError
 from equipoise.privacy.ledger.journal import Journal as Journal
 from equipoise.privacy.ledger.ledger import Ledger as Ledger
 from equipoise.privacy.ledger.replay import ReplayLedger as ReplayLedger
+from equipoise.privacy.ledger.run_record import Hole as Hole
+from equipoise.privacy.ledger.run_record import RunRecord as RunRecord
 from equipoise.privacy.marks import mark as mark
 from equipoise.privacy.marks import unmark as unmark
-from equipoise.privacy.mechanisms.joint_gaussian import CorrelatedNoise as CorrelatedNoise
+from equipoise.privacy.mechanisms import MECHANISMS as MECHANISMS
+from equipoise.privacy.mechanisms import Gaussian as Gaussian
+from equipoise.privacy.mechanisms import GridGaussian as GridGaussian
+from equipoise.privacy.mechanisms import JointGaussian as JointGaussian
+from equipoise.privacy.mechanisms import Mechanism as Mechanism
+from equipoise.privacy.mechanisms import mechanism_from as mechanism_from
 from equipoise.privacy.mechanisms.joint_gaussian import radial_sensitivity as radial_sensitivity
 from equipoise.privacy.noise.secrets import Secrets as Secrets
 from equipoise.privacy.noise.secrets import coin_generator as coin_generator
@@ -68,6 +73,3 @@ from equipoise.privacy.sampling import FullBatch as FullBatch
 from equipoise.privacy.sampling import Poisson as Poisson
 from equipoise.privacy.sampling import Sampling as Sampling
 from equipoise.privacy.sampling import WithoutReplacement as WithoutReplacement
-from equipoise.privacy.statement import Hole as Hole
-from equipoise.privacy.statement import Statement as Statement
-from equipoise.privacy.statement import statement_schema as statement_schema

@@ -284,12 +284,11 @@ _STATEMENT_NAMES = {
     "recipe": "Recipe",
     "private": "Noise and sampling",
     "noise": "Arithmetic of the noise",
-    "assumptions": "StepOutcome as public or true",
+    "assumptions": "Taken as public or true",
     "search": "Search for settings included in the figure",
     "other_runs": "Other runs included in the figure",
     "holes": "Steps without a proof",
     "warnings": "Warnings",
-    "facts": "Further facts",
     "interval": "Discretisation of the accountant",
     "plan": "SHA-256 of the privacy plan",
     "run": "Name of the run in the journal",
@@ -350,7 +349,7 @@ def _release_rows(statement: Mapping[str, Any]) -> list[dict[str, str]]:
                 "name": readable(str(release.get("name", ""))),
                 "count": _times(release),
                 "bound": _text(release.get("max_bound", "")),
-                "noise_multiplier": _text(release.get("noise_multiplier", "")),
+                "noise_multiplier": _text((release.get("mechanism") or {}).get("noise_multiplier", "")),
                 "sampling": sampling_in_words(release.get("sampling") or {}),
             }
         )

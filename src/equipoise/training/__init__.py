@@ -5,9 +5,9 @@ from equipoise.training.data_source import DataError
 from equipoise.training.describe import Description
 from equipoise.training.loop import PrivateTraining
 from equipoise.training.metrics import CSVWriter, TensorBoardWriter
+from equipoise.training.published_run import Verification, charge_search, sign_run, verify_run
 from equipoise.training.run_folder import load_model, save_model
 from equipoise.training.step import Result, StepReport
-from equipoise.training.verification import Verification, charge_search, sign_run, verify_run
 
 __all__ = [
     "CSVWriter",

@@ -21,7 +21,8 @@ from torch import Tensor
 from equipoise.gradients import ForwardWritesError
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
-from equipoise.privacy import ChangedQueryError, Draw, Statement
+from equipoise.privacy import ChangedQueryError, Draw
+from equipoise.statements import Statement
 from equipoise.training.context import StepContext, StepDiagnostics
 from equipoise.training.setup import TrainingSetup
 from equipoise.training.shared_ledger import SharedLedger
@@ -233,7 +234,7 @@ class StepRunner:
             pieces.parameters,
             self.done,
             pieces.sampling,
-            pieces.plan.relation,
+            pieces.method_plan,
             desk,
             take_draw,
             pieces.rows,

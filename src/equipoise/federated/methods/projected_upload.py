@@ -18,15 +18,16 @@ from typing import Any, ClassVar
 
 from equipoise.federated.methods.fedpcdp import SubspaceUpload, checked_form
 from equipoise.federated.methods.round_subspace import Form, RoundSubspace
-from equipoise.federated.methods.round_wrapper import Wrapped
+from equipoise.federated.round_protocol import RoundWrapper
 from equipoise.methods import Method
+from equipoise.methods.base import Plan
 from equipoise.methods.card import Card
 from equipoise.methods.public_records import PublicRecords
 
 __all__ = ["ProjectedUpload"]
 
 
-class ProjectedUpload(SubspaceUpload, Wrapped):
+class ProjectedUpload(SubspaceUpload, RoundWrapper):
     """The client's half.
 
     Args:
@@ -51,15 +52,14 @@ class ProjectedUpload(SubspaceUpload, Wrapped):
         super().__init__(method)
         self.directions, self.form = directions, checked_form(form)
 
-    def assumptions(self) -> Sequence[str]:
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """The inner method's, and that the public records are public."""
-        return tuple(dict.fromkeys((*self.inner.assumptions(), *self.directions.public.assumptions())))
+        return tuple(dict.fromkeys((*self.inner.assumptions(plan), *self.directions.public.assumptions())))
 
     def public_batches(self) -> Sequence[PublicRecords]:
         """The inner method's, and those of the directions."""
         return (*self.inner.public_batches(), self.directions.public)
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
         own = {"form": self.form, "public": self.directions.public.describe()}
         return {**super().config(), **own}

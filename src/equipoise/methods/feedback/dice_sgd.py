@@ -29,10 +29,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
-from equipoise.methods.base import Context, Method, State, calibrated
+from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.clip_rules import Abadi, layer_shares
@@ -43,14 +42,13 @@ from equipoise.methods.published.dice_sgd_formulas import Published
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.joint import clip_jointly
-from equipoise.privacy.mechanisms.joint_gaussian import CorrelatedNoise
+from equipoise.privacy.mechanisms import Gaussian, JointGaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
-from equipoise.privacy.sampling import Sampling
 
 if TYPE_CHECKING:
-    from equipoise.privacy import Budget
+    pass
 
 __all__ = ["DiceSGD"]
 
@@ -147,7 +145,7 @@ class DiceSGD(Method):
         self.published_noise, self.noise_multiplier = published_noise, noise_multiplier
         self._arguments = {"residual_clip_norm": residual_clip_norm, "feedback_clip_norm": feedback_clip_norm}
         self._check()
-        self._noise = self._correlated_noise() if recipe == "library" else None
+        self._noise = self._joint_noise() if recipe == "library" else None
         self._published: Published | None = None
         if recipe == "as_published":
             self._published = Published(
@@ -156,9 +154,6 @@ class DiceSGD(Method):
                 variant == "algorithm_4",
                 published_noise,  # type: ignore[arg-type]
             )
-        # As published the noise follows from budget and sampling: `plan` fixes it, from these alone.
-        self._published_std = math.nan
-        self._planned: tuple[Sampling, str] | None = None
 
     def _check(self) -> None:
         if not self.feedback_clip_norm >= 0:
@@ -224,7 +219,7 @@ class DiceSGD(Method):
                 f"feedback_clip_norm={self.feedback_clip_norm!r}: Algorithm 4 has one radius, clip_norm"
             )
 
-    def _correlated_noise(self) -> CorrelatedNoise | None:
+    def _joint_noise(self) -> JointGaussian | None:
         """The noise of the two sums; None where they are one, at Ce = C1."""
         radii = (self.clip_norm, self.residual_clip_norm)
         if self.variant == "automatic":
@@ -237,39 +232,41 @@ class DiceSGD(Method):
 
     # ---- the plan
 
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
+    def plan(self, setting: Setting) -> Plan:
         """One joint release a step, of DP-SGD's cost whatever the radii; as published an un-proven one."""
         if self._published is not None:
-            self._planned = (sampling, relation)
-            self._published_std = self._published.noise_std(sampling, budget, relation, self.noise_multiplier)
-            return self._published.plan(sampling, relation)
+            std = self._published.noise_std(setting, self.noise_multiplier)
+            return Plan(self._published.plan(setting.sampling, setting.relation), std)
 
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
-            releases = [Release("body", noise_multiplier, max_bound=self.clip_norm)]
-            if self._noise is not None:
-                (_, name), (_, bound) = self._noise.names, self._noise.bounds
-                releases.append(Release(name, noise_multiplier, max_bound=bound, correlated_with="body"))
-            return PrivacyPlan(releases, sampling, relation)
+            if self._noise is None:
+                releases = [Release("body", self.clip_norm, Gaussian(noise_multiplier))]
+            else:
+                noise = self._noise.scaled(noise_multiplier)
+                releases = [
+                    Release(name, bound, noise) for name, bound in zip(noise.names, noise.bounds, strict=True)
+                ]
+            return PrivacyPlan(releases, setting.sampling, setting.relation)
 
-        return calibrated(with_noise, self.noise_multiplier, budget)
+        return Plan(setting.calibrated(with_noise, self.noise_multiplier))
 
-    def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
+    def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
         """As published: what the paper's formula claims for the noise."""
         if self._published is None:
             return None
-        return self._published.claimed_epsilon(self._published_std, sampling, delta)
+        return self._published.claimed_epsilon(plan.constants, plan.releases.sampling, delta)
 
-    def worst_case_multiplier(self, sampling: Sampling, relation: str) -> float:
-        """As published, after `plan`: the noise over the largest change of one update given the earlier ones.
+    def worst_case_multiplier(self, plan: Plan) -> float:
+        """As published: the noise over the largest change of one update given the earlier ones.
 
         Raises:
             ValueError: the library's recipe, which has a proven release instead.
         """
         if self._published is None:
             raise ValueError("recipe='library' has a proven release; ask its plan for epsilon")
-        return self._published.worst_case_multiplier(self._published_std, sampling, relation)
+        return self._published.worst_case_multiplier(
+            plan.constants, plan.releases.sampling, plan.releases.relation
+        )
 
     # ---- the steps
 
@@ -284,8 +281,7 @@ class DiceSGD(Method):
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """One draw, one release, and the memory: from what was released, or (as published) from raw sums."""
         if self._published is not None:
-            relation = self._planned_relation(context)
-            estimate, memory = self._published.step(context, state["memory"], self._published_std, relation)
+            estimate, memory = self._published.step(context, state["memory"], context.plan.constants)
             return estimate, {"memory": memory}
         size = context.sampling.expected_size
         released = self._released(context)
@@ -322,16 +318,6 @@ class DiceSGD(Method):
             feedback |= cut({name: memory[name] for name in group}, share * self.feedback_clip_norm)
         return feedback
 
-    def _planned_relation(self, context: Context) -> str:
-        """The relation of the last plan, checked to be for this training: its noise is no other one's."""
-        here = (context.sampling, context.relation)
-        if self._planned != here:
-            raise RuntimeError(
-                f"this DiceSGD was planned for another training ({self._planned}) than it is run in {here}; "
-                "give every training a method object of its own"
-            )
-        return context.relation
-
     def metrics(self, state: State) -> dict[str, float]:
         """The size of the memory, which the library's recipe may tell; as published it is private."""
         return {"memory_norm": state["memory_norm"]} if "memory_norm" in state else {}
@@ -349,9 +335,7 @@ class DiceSGD(Method):
             return {"body": clip(rows, Abadi(), limits, groups)}
 
         draw = context.draw("batch")
-        if noise is None:
-            return context.ledger.release(draw, draw.query(sums))
-        return context.ledger.release(draw, draw.query(sums), noise=noise)
+        return context.ledger.release(draw, draw.query(sums))
 
     def _warn(self, norm: float) -> None:
         """The memory is public in the library's recipe, so that its size may be told."""

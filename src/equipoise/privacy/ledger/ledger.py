@@ -1,20 +1,27 @@
-"""What the ledger lets out: sums of the draw that is released, within the plan, while some are left.
+"""The ledger: the only door out of the private side.
 
-The ledger: the only door out of the private side. It adds the noise and books the event in one call.
+`Ledger.release` adds the noise to bounded sums and books their event in one call. A release is refused
+unless the plan holds it, its sums are within the planned bounds, and some of its number are left.
 
-Order of a release: check everything, write the journal line, add the noise, hand out. So a crash at any
+**Order of a release**: check everything, write the journal line, add the noise, hand out. So a crash at any
 point leaves either no line and nothing out, or a line (a charge) whose release can be given again, with the
 same noise, to the same question.
 
-Draws have indices. A ledger that resumes at a saved position opens its draws again; an index whose journal
-line has the same digest (plan, draw, parameters, data, kernels) is replayed: same records, same noise, no
-charge. Any other digest takes the next index that the journal does not hold, with fresh records and fresh
-noise, and is charged.
+**Draws have indices.** A ledger that resumes at a saved position opens its draws again; an index whose
+journal line has the same digest (plan, draw, parameters, data, kernels) is replayed: same records, same
+noise, no charge. Any other digest takes the next index that the journal does not hold, with fresh records and
+fresh noise, and is charged.
 
-A journal can be put back from an older copy, and nothing in it tells. So where the key is private, records
-follow the key, the index and that digest, and noise follows these and what is released (bounds and exact
-sums): another question at an index that comes again gets noise, and records, that are independent of the
-first one's. What the lost journal had booked is not charged then.
+**Noise follows the question.** A journal can be put back from an older copy, and nothing in it tells. So
+where the key is private, records follow the key, the index and that digest, and noise follows these and what
+is released (bounds and exact sums). Another question at an index that comes again gets noise, and records,
+that are independent of the first one's. What the lost journal had booked is not charged then.
+
+**Noise over steps.** A mechanism that uses earlier noise again gets the keys of the releases just before,
+which are this ledger's `history`. It is private, goes into the checkpoint beside `position`, and is given
+back on resuming. The digest of the keys is part of the question, so a ledger that was opened without its
+history takes other noise and does not mix the old one in another way. After a gap between draws (a void draw,
+or a changed question) the noise starts afresh.
 """
 
 from __future__ import annotations
@@ -26,37 +33,42 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
+from dp_accounting import DpEvent
 
 from equipoise.privacy.accounting.calibrate import Budget
 from equipoise.privacy.accounting.epsilon import EpsilonResult
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.digests import Digestible, as_digest, keyed_digest
 from equipoise.privacy.draw import Draw
-from equipoise.privacy.errors import ChangedQueryError, LedgerError, PlanUsedUpError
-from equipoise.privacy.ledger.journal import Journal, written_by_us
-from equipoise.privacy.ledger.run_record import (
-    Books,
-    Spending,
-    book_end,
-    events_of_other_runs,
-    question,
-    search_of,
+from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError, PlanUsedUpError
+from equipoise.privacy.ledger.journal import (
+    BookedDraw,
+    DisclosureEntry,
+    Journal,
+    ReleaseEntry,
+    RunEntry,
+    UnprovenEntry,
+    VoidEntry,
 )
-from equipoise.privacy.mechanisms.gaussian import Streams, Sums, noised
-from equipoise.privacy.mechanisms.grid_gaussian import GridStream, grid_unit, on_grid
-from equipoise.privacy.mechanisms.joint_gaussian import CorrelatedNoise, correlated
+from equipoise.privacy.ledger.run_record import (
+    RunRecord,
+    book_end,
+    check_budget,
+    events_of,
+    records_of,
+    spent,
+    spent_roughly,
+)
+from equipoise.privacy.mechanisms.base import History, Mechanism, Sums, history_key, require_carried
 from equipoise.privacy.noise.secrets import Secrets
-from equipoise.privacy.noise.streams import carries
+from equipoise.privacy.noise.streams import ReleaseStreams, add_normals
 from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.privacy.private import Private, unwrap
-from equipoise.privacy.statement import Hole, Statement
 
 _ROUNDING = 1 + 1e-6
 
 
-def check_sums(
-    plan: PrivacyPlan, draw: Draw, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None
-) -> None:
+def check_sums(plan: PrivacyPlan, draw: Draw, sums: Mapping[str, Bounded]) -> None:
     """Refuse sums that the plan does not hold, or holds with other bounds, another draw or other noise.
 
     Raises:
@@ -64,56 +76,13 @@ def check_sums(
     """
     if not sums:
         raise LedgerError("nothing to release: sums is empty; do not release a draw that no sum came from")
-    joint = None if noise is None else noise.identity
     for name, bounded in sums.items():
-        _check_sum(plan, draw, name, bounded, joint)
-    if noise is not None and set(noise.names) != set(sums):
-        raise LedgerError(
-            f"correlated noise covers {noise.names}, but {sorted(sums)} are released; release them together"
-        )
-    groups = {plan[name].correlated_with or name for name in sums}
-    if noise is not None and groups != {noise.names[0]}:
-        raise LedgerError(
-            f"the plan does not hold {noise.names} as one correlated release: all but "
-            f"{noise.names[0]!r} need "
-            f"correlated_with={noise.names[0]!r}"
-        )
-    if noise is None and any(plan[name].correlated_with for name in sums):
-        raise LedgerError(
-            f"the plan holds {sorted(sums)} with correlated noise; pass noise=CorrelatedNoise(...)"
-        )
-
-
-def check_noise(plan: PrivacyPlan, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None) -> None:
-    """Refuse noise that the type of a released sum cannot carry.
-
-    Raises:
-        LedgerError: naming the sum.
-    """
-    for name, bounded in sums.items():
-        stds = [plan[name].noise_multiplier * bounded.add_remove]
-        if noise is not None:
-            # what is drawn, what of it is this sum's own, and all that this sum gets
-            j, scale = noise.names.index(name), plan[noise.names[0]].noise_multiplier
-            own = noise.cholesky[j][j]
-            stds = [scale, own, scale * own, scale * noise.standard_deviations[j]]
-        require_carried(f"sums[{name!r}]", bounded.value, stds)
-
-
-def require_carried(what: str, value: Mapping[str, torch.Tensor], stds: Sequence[float]) -> None:
-    """Refuse standard deviations beyond the range of the types that the named tensors are released in.
-
-    Raises:
-        LedgerError: saying which.
-    """
-    for tensor, raw in value.items():
-        dtype = torch.float64 if raw.dtype == torch.float64 else torch.float32
-        wrong = [std for std in stds if not carries(dtype, std)]
-        if wrong:
+        _check_sum(plan, draw, name, bounded)
+    for _, members in plan.groups(sums):
+        missing = sorted(set(members) - set(sums))
+        if missing:
             raise LedgerError(
-                f"{what}[{tensor!r}] would get noise of standard deviation {wrong[0]:.3g}, which {dtype} "
-                "cannot carry: the noise would vanish or overflow. Keep the threshold away from the ends of "
-                "the type's range (a floor for one that shrinks), or compute in float64. Nothing was released"
+                f"the releases {list(members)} share noise, but {missing} are missing; release them together"
             )
 
 
@@ -163,11 +132,11 @@ def check_unproven(plan: PrivacyPlan, used: Mapping[str, int], draw: Draw, name:
         )
 
 
-def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded, joint: str | None) -> None:
+def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> None:
     if not isinstance(bounded, Bounded):
         raise TypeError(
-            f"sums[{name!r}] must be Bounded, got {type(bounded).__name__}; bound it: clip, indicator, "
-            "capped or top_k"
+            f"sums[{name!r}] must be Bounded, got {type(bounded).__name__}; bound it: clip, indicator "
+            "or capped"
         )
     try:
         release = plan[name]
@@ -179,11 +148,11 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded, joint
         raise LedgerError(
             f"sums[{name!r}] comes from {bounded.draw}, not from the draw being released, {draw}"
         )
-    if bounded.joint != joint:
+    made_for = release.mechanism.made_for
+    if bounded.joint != made_for:
         raise LedgerError(
-            f"sums[{name!r}] was made for correlated noise {bounded.joint}, but is released with "
-            f"{joint}; sums of "
-            "clip_jointly(rows, noise) go with release(..., noise=noise) and no others do"
+            f"sums[{name!r}] was made for the shared noise {bounded.joint}, but the plan releases it with "
+            f"{made_for}; take the sums of clip_jointly for the mechanism of the plan, and no others"
         )
     if not (0 < bounded.add_remove < math.inf and bounded.add_remove <= release.max_bound * _ROUNDING):
         raise LedgerError(
@@ -207,7 +176,8 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded, joint
             )
 
 
-NOISES = {False: "floating_point", True: "grid"}
+def _keys_of(history: Mapping[str, Any]) -> dict[str, list[tuple[int, bytes]]]:
+    return {name: [(int(o), bytes.fromhex(key)) for o, key in rows] for name, rows in history.items()}
 
 
 #: How streams follow from questions. Another version must not repeat what this one released: it charges anew.
@@ -226,17 +196,20 @@ class Ledger:
         data_fingerprint: digest of the records; changed data are never answered with old noise.
         kernels: digest of kernel choices or of anything else that the numbers depend on.
         forbid_unproven: refuse `disclose` and `release_unproven` (proven recipes run under it in tests).
-        hardened: exact noise on a grid of integers, which withstands attacks on floating-point noise.
+        hardened: take the plan's noise on a grid of integers (`PrivacyPlan.hardened`), which resists attacks
+            on floating-point noise.
+        history: keys of the noise that later releases may use again, as `ledger.history` gave them when the
+            checkpoint was written.
 
     Raises:
         BudgetError: if the journal does not hold this run yet, and the plan with what it holds exceeds the
             budget.
-        LedgerError: if the journal holds this run with another plan or another kind of noise, or the plan
-            has correlated noise, which there is not on a grid.
+        LedgerError: if the journal holds this run with another plan or another kind of noise.
+        PlanError: if hardened, and some of the plan's noise has no form on a grid.
 
     Example:
-        >>> from equipoise.privacy import Poisson, PrivateRows, Release, capped
-        >>> plan = PrivacyPlan([Release("total", 1.0, max_bound=5.0)], Poisson(10, 100, 3))
+        >>> from equipoise.privacy import Gaussian, Poisson, PrivateRows, Release, capped
+        >>> plan = PrivacyPlan([Release("total", 5.0, Gaussian(1.0))], Poisson(10, 100, 3))
         >>> ledger = Ledger(plan)
         >>> draw = ledger.open("batch")
         >>> values = Private(torch.tensor([1.0, 9.0]), draw)
@@ -257,12 +230,13 @@ class Ledger:
         kernels: str = "",
         forbid_unproven: bool = False,
         hardened: bool = False,
+        history: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(position, bool) or not isinstance(position, int) or position < 0:
             raise ValueError(
                 f"position must be a non-negative integer (the saved ledger.position), got {position!r}"
             )
-        self.plan = plan
+        self.plan = plan = plan.hardened() if hardened else plan
         self.budget = budget
         self.journal = Journal() if journal is None else journal
         self.secrets = Secrets() if secrets is None else secrets
@@ -270,58 +244,51 @@ class Ledger:
         self.data_fingerprint = data_fingerprint
         self.kernels = kernels
         self.forbid_unproven = forbid_unproven
-        self.hardened = hardened
-        if hardened and any(release.correlated_with for release in plan.releases):
-            raise LedgerError(
-                "hardened noise covers independent releases, and the plan has correlated ones; take the "
-                "method's variant with independent noise, or leave hardened out"
-            )
+        self.noise = "grid" if hardened else plan.arithmetic
+        self._history: History[bytes] = History(_keys_of(history or {}))
         self.run = self.secrets.identity
         self._open: dict[Draw, bool] = {}
-        self._patterns = plan.patterns()
         with self.journal.locked():
-            entries = self.journal.entries()
-            mine = [entry for entry in entries if entry.get("run") == self.run]
-            others = [entry for entry in entries if entry.get("run") != self.run]
-            with written_by_us():
-                other_runs = events_of_other_runs(others, plan.relation)
-                search = search_of(mine)
-                self._books = Books(mine, plan, position)
-            heads = [entry for entry in mine if entry["type"] == "run"]
-            if any(head.get("noise", NOISES[False]) != self.noise for head in heads):
-                raise LedgerError(
-                    f"the journal holds this run with another noise than {self.noise!r}; a run keeps its "
-                    "noise"
+            records = records_of(self.journal.entries())
+            mine = records.pop(self.run, None)
+            self._others = events_of(records, plan.relation)
+            if position > 0 and (mine is None or position - 1 not in mine.draws):
+                raise JournalError(
+                    f"the checkpoint has seen {position} draws of this run, and the journal does not hold "
+                    "the last of them: it was cut or replaced, and charges are lost. Restore the journal "
+                    "from a copy, or start a new run and count the old one as spent in full"
                 )
-            self._spending = Spending(
-                plan,
-                self._books,
-                other_runs,
-                search,
-                private=self.secrets.is_private,
-                noise=self.noise,
+            if mine is None:
+                # A plan is reserved while its run is open: a later run with a larger budget takes nothing
+                # away. What a closed run gave up it never takes again: others may have it by now.
+                check_budget(plan, self._others, budget)
+                began = RunEntry(
+                    run=self.run,
+                    plan=plan,
+                    data=data_fingerprint,
+                    private=self.secrets.is_private,
+                    noise=self.noise,
+                )
+                self.journal.append(began)
+                mine = RunRecord.begun(began)
+        if mine.noise != self.noise:
+            raise LedgerError(
+                f"the journal holds this run with another noise than {self.noise!r}; a run keeps its noise"
             )
-            self._closed = any(entry["type"] == "close" for entry in mine)
-            # A plan is reserved while its run is open: a later run with a larger budget takes nothing away.
-            # What a closed run gave up it never takes again: others may have it by now.
-            if not heads:
-                self._spending.check(budget)
-                self.journal.append(
-                    {
-                        "type": "run",
-                        "run": self.run,
-                        "plan": plan.describe(),
-                        "fingerprint": plan.fingerprint(),
-                        "data": data_fingerprint,
-                        "private": self.secrets.is_private,
-                        "noise": self.noise,
-                    }
-                )
+        if mine.plan.fingerprint() != plan.fingerprint():
+            raise LedgerError(
+                "the journal holds this run with another plan; a run keeps its plan. Start a new run "
+                "folder (a new key) for the new plan: the old one stays charged"
+            )
+        self.record = mine
+        self._ordinals: dict[str, int] = {}  # draw name -> how many draws of that name were opened
+        for draw in mine.draws.values():
+            self._note_ordinal(draw.booked.name, draw.booked.ordinal)
 
     @property
-    def noise(self) -> str:
-        """ "floating_point" or "grid"."""
-        return NOISES[self.hardened]
+    def history(self) -> dict[str, list[tuple[int, str]]]:
+        """Keys of the noise that later releases may use again; private, for the checkpoint."""
+        return {name: [(o, key.hex()) for o, key in rows] for name, rows in self._history.kept.items()}
 
     # ---- opening draws
 
@@ -345,15 +312,12 @@ class Ledger:
             text += str(self.position)
         known = [_STREAMS, self.plan.fingerprint(), name, text, self.data_fingerprint, self.kernels]
         key = hashlib.sha256(json.dumps(known).encode()).hexdigest()
-        index, lines = self.position, self._books.lines
-        while index in lines and lines[index]["hash"] != key:
+        index, draws = self.position, self.record.draws
+        while index in draws and (draws[index].void or draws[index].booked.digest != key):
             index += 1
-        replayed = index in lines
-        if replayed:
-            ordinal = int(lines[index]["ordinal"])
-        else:
-            ordinal = self._books.ordinals.get(name, 0)
-        self._books.ordinals[name] = max(self._books.ordinals.get(name, 0), ordinal + 1)
+        replayed = index in draws
+        ordinal = draws[index].booked.ordinal if replayed else self._ordinals.get(name, 0)
+        self._note_ordinal(name, ordinal)
         self.position = index + 1
         draw = Draw(name, index, ordinal, key, replayed, self.secrets.coins(index, key))
         self._open[draw] = True
@@ -365,13 +329,12 @@ class Ledger:
 
     # ---- releasing
 
-    def release(self, draw: Draw, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None = None) -> Sums:
+    def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
         """Add noise to the bounded sums of a draw, book them as one event, and hand them out.
 
         Args:
             draw: an open draw; a draw is released once.
-            sums: {release name: bounded sum}.
-            noise: correlated noise for sums made by `clip_jointly`; all its names are released together.
+            sums: {release name: bounded sum}; releases that share noise are released together.
 
         Returns:
             {release name: {tensor name: noised tensor}}, float32 at least.
@@ -383,46 +346,42 @@ class Ledger:
         """
         sums = dict(sums)
         self._check_draw(draw)
-        check_sums(self.plan, draw, sums, noise)
-        check_noise(self.plan, sums, noise)
-        books = self._books
+        check_sums(self.plan, draw, sums)
+        groups = self.plan.groups(sums)
+        for mechanism, members in groups:
+            mechanism.check_sums({name: sums[name] for name in members})
+        record, pattern = self.record, None
         if not draw.replayed:
             self._check_open()
-        pattern = None if draw.replayed else pattern_for(self._patterns, books.used, draw, frozenset(sums))
+            pattern = pattern_for(record.patterns, record.used, draw, frozenset(sums))
         bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
-        if self.hardened:
-            for name, bounded in sums.items():  # refuses what does not fit on the grid before it is charged
-                coordinates = sum(value.numel() for value in bounded.value.values())
-                grid_unit(bounded.add_remove, coordinates, self.plan[name].noise_multiplier)
         answer = self._answer({name: bounded.value for name, bounded in sums.items()})
-        joint = None if noise is None else noise.identity
-        if draw.replayed:
-            booked = books.lines[draw.index]
-            if (booked.get("bounds"), booked.get("answer"), booked.get("joint")) != (bounds, answer, joint):
+        past = [self._history.before(names[0], draw.ordinal, m.memory) for m, names in groups]
+        asked = [m.question(keys) for (m, _), keys in zip(groups, past, strict=True)]
+        joint = "+".join(filter(None, asked)) or None
+        if pattern is None:
+            booked = record.draws[draw.index].release
+            if booked is None or (booked.bounds, booked.answer, booked.joint) != (bounds, answer, joint):
                 self._void(draw)
         else:
-            assert pattern is not None
-            line = self._line("release", draw)
-            line.update(bounds=bounds, pattern=sorted(pattern.names), answer=answer, joint=joint)
-            line["multipliers"] = {name: self.plan[name].noise_multiplier for name in bounds}
-            self.journal.append(line)
-            books.book_release(line, pattern)
+            entry = ReleaseEntry(
+                run=self.run,
+                draw=BookedDraw.of(draw, self.data_fingerprint),
+                bounds=bounds,
+                multipliers={name: self.plan[name].noise_multiplier for name in bounds},
+                pattern=tuple(sorted(pattern.names)),
+                answer=answer,
+                joint=joint,
+            )
+            self.journal.append(entry)
+            record.add(entry)
         self._open[draw] = False
-        purpose = "grid noise" if self.hardened else "noise"
-        purpose = self.secrets.bound(purpose, draw.parameters, bounds, answer, joint)
-        if noise is not None:
-            scale = self.plan[noise.names[0]].noise_multiplier
-            return correlated(self.secrets, draw, sums, noise, scale, purpose)
-        streams: Streams = {}
-        grids: list[GridStream] = []
+        streams = self._streams(draw, draw.parameters, bounds, answer, joint)
         out: Sums = {}
-        for name in sorted(sums):
-            if self.hardened:
-                multiplier = self.plan[name].noise_multiplier
-                out[name] = on_grid(self.secrets, draw, sums[name], multiplier, purpose, grids)
-                continue
-            std = self.plan[name].noise_multiplier * sums[name].add_remove
-            out[name] = self._noised(draw, sums[name].value, std, purpose, streams)
+        for (mechanism, members), keys in zip(groups, past, strict=True):
+            out |= self._noised(mechanism, {name: sums[name] for name in members}, streams, keys)
+            key = history_key(streams, members[0])
+            self._history.add(members[0], draw.ordinal, key, mechanism.memory)
         return {name: out[name] for name in sums}
 
     def _answer(self, values: Mapping[str, Mapping[str, Private]]) -> str:
@@ -431,8 +390,9 @@ class Ledger:
 
     def _void(self, draw: Draw) -> NoReturn:
         """Let no later draw repeat this index, and refuse this one."""
-        self.journal.append({"type": "void", "run": self.run, "index": draw.index})
-        self._books.lines[draw.index]["hash"] = "void"
+        entry = VoidEntry(run=self.run, index=draw.index)
+        self.journal.append(entry)
+        self.record.add(entry)
         self._open[draw] = False
         raise ChangedQueryError(
             f"draw {draw.index} repeats a journaled release, but what would be released is not what "
@@ -441,11 +401,21 @@ class Ledger:
             "again: it gets new records and new noise and is charged"
         )
 
+    # Audits plant their bugs in the next two.
+
+    def _streams(self, draw: Draw, *question: object) -> ReleaseStreams:
+        """The random numbers of a release."""
+        return self.secrets.streams(draw.index, *question)
+
     def _noised(
-        self, draw: Draw, value: Mapping[str, torch.Tensor], std: float, purpose: str, streams: Streams
-    ) -> dict[str, torch.Tensor]:
-        """Where the noise is added; audits plant their bugs here."""
-        return noised(self.secrets, draw, value, std, purpose, streams)
+        self,
+        mechanism: Mechanism,
+        sums: Mapping[str, Bounded],
+        streams: ReleaseStreams,
+        past: Sequence[bytes],
+    ) -> Sums:
+        """Where the noise is added."""
+        return mechanism.noised(sums, streams, past)
 
     # ---- what is not proved
 
@@ -461,9 +431,10 @@ class Ledger:
         leaves = list(value.values()) if isinstance(value, Mapping) else [value]
         draws = {leaf.draw for leaf in leaves if isinstance(leaf, Private)} & self._open.keys()
         for draw in draws or {None}:
-            line = {"type": "hole", "run": self.run} if draw is None else self._line("hole", draw)
-            self.journal.append(line | {"kind": "disclose", "hole": hole})
-        self._books.holes.setdefault(hole, Hole("disclose", hole, 0)).count += 1
+            booked = None if draw is None else BookedDraw.of(draw, self.data_fingerprint)
+            entry = DisclosureEntry(run=self.run, hole=hole, draw=booked)
+            self.journal.append(entry)
+            self.record.add(entry)
         if isinstance(value, Mapping):
             return {name: unwrap(tensor) for name, tensor in value.items()}
         return unwrap(value)
@@ -502,26 +473,30 @@ class Ledger:
             raise LedgerError(f"std of unproven release {name!r} must be finite and not negative, got {std}")
         if worst_case_multiplier is not None:
             require_carried(f"unproven release {name!r}", value if like is None else like, [std])
-        worst_case = None if worst_case_multiplier is None else float(worst_case_multiplier)
-        line = self._line("unproven", draw) | {"name": name, "std": float(std), "hole": hole}
-        line |= {"worst_case_multiplier": worst_case, "answer": self._answer({name: value})}
-        booked = self._books.unproven_done.get((name, draw.index, draw.parameters))
+        entry = UnprovenEntry(
+            run=self.run,
+            draw=BookedDraw.of(draw, self.data_fingerprint),
+            name=name,
+            std=float(std),
+            hole=hole,
+            worst_case_multiplier=None if worst_case_multiplier is None else float(worst_case_multiplier),
+            answer=self._answer({name: value}),
+        )
+        booked = self.record.unproven.get((name, draw.index))
         if booked is None:
             self._check_open()
-            check_unproven(self.plan, self._books.unproven_used, draw, name)
-            self.journal.append(line)
-            self._books.lines.setdefault(draw.index, line)
-            self._books.book_unproven(line)
-        elif booked != question(line):
-            self._books.lines.setdefault(draw.index, line)
+            check_unproven(self.plan, self.record.unproven_used, draw, name)
+            self.journal.append(entry)
+            self.record.add(entry)
+        elif booked.question != entry.question:
             self._void(draw)
-        streams: Streams = {}
-        purpose = self.secrets.bound(f"unproven noise {name}", draw.parameters, question(line))
+        purpose = f"unproven noise {name}"
+        streams = self._streams(draw, draw.parameters, entry.question)
         if through is None:
-            return self._noised(draw, value, std, purpose, streams)
+            return add_normals(streams, value, std, purpose)
         shapes = value if like is None else like
         zero = {key: torch.zeros_like(unwrap(tensor)) for key, tensor in shapes.items()}
-        noise = through(self._noised(draw, zero, std, purpose, streams))
+        noise = through(add_normals(streams, zero, std, purpose))
         return {key: unwrap(tensor) + noise[key] for key, tensor in value.items()}
 
     def _unproven(self, what: str, hole: str) -> None:
@@ -534,40 +509,35 @@ class Ledger:
 
     def spent(self, delta: float | None = None) -> EpsilonResult:
         """Epsilon of all that has been released so far, the journal's other runs included as they are now."""
-        self._see_others()
-        return self._spending.epsilon(self._delta(delta))
+        return spent(self.record, self.other_runs(), self._delta(delta))
 
     def progress(self, delta: float | None = None) -> float:
         """Epsilon so far to about 2%, cheap enough for a progress bar (interpolated, cached).
 
-        Infinite where nothing is guaranteed. The journal's other runs are those that `spent` or `statement`
+        Infinite where nothing is guaranteed. The journal's other runs are those that `spent` or `other_runs`
         saw last, or that were there at the opening.
         """
         if self.guarantee == "none":
             return math.inf
-        return self._spending.progress(self._delta(delta))
+        return spent_roughly(self.record, self._others, self._delta(delta))
+
+    def other_runs(self) -> dict[str, DpEvent]:
+        """What the journal's other runs cost, by name, as they are now: some may have begun meanwhile."""
+        entries = self.journal.entries()
+        if entries:  # a journal that was closed gives nothing: what is known stays
+            others = records_of(entry for entry in entries if entry.run != self.run)
+            self._others = events_of(others, self.plan.relation)
+        return self._others
 
     @property
     def releases_left(self) -> dict[str, int]:
         """Draws left for each draw name; none of a run that was closed."""
-        left = self._spending.releases_left()
-        return dict.fromkeys(left, 0) if self._closed else left
+        return self.record.releases_left()
 
     @property
     def guarantee(self) -> str:
         """ "proven", "worst_case" or "none"."""
-        return self._spending.run.guarantee
-
-    def statement(self, **facts: Any) -> Statement:
-        """What this run may claim, the journal's other runs included as they are now.
-
-        `facts` as in `make_statement`, and `delta`.
-        """
-        delta = facts.pop("delta", None)
-        if delta is None and (self.budget is not None or self.guarantee != "none"):
-            delta = self._delta(None)
-        self._see_others()
-        return self._spending.run.statement(self.run, delta, self._spending.others, **facts)
+        return self.record.guarantee
 
     def close(self) -> None:
         """Book that the run has ended: what it reserved and did not use is free again for others.
@@ -576,20 +546,15 @@ class Ledger:
         also when the run is opened again. Closed again, nothing happens.
         """
         book_end(self.journal, self.run)
-        self._closed = True
+        self.record.closed = True
 
     # ---- inside
 
-    def _see_others(self) -> None:
-        """Take note of runs that began since this ledger was opened: they cost the same records."""
-        entries = self.journal.entries()
-        others = [entry for entry in entries if entry.get("run") != self.run]
-        if len(others) < len(entries):  # a journal that was closed gives nothing: what is known stays
-            with written_by_us():
-                self._spending.others = events_of_other_runs(others, self.plan.relation)
+    def _note_ordinal(self, name: str, ordinal: int) -> None:
+        self._ordinals[name] = max(self._ordinals.get(name, 0), ordinal + 1)
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.record.closed:
             raise PlanUsedUpError(
                 "the run was closed: what it had left of its plan was given up, and other runs may have it "
                 "now. Nothing was released and nothing was charged; start a new run"
@@ -599,17 +564,6 @@ class Ledger:
         if delta is None and self.budget is None:
             raise ValueError("delta must be given: this ledger has no budget to take it from")
         return delta if delta is not None else self.budget.delta  # type: ignore[union-attr]
-
-    def _line(self, kind: str, draw: Draw) -> dict[str, Any]:
-        return {
-            "type": kind,
-            "run": self.run,
-            "index": draw.index,
-            "draw": draw.name,
-            "ordinal": draw.ordinal,
-            "hash": draw.parameters,
-            "data": self.data_fingerprint,
-        }
 
     def _check_draw(self, draw: Draw) -> None:
         if not isinstance(draw, Draw):
