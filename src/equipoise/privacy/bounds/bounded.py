@@ -58,7 +58,7 @@ class Bounded:
             )
         self.value = dict(value)
         for tensor in self.value.values():
-            tensor._storage.mixed = True  # a sum speaks of all records, whatever its length
+            tensor._mixed[0] = True  # a sum speaks of all records, whatever its length
         self.add_remove = float(add_remove)
         self.replace = float(replace)
         self.draw = draw
