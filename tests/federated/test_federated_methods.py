@@ -129,7 +129,7 @@ def test_a_federated_method_trains_at_the_price_of_its_gradients(name):
         params = plain.train(number, params)
     for one in clients:
         assert charges(one) == ROUNDS * LOCAL_STEPS
-        assert one.training.desk.spent(1e-3).value == plain.training.desk.spent(1e-3).value
+        assert one.training.ledger.spent(1e-3).value == plain.training.ledger.spent(1e-3).value
         assert one.statement().guarantee == "proven"
 
 
@@ -406,14 +406,14 @@ def test_all_clients_clip_at_the_servers_norm_which_follows_their_counts(monkeyp
     server, clients, params = QuantileFedAvg(QUANTILE), [make("quantile", p) for p in range(2)], start()
     counts = {0: [], 1: []}
     for p, one in enumerate(clients):
-        release = one.training.desk.release
+        release = one.training.ledger.release
 
         def listening(draw, sums, noise=None, release=release, p=p):
             found = release(draw, sums, noise)
             counts[p].append(float(next(iter(found["below_threshold"].values()))))
             return found
 
-        monkeypatch.setattr(one.training.desk, "release", listening)
+        monkeypatch.setattr(one.training.ledger, "release", listening)
     norms = []
     for number in range(1, ROUNDS + 1):
         asked = server.instructions(lambda limit: [])
@@ -425,7 +425,7 @@ def test_all_clients_clip_at_the_servers_norm_which_follows_their_counts(monkeyp
         share = min(max(sum(shares) / 2, 0.0), 1.0)
         assert server.metrics()["radius"] == pytest.approx(norms[-1] * math.exp(-0.2 * (share - 0.5)))
     for one in clients:
-        entries = one.training.desk.ledger.journal.entries()
+        entries = one.training.ledger.journal.entries()
         assert [entry["bounds"]["gradient"] for entry in entries if "bounds" in entry] == norms
     assert len(set(norms)) == ROUNDS
 
@@ -497,7 +497,7 @@ def test_around_a_follower_it_follows_the_server(around, follower):
             one.ask(1, start(), 0.25)
     found = one.train(1, start(), **asked)
     assert found.keys() == plain.train(1, start(), **asked).keys()  # a share beside the parameters
-    bounds = [e["bounds"]["gradient"] for e in one.training.desk.ledger.journal.entries()
+    bounds = [e["bounds"]["gradient"] for e in one.training.ledger.journal.entries()
               if e["type"] == "release" and "gradient" in e["bounds"]]  # fmt: skip
     assert bounds == [0.1] * LOCAL_STEPS
 

@@ -13,7 +13,7 @@ from privacy_rows import DenseRows, rows
 
 from equipoise.gradients import DenseGradients
 from equipoise.gradients.subspaces.held import HeldSubspace
-from equipoise.privacy import Draw, Private, PrivateError, PrivateRows, load_private, save_private
+from equipoise.privacy import Draw, Private, PrivateError, PrivateRows
 from equipoise.privacy.private import unwrap
 
 SECRET = torch.tensor([3.0, 1.0, 2.0])
@@ -228,15 +228,3 @@ def test_writing_to_the_coordinates_leaves_the_residual_as_it_is():
     coordinates.mul_(-1)
     norms = unwrap(residual.row_norms())
     torch.testing.assert_close(norms, torch.tensor([4.0, 1.0]), rtol=0, atol=0.02)
-
-
-def test_private_files_keep_values_private(tmp_path, p):
-    path = tmp_path / "state.pt"
-    save_private(path, {"e": p, "step": 3, "nested": [torch.ones(2), p]})
-    assert path.stat().st_mode & 0o777 == 0o600
-    state = load_private(path)
-    assert isinstance(state["e"], Private)
-    assert isinstance(state["nested"][1], Private)
-    assert not isinstance(state["nested"][0], Private)
-    assert torch.equal(unwrap(state["e"]), SECRET)
-    assert state["step"] == 3

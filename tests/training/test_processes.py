@@ -30,7 +30,7 @@ def work(rank: int, port: int, folder: str) -> None:
     assert run.processes.count == 2
     if rank == 1:
         try:
-            _ = run.desk.ledger
+            _ = run.ledger.journal
         except RuntimeError:
             (Path(folder) / "no-ledger").touch()
     try:

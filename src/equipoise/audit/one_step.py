@@ -137,10 +137,10 @@ def check_noise(
         learning_rate=POPULATION,
         make_ledger=make_ledger,
     )
-    ledger = stage.desk.ledger
+    ledger = stage.ledger
     assert isinstance(ledger, Watching)
-    noises: dict[str, list[torch.Tensor]] = {release.name: [] for release in stage.pieces.plan.releases}
-    while stage.stepper.done < LONGEST and min(sum(map(len, n)) for n in noises.values()) < NUMBERS:
+    noises: dict[str, list[torch.Tensor]] = {release.name: [] for release in stage.setup.plan.releases}
+    while stage.steps.done < LONGEST and min(sum(map(len, n)) for n in noises.values()) < NUMBERS:
         seen = len(ledger.noted)
         stage.run(1)
         for index in range(seen, len(ledger.noted)):

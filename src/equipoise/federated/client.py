@@ -235,7 +235,7 @@ class Client:
             self._log.append(end)
             self._end = end
         if self._training is not None:
-            self._training.desk.close()
+            self._training.end()
             self.close()
             self._training = None
         return self.statement()
@@ -244,7 +244,7 @@ class Client:
         """Let go of the folder, so that another process, or another object, can go on with it."""
         self._log.close()
         if self._training is not None:
-            self._training.desk.ledger.journal.close()
+            self._training.ledger.journal.close()
             if self._training.folder is not None:
                 self._training.folder.unlock()
 

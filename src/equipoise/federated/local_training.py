@@ -173,25 +173,25 @@ class LocalTraining(PrivateTraining):
 
     def move(self, values: Parameters) -> None:
         """Put other parameters into the model; the method's state is rebased."""
-        self._stepper.move(values)
+        self._steps.move(values)
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
         """Put parameters and method state back where they were before what is done within."""
         before = copied(self.parameters)
-        state = self._stepper.state
+        state = self._steps.state
         try:
             yield
         finally:
             with torch.no_grad():
                 for name, parameter in self.parameters.items():
                     parameter.copy_(before[name])
-            self._stepper.state = state
+            self._steps.state = state
 
     def ask(self, question: Callable[[Context, State], Answer]) -> Answer:
         """What `question(context, state)` releases between two steps; it is on disk when this returns."""
-        answer = self._stepper.ask(question)
-        self.desk.position()  # syncs the journal: an answer that has left cannot be uncharged any more
+        answer = self._steps.ask(question)
+        self.synced_position()  # an answer that has left cannot be uncharged any more
         return answer
 
     def statement(self) -> Statement:
@@ -202,13 +202,13 @@ class LocalTraining(PrivateTraining):
     @property
     def method_state(self) -> State:
         """What the method carries, after the first step or question."""
-        assert self._stepper.state is not None
-        return self._stepper.state
+        assert self._steps.state is not None
+        return self._steps.state
 
     def steer(self, change: Callable[[State], State]) -> None:
         """Let `change` set public numbers of the method's state."""
-        if self._stepper.state is None:
-            self._stepper.ask(lambda context, state: None)  # makes the first state; releases nothing
-        state = self._stepper.state
+        if self._steps.state is None:
+            self._steps.ask(lambda context, state: None)  # makes the first state; releases nothing
+        state = self._steps.state
         assert state is not None
-        self._stepper.state = change(state)
+        self._steps.state = change(state)

@@ -37,9 +37,6 @@ from equipoise.privacy.bounds.two_thresholds import clip_selected as clip_select
 from equipoise.privacy.bounds.two_thresholds import clip_unbounded as clip_unbounded
 from equipoise.privacy.bounds.two_thresholds import top_k as top_k
 from equipoise.privacy.bounds.two_thresholds import top_share as top_share
-from equipoise.privacy.diagnostics import Diagnostics as Diagnostics
-from equipoise.privacy.diagnostics import load_private as load_private
-from equipoise.privacy.diagnostics import save_private as save_private
 from equipoise.privacy.digests import digest as digest
 from equipoise.privacy.draw import Draw as Draw
 from equipoise.privacy.errors import BudgetError as BudgetError

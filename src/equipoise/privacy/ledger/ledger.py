@@ -530,6 +530,48 @@ class Ledger:
         if self.forbid_unproven:
             raise LedgerError(f"{what} is forbidden under this ledger (forbid_unproven=True); hole: {hole}")
 
+    # ---- where it stands
+
+    def digest(self, value: Any) -> str:
+        """Digest of tensors and plain values that a draw depends on, under the run's key."""
+        return keyed_digest(value, self.secrets.key, "what a step depends on")
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the plan has releases left, or booked ones that are yet to be repeated, or none at all.
+
+        A run that was resumed with other numbers (changed data, another machine) is charged again for the
+        steps that it repeats, so its plan can be used up before its last step.
+        """
+        left = self.releases_left
+        return not left or any(left.values()) or self.position <= max(self._books.lines, default=-1)
+
+    def rewind(self, position: int) -> None:
+        """Go back to an earlier position, as a ledger does that is opened there after a crash.
+
+        What was booked since is given again to the same question, with the same noise and without a charge.
+        """
+        Ledger.__init__(
+            self,
+            self.plan,
+            self.budget,
+            self.journal,
+            self.secrets,
+            position=position,
+            data_fingerprint=self.data_fingerprint,
+            kernels=self.kernels,
+            forbid_unproven=self.forbid_unproven,
+            hardened=self.hardened,
+        )
+
+    def synced_position(self) -> int:
+        """The position, for a checkpoint, with the journal on its device.
+
+        After a loss of power a checkpoint must not stand beside a journal that lacks charges it has seen.
+        """
+        self.journal.sync()
+        return self.position
+
     # ---- what was spent
 
     def spent(self, delta: float | None = None) -> EpsilonResult:
