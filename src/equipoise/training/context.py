@@ -95,9 +95,9 @@ class TrainingDraw:
                 of the micro-batch's records.
         """
         if along is None:
-            sums = sums_of([fn(*rows, ids) for rows, ids, _ in self._pass(at)])
+            sums = sums_of(fn(*rows, ids) for rows, ids, _ in self._pass(at))
         else:
-            sums = sums_of([fn(*rows, ids, along[place]) for rows, ids, place in self._pass(at)])
+            sums = sums_of(fn(*rows, ids, along[place]) for rows, ids, place in self._pass(at))
         if self._processes.count > 1:
             self._processes.all_well()
             # One order on every process: a collective pairs by position.

@@ -187,7 +187,7 @@ def map_batch(fn: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 def take(batch: Any, ids: Tensor) -> Any:
     """The records of a batch with these numbers."""
-    return map_batch(lambda leaf: leaf[ids.to(leaf.device)], batch)
+    return map_batch(lambda leaf: leaf.index_select(0, ids.to(leaf.device)), batch)
 
 
 def repeat_views(

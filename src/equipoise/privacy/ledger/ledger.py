@@ -279,6 +279,7 @@ class Ledger:
         self.run = self.secrets.identity
         self._open: dict[Draw, bool] = {}
         self._patterns = plan.patterns()
+        self._fingerprint = plan.fingerprint()
         with self.journal.locked():
             entries = self.journal.entries()
             mine = [entry for entry in entries if entry.get("run") == self.run]
@@ -343,7 +344,7 @@ class Ledger:
                 ).hexdigest()
             )
             text += str(self.position)
-        known = [_STREAMS, self.plan.fingerprint(), name, text, self.data_fingerprint, self.kernels]
+        known = [_STREAMS, self._fingerprint, name, text, self.data_fingerprint, self.kernels]
         key = hashlib.sha256(json.dumps(known).encode()).hexdigest()
         index, lines = self.position, self._books.lines
         while index in lines and lines[index]["hash"] != key:
