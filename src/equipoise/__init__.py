@@ -54,10 +54,10 @@ if TYPE_CHECKING:
         Poisson,
         PrivacyPlan,
         PrivateSearch,
-        Statement,
         WithoutReplacement,
         calibrate_noise_multiplier,
     )
+    from equipoise.statements import Statement
     from equipoise.training import (
         CSVWriter,
         PrivateTraining,
@@ -116,7 +116,7 @@ _CONTENTS = {
     "FixedEpochs": "privacy",
     "PrivacyPlan": "privacy",
     "PrivateSearch": "privacy",
-    "Statement": "privacy",
+    "Statement": "statements",
     "calibrate_noise_multiplier": "privacy",
     # gradients
     "per_sample_gradients": "gradients",

@@ -12,9 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import equipoise as eq
+from equipoise.privacy import Journal
 from equipoise.report import write_report
-from equipoise.statements.verify_journal import statement_from_journal
-from equipoise.training.assumptions import TRUSTED
+from equipoise.statements import statement_from_journal
+from equipoise.training.consistency import TRUSTED
 
 
 @pytest.fixture
@@ -105,7 +106,8 @@ def test_journal_and_statement_edited_together_are_caught_by_the_signature(run, 
     left = [entry for entry in entries if entry.get("index") != last]
     journal.write_text("".join(json.dumps(entry) + "\n" for entry in left))
     assumptions = [statement["assumptions"][1]]
-    again = statement_from_journal(left, statement["run"], statement["delta"], assumptions=assumptions)
+    entries = Journal(journal, read_only=True).entries()
+    again = statement_from_journal(entries, statement["run"], statement["delta"], assumptions=assumptions)
     (run / "statement.json").write_text(again.to_json())
     write_report(run)
     found = wrong_in(equipoise("verify", run, "--json").value)
@@ -134,7 +136,7 @@ MISLEADING = {
     "an assumption left out": of_statement(lambda s: s["assumptions"].remove(VALIDATED)),
     "two that exclude each other": of_statement(lambda s: s["assumptions"].append(TRUSTED)),
     "no text": of_statement(lambda s: s["assumptions"].append({"a": 1})),
-    "a key left out": of_statement(lambda s: s.pop("facts")),
+    "a key left out": of_statement(lambda s: s.pop("noise")),
     "more steps": of_config(lambda c: c["sampling"].update(steps=999)),
     "another method": of_config(lambda c: c["method"].update(name="dp-c4")),
     "a method of fewer settings": of_config(lambda c: c["method"].update(name="rsdp")),

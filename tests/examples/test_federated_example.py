@@ -57,7 +57,7 @@ def releases(folder, owner):
     if not path.is_file():
         return []
     entries = Journal(path, read_only=True).entries()
-    return [entry for entry in entries if entry["type"] == "release"]
+    return [entry for entry in entries if entry.kind == "release"]
 
 
 def wait(deployment, reached, seconds=600):

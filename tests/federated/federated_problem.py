@@ -55,7 +55,7 @@ def client(method: Any = None, number: int = 0, **options: Any) -> Client:
 
 def charges(one: Client) -> int:
     """Releases that the client's ledger holds."""
-    return sum(e["type"] == "release" for e in one.training.ledger.journal.entries())
+    return sum(e.kind == "release" for e in one.training.ledger.journal.entries())
 
 
 def released(one: Client) -> list[float]:

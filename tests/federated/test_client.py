@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -30,8 +31,9 @@ import equipoise as eq
 from equipoise.federated import Proximal, Refused, ServerRMS
 from equipoise.methods import METHODS
 from equipoise.methods.named_tensors import copied
-from equipoise.privacy import BudgetError, Journal, Ledger, LedgerError, Secrets, Statement
+from equipoise.privacy import BudgetError, Journal, Ledger, LedgerError, Secrets
 from equipoise.privacy.errors import PlanUsedUpError
+from equipoise.statements import Statement
 from equipoise.training.checkpoint import CheckpointError, Checkpoints
 from equipoise.training.verification import verify_run
 
@@ -172,7 +174,8 @@ def test_noise_follows_the_servers_radius():
     one = client(follower())
     one.train(1, start(), clip_norm=0.02)
     one.train(2, start(), clip_norm=0.3)
-    bounds = [e["bounds"]["gradient"] for e in one.training.ledger.journal.entries() if "bounds" in e]
+    entries = one.training.ledger.journal.entries()
+    bounds = [entry.bounds["gradient"] for entry in entries if entry.kind == "release"]
     assert bounds == [0.02] * LOCAL_STEPS + [0.3] * LOCAL_STEPS
 
 
@@ -358,7 +361,7 @@ def test_without_a_checkpoint_a_run_that_began_is_not_started_anew(tmp_path, kep
         (tmp_path / "private" / "rounds.jsonl").unlink()
     if kept == "another run":
         journal = Journal(tmp_path / "private" / "journal.jsonl")
-        journal.append({**journal.entries()[0], "run": "another"})
+        journal.append(dataclasses.replace(journal.entries()[0], run="another"))
         journal.close()
     shutil.rmtree(tmp_path / "checkpoint")
     before = (tmp_path / "private" / "journal.jsonl").read_bytes()

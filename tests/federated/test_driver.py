@@ -230,7 +230,8 @@ def test_the_radius_is_a_function_of_what_was_released():
         state = rule.update(state, mean, noise, 1)
         assert done.metrics["radius"] == pytest.approx(state["clip_norm"])
     assert len({done.metrics["radius"] for done in history.rounds}) == ROUNDS
-    bounds = [e["bounds"] for e in clients[0].training.ledger.journal.entries() if "bounds" in e]
+    entries = clients[0].training.ledger.journal.entries()
+    bounds = [entry.bounds for entry in entries if entry.kind == "release"]
     used = [b["gradient"] for b in bounds if "gradient" in b]
     expected = [done.metrics["radius"] for done in history.rounds for _ in range(LOCAL_STEPS)]
     assert used == pytest.approx(expected)

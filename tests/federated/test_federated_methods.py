@@ -426,7 +426,7 @@ def test_all_clients_clip_at_the_servers_norm_which_follows_their_counts(monkeyp
         assert server.metrics()["radius"] == pytest.approx(norms[-1] * math.exp(-0.2 * (share - 0.5)))
     for one in clients:
         entries = one.training.ledger.journal.entries()
-        assert [entry["bounds"]["gradient"] for entry in entries if "bounds" in entry] == norms
+        assert [entry.bounds["gradient"] for entry in entries if entry.kind == "release"] == norms
     assert len(set(norms)) == ROUNDS
 
 
@@ -497,8 +497,8 @@ def test_around_a_follower_it_follows_the_server(around, follower):
             one.ask(1, start(), 0.25)
     found = one.train(1, start(), **asked)
     assert found.keys() == plain.train(1, start(), **asked).keys()  # a share beside the parameters
-    bounds = [e["bounds"]["gradient"] for e in one.training.ledger.journal.entries()
-              if e["type"] == "release" and "gradient" in e["bounds"]]  # fmt: skip
+    bounds = [e.bounds["gradient"] for e in one.training.ledger.journal.entries()
+              if e.kind == "release" and "gradient" in e.bounds]  # fmt: skip
     assert bounds == [0.1] * LOCAL_STEPS
 
 

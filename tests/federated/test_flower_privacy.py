@@ -49,7 +49,8 @@ def test_noise_and_clipping_use_the_same_clip_norm():
 
     simulate(Noting(rule), [one], start(), ROUNDS)
     entries = one.training.ledger.journal.entries()
-    bounds = [entry["bounds"]["gradient"] for entry in entries if "gradient" in entry.get("bounds", {})]
+    releases = [entry for entry in entries if entry.kind == "release"]
+    bounds = [entry.bounds["gradient"] for entry in releases if "gradient" in entry.bounds]
     assert bounds == pytest.approx([clip_norm for clip_norm in sent for _ in range(LOCAL_STEPS)])
     assert len(set(sent)) == ROUNDS
 

@@ -28,7 +28,7 @@ def entries(one):
 
 
 def booked(one):
-    return [entry for entry in entries(one) if entry["type"] == "release"]
+    return [entry for entry in entries(one) if entry.kind == "release"]
 
 
 def parameters(kind, rng):

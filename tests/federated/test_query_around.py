@@ -77,7 +77,7 @@ def answers(around, folder, *, reopened=False, killed=None):
             def lost(*entry):
                 raise KeyboardInterrupt
 
-            one._log.append = lost
+            one._log.write = lost
             with pytest.raises(KeyboardInterrupt):
                 one.ask(number, params, LIMIT)
         if reopened or number == killed:
@@ -86,7 +86,7 @@ def answers(around, folder, *, reopened=False, killed=None):
         found.append({"query": one.ask(number, params, LIMIT)})
         found.append(one.train(number, params, clip_norm=1.0))
         params = {name: value + 0.3 for name, value in params.items()}
-    lines = [line["type"] for line in one.training.ledger.journal.entries()]
+    lines = [line.kind for line in one.training.ledger.journal.entries()]
     return found, charges(one), lines.count("void")
 
 

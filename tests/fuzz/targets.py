@@ -33,12 +33,13 @@ from equipoise.app import options
 from equipoise.app import run_checks as saved
 from equipoise.app.compare import parse_method_option, read_entries
 from equipoise.app.settings import Settings, parse_option
-from equipoise.data import cifar_shards
-from equipoise.data.features.extractors import extractors as features
+from equipoise.data.features import extractors as features
 from equipoise.data.readers import cifar, idx, medmnist, tables, text
 from equipoise.federated import Client, FedAvg, simulate
 from equipoise.privacy import FullBatch, Journal, Ledger, Secrets
 from equipoise.report import read_run, render_page, summary
+from equipoise.statements import statement_of
+from reproduction.data import cifar_shards
 
 Strategy = st.SearchStrategy[Any]
 
@@ -201,7 +202,7 @@ def _ledger(folder: Path) -> None:
         secrets = Secrets(reproducible_seed=0)
         ledger = Ledger(plan, None, journal, secrets)
         ledger.open("batch", "parameters")
-        ledger.statement(delta=1e-5)
+        statement_of(ledger, delta=1e-5)
     finally:
         journal.close()
 

@@ -151,7 +151,7 @@ def _numbers(state: Any) -> list[Any]:
 def noise_scales(run: eq.PrivateTraining) -> list[Any]:
     """Bounds and noise of everything that left, as the journal holds them, and the numbers of the state."""
     entries = run.ledger.journal.entries()
-    left = [[e.get("bounds"), e.get("std")] for e in entries if e["type"] in ("release", "unproven")]
+    left = [e.bounds if e.kind == "release" else e.std for e in entries if e.kind in ("release", "unproven")]
     return [*left, _numbers(run._steps.state)]
 
 

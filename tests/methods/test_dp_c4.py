@@ -15,11 +15,13 @@ from torch.nn import functional as F
 import equipoise as eq
 from equipoise.gradients import GradientEngine
 from equipoise.methods.anchored.anchor_thresholds import Released, next_anchor_threshold, next_factor
+from equipoise.methods.base import Setting
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.published.dp_c4_formulas import claimed_epsilon, published_noise_multipliers
 from equipoise.privacy import Draw, FullBatch, Poisson, PrivateRows, clip
 from equipoise.privacy.accounting.epsilon import quick_epsilon
 from equipoise.privacy.private import unwrap
+from equipoise.statements import statement_of
 
 SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}
 
@@ -73,8 +75,8 @@ def test_learned_factors_of_the_coupled_threshold():
 
 
 def bounds_of(follower, name):
-    lines = [entry for entry in follower.ledger.journal.entries() if entry["type"] == "release"]
-    return [entry["bounds"][name] for entry in lines if name in entry["bounds"]]
+    lines = [entry for entry in follower.ledger.journal.entries() if entry.kind == "release"]
+    return [entry.bounds[name] for entry in lines if name in entry.bounds]
 
 
 def test_the_coupled_threshold_follows_the_distance_and_clips_nobody_above_the_smoothness():
@@ -231,7 +233,7 @@ def test_published_thresholds_are_those_of_the_paper():
         else:
             assert bounds_of(follower, "coupled") == pytest.approx([2 * value for value in coupled], rel=1e-9)
         assert found[kind] == pytest.approx(expected, rel=1e-9)
-        statement = follower.ledger.statement(delta=1e-5)
+        statement = statement_of(follower.ledger, delta=1e-5)
         assert statement.guarantee == "none"
         assert statement.epsilon is None
         assert len(statement.holes) == (2 if kind is eq.DPC4 else 1)
@@ -252,10 +254,10 @@ def log_likelihood_ratio(method_of, data, other, steps):
         ).run()
 
     def log_densities(follower):
-        lines = [entry for entry in follower.ledger.journal.entries() if entry["type"] == "release"]
+        lines = [entry for entry in follower.ledger.journal.entries() if entry.kind == "release"]
         total = 0.0
         for line, sums, answer in zip(lines, follower.ledger.sums, truth.ledger.transcript, strict=True):
-            for name, bound in line["bounds"].items():
+            for name, bound in line.bounds.items():
                 std = follower.plan[name].noise_multiplier * bound
                 for label, mean in sums[name].items():
                     residual = (answer[name][label] - mean) / std
@@ -315,14 +317,14 @@ def test_the_published_recipe_claims_its_target_and_guarantees_nothing():
     assert (statement.guarantee, statement.epsilon) == ("none", None)
     assert statement.epsilon_claimed == pytest.approx(8.0)
     assert "raw private number" in statement.paragraph()
-    assert eq.DPC4Plus().claimed_epsilon(run.sampling, "add_or_remove_one", 1e-5) is None
+    assert eq.DPC4Plus().claimed_epsilon(run.method_plan, 1e-5) is None
 
 
 def test_theorem_3_cannot_have_made_the_published_runs():
     """CIFAR-10, T = 6510, epsilon 5: noise so large that its true epsilon is far below the claim."""
     method = eq.DPC4Plus(recipe="as_published", anchor_rule="fixed", anchor_batch_size=4096, anchor_period=8)
     sampling = Poisson(256, 50_000, 6510)
-    plan = method.plan(sampling, eq.Budget(5.0, 1e-5), "add_or_remove_one", torch.Generator())
+    plan = method.plan(Setting(sampling=sampling, budget=eq.Budget(5.0, 1e-5))).releases
     z = {release.name: release.noise_multiplier for release in plan.releases}
     assert (z["coupled"], z["anchor"]) == pytest.approx((172.7, 410.8), rel=1e-3)
     assert quick_epsilon(plan.event(), 1e-5, plan.relation) < 0.05

@@ -70,7 +70,7 @@ MUTATIONS = (
         "epochs counted as if draws left no gaps",
         "privacy/ledger/run_record.py",
         (("self.plan.event(self.used, self.epochs)", "self.plan.event(self.used)"),),
-        ("tests/privacy/test_verification.py::test_epochs_are_charged_by_the_draws_that_lie_in_them",),
+        ("tests/statements/test_verify_run.py::test_epochs_are_charged_by_the_draws_that_lie_in_them",),
     ),
     Mutation(
         "a clip rule may follow the number of records",
@@ -140,7 +140,12 @@ MUTATIONS = (
     Mutation(
         "old noise for another query after a resume",
         "privacy/ledger/ledger.py",
-        (('while index in lines and lines[index]["hash"] != key:', "while False:"),),
+        (
+            (
+                "while index in draws and (draws[index].void or draws[index].booked.digest != key):",
+                "while False:",
+            ),
+        ),
         ("tests/privacy/test_ledger.py::test_other_hash_takes_the_next_index_and_is_charged",),
     ),
     Mutation(
@@ -154,7 +159,7 @@ MUTATIONS = (
         "privacy/ledger/ledger.py",
         (
             (
-                'if (booked.get("bounds"), booked.get("answer"), booked.get("joint")) '
+                "if booked is None or (booked.bounds, booked.answer, booked.joint) "
                 "!= (bounds, answer, joint):",
                 "if False:",
             ),
@@ -167,7 +172,7 @@ MUTATIONS = (
     Mutation(
         "old noise for another unproven release",
         "privacy/ledger/ledger.py",
-        (("        elif booked != question(line):", "        elif False:"),),
+        (("        elif booked.question != entry.question:", "        elif False:"),),
         ("tests/privacy/test_ledger.py::test_an_unproven_release_never_gives_its_noise_to_another_value",),
     ),
     Mutation(
@@ -267,12 +272,12 @@ MUTATIONS = (
         "privacy/ledger/ledger.py",
         (
             (
-                "            self.journal.append(line)\n            books.book_release(line, pattern)\n",
-                "            books.book_release(line, pattern)\n",
+                "            self.journal.append(entry)\n            record.add(entry)\n",
+                "            record.add(entry)\n",
             ),
             (
                 "        return {name: out[name] for name in sums}\n",
-                "        if not draw.replayed:\n            self.journal.append(line)\n"
+                "        if not draw.replayed:\n            self.journal.append(entry)\n"
                 "        return {name: out[name] for name in sums}\n",
             ),
         ),

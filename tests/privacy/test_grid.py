@@ -25,7 +25,7 @@ from equipoise.privacy import (
 from equipoise.privacy.bounds.bounded import make_bounded
 from equipoise.privacy.mechanisms import grid_gaussian as grid
 from equipoise.privacy.mechanisms.grid_gaussian import GridStream, grid_unit, to_grid
-from equipoise.statements.verify_journal import check_published, check_with_journal
+from equipoise.statements import check_published, check_with_journal, statement_of
 
 
 def cells(bits: int) -> tuple[np.ndarray, np.ndarray]:
@@ -112,7 +112,7 @@ def test_a_grid_too_coarse_is_refused_before_anything_is_charged():
     ledger = Ledger(plan, hardened=True)
     with pytest.raises(LedgerError, match="half rounding"):
         release(ledger)
-    assert not any(entry["type"] == "release" for entry in ledger.journal.entries())
+    assert not any(entry.kind == "release" for entry in ledger.journal.entries())
 
 
 PLAN = PrivacyPlan([Release("sum", 2.0, max_bound=5.0)], FullBatch(100, 400))
@@ -161,7 +161,7 @@ def test_a_repeated_step_gets_the_same_noise_and_another_kind_of_noise_is_refuse
 def test_the_statement_says_so():
     ledger = Ledger(PLAN, hardened=True)
     release(ledger)
-    statement = json.loads(ledger.statement(delta=1e-5).to_json())
+    statement = json.loads(statement_of(ledger, delta=1e-5).to_json())
     assert statement["noise"] == "grid"
     entries = ledger.journal.entries()
     assert all(f.ok is not False for f in check_with_journal(statement, entries) + check_published(statement))

@@ -36,8 +36,10 @@ from equipoise.privacy import (
     unbounded_sum,
 )
 from equipoise.privacy.digests import keyed_digest
+from equipoise.privacy.ledger.journal import CloseEntry
 from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.private import unwrap
+from equipoise.statements import statement_of
 
 PLAN = PrivacyPlan(
     [
@@ -297,10 +299,10 @@ def test_journal_that_cannot_be_opened(tmp_path):
 def test_killed_process_loses_nothing(tmp_path):
     child = os.fork()
     if child == 0:
-        Journal(tmp_path / "j.jsonl").append({"type": "note", "n": 1})
+        Journal(tmp_path / "j.jsonl").append(CloseEntry(run="a"))
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
-    assert Journal(tmp_path / "j.jsonl").entries() == [{"type": "note", "n": 1}]
+    assert Journal(tmp_path / "j.jsonl").entries() == [CloseEntry(run="a")]
 
 
 def test_shared_journal_composes(tmp_path):
@@ -315,7 +317,7 @@ def test_shared_journal_composes(tmp_path):
     assert second.spent().value == pytest.approx(alone)
     step(second)
     assert second.spent().value == pytest.approx(gaussian_epsilon(math.sqrt(2 / 16), 1e-5))
-    assert second.statement().other_runs == 1
+    assert statement_of(second).other_runs == 1
     replace = PrivacyPlan(PLAN.releases, PLAN.sampling, "replace_one")
     with pytest.raises(JournalError, match="relation"):
         Ledger(replace, None, Journal(path), Secrets(tmp_path / "d"))
@@ -362,7 +364,7 @@ def test_runs_that_began_later_are_in_what_was_spent(tmp_path):
     second = Ledger(PLAN, None, Journal(path), Secrets(tmp_path / "b"))
     both = first.spent(1e-5).value
     assert both > 1.5 * alone
-    assert both == first.statement(delta=1e-5).epsilon
+    assert both == statement_of(first, delta=1e-5).epsilon
     step(second)
     second.close()  # gives back what it did not use
     assert alone < first.spent(1e-5).value < both
@@ -406,7 +408,7 @@ def test_unproven_steps_cost_the_guarantee():
     assert torch.equal(projected[:1000], projected[1000:2000])
     raw = ledger.disclose(Private(torch.tensor(3.0)), "raw threshold")
     assert float(raw) == 3.0
-    statement = ledger.statement(recipe="as_published", epsilon_claimed=2.0)
+    statement = statement_of(ledger, recipe="as_published", epsilon_claimed=2.0)
     assert (statement.guarantee, statement.epsilon) == ("none", None)
     assert "raw threshold" in statement.paragraph()
     assert "no privacy guarantee" in statement.paragraph()
@@ -532,7 +534,7 @@ def test_statement():
     plan = PrivacyPlan([Release("gradient", 6.0, 1.0)], Poisson(25, 1000, 100))
     ledger = Ledger(plan, Budget(50.0, 0.01), secrets=Secrets(reproducible_seed=1))
     step(ledger)
-    statement = ledger.statement(assumptions=["100 public records, disjoint from the data"])
+    statement = statement_of(ledger, assumptions=["100 public records, disjoint from the data"])
     text = statement.paragraph()
     assert text.startswith("NOT PRIVATE")
     assert "population 1000" in text
@@ -541,10 +543,10 @@ def test_statement():
     assert statement.accountant == "pld"
     assert type(statement).from_json(statement.to_json()) == statement
     private = Ledger(plan, Budget(50.0, 1e-5))
-    assert "NOT PRIVATE" not in private.statement().paragraph()
-    assert private.statement().warnings == []
+    assert "NOT PRIVATE" not in statement_of(private).paragraph()
+    assert statement_of(private).warnings == []
     with pytest.raises(TypeError):
-        private.statement(recipee="library")
+        statement_of(private, recipee="library")
 
 
 def test_digest():

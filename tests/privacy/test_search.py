@@ -20,7 +20,8 @@ from equipoise.privacy import (
     epsilon,
 )
 from equipoise.privacy.errors import JournalError, PlanError
-from equipoise.privacy.ledger.run_record import compose_events, events_of_other_runs, exact_epsilon
+from equipoise.privacy.ledger.journal import SearchEntry
+from equipoise.privacy.ledger.run_record import compose_events, events_of, records_of
 
 POISSON = PrivateSearch(6.0, math.inf)
 
@@ -116,15 +117,14 @@ def test_a_shared_journal_counts_the_search_of_another_run():
     plan = PrivacyPlan([Release("g", 5.0, max_bound=1.0)], FullBatch(100, 4))
     journal = Journal()
     first = Ledger(plan, journal=journal)
-    without = exact_epsilon(
-        compose_events(events_of_other_runs(journal.entries(), plan.relation).values()), 1e-5, plan.relation
-    )
-    line = {"type": "search", "run": first.run, "search": PrivateSearch(10).describe()}
-    journal.append(line)
+    others = events_of(records_of(journal.entries()), plan.relation)
+    without = epsilon(compose_events(others.values()), 1e-5, plan.relation)
+    charge = SearchEntry(run=first.run, search=PrivateSearch(10))
+    journal.append(charge)
     second = Ledger(plan, journal=journal)
     charged = second.spent(1e-5)
     assert charged.accountant == "rdp"
     assert charged.value > without.value
-    journal.append(line)
-    with pytest.raises(JournalError, match="several searches"):
+    journal.append(charge)
+    with pytest.raises(JournalError, match="second search"):
         Ledger(plan, journal=journal)

@@ -206,7 +206,7 @@ def test_describe_spends_nothing():
     assert "nothing spent" in str(found)
     json.dumps(found.to_json())
     assert run.ledger.releases_left == {"batch": 7}
-    assert run.ledger.journal.entries()[-1]["type"] == "run"
+    assert run.ledger.journal.entries()[-1].kind == "run"
 
 
 def test_a_finished_training_stops():

@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from equipoise.methods import METHODS
+from equipoise.methods.base import Setting
 from equipoise.privacy import Poisson
-from equipoise.training.consistency import check_method, check_metrics, may_plan_fewer_steps
+from equipoise.training.consistency import (
+    check_method,
+    check_metrics,
+    check_settings,
+    may_plan_fewer_steps,
+)
 
 STATEMENT = {
     "recipe": "library",
@@ -162,8 +168,57 @@ def test_the_metrics_tell_of_no_more_than_the_statement(statement, rows, right):
 )
 def test_the_noise_of_a_description_is_that_of_the_plan(name, options):
     made = METHODS[name](**options)
-    plan = made.plan(Poisson(20, 100, 4), None, "add_or_remove_one", torch.Generator().manual_seed(0))
+    plan = made.plan(
+        Setting(sampling=Poisson(20, 100, 4), public_rng=torch.Generator().manual_seed(0))
+    ).releases
     statement = STATEMENT | {"releases": plan.describe()["releases"]}
     assert fits(check_method(statement, {"method": made.config()}))
     changed = made.config() | {"noise_multiplier": 9.0}
     assert not fits(check_method(statement, {"method": changed}))
+
+
+SAMPLING = Poisson(20, 100, 4).describe()
+SETTLED = {
+    "plan": "a" * 64,
+    "private": True,
+    "noise": "floating_point",
+    "relation": "add_or_remove_one",
+    "sampling": SAMPLING,
+    "delta": 1e-5,
+}
+CONFIGURED = {
+    "plan": "a" * 64,
+    "settings": {"reproducible": False, "hardened": False, "relation": "add_or_remove_one"},
+    "sampling": SAMPLING,
+    "budget": {"epsilon": 8.0, "delta": 1e-5},
+}
+CHANGES = {
+    "private": {"settings": {"reproducible": True}},
+    "private, said oddly": {"settings": {"reproducible": []}},
+    "noise": {"settings": {"hardened": True}},
+    "noise, said oddly": {"settings": {"hardened": "grid"}},
+    "relation": {"settings": {"relation": "replace_one"}},
+    "sampling": {"sampling": {"scheme": "FullBatch"}},
+    "sampling, of fewer steps": {"sampling": SAMPLING | {"steps": 1}},
+    "sampling, of more steps": {"sampling": SAMPLING | {"steps": 5}},
+    "delta": {"budget": {"epsilon": 8.0, "delta": 1e-6}},
+    "another plan": {"plan": "0" * 64},
+}
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_a_statement_and_its_configuration_must_not_differ(key):
+    assert [finding.ok for finding in check_settings(SETTLED, CONFIGURED)] == [True]
+    (wrong,) = check_settings(SETTLED, CONFIGURED | CHANGES[key])
+    assert (wrong.subject, wrong.ok) == ("configuration", False)
+    assert key.split(",")[0] in wrong.detail
+
+
+def test_a_plan_may_hold_fewer_steps_where_some_draw_no_private_record():
+    longer = CONFIGURED | {"sampling": SAMPLING | {"steps": 5}}
+    public_first = method("public-warm-start", inner=method("dp-sgd")["method"])
+    assert fits(check_settings(SETTLED, longer | public_first))
+    assert not fits(check_settings(SETTLED, longer | method("dp-sgd")))
+    assert not fits(
+        check_settings(SETTLED, CONFIGURED | {"sampling": SAMPLING | {"steps": 3}} | public_first)
+    )

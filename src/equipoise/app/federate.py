@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 from equipoise.app.federation import ClientMaker, Federation, federation
-from equipoise.app.federation_folder import RESULT, WORST, read_result
+from equipoise.app.federation_folder import read_result
 from equipoise.app.federation_settings import FederationSettings, check_federation_folder
 from equipoise.app.options import delta_warning
 from equipoise.app.run_checks import FEDERATION_FILE
@@ -34,6 +34,8 @@ from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.base import Parameters
 from equipoise.report.federation import write_federation_report
 from equipoise.report.words import bytes_in_words
+from equipoise.statements.statement import GUARANTEES
+from equipoise.statements.verify_federation import RESULT
 from equipoise.training.checkpoint import write_atomically
 
 if TYPE_CHECKING:
@@ -204,7 +206,7 @@ def _values(made: Federation, history: History, clients: list[dict[str, Any]]) -
         "accuracy": history.rounds[-1].metrics.get("accuracy"),
         "epsilon": None if None in epsilons else max(epsilons),
         "delta": settings.base.delta,
-        "guarantee": max((one["guarantee"] for one in clients), key=WORST.index),
+        "guarantee": max((one["guarantee"] for one in clients), key=GUARANTEES.index),
         "private": not settings.base.reproducible,
         "relation": statements[0]["relation"] if statements else None,
         "bytes_up": sum(done.bytes_up for done in history.rounds),

@@ -1,38 +1,37 @@
-"""What is done with the folder of a finished federation: its page, every client's statement again, signing.
+"""The folder of a finished federation: verify the clients' statements, sign them, write the page again.
 
-The signature of a federation, `federation.sig.json`, is of `federation.json`, `settings.json`, the model, the
-page and of every client's own signature, and so of every client's statement.
+The signature of a federation, `federation.sig.json`, covers `federation.json`, `settings.json`, the model,
+the page and every client's own signature, hence every client's statement.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from equipoise.app.run_checks import FEDERATION_FILE
-from equipoise.federated.local_training import DISJOINT
 from equipoise.report import RunFolderError
 from equipoise.report.federation import write_federation_report
 from equipoise.report.files import read_object
 from equipoise.report.run_folder import damage_named
 from equipoise.statements import Signature
-from equipoise.statements.signatures import fingerprint
-from equipoise.training.signing import PathLike, check_files, read_signature, sign_files, signing_key
-from equipoise.training.verification import (
-    Verification,
-    check_signable,
-    sign_verified,
-    verify_run,
+from equipoise.statements.sign import (
+    PathLike,
+    check_files,
+    fingerprint,
+    read_signature,
+    sign_files,
+    signing_key,
 )
+from equipoise.statements.verify_federation import RESULT, check_federation
+from equipoise.training.checkpoint import write_atomically
+from equipoise.training.published_run import Verification, check_signable, sign_verified, verify_run
 
 __all__ = [
-    "RESULT",
     "SIGNATURE",
-    "WORST",
     "FederationVerification",
     "read_result",
     "report_federation",
@@ -41,16 +40,10 @@ __all__ = [
 ]
 
 
-RESULT = "federation.json"
-
-
 SIGNATURE = "federation.sig.json"
 
 
 SIGNED_FILES = (RESULT, FEDERATION_FILE, "model.safetensors", "report.html")
-
-
-WORST = ("proven", "worst_case", "none")
 
 
 _CLIENT_SIGNATURE = re.compile(r"clients/[0-9]+/statement\.sig\.json", re.ASCII)
@@ -136,7 +129,9 @@ def sign_federation(folder: str, key_file: PathLike, *, password: bytes | None =
         check_signable(client)
     for client in clients.values():
         sign_verified(client.run_dir, key)
-    return sign_files(key, Path(folder) / SIGNATURE, (*SIGNED_FILES, *map(_signature_of, clients)))
+    made = sign_files(key, Path(folder), (*SIGNED_FILES, *map(_signature_of, clients)))
+    write_atomically(Path(folder) / SIGNATURE, made.to_json().encode(), mode=0o644)
+    return made
 
 
 def report_federation(folder: str) -> dict[str, Any]:
@@ -152,6 +147,8 @@ def report_federation(folder: str) -> dict[str, Any]:
 
 
 # ---- inside
+
+
 def _verified(folder: str, public_key: str | None) -> tuple[dict[str, Verification], list[str]]:
     """Every client's verification, and where `federation.json` differs from their statements."""
     places = sorted(path.parent for path in Path(folder).glob("clients/*/statement.json"))
@@ -164,7 +161,7 @@ def _verified(folder: str, public_key: str | None) -> tuple[dict[str, Verificati
     values = read_result(folder)
     with damage_named(folder):
         statements = {place.name: read_object(place / "statement.json") for place in places}
-        problems = _differences(values, clients, statements) + _settings_differences(folder, values)
+        problems = check_federation(values, statements) + _settings_differences(folder, values)
     return clients, problems
 
 
@@ -175,96 +172,14 @@ def _signature_of(name: str) -> str:
 def _check_signature(
     folder: Path, clients: Mapping[str, Verification], public_key: str | None
 ) -> tuple[Signature | None, list[str]]:
-    """The federation's signature, and what is wrong with it or with the files that it is of."""
+    """The federation's signature, and what is wrong with it or with the files that it covers."""
     signature, found = read_signature(folder / SIGNATURE, public_key, "federation")
     if signature is not None and found[0].ok:
-        # A client that was signed must be there: the largest epsilon is of all of them.
+        # A client that was signed must be there: the largest epsilon is over all of them.
         parts = {name for name in signature.files if _CLIENT_SIGNATURE.fullmatch(name)}
         parts |= set(map(_signature_of, clients))
         found.append(check_files(signature, folder, (*SIGNED_FILES, *sorted(parts)), {RESULT, *parts}))
     return signature, [f"{one.subject} of the federation: {one.detail}" for one in found if one.ok is False]
-
-
-def _differences(
-    values: Mapping[str, Any], clients: Mapping[str, Verification], statements: Mapping[str, dict[str, Any]]
-) -> list[str]:
-    """Where `federation.json` says something else than its clients' statements, or than itself."""
-    found = []
-    listed = {f"{one['client']:03d}": one for one in values["clients"]}
-    for name, one in listed.items():
-        if name in clients:
-            own = statements[name]
-            said = {
-                "epsilon": clients[name].epsilon,
-                "guarantee": own.get("guarantee"),
-                "population": own["sampling"].get("population"),
-            }
-            if "epsilon_claimed" in one:
-                said["epsilon_claimed"] = own.get("epsilon_claimed")
-            found += [
-                f"client {name}: {RESULT} says {key} {one[key]}, its statement {value}"
-                for key, value in said.items()
-                if one[key] != value
-            ]
-        elif one["rounds"]:
-            found.append(f"client {name}: took part in {one['rounds']} rounds and has no statement")
-    found += [
-        f"client {name}: its statement does not say that no person's records lie at several owners"
-        for name, own in statements.items()
-        if DISJOINT not in own["assumptions"]
-    ]
-    found += [f"client {name}: {RESULT} does not list it" for name in clients if name not in listed]
-    count = values["settings"]["clients"]
-    if [one["client"] for one in values["clients"]] != list(range(count)):
-        found.append(f"{RESULT} does not list each of the {count} clients of its settings once")
-    return found + _headline_differences(values, statements) + _same_runs(statements)
-
-
-def _headline_differences(values: Mapping[str, Any], statements: Mapping[str, dict[str, Any]]) -> list[str]:
-    found = []
-    epsilons = [one["epsilon"] for one in values["clients"]]
-    largest = None if None in epsilons else max(epsilons)
-    if values["epsilon"] != largest:
-        found.append(f"{RESULT} says epsilon {values['epsilon']}, the largest of its clients is {largest}")
-    weakest = max((one["guarantee"] for one in values["clients"]), key=WORST.index)
-    if values["guarantee"] != weakest:
-        found.append(
-            f"{RESULT} says guarantee {values['guarantee']}, the weakest of its clients is {weakest}"
-        )
-    claims = [one["epsilon_claimed"] for one in values["clients"] if one.get("epsilon_claimed") is not None]
-    claimed = max(claims, default=None)
-    if values.get("epsilon_claimed") != claimed:
-        found.append(f"{RESULT} says epsilon_claimed {values.get('epsilon_claimed')}, its clients {claimed}")
-    for key in ("delta", "private", "relation"):
-        said = values[key]
-        for name, own in statements.items():
-            no_delta = key == "delta" and own.get(key) is None and own.get("guarantee") == "none"
-            if own.get(key) != said and not no_delta:
-                found.append(f"{RESULT} says {key} {said}, the statement of client {name} {own.get(key)}")
-    if values["delta"] != values["settings"]["delta"]:
-        found.append(f"{RESULT} says delta {values['delta']}, its settings {values['settings']['delta']}")
-    rounds = values["rounds"]
-    if [one["round"] for one in rounds] != list(range(1, values["settings"]["rounds"] + 1)):
-        found.append(
-            f"{RESULT} does not list each of the {values['settings']['rounds']} rounds of its settings"
-        )
-    elif values["accuracy"] != rounds[-1].get("accuracy"):
-        found.append(
-            f"{RESULT} says accuracy {values['accuracy']}, its last round {rounds[-1].get('accuracy')}"
-        )
-    return found
-
-
-def _same_runs(statements: Mapping[str, dict[str, Any]]) -> list[str]:
-    """Clients whose statements are of one run: all but one of them are another client's."""
-    names = defaultdict(list)
-    for name, own in statements.items():
-        names[own.get("run")].append(name)
-    return [
-        f"clients {', '.join(same)}: their statements are of one run, {run}; every client has its own"
-        for run, same in names.items()
-        if len(same) > 1
-    ]
 
 
 def _settings_differences(folder: str, values: Mapping[str, Any]) -> list[str]:

@@ -19,8 +19,9 @@ from torch import Tensor
 from equipoise.app.options import SettingsError, parse_clip_norm
 from equipoise.app.settings import Settings
 from equipoise.methods import METHODS, ExponentialDecay, Method, ReleasedQuantile, Threshold
+from equipoise.methods.base import Setting
 from equipoise.privacy import Budget, Journal, Poisson, PrivacyPlan, epsilon
-from equipoise.privacy.ledger.run_record import compose_events, events_of_other_runs
+from equipoise.privacy.ledger.run_record import compose_events, events_of, records_of
 from equipoise.training.randomness import generator
 
 __all__ = ["make_method", "read_clip_norm"]
@@ -83,7 +84,9 @@ def make_method(
 
     def plan_of(chosen: Method, budget: Budget | None = None) -> PrivacyPlan:
         # as the training will make it: the coins of a public schedule follow the seed
-        return chosen.plan(sampling, budget, RELATION, generator(settings.seed, "plan"))
+        rng = generator(settings.seed, "plan")
+        setting = Setting(sampling=sampling, budget=budget, relation=RELATION, public_rng=rng)
+        return chosen.plan(setting).releases
 
     if settings.epsilon is not None:
         budget = Budget(settings.epsilon, settings.delta)
@@ -119,7 +122,7 @@ def _other_runs(settings: Settings) -> list[DpEvent]:
     """The events of the runs that the shared journal holds."""
     if settings.ledger is None or not Path(settings.ledger).is_file():
         return []
-    return list(events_of_other_runs(Journal(settings.ledger).entries(), RELATION).values())
+    return list(events_of(records_of(Journal(settings.ledger).entries()), RELATION).values())
 
 
 def _total(plan: PrivacyPlan, others: Sequence[DpEvent], delta: float) -> float:

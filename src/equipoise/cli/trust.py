@@ -158,7 +158,7 @@ def check_key(key: str) -> bytes | None:
     """Look whether the key can be used, before anything else is done; the answer is its password, if any."""
     with loading():
         from equipoise.statements import KeyFileError
-        from equipoise.statements.signatures import read_private_key
+        from equipoise.statements.sign import read_private_key
 
     try:
         content = Path(key).read_bytes()
@@ -180,7 +180,7 @@ def sign_with(folder: str, key: str, password: bytes | None, ledger: str | None)
     """Sign, and tell by whom and where."""
     from equipoise.app.federation_folder import SIGNATURE, sign_federation
     from equipoise.app.run_checks import is_federation
-    from equipoise.statements.signatures import fingerprint
+    from equipoise.statements.sign import fingerprint
     from equipoise.training import sign_run
 
     name = "statement.sig.json"

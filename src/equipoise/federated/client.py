@@ -31,9 +31,12 @@ from equipoise.federated.round_protocol import RoundProtocol
 from equipoise.methods import Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
-from equipoise.privacy import Budget, Journal, PlanUsedUpError, Sampling, Statement, digest
+from equipoise.privacy import Budget, PlanUsedUpError, Sampling, digest
+from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
+from equipoise.statements import Statement
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.input_checks import Loss
+from equipoise.training.ledger import own_ledger
 
 __all__ = ["Client"]
 
@@ -158,8 +161,8 @@ class Client:
                 hardened=hardened,
                 allow_public_duplicates=allow_public_duplicates,
             )
-        self._log = Journal(None if run is None else run / "private" / "rounds.jsonl", durable=True)
-        entries = self._log.entries()
+        self._log = WriteAheadLog(None if run is None else run / "private" / "rounds.jsonl", durable=True)
+        entries = self._log.read()
         self._begun: Mapping[str, Any] | None = next(
             (entry for entry in reversed(entries) if entry["type"] == "train"), None
         )
@@ -191,7 +194,7 @@ class Client:
         Raises:
             Refused: the client's method has no query.
         """
-        return self._steered().radius_noise
+        return float(self._steered().radius_noise(self.training.method_plan))
 
     @property
     def rounds_left(self) -> int:
@@ -232,7 +235,7 @@ class Client:
                 content = (statement.to_json() + "\n").encode()
                 write_atomically(training.folder.statement, content, mode=0o644)
             # First: once the ledger gives up what the run has left, this client must never go on.
-            self._log.append(end)
+            self._log.write(end)
             self._end = end
         if self._training is not None:
             self._training.end()
@@ -244,7 +247,7 @@ class Client:
         """Let go of the folder, so that another process, or another object, can go on with it."""
         self._log.close()
         if self._training is not None:
-            self._training.ledger.journal.close()
+            own_ledger(self._training.ledger).journal.close()
             if self._training.folder is not None:
                 self._training.folder.unlock()
 
@@ -282,7 +285,7 @@ class Client:
         except PlanUsedUpError as error:
             raise Refused(f"round {round_number}: the plan has no query left") from error
         self._asked = {"type": "ask", "round": round_number, "request": request, "answer": answer}
-        self._log.append(dict(self._asked))
+        self._log.write(dict(self._asked))
         return answer
 
     def train(
@@ -321,7 +324,7 @@ class Client:
             self._check_rounds_left()
             begun = {"type": "train", "round": round_number, "request": request}
             begun |= {"step": self.training.steps_done, "local_steps": self.local_steps}
-            self._log.append(dict(begun))
+            self._log.write(dict(begun))
             self._begun = begun
         elif self._asked is not None and self._asked["round"] > round_number:
             raise Refused(

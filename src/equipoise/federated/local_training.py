@@ -13,9 +13,13 @@ import torch
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
-from equipoise.privacy import Journal, Sampling, Secrets, Statement
+from equipoise.privacy import Journal, Sampling, Secrets
+from equipoise.privacy.ledger.journal import CloseEntry, Entry, RunEntry
 from equipoise.privacy.ledger.run_record import book_end
+from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.privacy.noise.secrets import delete_key
+from equipoise.statements import Statement
+from equipoise.statements.verify_federation import DISJOINT
 from equipoise.training import PrivateTraining
 from equipoise.training.run_folder import RunFolder
 from equipoise.training.setup import rebuild
@@ -58,12 +62,12 @@ def _started(folder: RunFolder) -> bool:
     settings = folder.read_config()["settings"]
     if "ledger_file" in settings:
         run = _run_of(folder, settings)
-        entries = [entry for entry in _entries(settings["ledger_file"]) if entry.get("run") == run]
+        entries = [entry for entry in _entries(settings["ledger_file"]) if entry.run == run]
     else:
         entries = _entries(folder.journal)
     # a journal may be shared: what other runs booked here is not this one's to discard
-    heads_alone = all(entry.get("type") in ("run", "close") for entry in entries)
-    return not heads_alone or len({entry.get("run") for entry in entries}) > 1
+    nothing_left = all(isinstance(entry, (RunEntry, CloseEntry)) for entry in entries)
+    return not nothing_left or len({entry.run for entry in entries}) > 1
 
 
 def _run_of(folder: RunFolder, settings: Mapping[str, Any]) -> str | None:
@@ -80,7 +84,7 @@ def _run_of(folder: RunFolder, settings: Mapping[str, Any]) -> str | None:
 
 def _end_in(place: str | os.PathLike[str], run: str) -> None:
     """Book the end of a run that the journal there holds; a journal that is gone reserves nothing."""
-    if any(entry["type"] == "run" and entry.get("run") == run for entry in _entries(place)):
+    if any(isinstance(entry, RunEntry) and entry.run == run for entry in _entries(place)):
         journal = Journal(place, existing=True)
         try:
             book_end(journal, run)
@@ -149,10 +153,18 @@ def end_of(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def _rounds(folder: RunFolder) -> list[dict[str, Any]]:
-    return _entries(folder.private / "rounds.jsonl")
+    """What the client's log of rounds holds; nothing where there is none."""
+    place = folder.private / "rounds.jsonl"
+    if not place.exists():
+        return []
+    log = WriteAheadLog(place, read_only=True)
+    try:
+        return log.read()
+    finally:
+        log.close()
 
 
-def _entries(place: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def _entries(place: str | os.PathLike[str]) -> list[Entry]:
     """What a journal holds; nothing where there is none."""
     if not os.path.exists(place):
         return []
@@ -161,11 +173,6 @@ def _entries(place: str | os.PathLike[str]) -> list[dict[str, Any]]:
         return journal.entries()
     finally:
         journal.close()
-
-
-DISJOINT = (
-    "no person's records lie at several owners: for one whose records do, the epsilons of these owners add up"
-)
 
 
 class LocalTraining(PrivateTraining):

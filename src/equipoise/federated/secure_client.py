@@ -37,7 +37,9 @@ from equipoise.federated.secure_sum import Party, SecureSum
 from equipoise.methods import DPSGD
 from equipoise.methods.base import Parameters
 from equipoise.methods.thresholds import Fixed
-from equipoise.privacy import Journal, PrivacyPlan, Statement, digest
+from equipoise.privacy import PrivacyPlan, digest
+from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
+from equipoise.statements import Statement
 from equipoise.training.checkpoint import write_atomically
 
 __all__ = ["SecureClient", "SumClaim", "noise_share", "request_digest"]
@@ -116,7 +118,7 @@ class SecureClient:
         self.client, self.rule, self.number, self.honest = client, rule, number, honest
         folder = client.training.folder
         self._place = None if folder is None else folder.private / "secure_sum.json"
-        self._log = Journal(None if folder is None else folder.private / "secure.jsonl", durable=True)
+        self._log = WriteAheadLog(None if folder is None else folder.private / "secure.jsonl", durable=True)
         self._party = Party(rule, number, _saved(self._place))
 
     # ---- what is public
@@ -192,7 +194,7 @@ class SecureClient:
             found: dict[str, Any] = {"key": self._party.keys(), "terms": terms}
             inner = innermost(self.client.method)
             if isinstance(inner, ServerRMS):
-                found["noise"] = inner.radius_noise
+                found["noise"] = inner.radius_noise(self.client.training.method_plan)
         elif stage == "shares":
             given = _numbered(values, "terms.", str)
             keys = _numbered(values, "key.", bytes)
@@ -234,9 +236,9 @@ class SecureClient:
         self._party.check(shares)
         if self.honest is not None:
             entry = {"type": "sum", "query": query, "round": round_number}
-            if any(old == entry for old in self._log.entries()):
+            if any(old == entry for old in self._log.read()):
                 raise Refused(f"round {round_number}: this client has uploaded once; nothing more leaves")
-            self._log.append(entry)  # before anything leaves
+            self._log.write(entry)  # before anything leaves
         if query == "ask" and set(given) == {"square_limit"}:
             mean = self.client.ask(round_number, params, given["square_limit"])
             return self._party.masked(torch.tensor([mean], dtype=torch.float64), shares)

@@ -48,6 +48,8 @@ from equipoise.privacy.errors import PlanUsedUpError as PlanUsedUpError
 from equipoise.privacy.ledger.journal import Journal as Journal
 from equipoise.privacy.ledger.ledger import Ledger as Ledger
 from equipoise.privacy.ledger.replay import ReplayLedger as ReplayLedger
+from equipoise.privacy.ledger.run_record import Hole as Hole
+from equipoise.privacy.ledger.run_record import RunRecord as RunRecord
 from equipoise.privacy.marks import mark as mark
 from equipoise.privacy.marks import unmark as unmark
 from equipoise.privacy.mechanisms.joint_gaussian import CorrelatedNoise as CorrelatedNoise
@@ -65,6 +67,3 @@ from equipoise.privacy.sampling import FullBatch as FullBatch
 from equipoise.privacy.sampling import Poisson as Poisson
 from equipoise.privacy.sampling import Sampling as Sampling
 from equipoise.privacy.sampling import WithoutReplacement as WithoutReplacement
-from equipoise.privacy.statement import Hole as Hole
-from equipoise.privacy.statement import Statement as Statement
-from equipoise.privacy.statement import statement_schema as statement_schema

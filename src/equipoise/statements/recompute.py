@@ -1,20 +1,23 @@
-"""A run's statement, made again from what is known of the run, and what of a given one differs from it."""
+"""Compare a given statement with the one that is computed again, key by key."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
 from equipoise.privacy.errors import JournalError
-from equipoise.privacy.statement import RECIPES, Statement, statement_schema
-from equipoise.statements.json_schema import misfits
+from equipoise.statements.statement import RECIPES, Statement, statement_schema
 
-__all__ = ["Finding", "compared", "delta_of", "differences", "figure", "message", "text_of"]
+__all__ = ["Finding", "compared", "delta_of", "differences", "figure", "message", "schema_misfit", "text_of"]
 
 
-# Keys of a statement that no journal holds: what the recipe is called and what was assumed around it.
+# Keys of a statement that no journal holds.
 ON_TRUST = ("recipe", "epsilon_claimed", "versions")
 
 
@@ -31,7 +34,7 @@ PLAN_KEYS = {"plan", "relation", "sampling", "unproven"}
 FIGURES = {"epsilon", "epsilons", "cross_check", "accountant", "interval", "warnings", "guarantee"}
 
 
-# What reading a file that somebody else wrote may raise.
+# What computing with the content of a file that somebody else wrote may raise.
 MALFORMED = (
     KeyError,
     TypeError,
@@ -138,6 +141,24 @@ def _close(given: Any, computed: Any, allowed: Limits) -> bool:
     return type(given) is type(computed) and given == computed
 
 
+@functools.cache
+def _validator() -> Draft202012Validator:
+    return Draft202012Validator(statement_schema())
+
+
+def schema_misfit(statement: Mapping[str, Any]) -> str | None:
+    """Where a statement does not fit its schema, and why; None if it fits.
+
+    >>> schema_misfit({key: None for key in statement_schema()["required"] if key != "unit"})
+    "statement: 'unit' is a required property"
+    """
+    error = best_match(_validator().iter_errors(dict(statement)))
+    if error is None:
+        return None
+    place = ".".join(str(part)[:60] for part in error.absolute_path) or "statement"
+    return f"{place}: {error.message:.200}"
+
+
 def compared(statement: Mapping[str, Any], again: Statement, epsilon: Finding | None = None) -> list[Finding]:
     """What a given statement says, against the one computed again.
 
@@ -154,7 +175,7 @@ def compared(statement: Mapping[str, Any], again: Statement, epsilon: Finding | 
     settled = PLAN_KEYS | FIGURES | ({"other_runs"} if epsilon else set())
     rest = [key for key in wrong if key not in settled]
     detail = f"these do not agree: {', '.join(rest)}" if rest else "releases, counts and holes agree"
-    misfit = next(misfits(dict(statement), statement_schema()), None)
+    misfit = schema_misfit(statement)
     detail += f"; it does not fit its schema: {misfit}" if misfit else ""
     return [plan, figures, Finding("statement", not rest and misfit is None, detail)]
 

@@ -1,7 +1,8 @@
-"""Does a statement agree with the method of config.json, and with the last row of metrics.jsonl?
+"""Does a statement agree with config.json and metrics.jsonl, the files that a training writes beside it?
 
-The statement's own figures are computed again in `equipoise.statements.verify_journal`; here stands what the
-two files beside it tell that a statement made up in itself would have to contradict.
+The statement's own figures are computed again in `equipoise.statements`. Here the statement is held against
+what the other two files say: settings, method, assumptions, steps and the epsilon along the way. Somebody who
+makes up a consistent statement would have to make these up, too.
 """
 
 from __future__ import annotations
@@ -11,18 +12,76 @@ from typing import Any
 
 from equipoise.methods import METHODS, Method
 from equipoise.methods.card import GUARANTEES
+from equipoise.methods.public_records import public_assumption
 from equipoise.statements import Finding
-from equipoise.statements.recompute import figure
+from equipoise.statements.recompute import MALFORMED, figure
+from equipoise.statements.statement import ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH, sampling_assumptions
+from equipoise.training.input_checks import ALLOWED, NOT_COMPARED
 from equipoise.training.setup import rebuild_method
 
-__all__ = ["check_method", "check_metrics", "may_plan_fewer_steps", "nested"]
+__all__ = [
+    "SCANNED",
+    "TRUSTED",
+    "check_assumptions",
+    "check_method",
+    "check_metrics",
+    "check_settings",
+    "may_plan_fewer_steps",
+]
 
-Object = Mapping[str, Any]
+SCANNED = "data validated before the mechanism started"
+TRUSTED = "data of the user's own, not validated before the mechanism started"
 PROGRESS = 0.03
 """How far a row's epsilon, which is computed coarsely, may be from the statement's, relatively."""
 
+Object = Mapping[str, Any]
 
-def nested(described: Any) -> list[Object]:
+
+# ---- config.json
+
+
+def check_settings(statement: Object, config: Object) -> list[Finding]:
+    """Whether plan, noise, relation, sampling and delta are as in config.json; an absent key says nothing."""
+    if config.get("plan") is not None and config["plan"] != statement.get("plan"):
+        return [Finding("configuration", False, "config.json names another plan")]
+    configured: dict[str, object] = {}  # by key of the statement
+    settings, budget = config.get("settings"), config.get("budget")
+    settings = settings if isinstance(settings, Mapping) else {}
+    # a setting that is neither true nor false agrees with nothing
+    if "reproducible" in settings:
+        public = settings["reproducible"]
+        configured["private"] = not public if isinstance(public, bool) else None
+    if "hardened" in settings:
+        hardened = settings["hardened"]
+        noise = "grid" if hardened else "floating_point"
+        configured["noise"] = noise if isinstance(hardened, bool) else None
+    if "relation" in settings:
+        configured["relation"] = settings["relation"]
+    if "sampling" in config:
+        sampling = config["sampling"]
+        fewer = may_plan_fewer_steps(config)
+        configured["sampling"] = _planned(sampling, statement.get("sampling")) if fewer else sampling
+    if isinstance(budget, Mapping) and "delta" in budget:
+        configured["delta"] = budget["delta"]
+    wrong = [f"{key} is {value!r}"[:80] for key, value in configured.items() if statement.get(key) != value]
+    if wrong:
+        detail = f"config.json says otherwise than the statement: {', '.join(wrong)}"
+        return [Finding("configuration", False, detail)]
+    if "plan" not in config:
+        return []
+    return [Finding("configuration", True, "config.json names the same plan")]
+
+
+def _planned(configured: Any, stated: Any) -> Any:
+    """The configured sampling with the stated number of steps, where that is not larger."""
+    if isinstance(configured, Mapping) and isinstance(stated, Mapping) and "steps" in configured:
+        steps, fewer = configured["steps"], stated.get("steps")
+        if isinstance(steps, int) and isinstance(fewer, int) and fewer <= steps:
+            return {**configured, "steps": fewer}
+    return configured
+
+
+def _nested(described: Any) -> list[Object]:
     """A described method and those inside it; the last one releases."""
     found: list[Object] = []
     while isinstance(described, Mapping) and len(found) < 10:
@@ -33,20 +92,20 @@ def nested(described: Any) -> list[Object]:
 
 def may_plan_fewer_steps(config: Object) -> bool:
     """Whether a method of config.json takes steps that draw no private record, so that no plan holds them."""
-    kinds = [METHODS.get(str(one.get("name"))) for one in nested(config.get("method"))]
+    kinds = [METHODS.get(str(one.get("name"))) for one in _nested(config.get("method"))]
     return any(kind is not None and kind.has_public_steps for kind in kinds)
 
 
 def check_method(statement: Object, config: Object) -> list[Finding]:
     """Whether guarantee, recipe and noise are those of the method that config.json describes."""
-    methods = nested(config.get("method"))
+    methods = _nested(config.get("method"))
     if not methods:
         return []
     described = methods[-1]
     kind = METHODS.get(str(described.get("name")))
     if kind is None:
         name = repr(described.get("name"))[:60]
-        detail = f"config.json names {name}, no method known here: its settings were held to nothing"
+        detail = f"config.json names {name}, no method known here: its settings were not compared"
         return [Finding("method", None, detail)]
     wrong, recipe = [], described.get("recipe", "library")
     if recipe != statement.get("recipe"):
@@ -82,6 +141,72 @@ def _rebuilt(described: Object, kind: type[Method]) -> tuple[bool, list[str]]:
     return False, []
 
 
+def _other_noise(statement: Object, described: Object, arguments: Mapping[str, str]) -> list[str]:
+    rows = statement.get("releases")
+    named = {row.get("name"): row for row in rows or () if isinstance(row, Mapping)}
+    wrong = []
+    for argument, release in arguments.items():
+        given, planned = described.get(argument), named.get(release, {}).get("noise_multiplier")
+        if given is not None and planned is not None and given != planned:
+            wrong.append(f"{argument} is {given!r}, that of {release!r} {planned!r}"[:120])
+    threshold = described.get("clip_norm")
+    if described.get("name") == "dp-sgd" and isinstance(threshold, Mapping):
+        bound = named.get("gradient", {}).get("max_bound")
+        if threshold.get("kind") == "Fixed" and threshold.get("clip_norm") != bound:
+            wrong.append(f"clip_norm is {threshold.get('clip_norm')!r}, the bound {bound!r}"[:120])
+    return wrong
+
+
+def check_assumptions(statement: Object, config: Object) -> list[Finding]:
+    """Whether the statement's assumptions are those of its data and of the method in config.json."""
+    named = statement.get("assumptions")
+    named = [text for text in named if isinstance(text, str)] if isinstance(named, list) else []
+    methods, settings = _nested(config.get("method")), config.get("settings")
+    counts = _public_counts(methods)
+    wanted = [public_assumption(count) for count in counts]
+    wanted += _of_method(methods[-1]) if methods else []
+    if counts and isinstance(settings, Mapping) and settings.get("allow_public_duplicates") is True:
+        wanted.append(ALLOWED)
+    elif counts and TRUSTED in named:
+        wanted.append(NOT_COMPARED)
+    wrong = [text for text in wanted if text not in named]
+    if (SCANNED in named) is (TRUSTED in named):
+        wrong.insert(0, f"one of {SCANNED!r} and {TRUSTED!r}")
+    if wrong:
+        detail = f"the statement does not name what it rests on: {'; '.join(wrong)}"
+        return [Finding("assumptions", False, detail[:300])]
+    found = [Finding("assumptions", True, "data, draws and what config.json tells of are named")]
+    try:
+        draws = sampling_assumptions([*statement["releases"], *statement["unproven"]])
+    except MALFORMED:
+        return found  # which is found elsewhere
+    known = {*wanted, *draws, SCANNED, TRUSTED, ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH}
+    own = [text for text in named if text not in known]
+    if own:
+        detail = f"the issuer's own words, which no file here bears out: {'; '.join(own)}"
+        found.append(Finding("further assumptions", None, detail[:600]))
+    return found
+
+
+def _public_counts(methods: Sequence[Object]) -> list[int]:
+    """The numbers of public records of described methods."""
+    counts = [one["public"].get("records") for one in methods if isinstance(one.get("public"), Mapping)]
+    return [count for count in counts if isinstance(count, int)]
+
+
+def _of_method(described: Object) -> list[str]:
+    """What a described method assumes, where it can be made without public records."""
+    if described.get("name") not in METHODS or described.get("public") is not None:
+        return []
+    try:
+        return list(rebuild_method({"method": described}).assumptions())
+    except ValueError:
+        return []  # which `check_method` tells
+
+
+# ---- metrics.jsonl
+
+
 def check_metrics(statement: Object, config: Object, rows: Sequence[Any]) -> list[Finding]:
     """Whether the steps of metrics.jsonl are among the releases, and their epsilon is the statement's."""
     steps = [row for row in rows if isinstance(row, Mapping) and "learning_rate" in row]
@@ -109,22 +234,6 @@ def check_metrics(statement: Object, config: Object, rows: Sequence[Any]) -> lis
     if wrong:
         return [Finding("metrics", False, f"metrics.jsonl says otherwise: {'; '.join(wrong)}")]
     return [Finding("metrics", True, "steps and epsilon of metrics.jsonl are the statement's")]
-
-
-def _other_noise(statement: Object, described: Object, arguments: Mapping[str, str]) -> list[str]:
-    rows = statement.get("releases")
-    named = {row.get("name"): row for row in rows or () if isinstance(row, Mapping)}
-    wrong = []
-    for argument, release in arguments.items():
-        given, planned = described.get(argument), named.get(release, {}).get("noise_multiplier")
-        if given is not None and planned is not None and given != planned:
-            wrong.append(f"{argument} is {given!r}, that of {release!r} {planned!r}"[:120])
-    threshold = described.get("clip_norm")
-    if described.get("name") == "dp-sgd" and isinstance(threshold, Mapping):
-        bound = named.get("gradient", {}).get("max_bound")
-        if threshold.get("kind") == "Fixed" and threshold.get("clip_norm") != bound:
-            wrong.append(f"clip_norm is {threshold.get('clip_norm')!r}, the bound {bound!r}"[:120])
-    return wrong
 
 
 def _fewer_releases(statement: Object, total: Any, taken: int) -> list[str]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.gradients import ForwardWritesError
-from equipoise.methods.base import Parameters, Query
+from equipoise.methods.base import Parameters, Plan, Query
 from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, sums_of
 from equipoise.privacy.private import join, unwrap
 from equipoise.training.distributed import Processes
@@ -279,7 +279,7 @@ class StepContext:
         params: the model's live trainable parameters.
         step: number of the step.
         sampling: the training's sampling.
-        relation: of the privacy plan.
+        plan: of the method.
         ledger: of the run.
         depends_on: digest of what the step's releases depend on besides plan and records.
         rows: makes gradient rows of records.
@@ -291,14 +291,14 @@ class StepContext:
         params: Mapping[str, nn.Parameter],
         step: int,
         sampling: Any,
-        relation: str,
+        plan: Plan,
         ledger: Ledger | SharedLedger,
         depends_on: str,
         rows: RowSource,
         processes: Processes,
     ) -> None:
         self.params: Parameters = MappingProxyType({name: p.detach() for name, p in params.items()})
-        self.step, self.sampling, self.relation = step, sampling, relation
+        self.step, self.sampling, self.plan, self.relation = step, sampling, plan, plan.releases.relation
         self.ledger = StepLedger(ledger)
         self.diagnostics = StepDiagnostics()
         self._run_ledger, self._depends_on = ledger, depends_on

@@ -100,7 +100,7 @@ class Description:
 def describe(setup: TrainingSetup) -> Description:
     """What this training would do; a micro-batch is made and thrown away."""
     sampling, plan, rows = setup.sampling, setup.plan, setup.rows
-    passes = setup.method.gradients_per_step(sampling, plan) / sampling.expected_size
+    passes = setup.method.gradients_per_step(setup.method_plan) / sampling.expected_size
     seconds = passes * _seconds_a_pass(setup)
     return Description(
         method=setup.method.name,

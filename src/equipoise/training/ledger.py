@@ -24,15 +24,14 @@ from equipoise.privacy import (
     PrivacyPlan,
     Private,
     Secrets,
-    Statement,
 )
 from equipoise.privacy.digests import keyed_digest
-from equipoise.privacy.ledger.journal import written_by_us
+from equipoise.privacy.ledger.journal import RunEntry
 from equipoise.training.distributed import Processes
 from equipoise.training.run_folder import RunFolder
 from equipoise.training.setup import TrainingSetup
 
-__all__ = ["SharedLedger", "open_ledger"]
+__all__ = ["SharedLedger", "open_ledger", "own_ledger"]
 
 
 def open_ledger(
@@ -107,19 +106,7 @@ class SharedLedger:
 
     @property
     def _ledger(self) -> Ledger:
-        if self.own is None:
-            raise RuntimeError("only the first process keeps the ledger")
-        return self.own
-
-    @property
-    def journal(self) -> Journal:
-        """Rank 0's journal."""
-        return self._ledger.journal
-
-    @property
-    def secrets(self) -> Secrets:
-        """Rank 0's secrets."""
-        return self._ledger.secrets
+        return own_ledger(self)
 
     def digest(self, value: Any) -> str:
         """As `Ledger.digest` on rank 0; elsewhere a digest to be compared with others of this process."""
@@ -180,13 +167,18 @@ class SharedLedger:
         """As `Ledger.progress`, on every process."""
         return self._processes.first(lambda: self._ledger.progress(delta))
 
-    def statement(self, **facts: Any) -> Statement:
-        """As `Ledger.statement`, on every process."""
-        return self._processes.first(lambda: self._ledger.statement(**facts))
 
-    def close(self) -> None:
-        """As `Ledger.close`, on rank 0; every process waits for it."""
-        self._processes.first(lambda: self._ledger.close())
+def own_ledger(ledger: Ledger | SharedLedger) -> Ledger:
+    """The ledger itself.
+
+    Raises:
+        RuntimeError: this process does not keep it.
+    """
+    if isinstance(ledger, Ledger):
+        return ledger
+    if ledger.own is None:
+        raise RuntimeError("only the first process keeps the ledger")
+    return ledger.own
 
 
 def _check_own(place: str, secrets: Secrets) -> None:
@@ -197,11 +189,10 @@ def _check_own(place: str, secrets: Secrets) -> None:
     """
     journal = Journal(place, read_only=True)
     try:
-        with written_by_us():
-            known = any(e["type"] == "run" and e.get("run") == secrets.identity for e in journal.entries())
+        begun = {entry.run for entry in journal.entries() if isinstance(entry, RunEntry)}
     finally:
         journal.close()
-    if not known:
+    if secrets.identity not in begun:
         raise JournalError(
             f"private/ledger_file names {place!r}, which holds no run of this folder's key; it was not "
             "touched. Write the path of the journal that the run was given into private/ledger_file"

@@ -21,13 +21,14 @@ import torch
 from torch import nn
 
 from equipoise.methods import Method, State
-from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling, Statement, mark, unmark
+from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling, mark, unmark
 from equipoise.report import write_report
-from equipoise.training.assumptions import SCANNED, TRUSTED
+from equipoise.statements import Statement, statement_of
 from equipoise.training.checkpoint import CheckpointError, collect_state, restore_state, write_atomically
+from equipoise.training.consistency import SCANNED, TRUSTED
 from equipoise.training.describe import Description, describe
 from equipoise.training.input_checks import Loss, public_assumptions
-from equipoise.training.ledger import SharedLedger, open_ledger
+from equipoise.training.ledger import SharedLedger, open_ledger, own_ledger
 from equipoise.training.metrics import MetricsLog, MetricWriter
 from equipoise.training.progress import progress_bar
 from equipoise.training.records import map_batch
@@ -244,6 +245,7 @@ class PrivateTraining:
         self.sampling, self.method, self.budget = setup.sampling, setup.method, setup.budget
         self.settings, self.parameters, self.device = setup.settings, setup.parameters, setup.device
         self.processes, self.plan, self.engine = setup.processes, setup.plan, setup.rows.engine
+        self.method_plan = setup.method_plan
         self._average = setup.average
         self._evaluation: dict[str, float] = {}
         # The next step needs a release of which the plan has none left.
@@ -280,15 +282,16 @@ class PrivateTraining:
                     self.save_checkpoint()
         except BaseException:
             # Nothing was released, so nothing may stand in the way of another try.
-            own = ledger.own if isinstance(ledger, SharedLedger) else ledger
-            if own is not None:
-                if not resume:
-                    own.close()  # it reserves nothing in a shared journal
-                own.journal.close()
-            if folder is not None and processes.is_first:
-                folder.unlock()
-                if not resume:
-                    folder.discard()
+            if processes.is_first:
+                if ledger is not None:
+                    own = own_ledger(ledger)
+                    if not resume:
+                        own.close()  # it reserves nothing in a shared journal
+                    own.journal.close()
+                if folder is not None:
+                    folder.unlock()
+                    if not resume:
+                        folder.discard()
             raise
 
     # ---- what it will do, and what it may claim
@@ -309,15 +312,20 @@ class PrivateTraining:
     def statement(self) -> Statement:
         """What may be claimed about the privacy of what was released so far."""
         setup, method, source = self._setup, self.method, self._setup.rows.source
-        return self.ledger.statement(
-            delta=self.delta,
-            recipe=method.recipe,
-            epsilon_claimed=method.claimed_epsilon(self.sampling, self.settings.relation, self.delta),
-            assumptions=[
-                SCANNED if source.is_scanned else TRUSTED,
-                *method.assumptions(),
-                *public_assumptions(source, method, setup.settings.allow_public_duplicates),
-            ],
+        claimed = method.claimed_epsilon(setup.method_plan, self.delta)
+        assumptions = [
+            SCANNED if source.is_scanned else TRUSTED,
+            *method.assumptions(setup.method_plan),
+            *public_assumptions(source, method, setup.settings.allow_public_duplicates),
+        ]
+        return self.processes.first(
+            lambda: statement_of(
+                own_ledger(self.ledger),
+                delta=self.delta,
+                recipe=method.recipe,
+                epsilon_claimed=claimed,
+                assumptions=assumptions,
+            )
         )
 
     def epsilon_so_far(self) -> float:
@@ -469,8 +477,13 @@ class PrivateTraining:
 
     def end(self) -> None:
         """Book the end of the run, and delete the key: nothing more can be released."""
-        self.ledger.close()
-        self.processes.first(lambda: self.ledger.secrets.delete())
+
+        def on_rank_0() -> None:
+            own = own_ledger(self.ledger)
+            own.close()
+            own.secrets.delete()
+
+        self.processes.first(on_rank_0)
 
     # ---- checkpoints
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from equipoise.gradients import ForwardWritesError
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
-from equipoise.privacy import ChangedQueryError, Ledger, Statement
+from equipoise.privacy import ChangedQueryError, Ledger
+from equipoise.statements import Statement
 from equipoise.training.context import Noised, StepContext, StepDiagnostics
 from equipoise.training.ledger import SharedLedger
 from equipoise.training.setup import TrainingSetup
@@ -235,7 +236,7 @@ class StepRunner:
             setup.parameters,
             self.done,
             setup.sampling,
-            setup.plan.relation,
+            setup.method_plan,
             ledger,
             depends_on,
             setup.rows,

@@ -26,21 +26,32 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
+from dp_accounting import DpEvent
 
 from equipoise.privacy.accounting.calibrate import Budget
 from equipoise.privacy.accounting.epsilon import EpsilonResult
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.digests import Digestible, as_digest, keyed_digest
 from equipoise.privacy.draw import Draw
-from equipoise.privacy.errors import ChangedQueryError, LedgerError, PlanUsedUpError
-from equipoise.privacy.ledger.journal import Journal, written_by_us
+from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError, PlanUsedUpError
+from equipoise.privacy.ledger.journal import (
+    NOISES,
+    BookedDraw,
+    DisclosureEntry,
+    Journal,
+    ReleaseEntry,
+    RunEntry,
+    UnprovenEntry,
+    VoidEntry,
+)
 from equipoise.privacy.ledger.run_record import (
-    Books,
-    Spending,
+    RunRecord,
     book_end,
-    events_of_other_runs,
-    question,
-    search_of,
+    check_budget,
+    events_of,
+    records_of,
+    spent,
+    spent_roughly,
 )
 from equipoise.privacy.mechanisms.gaussian import Streams, Sums, noised
 from equipoise.privacy.mechanisms.grid_gaussian import GridStream, grid_unit, on_grid
@@ -49,7 +60,6 @@ from equipoise.privacy.noise.secrets import Secrets
 from equipoise.privacy.noise.streams import carries
 from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.privacy.private import Private, unwrap
-from equipoise.privacy.statement import Hole, Statement
 
 _ROUNDING = 1 + 1e-6
 
@@ -207,9 +217,6 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded, joint
             )
 
 
-NOISES = {False: "floating_point", True: "grid"}
-
-
 #: How streams follow from questions. Another version must not repeat what this one released: it charges anew.
 _STREAMS = "noise of the question"
 
@@ -278,51 +285,48 @@ class Ledger:
             )
         self.run = self.secrets.identity
         self._open: dict[Draw, bool] = {}
-        self._patterns = plan.patterns()
         self._fingerprint = plan.fingerprint()
         with self.journal.locked():
-            entries = self.journal.entries()
-            mine = [entry for entry in entries if entry.get("run") == self.run]
-            others = [entry for entry in entries if entry.get("run") != self.run]
-            with written_by_us():
-                other_runs = events_of_other_runs(others, plan.relation)
-                search = search_of(mine)
-                self._books = Books(mine, plan, position)
-            heads = [entry for entry in mine if entry["type"] == "run"]
-            if any(head.get("noise", NOISES[False]) != self.noise for head in heads):
-                raise LedgerError(
-                    f"the journal holds this run with another noise than {self.noise!r}; a run keeps its "
-                    "noise"
+            records = records_of(self.journal.entries())
+            mine = records.pop(self.run, None)
+            self._others = events_of(records, plan.relation)
+            if position > 0 and (mine is None or position - 1 not in mine.draws):
+                raise JournalError(
+                    f"the checkpoint has seen {position} draws of this run, and the journal does not hold "
+                    "the last of them: it was cut or replaced, and charges are lost. Restore the journal "
+                    "from a copy, or start a new run and count the old one as spent in full"
                 )
-            self._spending = Spending(
-                plan,
-                self._books,
-                other_runs,
-                search,
-                private=self.secrets.is_private,
-                noise=self.noise,
+            if mine is None:
+                # A plan is reserved while its run is open: a later run with a larger budget takes nothing
+                # away. What a closed run gave up it never takes again: others may have it by now.
+                check_budget(plan, self._others, budget)
+                began = RunEntry(
+                    run=self.run,
+                    plan=plan,
+                    data=data_fingerprint,
+                    private=self.secrets.is_private,
+                    noise=self.noise,
+                )
+                self.journal.append(began)
+                mine = RunRecord.begun(began)
+        if mine.plan.fingerprint() != plan.fingerprint():
+            raise LedgerError(
+                "the journal holds this run with another plan; a run keeps its plan. Start a new run "
+                "folder (a new key) for the new plan: the old one stays charged"
             )
-            self._closed = any(entry["type"] == "close" for entry in mine)
-            # A plan is reserved while its run is open: a later run with a larger budget takes nothing away.
-            # What a closed run gave up it never takes again: others may have it by now.
-            if not heads:
-                self._spending.check(budget)
-                self.journal.append(
-                    {
-                        "type": "run",
-                        "run": self.run,
-                        "plan": plan.describe(),
-                        "fingerprint": plan.fingerprint(),
-                        "data": data_fingerprint,
-                        "private": self.secrets.is_private,
-                        "noise": self.noise,
-                    }
-                )
+        if mine.noise != self.noise:
+            raise LedgerError(
+                f"the journal holds this run with another noise than {self.noise!r}; a run keeps its noise"
+            )
+        self.record = mine
+        self._ordinals: dict[str, int] = {}  # draw name -> how many draws of that name were opened
+        for draw in mine.draws.values():
+            self._note_ordinal(draw.booked.name, draw.booked.ordinal)
 
     @property
     def noise(self) -> str:
         """ "floating_point" or "grid"."""
-        return NOISES[self.hardened]
+        return NOISES[int(self.hardened)]
 
     # ---- opening draws
 
@@ -346,15 +350,12 @@ class Ledger:
             text += str(self.position)
         known = [_STREAMS, self._fingerprint, name, text, self.data_fingerprint, self.kernels]
         key = hashlib.sha256(json.dumps(known).encode()).hexdigest()
-        index, lines = self.position, self._books.lines
-        while index in lines and lines[index]["hash"] != key:
+        index, draws = self.position, self.record.draws
+        while index in draws and (draws[index].void or draws[index].booked.digest != key):
             index += 1
-        replayed = index in lines
-        if replayed:
-            ordinal = int(lines[index]["ordinal"])
-        else:
-            ordinal = self._books.ordinals.get(name, 0)
-        self._books.ordinals[name] = max(self._books.ordinals.get(name, 0), ordinal + 1)
+        replayed = index in draws
+        ordinal = draws[index].booked.ordinal if replayed else self._ordinals.get(name, 0)
+        self._note_ordinal(name, ordinal)
         self.position = index + 1
         draw = Draw(name, index, ordinal, key, replayed, self.secrets.coins(index, key))
         self._open[draw] = True
@@ -386,10 +387,10 @@ class Ledger:
         self._check_draw(draw)
         check_sums(self.plan, draw, sums, noise)
         check_noise(self.plan, sums, noise)
-        books = self._books
+        record, pattern = self.record, None
         if not draw.replayed:
             self._check_open()
-        pattern = None if draw.replayed else pattern_for(self._patterns, books.used, draw, frozenset(sums))
+            pattern = pattern_for(record.patterns, record.used, draw, frozenset(sums))
         bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
         if self.hardened:
             for name, bounded in sums.items():  # refuses what does not fit on the grid before it is charged
@@ -397,17 +398,22 @@ class Ledger:
                 grid_unit(bounded.add_remove, coordinates, self.plan[name].noise_multiplier)
         answer = self._answer({name: bounded.value for name, bounded in sums.items()})
         joint = None if noise is None else noise.identity
-        if draw.replayed:
-            booked = books.lines[draw.index]
-            if (booked.get("bounds"), booked.get("answer"), booked.get("joint")) != (bounds, answer, joint):
+        if pattern is None:
+            booked = record.draws[draw.index].release
+            if booked is None or (booked.bounds, booked.answer, booked.joint) != (bounds, answer, joint):
                 self._void(draw)
         else:
-            assert pattern is not None
-            line = self._line("release", draw)
-            line.update(bounds=bounds, pattern=sorted(pattern.names), answer=answer, joint=joint)
-            line["multipliers"] = {name: self.plan[name].noise_multiplier for name in bounds}
-            self.journal.append(line)
-            books.book_release(line, pattern)
+            entry = ReleaseEntry(
+                run=self.run,
+                draw=BookedDraw.of(draw, self.data_fingerprint),
+                bounds=bounds,
+                multipliers={name: self.plan[name].noise_multiplier for name in bounds},
+                pattern=tuple(sorted(pattern.names)),
+                answer=answer,
+                joint=joint,
+            )
+            self.journal.append(entry)
+            record.add(entry)
         self._open[draw] = False
         purpose = "grid noise" if self.hardened else "noise"
         purpose = self.secrets.bound(purpose, draw.parameters, bounds, answer, joint)
@@ -432,8 +438,9 @@ class Ledger:
 
     def _void(self, draw: Draw) -> NoReturn:
         """Let no later draw repeat this index, and refuse this one."""
-        self.journal.append({"type": "void", "run": self.run, "index": draw.index})
-        self._books.lines[draw.index]["hash"] = "void"
+        entry = VoidEntry(run=self.run, index=draw.index)
+        self.journal.append(entry)
+        self.record.add(entry)
         self._open[draw] = False
         raise ChangedQueryError(
             f"draw {draw.index} repeats a journaled release, but what would be released is not what "
@@ -462,9 +469,10 @@ class Ledger:
         leaves = list(value.values()) if isinstance(value, Mapping) else [value]
         draws = {leaf.draw for leaf in leaves if isinstance(leaf, Private)} & self._open.keys()
         for draw in draws or {None}:
-            line = {"type": "hole", "run": self.run} if draw is None else self._line("hole", draw)
-            self.journal.append(line | {"kind": "disclose", "hole": hole})
-        self._books.holes.setdefault(hole, Hole("disclose", hole, 0)).count += 1
+            booked = None if draw is None else BookedDraw.of(draw, self.data_fingerprint)
+            entry = DisclosureEntry(run=self.run, hole=hole, draw=booked)
+            self.journal.append(entry)
+            self.record.add(entry)
         if isinstance(value, Mapping):
             return {name: unwrap(tensor) for name, tensor in value.items()}
         return unwrap(value)
@@ -503,21 +511,25 @@ class Ledger:
             raise LedgerError(f"std of unproven release {name!r} must be finite and not negative, got {std}")
         if worst_case_multiplier is not None:
             require_carried(f"unproven release {name!r}", value if like is None else like, [std])
-        worst_case = None if worst_case_multiplier is None else float(worst_case_multiplier)
-        line = self._line("unproven", draw) | {"name": name, "std": float(std), "hole": hole}
-        line |= {"worst_case_multiplier": worst_case, "answer": self._answer({name: value})}
-        booked = self._books.unproven_done.get((name, draw.index, draw.parameters))
+        entry = UnprovenEntry(
+            run=self.run,
+            draw=BookedDraw.of(draw, self.data_fingerprint),
+            name=name,
+            std=float(std),
+            hole=hole,
+            worst_case_multiplier=None if worst_case_multiplier is None else float(worst_case_multiplier),
+            answer=self._answer({name: value}),
+        )
+        booked = self.record.unproven.get((name, draw.index))
         if booked is None:
             self._check_open()
-            check_unproven(self.plan, self._books.unproven_used, draw, name)
-            self.journal.append(line)
-            self._books.lines.setdefault(draw.index, line)
-            self._books.book_unproven(line)
-        elif booked != question(line):
-            self._books.lines.setdefault(draw.index, line)
+            check_unproven(self.plan, self.record.unproven_used, draw, name)
+            self.journal.append(entry)
+            self.record.add(entry)
+        elif booked.question != entry.question:
             self._void(draw)
         streams: Streams = {}
-        purpose = self.secrets.bound(f"unproven noise {name}", draw.parameters, question(line))
+        purpose = self.secrets.bound(f"unproven noise {name}", draw.parameters, entry.question)
         if through is None:
             return self._noised(draw, value, std, purpose, streams)
         shapes = value if like is None else like
@@ -545,7 +557,7 @@ class Ledger:
         steps that it repeats, so its plan can be used up before its last step.
         """
         left = self.releases_left
-        return not left or any(left.values()) or self.position <= max(self._books.lines, default=-1)
+        return not left or any(left.values()) or self.position <= max(self.record.draws, default=-1)
 
     def rewind(self, position: int) -> None:
         """Go back to an earlier position, as a ledger does that is opened there after a crash.
@@ -577,40 +589,35 @@ class Ledger:
 
     def spent(self, delta: float | None = None) -> EpsilonResult:
         """Epsilon of all that has been released so far, the journal's other runs included as they are now."""
-        self._see_others()
-        return self._spending.epsilon(self._delta(delta))
+        return spent(self.record, self.other_runs(), self._delta(delta))
 
     def progress(self, delta: float | None = None) -> float:
         """Epsilon so far to about 2%, cheap enough for a progress bar (interpolated, cached).
 
-        Infinite where nothing is guaranteed. The journal's other runs are those that `spent` or `statement`
+        Infinite where nothing is guaranteed. The journal's other runs are those that `spent` or `other_runs`
         saw last, or that were there at the opening.
         """
         if self.guarantee == "none":
             return math.inf
-        return self._spending.progress(self._delta(delta))
+        return spent_roughly(self.record, self._others, self._delta(delta))
+
+    def other_runs(self) -> dict[str, DpEvent]:
+        """What the journal's other runs cost, by name, as they are now: some may have begun meanwhile."""
+        entries = self.journal.entries()
+        if entries:  # a journal that was closed gives nothing: what is known stays
+            others = records_of(entry for entry in entries if entry.run != self.run)
+            self._others = events_of(others, self.plan.relation)
+        return self._others
 
     @property
     def releases_left(self) -> dict[str, int]:
         """Draws left for each draw name; none of a run that was closed."""
-        left = self._spending.releases_left()
-        return dict.fromkeys(left, 0) if self._closed else left
+        return self.record.releases_left()
 
     @property
     def guarantee(self) -> str:
         """ "proven", "worst_case" or "none"."""
-        return self._spending.run.guarantee
-
-    def statement(self, **facts: Any) -> Statement:
-        """What this run may claim, the journal's other runs included as they are now.
-
-        `facts` as in `make_statement`, and `delta`.
-        """
-        delta = facts.pop("delta", None)
-        if delta is None and (self.budget is not None or self.guarantee != "none"):
-            delta = self._delta(None)
-        self._see_others()
-        return self._spending.run.statement(self.run, delta, self._spending.others, **facts)
+        return self.record.guarantee
 
     def close(self) -> None:
         """Book that the run has ended: what it reserved and did not use is free again for others.
@@ -619,20 +626,15 @@ class Ledger:
         also when the run is opened again. Closed again, nothing happens.
         """
         book_end(self.journal, self.run)
-        self._closed = True
+        self.record.closed = True
 
     # ---- inside
 
-    def _see_others(self) -> None:
-        """Take note of runs that began since this ledger was opened: they cost the same records."""
-        entries = self.journal.entries()
-        others = [entry for entry in entries if entry.get("run") != self.run]
-        if len(others) < len(entries):  # a journal that was closed gives nothing: what is known stays
-            with written_by_us():
-                self._spending.others = events_of_other_runs(others, self.plan.relation)
+    def _note_ordinal(self, name: str, ordinal: int) -> None:
+        self._ordinals[name] = max(self._ordinals.get(name, 0), ordinal + 1)
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.record.closed:
             raise PlanUsedUpError(
                 "the run was closed: what it had left of its plan was given up, and other runs may have it "
                 "now. Nothing was released and nothing was charged; start a new run"
@@ -642,17 +644,6 @@ class Ledger:
         if delta is None and self.budget is None:
             raise ValueError("delta must be given: this ledger has no budget to take it from")
         return delta if delta is not None else self.budget.delta  # type: ignore[union-attr]
-
-    def _line(self, kind: str, draw: Draw) -> dict[str, Any]:
-        return {
-            "type": kind,
-            "run": self.run,
-            "index": draw.index,
-            "draw": draw.name,
-            "ordinal": draw.ordinal,
-            "hash": draw.parameters,
-            "data": self.data_fingerprint,
-        }
 
     def _check_draw(self, draw: Draw) -> None:
         if not isinstance(draw, Draw):

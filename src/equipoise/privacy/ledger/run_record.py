@@ -1,71 +1,378 @@
-"""Epochs without amplification: which of them the booked draws lie in.
+"""What the journal says of a run: what was used of its plan, what is not proved, what it costs.
 
-With `FixedEpochs` sampling a record is in one draw of each epoch, which is cut by the draws' ordinals. Draws
-that were opened and not released leave gaps, so that a few releases may lie in many epochs, and a record
-meets a Gaussian in each.
+`RunRecord` folds the entries of one run in their order. Whoever needs to know what a run did reads this one
+record: the ledger that is open, the ledgers of other runs over the same data, and who verifies a statement.
+The fold also holds every entry against the plan and against the entries before; what no ledger writes is a
+`JournalError`.
 
-Accounts of a journal: what other runs spent or reserved, and epsilon so far for a progress bar.
-
-What the journal holds of one run: its draws, what was used of the plan, and what was not proved.
-
-What a run has spent and may claim for it: of a ledger that is open, or of a journal that is read later.
+A draw has one index, and one ordinal among the draws of its name; it is released once. An index without an
+entry is no sign of an edit, since a draw may be opened and not released.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import dp_accounting
 
 from equipoise.privacy.accounting.calibrate import Budget
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon, quick_epsilon
 from equipoise.privacy.accounting.private_search import PrivateSearch
-from equipoise.privacy.errors import BudgetError, JournalError, LedgerError
-from equipoise.privacy.ledger.journal import Journal
+from equipoise.privacy.errors import BudgetError, JournalError
+from equipoise.privacy.ledger.journal import (
+    BookedDraw,
+    CloseEntry,
+    DisclosureEntry,
+    Entry,
+    Journal,
+    ReleaseEntry,
+    RunEntry,
+    SearchEntry,
+    UnprovenEntry,
+    VoidEntry,
+)
 from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs
-from equipoise.privacy.statement import Hole, Statement, further_deltas, make_statement
+
+GUARANTEES = ("proven", "worst_case", "none")
+"""What a run may claim, the strongest first."""
+
+_ROUNDING = 1 + 1e-6
+
+OtherRuns = Mapping[str, dp_accounting.DpEvent]
+"""What the other runs of a journal cost, by their names."""
 
 
-class Epochs:
-    """Counts, by draw name, how often a record may have met a release.
+@dataclass
+class Hole:
+    """Unproven steps of one kind and reason.
 
-    Args:
-        plan: of the run.
-
-    Example:
-        >>> from equipoise.privacy import Release
-        >>> epochs = Epochs(PrivacyPlan([Release("gradient", 1.0, 1.0)], FixedEpochs(10, 100, 20)))
-        >>> for ordinal in (0, 4, 15):
-        ...     epochs.add("batch", ordinal)
-        >>> epochs.met
-        {'batch': 2}
+    Attributes:
+        kind: "disclose" (a raw value left) or "release_unproven" (noise of unproved scale).
+        reason: the sentence given with it.
+        count: how often.
+        worst_case: sum of inverse squared worst-case multipliers; None if there is no worst-case bound.
     """
 
-    def __init__(self, plan: PrivacyPlan) -> None:
-        samplings = {release.draw: plan.sampling_of(release.draw) for release in plan.releases}
-        self._length = {
+    kind: str
+    reason: str
+    count: int
+    worst_case: float | None = None
+
+
+@dataclass
+class DrawRecord:
+    """What was booked of one draw.
+
+    Attributes:
+        booked: name, ordinal and digest of the draw.
+        release: its release, if there was one.
+        void: whether it must not be repeated.
+    """
+
+    booked: BookedDraw
+    release: ReleaseEntry | None = None
+    void: bool = False
+
+
+@dataclass
+class RunRecord:
+    """One run: its plan, and what the entries after it add up to.
+
+    Attributes:
+        run: name of the run.
+        plan: what it may release.
+        private: whether its key is secret.
+        noise: "floating_point" or "grid".
+        search: the search that the run is the outcome of.
+        used: how many releases of each planned pattern are booked.
+        epochs: by name of `FixedEpochs` draws, how many epochs their releases lie in. Draws that were opened
+            and not released leave gaps, so that a few releases may lie in many epochs; a record meets one
+            Gaussian per epoch.
+        holes: unproven steps, by kind and reason.
+        draws: by index, what was booked of the draw.
+        unproven: by name and index, what left without proof.
+        unproven_used: how many unproven releases of each name are booked.
+        data: digests of the records that the entries name.
+        closed: whether the run has ended.
+
+    Example:
+        >>> from equipoise.privacy import Ledger, Private, Release, capped
+        >>> import torch
+        >>> ledger = Ledger(PrivacyPlan([Release("total", 1.0, 5.0)], FixedEpochs(10, 100, 20)))
+        >>> for ordinal in range(12):
+        ...     draw = ledger.open("batch")
+        ...     if ordinal in (0, 4, 11):
+        ...         out = ledger.release(draw, {"total": capped(Private(torch.ones(2), draw), upper=5.0)})
+        >>> record = RunRecord.from_entries(ledger.journal.entries())
+        >>> list(record.used.values()), record.epochs, record.releases_left()
+        ([3], {'batch': 2}, {'batch': 17})
+    """
+
+    run: str
+    plan: PrivacyPlan
+    private: bool
+    noise: str
+    search: PrivateSearch | None = None
+    used: Counter[Pattern] = field(default_factory=Counter)
+    epochs: dict[str, int] = field(default_factory=dict)
+    holes: dict[tuple[str, str], Hole] = field(default_factory=dict)
+    draws: dict[int, DrawRecord] = field(default_factory=dict)
+    unproven: dict[tuple[str, int], UnprovenEntry] = field(default_factory=dict)
+    unproven_used: Counter[str] = field(default_factory=Counter)
+    data: set[str] = field(default_factory=set)
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._patterns = {(p.draw, tuple(sorted(p.names))): p for p in self.plan.patterns()}
+        samplings = {release.draw: self.plan.sampling_of(release.draw) for release in self.plan.releases}
+        self._epoch_lengths = {
             draw: sampling.draws_per_epoch
             for draw, sampling in samplings.items()
             if isinstance(sampling, FixedEpochs)
         }
-        self._times: Counter[tuple[str, int]] = Counter()
-        self._most: Counter[tuple[str, int]] = Counter()
-        self.met: dict[str, int] = dict.fromkeys(self._length, 0)
+        self.epochs = dict.fromkeys(self._epoch_lengths, 0) | self.epochs
+        self._epochs_met: set[tuple[str, int]] = set()
+        self._index_of: dict[tuple[str, int], int] = {}  # (draw name, ordinal) -> index
+        self._entries = 0
 
-    def add(self, draw: str, ordinal: int) -> None:
-        """Note a release on the draw of this name and ordinal; a slot released twice counts twice."""
-        if draw not in self._length:
-            return
-        slot, epoch = (draw, ordinal), (draw, ordinal // self._length[draw])
-        self._times[slot] += 1
-        if self._times[slot] > self._most[epoch]:
-            self._most[epoch] += 1
-            self.met[draw] += 1
+    # ---- the fold
+
+    @classmethod
+    def from_entries(cls, entries: Iterable[Entry]) -> RunRecord:
+        """The record of the run that all these entries are of, in their order.
+
+        Raises:
+            JournalError: they are not what a ledger writes.
+        """
+        (record,) = records_of(entries).values()
+        return record
+
+    @classmethod
+    def begun(cls, entry: Entry) -> RunRecord:
+        """The record of a run after its first entry.
+
+        Raises:
+            JournalError: the entry holds no plan.
+        """
+        if not isinstance(entry, RunEntry):
+            raise JournalError(
+                f"the journal has entries of run {entry.run} without its plan; it is not a journal of this "
+                "library"
+            )
+        record = cls(entry.run, entry.plan, entry.private, entry.noise, data={entry.data})
+        record._entries = 1
+        return record
+
+    def add(self, entry: Entry) -> None:
+        """Take the run's next entry in.
+
+        Raises:
+            JournalError: no ledger with this plan writes it after the entries before.
+        """
+        self._entries += 1
+        if self.closed and isinstance(entry, (ReleaseEntry, UnprovenEntry, DisclosureEntry)):
+            raise self._error("release after the run was closed")
+        match entry:
+            case RunEntry():
+                raise self._error("a second plan; a run has one")
+            case ReleaseEntry():
+                self._add_release(entry)
+            case UnprovenEntry():
+                self._add_unproven(entry)
+            case DisclosureEntry():
+                if entry.draw is not None:
+                    self._add_draw(entry.draw)
+                self._add_hole("disclose", entry.hole, None)
+            case VoidEntry():
+                if entry.index not in self.draws:
+                    raise self._error(f"makes draw {entry.index} void, which the run does not hold")
+                self.draws[entry.index].void = True
+            case SearchEntry():
+                if self.search is not None:
+                    raise self._error("charges the run for a second search; a run comes out of one")
+                self.search = entry.search
+            case CloseEntry():
+                self.closed = True
+
+    def _error(self, what: str) -> JournalError:
+        return JournalError(f"line {self._entries} of run {self.run}: {what}")
+
+    def _add_draw(self, booked: BookedDraw) -> DrawRecord:
+        """The draw of an entry: it has one index, one ordinal and one digest."""
+        slot = (booked.name, booked.ordinal)
+        record = self.draws.setdefault(booked.index, DrawRecord(booked))
+        known = record.booked
+        same = (known.name, known.ordinal, known.digest) == (*slot, booked.digest)
+        if not same or self._index_of.setdefault(slot, booked.index) != booked.index:
+            raise self._error(
+                f"index {booked.index} or ordinal {booked.ordinal} of draw {booked.name!r:.60} is that of "
+                "another draw"
+            )
+        self.data.add(booked.data)
+        return record
+
+    def _add_release(self, entry: ReleaseEntry) -> None:
+        draw = self._add_draw(entry.draw)
+        pattern = self._patterns.get((entry.draw.name, entry.pattern))
+        if pattern is None:
+            raise self._error(
+                f"the plan holds no draw {entry.draw.name!r:.60} that releases {entry.pattern!r:.60} together"
+            )
+        # A ledger books a release of fewer names as a planned pattern that holds them, which costs more.
+        if not entry.bounds or not set(entry.bounds) <= pattern.names:
+            raise self._error("releases what the plan does not hold")
+        if set(entry.multipliers) != set(entry.bounds):
+            raise self._error(
+                f"has noise multipliers for {sorted(entry.multipliers)!r:.60} and bounds for "
+                f"{sorted(entry.bounds)!r:.60}"
+            )
+        for name, bound in entry.bounds.items():
+            planned = self.plan[name]
+            if entry.multipliers[name] != planned.noise_multiplier:
+                raise self._error(
+                    f"has the noise multiplier {entry.multipliers[name]!r} for {name!r}, the plan "
+                    f"{planned.noise_multiplier!r}"
+                )
+            if bound > planned.max_bound * _ROUNDING:
+                raise self._error(
+                    f"has the bound {bound!r} for {name!r}, the plan allows {planned.max_bound!r}"
+                )
+        if draw.release is not None:
+            raise self._error(f"releases draw {entry.draw.index} a second time")
+        if self.used[pattern] >= pattern.count:
+            raise self._error(
+                f"more than the {pattern.count} planned releases of {sorted(pattern.names)} were made"
+            )
+        draw.release = entry
+        self.used[pattern] += 1
+        if entry.draw.name in self._epoch_lengths:
+            epoch = (entry.draw.name, entry.draw.ordinal // self._epoch_lengths[entry.draw.name])
+            if epoch not in self._epochs_met:
+                self._epochs_met.add(epoch)
+                self.epochs[entry.draw.name] += 1
+
+    def _add_unproven(self, entry: UnprovenEntry) -> None:
+        self._add_draw(entry.draw)
+        name, key = entry.name, (entry.name, entry.draw.index)
+        planned = [one for one in self.plan.unproven if (one.name, one.draw) == (name, entry.draw.name)]
+        if not planned:
+            raise self._error(f"lets out {name!r:.60}, which the plan does not hold")
+        if key in self.unproven or self.unproven_used[name] >= self.plan.count(planned[0]):
+            raise self._error(f"lets out {name!r:.60} more often than planned")
+        self.unproven[key] = entry
+        self.unproven_used[name] += 1
+        multiplier = entry.worst_case_multiplier
+        try:
+            cost = None if multiplier is None else multiplier**-2
+        except OverflowError:
+            raise self._error(f"worst_case_multiplier={multiplier!r} is too small") from None
+        self._add_hole("release_unproven", entry.hole, cost)
+
+    def _add_hole(self, kind: str, reason: str, cost: float | None) -> None:
+        """Count an unproven step; one without a worst case leaves its hole without one."""
+        hole = self.holes.setdefault((kind, reason), Hole(kind, reason, 0, None if cost is None else 0.0))
+        hole.count += 1
+        hole.worst_case = None if cost is None or hole.worst_case is None else hole.worst_case + cost
+
+    # ---- what it adds up to
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """The plan's patterns."""
+        return tuple(self._patterns.values())
+
+    @property
+    def guarantee(self) -> str:
+        """What the run may claim: one of `GUARANTEES`."""
+        if any(hole.kind == "disclose" or hole.worst_case is None for hole in self.holes.values()):
+            return "none"
+        return "worst_case" if self.holes else "proven"
+
+    @property
+    def event(self) -> dp_accounting.DpEvent:
+        """Event of all releases. Undefined if guarantee == "none"."""
+        return self.with_holes(self.plan.event(self.used, self.epochs))
+
+    @property
+    def reserved_event(self) -> dp_accounting.DpEvent:
+        """What the run costs other runs over the same data: its whole plan until it is closed.
+
+        A run with an unproven release without a worst case, with a disclosure, or with a public seed is not
+        private, and its event says so.
+
+        Raises:
+            JournalError: no accountant can read the plan.
+        """
+        if self.guarantee == "none" or not self.private:
+            return dp_accounting.NonPrivateDpEvent()
+        try:
+            return self.event if self.closed else self.with_holes(self.plan.event())
+        except (ArithmeticError, ValueError, TypeError) as error:
+            raise JournalError(
+                f"the plan of run {self.run} in the journal has no event ({error}): the journal was edited. "
+                "Nothing more can be released under it; restore it from a copy"
+            ) from error
+
+    def with_holes(self, event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        """An event of the plan, with the worst cases of unproven steps and the search around the run."""
+        worst = sum(hole.worst_case or 0.0 for hole in self.holes.values())
+        whole = compose_events([event], worst)
+        return whole if self.search is None else self.search.event(whole)
+
+    def releases_left(self) -> dict[str, int]:
+        """Draws left for each draw name; none of a run that was closed."""
+        left: Counter[str] = Counter()
+        for pattern in self.patterns:
+            left[pattern.draw] += pattern.count - self.used[pattern]
+        for item in self.plan.unproven:
+            unused = self.plan.count(item) - self.unproven_used[item.name]
+            left[item.draw] = max(left[item.draw], unused)
+        return dict.fromkeys(left, 0) if self.closed else dict(left)
+
+
+def records_of(entries: Iterable[Entry]) -> dict[str, RunRecord]:
+    """The record of every run among the entries, by name.
+
+    Raises:
+        JournalError: the entries are not what ledgers write.
+    """
+    records: dict[str, RunRecord] = {}
+    for entry in entries:
+        if entry.run in records:
+            records[entry.run].add(entry)
+        else:
+            records[entry.run] = RunRecord.begun(entry)
+    return records
+
+
+def events_of(records: Mapping[str, RunRecord], relation: str) -> dict[str, dp_accounting.DpEvent]:
+    """What these runs cost another run over the same data, by name.
+
+    Raises:
+        JournalError: a run was accounted under another relation.
+    """
+    for run, record in records.items():
+        if record.plan.relation != relation:
+            raise JournalError(
+                f"run {run} in the journal is accounted under {record.plan.relation}, this one under "
+                f"{relation}: their costs do not compose; use one relation for all runs over a data set"
+            )
+    return {run: record.reserved_event for run, record in records.items()}
+
+
+def book_end(journal: Journal, run: str) -> None:
+    """Book that a run has ended, once; it is on the device when this returns."""
+    with journal.locked():
+        if CloseEntry(run=run) not in journal.entries():
+            journal.append(CloseEntry(run=run))
+    journal.sync()
+
+
+# ---- epsilon of a run among others
 
 
 def compose_events(events: Iterable[dp_accounting.DpEvent], worst_case: float = 0.0) -> dp_accounting.DpEvent:
@@ -76,337 +383,63 @@ def compose_events(events: Iterable[dp_accounting.DpEvent], worst_case: float = 
     return dp_accounting.ComposedDpEvent(parts)
 
 
-def exact_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str) -> EpsilonResult:
-    """Epsilon of an event (cached by its content)."""
-    return epsilon(event, delta, relation)
-
-
-def events_of_other_runs(
-    entries: Iterable[Mapping[str, Any]], relation: str
-) -> dict[str, dp_accounting.DpEvent]:
-    """The event of every run among the entries: its whole plan, or what it used if it was closed.
-
-    A run with an unproven release without a worst case, or with a disclosure, is not private: its event says
-    so.
+def check_budget(plan: PrivacyPlan, others: OtherRuns, budget: Budget | None) -> None:
+    """Refuse a plan that would bring the journal's total above the budget.
 
     Raises:
-        JournalError: if a run was accounted under another relation.
+        BudgetError: saying by how much.
     """
-    runs: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in entries:
-        runs.setdefault(str(entry.get("run")), []).append(entry)
-    return {run: _event_of_run(run, mine, relation) for run, mine in runs.items()}
-
-
-def _event_of_run(run: str, entries: list[Mapping[str, Any]], relation: str) -> dp_accounting.DpEvent:
-    heads = [entry for entry in entries if entry["type"] == "run"]
-    if not heads:
-        raise JournalError(
-            f"the journal has entries of run {run} without its plan; it is not a journal of this library"
-        )
-    plan = PrivacyPlan.from_description(heads[0]["plan"])
-    if plan.relation != relation:
-        raise JournalError(
-            f"run {run} in the journal is accounted under {plan.relation}, this one under {relation}: "
-            "their costs do not "
-            "compose; use one relation for all runs over a data set"
-        )
-    if any(
-        e["type"] == "hole" or (e["type"] == "unproven" and e["worst_case_multiplier"] is None)
-        for e in entries
-    ):
-        return dp_accounting.NonPrivateDpEvent()
-    if not all(entry["private"] for entry in heads):
-        return dp_accounting.NonPrivateDpEvent()
-    worst = sum(e["worst_case_multiplier"] ** -2 for e in entries if e["type"] == "unproven")
-    counts: dict[Pattern, int] | None = None
-    epochs: Epochs | None = None
-    if any(entry["type"] == "close" for entry in entries):
-        counts, epochs = {}, Epochs(plan)
-        for entry in entries:
-            if entry["type"] == "release":
-                pattern = plan.pattern(entry["draw"], entry["pattern"])
-                counts[pattern] = counts.get(pattern, 0) + 1
-                epochs.add(entry["draw"], entry["ordinal"])
-    own = plan.event(counts, None if epochs is None else epochs.met)
-    return with_search(compose_events([own], worst), search_of(entries))
-
-
-def search_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The search that a run of the entries was charged for, as `PrivateSearch.describe` gives it.
-
-    Raises:
-        JournalError: if it was charged for several: which of them it came from is not known.
-    """
-    found = [entry["search"] for entry in entries if entry["type"] == "search"]
-    if len(found) > 1:
-        raise JournalError("the journal charges a run for several searches; a run comes out of one")
-    return dict(found[0]) if found else None
-
-
-def with_search(event: dp_accounting.DpEvent, search: Mapping[str, Any] | None) -> dp_accounting.DpEvent:
-    """The event of a run, or of the search that it is the outcome of."""
-    return event if search is None else PrivateSearch.from_description(search).event(event)
-
-
-class EpsilonProgress:
-    """Epsilon after a fraction of the plan: coarse epsilon at fractions 1, 1/2, 1/4, ..., interpolated in
-    logarithms.
-
-    Args:
-        event_at: from a fraction of the plan to the event spent by then.
-        relation: neighbouring relation.
-    """
-
-    def __init__(self, event_at: Callable[[float], dp_accounting.DpEvent], relation: str) -> None:
-        self._event_at = event_at
-        self._relation = relation
-
-    def __call__(self, fraction: float, delta: float) -> float:
-        """Epsilon at delta after this fraction of the plan."""
-        if fraction <= 0:
-            return self._node(0.0, delta)
-        octave = max(0, math.floor(-math.log2(min(fraction, 1.0)))) if fraction < 1 else 0
-        high = 2.0**-octave
-        upper = self._node(high, delta)
-        if fraction >= high:
-            return upper
-        lower = self._node(high / 2, delta)
-        if lower <= 0:
-            return upper
-        share = math.log(fraction / (high / 2)) / math.log(2)
-        return math.exp((1 - share) * math.log(lower) + share * math.log(upper))
-
-    def _node(self, fraction: float, delta: float) -> float:
-        return quick_epsilon(self._event_at(fraction), delta, self._relation)
-
-
-class Books:
-    """The entries of a run, as the ledger needs them.
-
-    Args:
-        entries: of the journal, this run's alone, in their order.
-        plan: of the run.
-        position: number of draws opened when the checkpoint that is resumed was written.
-
-    Attributes:
-        lines: draw index -> the entry that decides whether the draw may be repeated.
-        used: how many releases of each planned pattern are booked.
-        epochs: the epochs that they lie in, where sampling does not amplify.
-        ordinals: draw name -> how many draws of that name were opened.
-        holes: what left without proof, by the sentence that says so.
-        unproven_done: (release, index, digest) -> what it was asked.
-        unproven_used: how many un-proven releases of each name are booked.
-
-    Raises:
-        LedgerError: the journal holds this run with another plan.
-        JournalError: the journal lacks draws that the checkpoint has seen.
-    """
-
-    def __init__(self, entries: Sequence[dict[str, Any]], plan: PrivacyPlan, position: int) -> None:
-        self.lines: dict[int, dict[str, Any]] = {}
-        self.used: dict[Pattern, int] = {}
-        self.epochs = Epochs(plan)
-        self.ordinals: dict[str, int] = {}
-        self.holes: dict[str, Hole] = {}
-        self.unproven_done: dict[tuple[str, int, str], tuple[Any, ...]] = {}
-        self.unproven_used: dict[str, int] = {}
-        for entry in entries:
-            if entry["type"] == "run" and entry["fingerprint"] != plan.fingerprint():
-                raise LedgerError(
-                    "the journal holds this run with another plan; a run keeps its plan. Start a new run "
-                    "folder (a new key) for the "
-                    "new plan: the old one stays charged"
-                )
-            if entry["type"] == "release":
-                self.book_release(entry, plan.pattern(entry["draw"], entry["pattern"]))
-            elif entry["type"] == "void":
-                self.lines[entry["index"]]["hash"] = "void"
-            elif entry["type"] == "unproven":
-                self.lines.setdefault(entry["index"], entry)
-                self.book_unproven(entry)
-            elif entry["type"] == "hole":
-                if "index" in entry:
-                    self.lines.setdefault(entry["index"], entry)
-                self.holes.setdefault(entry["hole"], Hole("disclose", entry["hole"], 0)).count += 1
-            if "ordinal" in entry:
-                self.ordinals[entry["draw"]] = max(self.ordinals.get(entry["draw"], 0), entry["ordinal"] + 1)
-        if position > 0 and position - 1 not in self.lines:
-            raise JournalError(
-                f"the checkpoint has seen {position} draws of this run, and the journal does not hold "
-                "the last of them: it was cut or replaced, and charges are lost. Restore the journal from a "
-                "copy, or start a new run and count the old one as spent in full"
-            )
-
-    def book_release(self, line: dict[str, Any], pattern: Pattern) -> None:
-        """Note a release of this pattern."""
-        self.lines[line["index"]] = line
-        self.used[pattern] = self.used.get(pattern, 0) + 1
-        self.epochs.add(line["draw"], line["ordinal"])
-
-    def book_unproven(self, line: dict[str, Any]) -> None:
-        """Note an un-proven release and what its worst case adds to the hole that it is."""
-        self.unproven_done[line["name"], line["index"], line["hash"]] = question(line)
-        self.unproven_used[line["name"]] = self.unproven_used.get(line["name"], 0) + 1
-        hole = self.holes.setdefault(line["hole"], Hole("release_unproven", line["hole"], 0, 0.0))
-        hole.count += 1
-        multiplier = line["worst_case_multiplier"]
-        if multiplier is None or hole.worst_case is None:
-            hole.worst_case = None
-        else:
-            hole.worst_case += multiplier**-2
-
-
-def question(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What an unproven release was asked: with anything else, its noise must not be given again."""
-    return line["std"], line["worst_case_multiplier"], line.get("answer")
-
-
-def book_end(journal: Journal, run: str) -> None:
-    """Book that a run has ended, once; it is on the device when this returns."""
-    with journal.locked():
-        if not any(entry["type"] == "close" and entry.get("run") == run for entry in journal.entries()):
-            journal.append({"type": "close", "run": run})
-    journal.sync()
-
-
-Others = Mapping[str, dp_accounting.DpEvent]
-"""What the other runs of a journal cost, by their names."""
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """What a ledger, a journal or the published files tell of one run."""
-
-    plan: PrivacyPlan
-    used: Mapping[Pattern, int]
-    epochs: Mapping[str, int]
-    holes: list[Hole]
-    private: bool
-    search: Mapping[str, Any] | None
-    noise: str
-
-    @property
-    def guarantee(self) -> str:
-        """What the run may claim: "proven", "worst_case" or "none"."""
-        if any(hole.kind == "disclose" or hole.worst_case is None for hole in self.holes):
-            return "none"
-        return "worst_case" if self.holes else "proven"
-
-    @property
-    def event(self) -> dp_accounting.DpEvent:
-        """Of everything that it released; only where the guarantee is not `none`."""
-        return self.with_holes(self.plan.event(self.used, self.epochs))
-
-    def with_holes(self, event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        """An event of the plan, with the worst cases of what was not proved and the search around the run."""
-        worst = sum(hole.worst_case or 0.0 for hole in self.holes)
-        return with_search(compose_events([event], worst), self.search)
-
-    def statement(self, run: str, delta: float | None, others: Others, **facts: Any) -> Statement:
-        """The statement of the run among others; `facts` as in `make_statement`."""
-        spent: EpsilonResult | None = None
-        further: list[EpsilonResult] = []
-        if self.guarantee != "none":
-            assert delta is not None
-            event = compose_events([self.event, *others.values()])
-            spent = exact_epsilon(event, delta, self.plan.relation)
-            further = [exact_epsilon(event, other, self.plan.relation) for other in further_deltas(delta)]
-        return make_statement(
-            plan=self.plan,
-            spent=spent,
-            further=further,
-            delta=delta,
-            guarantee=self.guarantee,
-            holes=self.holes,
-            private=self.private,
-            used=self.used,
-            epochs=self.epochs,
-            other_runs=len(others),
-            run=run,
-            search=self.search,
-            noise=self.noise,
-            **facts,
+    if budget is None:
+        return
+    event = compose_events([plan.event(), *others.values()])
+    total = epsilon(event, budget.delta, plan.relation).value
+    if total > budget.epsilon * (1 + 1e-9):
+        before = epsilon(compose_events(others.values()), budget.delta, plan.relation).value
+        raise BudgetError(
+            f"the plan would bring the journal's total to epsilon={total:.4g} at "
+            f"delta={budget.delta:g}, above the budget of {budget.epsilon:g} (other runs: "
+            f"{before:.4g}). Nothing was spent. Calibrate the plan to what is left, close finished runs "
+            "that used less than they reserved, or raise the budget"
         )
 
 
-class Spending:
-    """What the run of an open ledger has spent, the journal's other runs included.
+def spent(record: RunRecord, others: OtherRuns, delta: float) -> EpsilonResult:
+    """Epsilon of everything that was released. Undefined if the run's guarantee is "none"."""
+    return epsilon(compose_events([record.event, *others.values()]), delta, record.plan.relation)
 
-    Args:
-        plan: of the run.
-        books: what is booked of it; read anew at every question.
-        others: what the other runs cost.
-        search: the search that the run came out of.
-        private, noise: of its noise.
+
+def spent_roughly(record: RunRecord, others: OtherRuns, delta: float) -> float:
+    """Epsilon so far to about 2%: interpolated between cached values at 1, 1/2, 1/4, ... of the plan."""
+    plan, patterns = record.plan, record.patterns
+    used, total = sum(record.used.values()), sum(pattern.count for pattern in patterns)
+    gaps = bool(record.epochs) and plan.event(record.used) != plan.event(record.used, record.epochs)
+    if total == 0 or record.guarantee != "proven" or gaps:
+        return spent(record, others, delta).value
+
+    def after(fraction: float) -> float:
+        event = plan.event({p: min(p.count, math.ceil(fraction * p.count)) for p in patterns})
+        event = compose_events([record.with_holes(event), *others.values()])
+        return quick_epsilon(event, delta, plan.relation)
+
+    return interpolated_in_logarithms(after, used / total)
+
+
+def interpolated_in_logarithms(value_at: Callable[[float], float], fraction: float) -> float:
+    """`value_at(fraction)`, interpolated between the nearest powers of 1/2 around the fraction.
+
+    Example:
+        >>> round(interpolated_in_logarithms(lambda share: 8 * share**0.5, 0.3), 6) == round(8 * 0.3**0.5, 6)
+        True
     """
-
-    def __init__(
-        self,
-        plan: PrivacyPlan,
-        books: Books,
-        others: Others,
-        search: Mapping[str, Any] | None,
-        *,
-        private: bool,
-        noise: str,
-    ) -> None:
-        self.others = others
-        self._plan, self._books, self._search = plan, books, search
-        self._private, self._noise = private, noise
-        self._patterns = plan.patterns()
-        self._progress = EpsilonProgress(self._event_at, plan.relation)
-
-    @property
-    def run(self) -> RunRecord:
-        """The run as it is now."""
-        books = self._books
-        holes = list(books.holes.values())
-        return RunRecord(
-            self._plan, books.used, books.epochs.met, holes, self._private, self._search, self._noise
-        )
-
-    def check(self, budget: Budget | None) -> None:
-        """Raise a `BudgetError` if the whole plan would bring the journal's total above the budget."""
-        if budget is None:
-            return
-        relation = self._plan.relation
-        event = compose_events([self._plan.event(), *self.others.values()])
-        total = exact_epsilon(event, budget.delta, relation).value
-        if total > budget.epsilon * (1 + 1e-9):
-            before = exact_epsilon(compose_events(self.others.values()), budget.delta, relation).value
-            raise BudgetError(
-                f"the plan would bring the journal's total to epsilon={total:.4g} at "
-                f"delta={budget.delta:g}, above the budget of {budget.epsilon:g} (other runs: "
-                f"{before:.4g}). Nothing was spent. Calibrate the plan to what is left, close finished runs "
-                "that used less than they reserved, or raise the budget"
-            )
-
-    def epsilon(self, delta: float) -> EpsilonResult:
-        """Epsilon of all that has been released so far."""
-        event = compose_events([self.run.event, *self.others.values()])
-        return exact_epsilon(event, delta, self._plan.relation)
-
-    def progress(self, delta: float) -> float:
-        """Epsilon so far to about 2% (interpolated, cached); only where the guarantee is not `none`."""
-        run = self.run
-        used, total = sum(run.used.values()), sum(p.count for p in self._patterns)
-        gaps = self._plan.event(run.used) != self._plan.event(run.used, run.epochs)
-        if total == 0 or run.guarantee == "worst_case" or gaps:
-            return self.epsilon(delta).value
-        return self._progress(used / total, delta)
-
-    def releases_left(self) -> dict[str, int]:
-        """Draws left for each draw name."""
-        left: dict[str, int] = {}
-        for pattern in self._patterns:
-            left[pattern.draw] = left.get(pattern.draw, 0) + pattern.count - self._books.used.get(pattern, 0)
-        for item in self._plan.unproven:
-            unused = self._plan.count(item) - self._books.unproven_used.get(item.name, 0)
-            left[item.draw] = max(left.get(item.draw, 0), unused)
-        return left
-
-    def _event_at(self, fraction: float) -> dp_accounting.DpEvent:
-        """Event of a fraction of the plan, with the other runs."""
-        event = self._plan.event({p: min(p.count, math.ceil(fraction * p.count)) for p in self._patterns})
-        return compose_events([self.run.with_holes(event), *self.others.values()])
+    if fraction <= 0:
+        return value_at(0.0)
+    octave = max(0, math.floor(-math.log2(min(fraction, 1.0)))) if fraction < 1 else 0
+    high = 2.0**-octave
+    upper = value_at(high)
+    if fraction >= high:
+        return upper
+    lower = value_at(high / 2)
+    if lower <= 0:
+        return upper
+    share = math.log(fraction / (high / 2)) / math.log(2)
+    return math.exp((1 - share) * math.log(lower) + share * math.log(upper))

@@ -1,0 +1,269 @@
+"""Signatures: who issued a statement, by an Ed25519 signature over the hashes of files and of the journal.
+
+The signature file names the published files with their SHA-256, and that of the run's journal entries, which
+tells nothing of their content. With the issuer's public key anybody can tell that statement and model are the
+ones that were signed; the data owner can tell the same of the journal. Editing statement and journal together
+changes both hashes.
+
+The signed bytes are the JSON of everything but the signature, keys sorted, without blanks.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from equipoise.statements.recompute import Finding
+
+__all__ = [
+    "KeyFileError",
+    "Signature",
+    "check_files",
+    "fingerprint",
+    "read_private_key",
+    "read_signature",
+    "sign",
+    "sign_files",
+    "signing_key",
+]
+
+PathLike = str | os.PathLike[str]
+
+
+_CONTEXT = "equipoise statement, version 1"
+
+
+class KeyFileError(ValueError):
+    """A key or signature file that is not one."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A signature file's content.
+
+    Attributes:
+        files: file name -> SHA-256 in hexadecimal digits.
+        journal: SHA-256 of the run's journal lines, or None.
+        public_key: 32 bytes; who they belong to is for the reader to know.
+        signature: 64 bytes.
+    """
+
+    files: dict[str, str]
+    journal: str | None
+    public_key: bytes
+    signature: bytes
+
+    def to_json(self) -> str:
+        """The file's text."""
+        rows = _signed(self.files, self.journal, self.public_key)
+        return json.dumps(rows | {"signature": _text(self.signature)}, indent=2) + "\n"
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Signature:
+        """The signature that `to_json` wrote; it may be a false one.
+
+        Raises:
+            KeyFileError: the text is no signature file.
+        """
+        try:
+            values = json.loads(text)
+            files, journal = values["files"], values["journal"]
+            if not (
+                set(values) == {"format", "algorithm", "files", "journal", "public_key", "signature"}
+                and (values["format"], values["algorithm"]) == (_CONTEXT, "Ed25519")
+                and all(isinstance(word, str) for pair in files.items() for word in pair)
+                and (journal is None or isinstance(journal, str))
+            ):
+                raise ValueError("it lacks what a signature consists of")
+            keys = (base64.b64decode(values[name], validate=True) for name in ("public_key", "signature"))
+            return Signature(files, journal, *keys)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise KeyFileError(f"the signature file is not one of this library ({error})") from None
+
+    def is_valid(self, key: Ed25519PublicKey | None = None) -> bool:
+        """Whether the signature is of `key`, or of the key that stands in the file."""
+        if key is not None and key.public_bytes_raw() != self.public_key:
+            return False
+        try:
+            own = Ed25519PublicKey.from_public_bytes(self.public_key)
+            own.verify(self.signature, _bytes(_signed(self.files, self.journal, self.public_key)))
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+
+def sign(key: Ed25519PrivateKey, files: Mapping[str, bytes], journal: bytes | None) -> Signature:
+    """Sign the contents of files, and of the journal's lines where there are any.
+
+    Example:
+        >>> key = Ed25519PrivateKey.generate()
+        >>> made = sign(key, {"statement.json": b"{}"}, None)
+        >>> made.is_valid(key.public_key()), made.is_valid(Ed25519PrivateKey.generate().public_key())
+        (True, False)
+    """
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())}
+    lines = None if journal is None else hashlib.sha256(journal).hexdigest()
+    public = key.public_key().public_bytes_raw()
+    return Signature(hashes, lines, public, key.sign(_bytes(_signed(hashes, lines, public))))
+
+
+def fingerprint(public_key: bytes) -> str:
+    """A name of a public key that people can compare: 32 hexadecimal digits of its SHA-256."""
+    return hashlib.sha256(public_key).hexdigest()[:32]
+
+
+def read_private_key(content: bytes, password: bytes | None = None) -> Ed25519PrivateKey:
+    """An Ed25519 key from a PEM or an OpenSSH file.
+
+    Raises:
+        KeyFileError: another kind of key, no key, or a wrong or missing password.
+    """
+    load = serialization.load_pem_private_key
+    if b"BEGIN OPENSSH PRIVATE KEY" in content:
+        load = serialization.load_ssh_private_key
+    try:
+        key: Any = load(content, password)
+    except TypeError as error:
+        raise KeyFileError(f"the key file cannot be opened: {error}") from None
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise KeyFileError(
+            f"the key file holds no private key that can be read ({error}). Make one with: openssl genpkey "
+            "-algorithm ed25519 -out key.pem"
+        ) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise KeyFileError(f"the key file holds a {type(key).__name__}; statements are signed with Ed25519")
+    return key
+
+
+def read_public_key(content: bytes) -> Ed25519PublicKey:
+    """An Ed25519 public key from a PEM file or an OpenSSH line.
+
+    Raises:
+        KeyFileError: another kind of key, or no key.
+    """
+    load = serialization.load_pem_public_key
+    if content.lstrip().startswith(b"ssh-"):
+        load = serialization.load_ssh_public_key
+    try:
+        key: Any = load(content.strip() + b"\n")
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise KeyFileError(
+            f"the key file holds no public key that can be read ({error}). Get it with: openssl pkey -in "
+            "key.pem -pubout"
+        ) from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise KeyFileError(f"the key file holds a {type(key).__name__}; statements are signed with Ed25519")
+    return key
+
+
+def signing_key(key_file: PathLike, password: bytes | None = None) -> Ed25519PrivateKey:
+    """The private key of a file.
+
+    Raises:
+        KeyFileError: no such key.
+    """
+    try:
+        return read_private_key(Path(key_file).read_bytes(), password)
+    except OSError as error:
+        raise KeyFileError(f"key={str(key_file)!r} cannot be read ({error}); name a key file") from None
+
+
+def sign_files(
+    key: Ed25519PrivateKey, folder: Path, names: Iterable[str], journal: bytes | None = None
+) -> Signature:
+    """Sign those of the folder's files that are there, and the bytes of the run's journal entries."""
+    places = {name: folder / name for name in names}
+    return sign(key, {n: place.read_bytes() for n, place in places.items() if place.is_file()}, journal)
+
+
+def read_signature(
+    path: Path, public_key: PathLike | None, what: str = "run"
+) -> tuple[Signature | None, list[Finding]]:
+    """The signature of a file, if it is one, and whether it is valid and by the given key.
+
+    Args:
+        path: the signature file; it need not be there.
+        public_key: file with the issuer's Ed25519 public key; without a signature by it the finding is bad.
+        what: is signed, in a word.
+
+    Raises:
+        KeyFileError: no public key in its file.
+    """
+    key = None
+    if public_key is not None:
+        try:
+            key = read_public_key(Path(public_key).read_bytes())
+        except OSError as error:
+            raise KeyFileError(f"public_key={str(public_key)!r} cannot be read ({error})") from None
+    if not path.is_file():
+        ok = None if key is None else False
+        return None, [Finding("signature", ok, f"the {what} is not signed: anybody could have written it")]
+    try:
+        signature = Signature.from_json(path.read_bytes())
+    except KeyFileError as error:
+        return None, [Finding("signature", False, str(error))]
+    name = fingerprint(signature.public_key)
+    if not signature.is_valid():
+        return signature, [Finding("signature", False, "it is not a signature of the hashes beside it")]
+    if key is not None and not signature.is_valid(key):
+        other = fingerprint(key.public_bytes_raw())
+        detail = f"it is by the key {name}, not by the given one, {other}"
+        return signature, [Finding("signature", False, detail)]
+    by = "the given key" if key is not None else f"the key {name}; ask the issuer whether it is theirs"
+    return signature, [Finding("signature", True, f"valid, by {by}")]
+
+
+def check_files(
+    signature: Signature, folder: Path, names: Collection[str], needed: Collection[str]
+) -> Finding:
+    """Whether the files are the signed ones.
+
+    Args:
+        signature: a valid one.
+        folder: where the files are.
+        names: the folder's own files. Nothing else that a signature file names is looked for on the disk.
+        needed: those that must be there; a published part may leave the others out.
+    """
+    changed = [
+        name
+        for name in names
+        if signature.files.get(name) != _hash_of(folder / name)
+        and (name in needed or (folder / name).is_file())
+    ]
+    absent = [name for name in signature.files if name not in names or not (folder / name).is_file()]
+    detail = f"changed since they were signed: {', '.join(changed)}" if changed else "as they were signed"
+    if absent:
+        detail += f"; not here: {', '.join(absent)}"
+    return Finding("files", not changed, detail)
+
+
+def _hash_of(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _signed(files: Mapping[str, str], journal: str | None, public_key: bytes) -> dict[str, Any]:
+    return {
+        "format": _CONTEXT,
+        "algorithm": "Ed25519",
+        "files": dict(files),
+        "journal": journal,
+        "public_key": _text(public_key),
+    }
+
+
+def _bytes(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode()

@@ -1,0 +1,313 @@
+"""The statement: what a run may claim about its privacy, as data and as a paragraph.
+
+The statement holds everything that is needed to compute epsilon again: the whole plan, how often each release
+was made, and what the unproven steps cost at worst. `statement.schema.json` is its JSON schema.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
+from equipoise.privacy.ledger.ledger import Ledger
+from equipoise.privacy.ledger.run_record import GUARANTEES as GUARANTEES
+from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events, spent
+
+RECIPES = ("library", "as_published")
+DELTA_FACTORS = (10.0, 0.1, 0.01)  # a statement gives epsilon at its own delta times these, too
+_PACKAGES = ("equipoise", "torch", "dp-accounting", "numpy", "scipy", "cryptography")
+UNACCOUNTED_SEARCH = (
+    "no other run on these data chose the settings of this one, unless it is in the same journal: a search "
+    "for hyperparameters on private data costs privacy that this figure does not hold"
+)
+ACCOUNTED_SEARCH = (
+    "this run is the best of a random number of runs drawn before the first of them, each with a plan whose "
+    "Renyi divergence is at no order above this one's, and of the others nothing was published or used"
+)
+
+
+@functools.cache
+def statement_schema() -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of `statement.json`.
+
+    >>> sorted(statement_schema()["required"])[:3]
+    ['accountant', 'assumptions', 'cross_check']
+    """
+    text = Path(__file__).with_name("statement.schema.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """What computed the statement: Python and the packages that its figures and its noise come from."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # run from the sources, not installed
+            found[name] = "unknown"
+    return found
+
+
+def further_deltas(delta: float) -> tuple[float, ...]:
+    """The deltas besides its own that a statement gives epsilon at.
+
+    >>> further_deltas(1e-5)
+    (0.0001, 1e-06, 1e-07)
+    """
+    return tuple(float(f"{delta * factor:.12g}") for factor in DELTA_FACTORS if delta * factor < 1)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a run may claim. Plain data; publishable.
+
+    Attributes:
+        guarantee: "proven", "worst_case" or "none".
+        epsilon: the true epsilon at `delta`; None if and only if the guarantee is "none".
+        epsilon_claimed: what the recipe's publication claims, if anything.
+        private: False if noise and sampling follow from a public seed: NOT PRIVATE.
+        warnings: sentences on doubtful choices.
+        run: the run's name in the journal.
+        plan: SHA-256 of the privacy plan, which `relation`, `sampling`, `releases` and `unproven` give in
+            full.
+        epsilons: epsilon at further deltas.
+        search: the search for hyperparameters that the figure includes.
+        versions: of Python and the packages that the figures come from.
+        noise: "floating_point", or "grid" for exact noise on integers.
+    """
+
+    recipe: str
+    guarantee: str
+    relation: str
+    unit: str
+    epsilon: float | None
+    delta: float | None
+    accountant: str | None
+    interval: float | None
+    cross_check: float | None
+    epsilon_claimed: float | None
+    private: bool
+    releases: list[dict[str, Any]]
+    assumptions: list[str]
+    holes: list[dict[str, Any]]
+    warnings: list[str]
+    other_runs: int = 0
+    plan: str = ""
+    run: str = ""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    unproven: list[dict[str, Any]] = field(default_factory=list)
+    epsilons: list[dict[str, float]] = field(default_factory=list)
+    search: dict[str, Any] | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    noise: str = "floating_point"
+
+    def to_json(self) -> str:
+        """The statement as indented JSON."""
+        return json.dumps(asdict(self), indent=2, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Statement:
+        """The statement that `to_json` wrote."""
+        return Statement(**json.loads(text))
+
+    def paragraph(self) -> str:
+        """The statement in plain English."""
+        parts = []
+        if not self.private:
+            parts.append(
+                "NOT PRIVATE: noise and sampling follow from a public seed, so that anyone can subtract "
+                "the noise. The figures below are those of the same run with a secret key."
+            )
+        change = "adding or removing" if self.relation == "add_or_remove_one" else "replacing"
+        if self.guarantee == "none":
+            parts.append(f"This run ({self.recipe} recipe) carries no privacy guarantee.")
+        else:
+            by = {"pld": "privacy loss distributions", "rdp": "Renyi differential privacy"}.get(
+                self.accountant or "", "the closed form for Gaussians"
+            )
+            kind = "is" if self.guarantee == "proven" else "is, in the worst case,"
+            parts.append(
+                f"This run ({self.recipe} recipe) {kind} ({self.epsilon:.4g}, "
+                f"{self.delta:g})-differentially private with respect to "
+                f"{change} one {self.unit}, by {by}."
+            )
+            if self.cross_check is not None:
+                parts.append(f"Renyi accounting gives {self.cross_check:.4g} as a cross-check.")
+            else:
+                parts.append("No second accountant covers this event as a cross-check.")
+        if self.epsilon_claimed is not None:
+            parts.append(
+                f"The published recipe claims epsilon = {self.epsilon_claimed:.4g}; that claim is not "
+                "proven here."
+            )
+        if self.epsilons:
+            listed = ", ".join(f"{row['epsilon']:.4g} at delta {row['delta']:g}" for row in self.epsilons)
+            parts.append(f"Epsilon is {listed}.")
+        if self.search is not None:
+            parts.append(
+                f"The figure includes the choice of this run among a random number of runs, "
+                f"{self.search['mean']:g} on average."
+            )
+        if self.other_runs:
+            parts.append(f"The figure includes {self.other_runs} other run(s) over the same data.")
+        if self.releases:
+            listed = "; ".join(
+                f"{r['name']} (noise multiplier {r['noise_multiplier']:.4g}, bound at most "
+                f"{'any' if r['max_bound'] is None else format(r['max_bound'], 'g')}, {r['used']} of "
+                f"{r['count']} times)"
+                for r in self.releases
+            )
+            parts.append(f"Released: {listed}.")
+        if self.assumptions:
+            parts.append("Taken as public or assumed: " + "; ".join(self.assumptions) + ".")
+        if self.holes:
+            parts.append(
+                "Not proved: " + "; ".join(f"{h['reason']} ({h['count']} times)" for h in self.holes) + "."
+            )
+        parts += [f"Warning: {warning}." for warning in self.warnings]
+        return " ".join(parts)
+
+    def __str__(self) -> str:
+        return self.paragraph()
+
+
+def sampling_assumptions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The assumptions on the draws of these releases (rows of a plan or statement), each once."""
+    texts = [
+        f"population {row['sampling']['population']} and sampling {row['sampling']['scheme']} of draw "
+        f"{row['draw']!r}"
+        for row in rows
+    ]
+    return list(dict.fromkeys(texts))
+
+
+def statement_of(
+    ledger: Ledger,
+    delta: float | None = None,
+    *,
+    recipe: str = "library",
+    unit: str = "record",
+    assumptions: Sequence[str] = (),
+    epsilon_claimed: float | None = None,
+) -> Statement:
+    """What the run of a ledger may claim, the journal's other runs included as they are now.
+
+    Args:
+        ledger: open or closed.
+        delta: of the statement; None takes the budget's.
+        recipe, unit, assumptions, epsilon_claimed: as for `make_statement`.
+
+    Example:
+        >>> from equipoise.privacy import FullBatch, PrivacyPlan, Release
+        >>> ledger = Ledger(PrivacyPlan([Release("gradient", 2.0, max_bound=1.0)], FullBatch(100, 4)))
+        >>> statement_of(ledger, delta=1e-5).guarantee
+        'proven'
+    """
+    if delta is None and ledger.budget is not None:
+        delta = ledger.budget.delta
+    if delta is None and ledger.guarantee != "none":
+        raise ValueError("delta must be given: this ledger has no budget to take it from")
+    return make_statement(
+        ledger.record,
+        delta,
+        ledger.other_runs(),
+        recipe=recipe,
+        unit=unit,
+        assumptions=assumptions,
+        epsilon_claimed=epsilon_claimed,
+    )
+
+
+def make_statement(
+    record: RunRecord,
+    delta: float | None,
+    others: OtherRuns,
+    *,
+    recipe: str = "library",
+    unit: str = "record",
+    assumptions: Sequence[str] = (),
+    epsilon_claimed: float | None = None,
+) -> Statement:
+    """The statement of a run.
+
+    Args:
+        record: what was booked of the run.
+        delta: of the statement; None only where the run's guarantee is "none".
+        others: what the other runs over the same data cost.
+        recipe: "library" or "as_published".
+        unit: the unit of privacy.
+        assumptions: what else was taken as public; population and sampling are always listed.
+        epsilon_claimed: figure of the publication.
+    """
+    plan, guarantee = record.plan, record.guarantee
+    found: EpsilonResult | None = None
+    further: list[dict[str, float]] = []
+    if guarantee != "none":
+        assert delta is not None
+        found = spent(record, others, delta)
+        if math.isfinite(found.value):
+            event = compose_events([record.event, *others.values()])
+            for other in further_deltas(delta):
+                further.append({"delta": other, "epsilon": epsilon(event, other, plan.relation).value})
+        else:  # another run over the same data is not private
+            found, guarantee = None, "none"
+    described = plan.describe()
+    rows = []
+    for release in described["releases"]:
+        count = sum(n for pattern, n in record.used.items() if release["name"] in pattern.names)
+        row = {**release, "used": count}
+        if release["draw"] in record.epochs:
+            row["epochs"] = record.epochs[release["draw"]]
+        rows.append(row)
+    public = sampling_assumptions([*rows, *described["unproven"]])
+    return Statement(
+        recipe=recipe,
+        guarantee=guarantee,
+        relation=plan.relation,
+        unit=unit,
+        epsilon=None if found is None else found.value,
+        delta=delta,
+        accountant=None if found is None else found.accountant,
+        interval=None if found is None else found.interval,
+        cross_check=None if found is None else found.cross_check,
+        epsilon_claimed=epsilon_claimed,
+        private=record.private,
+        releases=rows,
+        assumptions=[*public, *assumptions, ACCOUNTED_SEARCH if record.search else UNACCOUNTED_SEARCH],
+        holes=[asdict(hole) for hole in record.holes.values()],
+        warnings=_warnings(delta, found, [*rows, *described["unproven"]]),
+        other_runs=len(others),
+        plan=plan.fingerprint(),
+        run=record.run,
+        sampling=described["sampling"],
+        unproven=described["unproven"],
+        epsilons=further,
+        search=None if record.search is None else record.search.describe(),
+        versions=dict(versions()),
+        noise=record.noise,
+    )
+
+
+def _warnings(
+    delta: float | None, found: EpsilonResult | None, rows: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Sentences on choices that promise little."""
+    warnings = []
+    populations = [row["sampling"]["population"] for row in rows]
+    if delta is not None and populations and delta >= 1 / max(populations):
+        warnings.append(
+            f"delta={delta:g} is not below 1/population = {1 / max(populations):.3g}; a mechanism that "
+            "publishes a whole record with that probability would satisfy it"
+        )
+    if found is not None and found.value > 10:
+        warnings.append(f"epsilon={found.value:.4g} is so large that it promises little")
+    return warnings

@@ -1,0 +1,254 @@
+"""Verify the statement of a run: against its journal, or on its own.
+
+The data owner has the journal. `check_with_journal` holds every entry against the plan, counts what the run
+released and computes the statement again; nothing in the statement is believed.
+
+Everybody else has the published files only. `check_published` checks that the statement agrees with itself:
+its plan and counts must hash to the plan's name and give its epsilon, so that no figure can be edited on its
+own. Whether the run released what is counted is known to the journal, and rests on the issuer's word, which a
+signature ties to the issuer (`sign.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from equipoise.privacy.accounting.private_search import PrivateSearch
+from equipoise.privacy.errors import JournalError
+from equipoise.privacy.ledger.journal import (
+    CloseEntry,
+    DisclosureEntry,
+    Entry,
+    ReleaseEntry,
+    RunEntry,
+    SearchEntry,
+    UnprovenEntry,
+)
+from equipoise.privacy.ledger.run_record import Hole, OtherRuns, RunRecord, events_of, records_of
+from equipoise.privacy.plan import Pattern, PrivacyPlan
+from equipoise.statements.recompute import (
+    MALFORMED,
+    SAME,
+    Finding,
+    compared,
+    delta_of,
+    differences,
+    figure,
+    message,
+    text_of,
+)
+from equipoise.statements.statement import Statement, make_statement
+
+__all__ = ["check_published", "check_with_journal", "statement_from_journal"]
+
+
+# ---- with the journal
+
+
+def check_with_journal(statement: Mapping[str, Any], entries: Sequence[Entry]) -> list[Finding]:
+    """Hold a statement against the journal of its run.
+
+    Args:
+        statement: as `statement.json` holds it; nothing about it is assumed.
+        entries: the whole journal, other runs included.
+
+    Returns:
+        One finding per subject; the statement is consistent if none of them is false.
+    """
+    try:
+        delta = delta_of(statement)
+        record = _record_of(entries, statement.get("run"))
+        candidates = [make_statement(record, delta, others) for others in _views(entries, record)]
+        # A shared journal goes on after the statement: any state of the others since then will do.
+        best = min(candidates, key=lambda again: len(differences(statement, again)))
+        findings = compared(statement, best)
+    except JournalError as error:
+        return [Finding("journal", False, str(error))]
+    except MALFORMED as error:
+        return [Finding("journal", False, f"it is not what this library writes ({message(error)})")]
+    lines = sum(entry.run == record.run for entry in entries)
+    return [
+        Finding("journal", True, f"{lines} lines of run {record.run}; each release fits the plan"),
+        *_open_questions(record),
+        *findings,
+    ]
+
+
+def statement_from_journal(entries: Sequence[Entry], run: str, delta: float, **facts: Any) -> Statement:
+    """The statement of a run, from the whole journal as it is now; `facts` as in `make_statement`.
+
+    Raises:
+        JournalError: for a journal that does not hold the run, or whose entries do not fit its plan.
+    """
+    record = _record_of(entries, run)
+    others = records_of(entry for entry in entries if entry.run != run)
+    return make_statement(record, delta, events_of(others, record.plan.relation), **facts)
+
+
+def _record_of(entries: Sequence[Entry], run: object) -> RunRecord:
+    runs = {entry.run for entry in entries if isinstance(entry, RunEntry)}
+    if run not in runs:
+        raise JournalError(f"it holds no run {run!r:.60}, which the statement names; it holds {sorted(runs)}")
+    return RunRecord.from_entries(entry for entry in entries if entry.run == run)
+
+
+# The entries by which a run's own cost changes: a statement of all of them was made after the last one.
+_OWN_COSTS = (RunEntry, ReleaseEntry, UnprovenEntry, DisclosureEntry, SearchEntry)
+# The entries by which a run changes what it costs others: a release changes nothing until its run is closed.
+_COSTS_TO_OTHERS = (RunEntry, CloseEntry, SearchEntry)
+
+
+def _views(entries: Sequence[Entry], record: RunRecord) -> Iterator[OtherRuns]:
+    """What the other runs cost, at every moment from the run's last costly entry to the journal's end."""
+    relation, others = record.plan.relation, dict[str, RunRecord]()
+    last = max(i for i, e in enumerate(entries) if e.run == record.run and isinstance(e, _OWN_COSTS))
+    for number, entry in enumerate(entries):
+        if number == last:
+            yield events_of(others, relation)
+        if entry.run == record.run:
+            continue
+        if entry.run in others:
+            others[entry.run].add(entry)
+        else:
+            others[entry.run] = RunRecord.begun(entry)
+        if number > last and isinstance(entry, _COSTS_TO_OTHERS):
+            yield events_of(others, relation)
+    yield events_of(others, relation)
+
+
+def _open_questions(record: RunRecord) -> list[Finding]:
+    """What an honest journal may show as well as an edited one."""
+    found = []
+    gaps = max(record.draws, default=-1) + 1 - len(record.draws)
+    if gaps:
+        detail = f"{gaps} draw(s) before the last have no line: opened and not released, or cut out"
+        found.append(Finding("draws", None, detail))
+    if len(record.data) > 1:
+        detail = f"the lines name {len(record.data)} data sets: the run went on with changed records"
+        found.append(Finding("data", None, detail))
+    return found
+
+
+# ---- from the published files only
+
+
+def check_published(statement: Mapping[str, Any]) -> list[Finding]:
+    """Hold a statement against itself: its plan against the plan's hash, its epsilon against its counts.
+
+    Args:
+        statement: as `statement.json` holds it; nothing about it is assumed.
+    """
+    try:
+        record = _published_record(statement)
+        again = make_statement(record, delta_of(statement), {})
+        alone = _epsilon_alone(statement, again) if statement.get("other_runs") else None
+        findings = compared(statement, again, alone)
+    except MALFORMED as error:
+        return [Finding("statement", False, f"it is not what this library writes ({message(error)})")]
+    detail = "only the data owner's journal tells whether the run released what is counted here"
+    return [*findings, Finding("releases", None, detail)]
+
+
+def _published_record(statement: Mapping[str, Any]) -> RunRecord:
+    counts = ("used", "epochs")
+    rows = [{key: value for key, value in row.items() if key not in counts} for row in statement["releases"]]
+    description = {"relation": statement["relation"], "sampling": statement["sampling"]}
+    plan = PrivacyPlan.from_description(description | {"releases": rows, "unproven": statement["unproven"]})
+    counted = {row["name"]: row["used"] for row in statement["releases"]}
+    used: Counter[Pattern] = Counter()
+    # Patterns of a draw are nested, the one with the most names first: what a name was released beyond the
+    # patterns before belongs to the last pattern that has it.
+    for pattern in plan.patterns():
+        names = sorted(pattern.names)
+        before = [p for p in used if p.draw == pattern.draw]
+        here = {counted[name] - sum(used[p] for p in before if name in p.names) for name in names}
+        used[pattern] = min(here)
+    for name, count in counted.items():
+        if sum(n for pattern, n in used.items() if name in pattern.names) != count:
+            raise ValueError(f"the counts of {name!r} and of the releases with it do not agree")
+    if any(isinstance(n, bool) or not 0 <= n <= p.count for p, n in used.items()):
+        raise ValueError("a count is not between 0 and the planned number")
+    holes = [Hole(**row) for row in statement["holes"]]
+    _check_holes(plan, holes)
+    search = statement["search"]
+    record = RunRecord(
+        run=str(statement["run"]),
+        plan=plan,
+        private=statement["private"] is True,
+        noise=statement["noise"],
+        search=None if search is None else PrivateSearch.from_description(search),
+        used=used,
+        holes={(hole.kind, hole.reason): hole for hole in holes},
+    )
+    for row in statement["releases"]:
+        if row["draw"] in record.epochs:
+            record.epochs[row["draw"]] = row["epochs"]
+            length = row["sampling"]["population"] / row["sampling"]["batch_size"]
+            if not row["used"] / max(1, round(length)) <= row["epochs"] <= row["used"]:
+                raise ValueError(f"{row['used']} draws cannot lie in {row['epochs']!r} epochs")
+    return record
+
+
+def _check_holes(plan: PrivacyPlan, holes: Sequence[Hole]) -> None:
+    """What was planned to leave without a proof is a hole, as often as planned at most."""
+    for number, hole in enumerate(holes):
+        if isinstance(hole.count, bool) or not isinstance(hole.count, int) or hole.count < 1:
+            raise ValueError(f"holes[{number}].count must be at least 1")
+        if any((hole.kind, hole.reason) == (one.kind, one.reason) for one in holes[:number]):
+            raise ValueError(f"holes[{number}] has the kind and reason of an earlier one")
+    left = sum(hole.count for hole in holes if hole.kind == "release_unproven")
+    planned = sum(plan.count(item) for item in plan.unproven)
+    if planned and not holes:
+        raise ValueError(f"the plan holds {planned} releases without a proof, and no hole is named")
+    if left > planned:
+        raise ValueError(f"{left} releases without a proof are named, {planned} are planned")
+
+
+def _epsilon_alone(statement: Mapping[str, Any], alone: Statement) -> Finding:
+    """Of a run among others: what those cost is in the journal."""
+    stated, found = figure(statement.get("epsilon")), figure(alone.epsilon)
+    doubts = _doubts(statement, alone)
+    detail = f"stated {text_of(stated)}; this run alone costs {text_of(found)}, the others are in the journal"
+    detail += f"; wrong: {', '.join(doubts)}" if doubts else ""
+    return Finding("epsilon", False if doubts else None, detail)
+
+
+def _doubts(statement: Mapping[str, Any], alone: Statement) -> list[str]:
+    """The figures that cannot be those of this run and others: below its own cost, or another promise."""
+    wrong = []
+    others, guarantee = statement.get("other_runs"), statement.get("guarantee")
+    if isinstance(others, bool) or not isinstance(others, int) or others < 0:
+        wrong.append("other_runs")
+    if guarantee not in (alone.guarantee, "none"):
+        wrong.append("guarantee")
+    if guarantee == "none":
+        empty: dict[str, object] = {
+            "epsilon": None,
+            "epsilons": [],
+            "cross_check": None,
+            "accountant": None,
+            "interval": None,
+        }
+        return wrong + [key for key, value in empty.items() if statement.get(key) != value]
+    if not _at_least(statement.get("epsilon"), alone.epsilon):
+        wrong.append("epsilon")
+    rows = statement.get("epsilons")
+    if not (
+        isinstance(rows, list)
+        and [row["delta"] for row in rows] == [row["delta"] for row in alone.epsilons]
+        and all(_at_least(r["epsilon"], a["epsilon"]) for r, a in zip(rows, alone.epsilons, strict=True))
+    ):
+        wrong.append("epsilons")
+    # null where Renyi accounting does not cover the others; where it does, it bounds this run's cost too
+    cross = statement.get("cross_check", "absent")
+    floor = alone.epsilon if alone.cross_check is None else alone.cross_check
+    if cross is not None and not _at_least(cross, floor):
+        wrong.append("cross_check")
+    return wrong
+
+
+def _at_least(stated: object, cost: float | None) -> bool:
+    value = figure(stated)
+    return value is not None and cost is not None and value >= cost * (1 - SAME)

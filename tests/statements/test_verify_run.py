@@ -1,0 +1,546 @@
+"""Every edit of a statement is caught: with the journal, and from the published files alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+
+import jsonschema
+import pytest
+import torch
+
+from equipoise.privacy import (
+    Journal,
+    JournalError,
+    Ledger,
+    Poisson,
+    PrivacyPlan,
+    Private,
+    Release,
+    RunRecord,
+    Secrets,
+    Unproven,
+    capped,
+    gaussian_epsilon,
+)
+from equipoise.privacy.sampling import FixedEpochs, FullBatch
+from equipoise.statements import (
+    check_published,
+    check_with_journal,
+    make_statement,
+    statement_from_journal,
+    statement_schema,
+)
+from equipoise.statements import statement_of as made_of
+from equipoise.statements.recompute import schema_misfit
+
+DELTA = 1e-5
+
+
+def released(ledger: Ledger, name: str, *names: str) -> None:
+    draw = ledger.open(name)
+    values = Private(torch.tensor([1.0, 2.0]), draw)
+    ledger.release(draw, {n: capped(values, upper=5.0) for n in names})
+
+
+def plain_run(sampling=None, relation="add_or_remove_one", journal=None, steps=3) -> Ledger:
+    sampling = sampling or FixedEpochs(100, 100, 4)  # in closed form: quick
+    releases = [
+        Release("gradient", 2.0, max_bound=5.0),
+        Release("norm", 6.0, max_bound=5.0, count=2),
+        Release("radius", 9.0, max_bound=5.0, draw="other", count=1, sampling=FullBatch(100, 1)),
+    ]
+    if isinstance(sampling, FixedEpochs):
+        releases[1] = Release("norm", 6.0, max_bound=5.0, draw="other", count=1, sampling=FullBatch(100, 1))
+    ledger = Ledger(PrivacyPlan(releases, sampling, relation), journal=journal)
+    for step in range(steps):
+        both = step < 2 and ledger.plan["norm"].draw == "batch"
+        released(ledger, "batch", "gradient", *(["norm"] if both else []))
+    released(ledger, "other", "radius")
+    return ledger
+
+
+def unproven_run(multiplier) -> Ledger:
+    plan = PrivacyPlan(
+        [Release("gradient", 2.0, max_bound=5.0)], FullBatch(100, 4), unproven=[Unproven("raw")]
+    )
+    ledger = Ledger(plan)
+    draw = ledger.open("batch")
+    value = {"x": Private(torch.zeros(2), draw)}
+    ledger.release_unproven(
+        draw, "raw", value, 1.0, hole="no bound is known", worst_case_multiplier=multiplier
+    )
+    return ledger
+
+
+def statement_of(ledger: Ledger, **facts) -> dict:
+    return json.loads(made_of(ledger, DELTA, **facts).to_json())
+
+
+def rows_of(ledger: Ledger) -> list[dict]:
+    """The journal's lines, which a test may change."""
+    return copy.deepcopy(ledger.journal.read())
+
+
+def journal_of(rows) -> Journal:
+    journal = Journal()
+    for row in rows:
+        journal.write(row)
+    return journal
+
+
+def entries_of(rows):
+    return journal_of(rows).entries()
+
+
+def complaint(statement, rows) -> str:
+    """The first thing that is wrong with a statement or with the lines of its journal."""
+    try:
+        return next(f.detail for f in check_with_journal(statement, entries_of(rows)) if f.ok is False)
+    except JournalError as error:
+        return str(error)
+
+
+def verdicts(statement, ledger):
+    """Whether it is consistent: (with the journal, from the statement alone)."""
+    return tuple(
+        all(finding.ok is not False for finding in findings)
+        for findings in (check_with_journal(statement, ledger.journal.entries()), check_published(statement))
+    )
+
+
+def gappy_run(journal=None) -> Ledger:
+    """Ten releases of an epoch's length, which lie in two."""
+    ledger = Ledger(PrivacyPlan([Release("gradient", 1.0, 5.0)], FixedEpochs(10, 100, 20)), journal=journal)
+    for ordinal in range(20):
+        if 5 <= ordinal < 15:
+            ledger.open("batch")
+        else:
+            released(ledger, "batch", "gradient")
+    return ledger
+
+
+def test_epochs_are_charged_by_the_draws_that_lie_in_them():
+    ledger = gappy_run()
+    two = gaussian_epsilon(2**0.5, DELTA)
+    assert ledger.spent(DELTA).value == pytest.approx(two)
+    assert ledger.progress(DELTA) == pytest.approx(two)
+    again = Ledger(ledger.plan, journal=ledger.journal, secrets=ledger.secrets)
+    assert again.spent(DELTA).value == pytest.approx(two)
+    ledger.close()
+    other = Ledger(ledger.plan, journal=ledger.journal)
+    assert other.spent(DELTA).value == pytest.approx(two)
+
+
+def test_an_epoch_left_out_of_a_statement_is_caught():
+    ledger = gappy_run()
+    statement = statement_of(ledger)
+    assert statement["releases"][0]["epochs"] == 2
+    statement["releases"][0]["epochs"] = 1
+    assert verdicts(statement, ledger) == (False, False)
+    statement["releases"][0].update(epochs=0, used=0)
+    assert verdicts(statement, ledger) == (False, False)
+
+
+RUNS = {
+    "gaps": gappy_run,
+    "poisson": lambda: plain_run(Poisson(20, 100, 4)),
+    "replace": lambda: plain_run(relation="replace_one"),
+    "unamplified": plain_run,
+    "nested": lambda: plain_run(FullBatch(100, 4)),
+    "worst case": lambda: unproven_run(3.0),
+    "no guarantee": lambda: unproven_run(None),
+    "nothing yet": lambda: plain_run(steps=0),
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_true_statement_is_consistent_and_fits_the_schema(kind):
+    ledger = RUNS[kind]()
+    statement = statement_of(
+        ledger, assumptions=["something else"], recipe="as_published", epsilon_claimed=2.0
+    )
+    assert verdicts(statement, ledger) == (True, True)
+    jsonschema.validate(statement, statement_schema())
+
+
+def edited(change):
+    def edit(statement):
+        change(statement)
+        return statement
+
+    return edit
+
+
+def every_release(key, value):
+    return edited(lambda s: [row.update({key: value}) for row in s["releases"]])
+
+
+EDITS = {
+    "epsilon halved": edited(lambda s: s.update(epsilon=s["epsilon"] / 2)),
+    "epsilon a little lower": edited(lambda s: s.update(epsilon=s["epsilon"] * (1 - 1e-5))),
+    "epsilon a little higher": edited(lambda s: s.update(epsilon=s["epsilon"] * (1 + 1e-5))),
+    "epsilon as text": edited(lambda s: s.update(epsilon=str(s["epsilon"]))),
+    "no epsilon": edited(lambda s: s.update(epsilon=None)),
+    "epsilon at another delta": edited(lambda s: s["epsilons"][0].update(epsilon=0.1)),
+    "delta": edited(lambda s: s.update(delta=1e-3)),
+    "delta and its epsilon": edited(lambda s: s.update(delta=1e-6, epsilon=s["epsilons"][1]["epsilon"])),
+    "noise multiplier": edited(lambda s: s["releases"][0].update(noise_multiplier=3.0)),
+    "number of steps planned": every_release("count", 2),
+    "number of steps made": edited(lambda s: s["releases"][0].update(used=2)),
+    "steps of the sampling": edited(lambda s: s["sampling"].update(steps=2)),
+    "sampling rate": edited(lambda s: s["releases"][0]["sampling"].update(batch_size=20)),
+    "population": edited(lambda s: s["releases"][0]["sampling"].update(population=10_000)),
+    "bound": edited(lambda s: s["releases"][0].update(max_bound=0.1)),
+    "plan": edited(lambda s: s.update(plan="0" * 64)),
+    "relation": edited(lambda s: s.update(relation="replace_one")),
+    "guarantee": edited(lambda s: s.update(guarantee="worst_case")),
+    "hole": edited(
+        lambda s: s["holes"].append({"kind": "disclose", "reason": "x", "count": 1, "worst_case": None})
+    ),
+    "a release left out": edited(lambda s: s["releases"].pop()),
+    "cross-check": edited(lambda s: s.update(cross_check=1.0)),
+    "accountant": edited(lambda s: s.update(accountant="pld")),
+    "warning": edited(lambda s: s.update(warnings=["all is well"])),
+    "assumption left out": edited(lambda s: s["assumptions"].pop(0)),
+    "search": edited(lambda s: s.update(search={"mean": 10.0, "shape": 1.0})),
+    "unit": edited(lambda s: s.update(unit="user")),
+    "epsilon of 400 digits": edited(lambda s: s.update(epsilon=10**400)),
+    "epsilons of 400 digits": edited(lambda s: s["epsilons"][0].update(epsilon=10**400)),
+    "bound of 400 digits": edited(lambda s: s["releases"][0].update(max_bound=10**400)),
+    "population of 400 digits": edited(lambda s: s["sampling"].update(population=10**400)),
+    "other runs of 400 digits and no epsilon": edited(lambda s: s.update(other_runs=10**400, epsilon=None)),
+    "a claim of the library": edited(lambda s: s.update(epsilon_claimed=0.05)),
+    "a fact": edited(lambda s: s.update(facts={"independently certified epsilon": 0.05})),
+    "noise left out": edited(lambda s: s.pop("noise")),
+    "versions left out": edited(lambda s: s.pop("versions")),
+    "claim left out": edited(lambda s: s.pop("epsilon_claimed")),
+    "versions of another kind": edited(lambda s: s.update(versions="all")),
+    "a version that is no text": edited(lambda s: s["versions"].update(torch=2)),
+    "an assumption that is no text": edited(lambda s: s["assumptions"].append({"a": 1})),
+    "the sentence on searches": edited(lambda s: s["assumptions"].pop()),
+    "a key left out": edited(lambda s: s.pop("epsilons")),
+    "a key too many": edited(lambda s: s.update(certified_by="an authority")),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_statement_is_caught(edit):
+    ledger = plain_run()
+    statement = EDITS[edit](statement_of(ledger))
+    assert verdicts(statement, ledger) == (False, False)
+
+
+def test_a_misfit_names_place_and_reason():
+    statement = statement_of(plain_run())
+    assert schema_misfit(statement) is None
+    statement["releases"][0]["used"] = -1
+    assert schema_misfit(statement).startswith("releases.0.used: -1 is less than the minimum")
+
+
+VALUES = [None, True, 0, 1, 1.0, 1.5, -1, float("inf"), "", "a" * 64, [], ["x"], [1], {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("key", sorted(statement_schema()["properties"]))
+def test_any_value_of_a_key_that_the_schema_refuses_is_found(key):
+    known = jsonschema.Draft202012Validator(statement_schema())
+    statement = statement_of(plain_run(Poisson(20, 100, 4)))
+    for value in VALUES:
+        changed = statement | {key: value}
+        found = check_published(changed)
+        if not known.is_valid(changed):
+            assert any(finding.ok is False for finding in found), value
+
+
+# What a stranger cannot see: the journal knows it.
+SILENT = {
+    "run": edited(lambda s: s.update(run="f" * 16)),
+    "other runs": edited(lambda s: s.update(other_runs=1)),
+    "private": edited(lambda s: s.update(private=False)),
+}
+
+
+@pytest.mark.parametrize("edit", SILENT)
+def test_edits_that_the_journal_alone_catches(edit):
+    ledger = plain_run()
+    assert verdicts(SILENT[edit](statement_of(ledger)), ledger) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "words"),
+    [
+        (0, lambda e: e["plan"]["releases"][0].update(noise_multiplier=9.0), "plan was edited"),
+        (1, lambda e: e["multipliers"].update(gradient=9.0), "noise multiplier"),
+        (1, lambda e: e["bounds"].update(gradient=50.0), "bound"),
+        (1, lambda e: e.update(pattern=["nothing"]), "holds no draw"),
+        (1, lambda e: e.pop("bounds"), "line 2 of the journal .*bounds is missing"),
+        (1, lambda e: e.update(note="x"), "line 2 .*'note' is not a field"),
+        (1, lambda e: e.update(answer=3), "line 2 .*answer must be a text, but is 3"),
+        (0, lambda e: e["plan"].pop("relation"), "line 1 .*plan cannot be read: KeyError"),
+        (0, lambda e: e.update(private=1), "line 1 .*private must be true or false"),
+        (0, lambda e: e.update(type="noise"), "line 1 .*unknown type"),
+        (2, lambda e: e.update(type="noise"), "line 3 .*unknown type"),
+    ],
+)
+def test_an_edited_journal_is_caught(line, change, words):
+    ledger = plain_run()
+    statement, rows = statement_of(ledger), rows_of(ledger)
+    change(rows[line])
+    assert re.search(words, complaint(statement, rows))
+    if not line:  # another run, which opens the journal, refuses it as well
+        with pytest.raises(JournalError, match=words):
+            plain_run(journal=journal_of(rows))
+
+
+def shut(entries):
+    """A release comes after the run's end."""
+    entries.insert(1, {"type": "close", "run": entries[0]["run"]})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda e: e[2].update(bounds={}), "releases what the plan does not hold"),
+        (lambda e: e[2].update(bounds={}, multipliers={"gradient": 1e-6}), "does not hold"),
+        (lambda e: e[2]["multipliers"].update(norm=1e-6), "noise multipliers for"),
+        (lambda e: e[2].update(multipliers={}), "noise multipliers for"),
+        (lambda e: e[2]["bounds"].update(gradient=True), "bounds must be positive numbers"),
+        (lambda e: e[2].update(index=0), "that of another draw"),
+        (lambda e: e[2].update(ordinal=0), "that of another draw"),
+        (lambda e: e[2].update(hash="0", index=0, ordinal=0), "that of another draw"),
+        (lambda e: e[2].update(index=True), "count from 0"),
+        (lambda e: e[2].update(ordinal=-1), "count from 0"),
+        (lambda e: e.insert(2, e[1]), "a second time"),
+        (lambda e: e.append({"type": "void", "run": e[0]["run"], "index": 9}), "makes draw 9 void"),
+        (shut, "release after the run was closed"),
+    ],
+)
+def test_lines_that_no_ledger_writes_are_caught(change, words):
+    ledger = plain_run()
+    statement, rows = statement_of(ledger), rows_of(ledger)
+    change(rows)
+    assert words in complaint(statement, rows)
+    with pytest.raises(JournalError, match=words):  # nor is a statement made of them
+        statement_from_journal(entries_of(rows), ledger.run, DELTA)
+    for secrets in (ledger.secrets, None):  # nor does this run go on, nor another one with them
+        with pytest.raises(JournalError, match=words):
+            Ledger(ledger.plan, journal=journal_of(rows), secrets=secrets)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda e: e[1].update(name="other"), "does not hold"),
+        (lambda e: e.append(e[1]), "more often than planned"),
+        (shut, "release after the run was closed"),
+    ],
+)
+def test_unproven_lines_are_held_against_the_plan(change, words):
+    ledger = unproven_run(3.0)
+    rows = rows_of(ledger)
+    change(rows)
+    with pytest.raises(JournalError, match=words):
+        statement_from_journal(entries_of(rows), ledger.run, DELTA)
+
+
+@pytest.mark.parametrize(
+    ("change", "subject"),
+    [(lambda e: e.pop(2), "draws"), (lambda e: e[2].update(data="other"), "data")],
+)
+def test_what_an_honest_journal_may_hold_too_is_told(change, subject):
+    """A draw may be opened and not released, and a run resumed with changed data: neither is an edit."""
+    ledger = plain_run()
+    rows = rows_of(ledger)
+    before = check_with_journal(statement_of(ledger), entries_of(rows))
+    assert not {"draws", "data"} & {finding.subject for finding in before}
+    change(rows)
+    entries = entries_of(rows)
+    statement = json.loads(statement_from_journal(entries, ledger.run, DELTA).to_json())
+    found = check_with_journal(statement, entries)
+    assert [f.subject for f in found if f.ok is None] == [subject]
+    assert all(f.ok is not False for f in found)
+
+
+def test_a_line_left_out_of_the_journal_is_caught():
+    ledger = plain_run()
+    statement, entries = statement_of(ledger), ledger.journal.entries()
+    for gone in range(1, len(entries)):
+        left = entries[:gone] + entries[gone + 1 :]
+        assert any(finding.ok is False for finding in check_with_journal(statement, left))
+
+
+def test_a_stranger_cannot_tell_lines_and_statement_edited_together():
+    """What signatures are for: a whole other run is consistent in itself."""
+    ledger = plain_run()
+    entries = ledger.journal.entries()
+    left = [entry for entry in entries if entry.kind != "release" or entry.draw.index != 2]
+    statement = json.loads(statement_from_journal(left, ledger.run, DELTA).to_json())
+    assert statement["epsilon"] < statement_of(ledger)["epsilon"]
+    assert all(finding.ok is not False for finding in check_with_journal(statement, left))
+
+
+def test_a_shared_journal_that_has_grown_since():
+    journal = Journal()
+    first = plain_run(journal=journal)
+    early = statement_of(first)
+    second = plain_run(journal=journal)
+    late = statement_of(second)
+    assert late["other_runs"] == 1
+    first.close()
+    third = plain_run(journal=journal)
+    for statement in (early, late, statement_of(third)):
+        assert verdicts(statement, first)[0]
+        assert not verdicts(statement | {"epsilon": statement["epsilon"] * 0.999}, first)[0]
+        assert not verdicts(statement | {"other_runs": 7}, first)[0]
+    # a stranger sees that the figure covers the run itself at least
+    assert verdicts(late, second)[1]
+    assert not verdicts(late | {"epsilon": 0.01}, second)[1]
+
+
+def two_at_once():
+    """A opens, B opens, B makes its releases and ends, A makes its own and ends."""
+    journal = Journal()
+    plan = PrivacyPlan([Release("gradient", 2.0, max_bound=5.0)], FullBatch(100, 3))
+    first, second = Ledger(plan, journal=journal), Ledger(plan, journal=journal)
+    alone = made_of(first, delta=DELTA)
+    for ledger in (second, first):
+        for _ in range(3):
+            released(ledger, "batch", "gradient")
+        ledger.close()
+    return first, second, alone
+
+
+def test_what_others_released_before_a_runs_last_release_is_in_its_statement():
+    first, _, before = two_at_once()
+    statement = statement_of(first)
+    assert (before.other_runs, statement["other_runs"]) == (1, 1)
+    assert verdicts(statement, first) == (True, True)
+    own = [entry for entry in first.journal.entries() if entry.run == first.run]
+    without = json.loads(statement_from_journal(own, first.run, DELTA).to_json())
+    assert (without["other_runs"], without["epsilon"] < statement["epsilon"]) == (0, True)
+    assert not verdicts(without, first)[0]
+
+
+def test_a_closed_journal_takes_no_other_run_out_of_a_statement(tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    plain_run(journal=journal)
+    ledger = plain_run(journal=journal)
+    before = statement_of(ledger)
+    journal.close()
+    assert statement_of(ledger) == before
+
+
+BESIDE_OTHERS = {
+    "epsilon": edited(lambda s: s.update(epsilon=0.01)),
+    "epsilon that is not finite": edited(lambda s: s.update(epsilon=float("inf"))),
+    "epsilon of 400 digits": edited(lambda s: s.update(epsilon=10**400)),
+    "epsilons": edited(lambda s: s["epsilons"][1].update(epsilon=0.01)),
+    "a further delta": edited(lambda s: s["epsilons"][1].update(delta=1e-3)),
+    "epsilons left out": edited(lambda s: s.update(epsilons=[])),
+    "cross-check": edited(lambda s: s.update(cross_check=0.01)),
+    "guarantee": edited(lambda s: s.update(guarantee="worst_case")),
+    "half a number of runs": edited(lambda s: s.update(other_runs=0.5)),
+    "less than no runs": edited(lambda s: s.update(other_runs=-1)),
+    "runs that are true": edited(lambda s: s.update(other_runs=True)),
+    "no guarantee but an epsilon": edited(lambda s: s.update(guarantee="none")),
+}
+
+
+@pytest.mark.parametrize("edit", BESIDE_OTHERS)
+def test_a_stranger_holds_a_run_beside_others_to_its_own_cost(edit):
+    _, ledger, _ = two_at_once()
+    statement = BESIDE_OTHERS[edit](statement_of(ledger))
+    assert verdicts(statement, ledger) == (False, False)
+
+
+def test_a_worst_case_beside_others_is_no_proof():
+    ledger = unproven_run(3.0)
+    statement = statement_of(ledger) | {"other_runs": 1}
+    assert verdicts(statement, ledger)[1]
+    assert not verdicts(statement | {"guarantee": "proven"}, ledger)[1]
+
+
+OLDER = {"python": "3.0"}
+
+
+@pytest.mark.parametrize(("factor", "consistent"), [(1.005, True), (1.02, False), (0.995, False)])
+@pytest.mark.parametrize("key", ["epsilon", "cross_check"])
+def test_figures_of_other_versions_may_be_looser_and_not_tighter(key, factor, consistent):
+    ledger = plain_run(Poisson(20, 100, 4))
+    statement = statement_of(ledger) | {"versions": OLDER}
+    statement[key] *= factor
+    assert verdicts(statement, ledger) == (consistent, consistent)
+
+
+def test_plans_are_compared_exactly_whatever_the_versions():
+    ledger = plain_run()
+    for key, value in (("noise_multiplier", 2.0 * (1 + 1e-9)), ("max_bound", 5.0 * (1 + 1e-3))):
+        statement = statement_of(ledger) | {"versions": OLDER}
+        statement["releases"][0][key] = value
+        assert verdicts(statement, ledger) == (False, False)
+    statement = statement_of(ledger) | {"versions": OLDER}
+    statement["epsilons"][0]["delta"] *= 1.001
+    assert verdicts(statement, ledger) == (False, False)
+
+
+@pytest.mark.parametrize("multiplier", [3.0, None])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.update(holes=[]),
+        lambda s: s["holes"][0].update(count=0),
+        lambda s: s["holes"][0].update(count=5),
+    ],
+)
+def test_what_was_planned_without_a_proof_is_a_hole_to_a_stranger(change, multiplier):
+    """Also where the figures are computed anew, as if nothing but the plan's releases had left."""
+    ledger = unproven_run(multiplier)
+    statement = statement_of(ledger, recipe="as_published")
+    proven = made_of(Ledger(ledger.plan), delta=DELTA)
+    figures = ("guarantee", "epsilon", "epsilons", "cross_check", "accountant", "interval", "warnings")
+    change(statement)
+    if not statement["holes"]:
+        statement |= {key: getattr(proven, key) for key in figures}
+        assert statement["guarantee"] == "proven"
+    assert verdicts(statement, ledger) == (False, False)
+
+
+@pytest.mark.parametrize("recipe", ["", None, "Library", "library, audited at epsilon 0.1"])
+def test_a_recipe_is_one_of_two_words(recipe):
+    ledger = plain_run()
+    assert verdicts(statement_of(ledger) | {"recipe": recipe}, ledger) == (False, False)
+
+
+def test_a_reproducible_run_says_so():
+    plan = PrivacyPlan([Release("gradient", 2.0, max_bound=5.0)], FullBatch(100, 4))
+    ledger = Ledger(plan, secrets=Secrets(reproducible_seed=1))
+    statement = statement_of(ledger)
+    assert statement["private"] is False
+    assert verdicts(statement, ledger) == (True, True)
+    assert verdicts(statement | {"private": True}, ledger)[0] is False
+
+
+@pytest.mark.parametrize(
+    "value", [{}, {"delta": 0.1}, {"delta": "x"}, {"delta": 1e-5, "run": [], "releases": 3}]
+)
+def test_what_is_no_statement(value):
+    assert verdicts(value, plain_run()) == (False, False)
+
+
+def test_a_disclosure_with_the_sentence_of_an_unproven_release_leaves_no_guarantee():
+    ledger = unproven_run(3.0)
+    assert ledger.guarantee == "worst_case"
+    ledger.disclose(Private(torch.tensor(1.0)), "no bound is known")
+    statement = statement_of(ledger)
+    assert (ledger.guarantee, statement["guarantee"], len(statement["holes"])) == ("none", "none", 2)
+    assert verdicts(statement, ledger) == (True, True)
+
+
+def test_the_record_of_the_journal_is_the_ledgers():
+    for make in RUNS.values():
+        ledger = make()
+        record = RunRecord.from_entries(ledger.journal.entries())
+        for field in ("used", "epochs", "holes", "draws", "unproven", "unproven_used", "data", "closed"):
+            assert getattr(record, field) == getattr(ledger.record, field), field
+        assert make_statement(record, DELTA, {}) == made_of(ledger, DELTA)
