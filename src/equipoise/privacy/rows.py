@@ -123,7 +123,7 @@ class PrivateRows:
 
     def residual(self, subspace: Any) -> PrivateRows:
         """The rows minus their part in a subspace."""
-        return PrivateRows(self._rows.residual(subspace), self.draw)
+        return PrivateRows(subspace.residual(self._rows), self.draw)
 
     def split(self, subspace: Any) -> tuple[Private, PrivateRows]:
         """The rows' coordinates in a subspace, [B, K], and the rows minus their part in it.
@@ -132,12 +132,12 @@ class PrivateRows:
         """
         found = subspace.coordinates(self._rows)
         # A copy of our own: the caller may write to the coordinates, and the residual's norms rest on them.
-        rest = self._rows.residual(subspace, found.clone())
+        rest = subspace.residual(self._rows, found.clone())
         return Private(found, self.draw), PrivateRows(rest, self.draw)
 
     def projection(self, subspace: Any) -> PrivateRows:
         """The rows' parts in a subspace."""
-        return PrivateRows(self._rows.projection(subspace), self.draw)
+        return PrivateRows(subspace.projection(self._rows), self.draw)
 
     def masked(self, masks: Mapping[str, torch.Tensor]) -> PrivateRows:
         """The rows with the entries set to zero where a public mask is False."""

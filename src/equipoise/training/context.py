@@ -245,16 +245,11 @@ class StepLedger:
         self._ledger = ledger
         self.noised: list[Noised] = []
 
-    def release(
-        self, draw: TrainingDraw, sums: Mapping[str, Bounded], **options: Any
-    ) -> dict[str, dict[str, Tensor]]:
+    def release(self, draw: TrainingDraw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
         """As `Ledger.release`."""
-        released = self._ledger.release(draw.token, sums, **options)
+        released = self._ledger.release(draw.token, sums)
         name, first = next(iter(sums.items()))
-        scale, noise = first.add_remove, options.get("noise")
-        if noise is not None and name in noise.names:
-            scale = noise.standard_deviations[noise.names.index(name)]
-        std = self._ledger.plan[name].noise_multiplier * scale
+        std = self._ledger.plan[name].mechanism.standard_deviation(name, first.add_remove)
         self.noised.append(Noised(std, first.add_remove))
         return released
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from equipoise.privacy import (
     Bounded,
-    CorrelatedNoise,
     Draw,
     EpsilonResult,
     Journal,
@@ -38,7 +37,7 @@ def open_ledger(
     setup: TrainingSetup,
     folder: RunFolder | None = None,
     *,
-    position: int = 0,
+    place: Mapping[str, Any] | None = None,
     resume: bool = False,
     ledger_class: Callable[..., Ledger] = Ledger,
 ) -> Ledger | SharedLedger:
@@ -47,7 +46,7 @@ def open_ledger(
     Args:
         setup: the plan, the budget and the settings.
         folder: of the run, or None to keep key and journal in memory.
-        position: the ledger's position in the checkpoint that is resumed.
+        place: of the ledger in the checkpoint that is resumed.
         resume: the run was begun before: its journal is there, and nothing is made in its place.
         ledger_class: `Ledger`, or a kind of it that an audit looks through.
     """
@@ -58,20 +57,20 @@ def open_ledger(
             None if folder is None else folder.path,
             reproducible_seed=settings.seed if settings.reproducible else None,
         )
-        place = settings.ledger_file or (None if folder is None else folder.journal)
+        file = settings.ledger_file or (None if folder is None else folder.journal)
         if resume and settings.ledger_file:
             _check_own(settings.ledger_file, secrets)
-        journal = Journal(place, existing=resume)
+        journal = Journal(file, existing=resume)
         try:
             return ledger_class(
                 setup.plan,
                 setup.budget,
                 journal,
                 secrets,
-                position=position,
                 data_fingerprint=setup.rows.source.fingerprint(),
                 kernels=setup.kernels(),
                 hardened=settings.hardened,
+                **(place or {}),
             )
         except BaseException:
             journal.close()
@@ -115,14 +114,14 @@ class SharedLedger:
         return keyed_digest(value, self._key, "what a step depends on")
 
     @property
-    def position(self) -> int:
-        """On rank 0, the number of draws opened."""
-        return 0 if self.own is None else self.own.position
+    def place(self) -> dict[str, Any]:
+        """On rank 0, where the ledger stands."""
+        return {} if self.own is None else self.own.place
 
-    def rewind(self, position: int) -> None:
+    def rewind(self, place: Mapping[str, Any]) -> None:
         """As `Ledger.rewind`, on rank 0."""
         if self.own is not None:
-            self.own.rewind(position)
+            self.own.rewind(place)
 
     def open(self, name: str, parameters: str) -> Draw:
         """As `Ledger.open`, the same on every process."""
@@ -132,13 +131,11 @@ class SharedLedger:
         """As `Ledger.sample`, the same on every process."""
         return self._processes.first(lambda: self._ledger.sample(draw, num_records))
 
-    def release(
-        self, draw: Draw, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None = None
-    ) -> dict[str, dict[str, Tensor]]:
+    def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
         """As `Ledger.release`, on every process."""
         # A private value of another process must not reach this one unnoised: only the result is broadcast.
         like: dict[str, dict[str, Tensor]] = {n: dict(bounded.value) for n, bounded in sums.items()}
-        return self._processes.first_tensors(lambda: self._ledger.release(draw, sums, noise), like)
+        return self._processes.first_tensors(lambda: self._ledger.release(draw, sums), like)
 
     def release_unproven(
         self, draw: Draw, name: str, value: Mapping[str, Private], std: float, **options: Any
@@ -155,9 +152,9 @@ class SharedLedger:
         """As `Ledger.can_go_on`, on every process."""
         return self._processes.first(lambda: self._ledger.can_go_on)
 
-    def synced_position(self) -> int:
-        """As `Ledger.synced_position`, on every process."""
-        return self._processes.first(lambda: self._ledger.synced_position())
+    def synced_place(self) -> dict[str, Any]:
+        """As `Ledger.synced_place`, on every process."""
+        return self._processes.first(lambda: self._ledger.synced_place())
 
     def spent(self, delta: float | None = None) -> EpsilonResult:
         """As `Ledger.spent`, on every process."""

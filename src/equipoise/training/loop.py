@@ -267,12 +267,12 @@ class PrivateTraining:
         ledger: Ledger | SharedLedger | None = None
         try:
             with processes.together():
-                position, done, state = self._load_checkpoint() if resume else (0, 0, None)
+                place, done, state = self._load_checkpoint() if resume else ({}, 0, None)
                 if folder is not None and not resume:
                     processes.first(lambda: folder.write_config(self.config()))
                 make = type(self).ledger_class
                 self.ledger = ledger = open_ledger(
-                    setup, folder, position=position, resume=resume, ledger_class=make
+                    setup, folder, place=place, resume=resume, ledger_class=make
                 )
                 self._steps = StepRunner(setup, ledger, done, state)
                 self._metrics = MetricsLog(setup, folder, writers, done)
@@ -501,19 +501,19 @@ class PrivateTraining:
             "average": None if self._average is None else self._average.values,
             "method": mark(self._steps.state),
             "engine": self.engine.state_dict(),
-            "ledger": self.synced_position(),
+            "ledger": self.synced_place(),
             "evaluation": self._evaluation,
         }
         folder = self.folder
         self.processes.first(lambda: folder.checkpoints.save(self.steps_done, state))
 
-    def synced_position(self) -> int:
-        """How many draws the run has opened; the journal is on its device when this returns."""
+    def synced_place(self) -> dict[str, Any]:
+        """Where the ledger stands; the journal is on its device when this returns."""
         self._steps.settle()
-        return self.ledger.synced_position()
+        return self.ledger.synced_place()
 
-    def _load_checkpoint(self) -> tuple[int, int, Any]:
-        """Take over the state; the answer is the ledger's position, the steps done and the method's state."""
+    def _load_checkpoint(self) -> tuple[dict[str, Any], int, Any]:
+        """Take over the state; the answer is the ledger's place, the steps done and the method's state."""
         assert self.folder is not None
         done, state = self.folder.checkpoints.load()
         restore_state(state, self.model, self.optimizer, self.scheduler)
@@ -523,7 +523,11 @@ class PrivateTraining:
             self.engine.load_state_dict(state["engine"])
             self._evaluation = {name: float(value) for name, value in state["evaluation"].items()}
             method = unmark(map_batch(lambda value: value.to(self.device), state["method"]))
-            return int(state["ledger"]), done, method
+            place = {
+                "position": int(state["ledger"]["position"]),
+                "history": dict(state["ledger"]["history"]),
+            }
+            return place, done, method
         except Exception as error:
             raise CheckpointError(
                 f"the checkpoint of step {done} does not fit this run ({type(error).__name__}: {error}): it "

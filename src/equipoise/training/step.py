@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -117,8 +117,8 @@ class StepRunner:
     ) -> None:
         self._setup, self._ledger = setup, ledger
         self.done, self.state = done, state
-        # The ledger's position at the beginning of a step that has not ended.
-        self._began: int | None = None
+        # The ledger's place at the beginning of a step that has not ended.
+        self._began: Mapping[str, Any] | None = None
 
     def take(self) -> StepOutcome:
         """Draw, release, move the parameters.
@@ -193,7 +193,7 @@ class StepRunner:
         """Begin a step: the digest of the parameters, from which its records and its noise follow."""
         self._setup.restore_modes()
         self.settle()
-        self._began = self._ledger.position
+        self._began = self._ledger.place
         return self._ledger.digest(self._setup.parameters)
 
     def _count(self, state: State) -> None:
