@@ -266,16 +266,13 @@ class _Writes:
             raise ForwardWritesError(moved, "it moved before the optimizer's step")
 
     def _marks(self) -> dict[str, tuple[int, int, int]]:
-        sums = torch.stack([_sum_of_bits(p) for p in self._parameters.values()]).tolist()
+        sums = []
+        for parameter in self._parameters.values():
+            flat = parameter.detach().contiguous().flatten()
+            words = flat.numel() * flat.element_size() % 8 == 0 and flat.data_ptr() % 8 == 0
+            # The sum of the memory, read as integers of 64 bits where it can be, and wrapped around.
+            sums.append(flat.view(torch.int64 if words else torch.uint8).sum(dtype=torch.int64))
         return {
             name: (p.data_ptr(), p._version, total)
-            for (name, p), total in zip(self._parameters.items(), sums, strict=True)
+            for (name, p), total in zip(self._parameters.items(), torch.stack(sums).tolist(), strict=True)
         }
-
-
-def _sum_of_bits(tensor: Tensor) -> Tensor:
-    """The sum of a tensor's memory, read as integers of 64 bits and wrapped around."""
-    flat = tensor.detach().contiguous().flatten()
-    whole = flat.numel() * flat.element_size() % 8 == 0 and flat.data_ptr() % 8 == 0
-    words = flat.view(torch.int64 if whole else torch.uint8)
-    return words.sum(dtype=torch.int64)
