@@ -214,7 +214,7 @@ def _stage(
 
 
 def _noises(stage: Stage) -> Tensor:
-    ledger = stage.desk.ledger
+    ledger = stage.ledger
     assert isinstance(ledger, Watching)
     rows = []
     for released, raw in zip(ledger.transcript, ledger.sums, strict=True):
@@ -263,7 +263,7 @@ def _reach(planted: bool, seed: int) -> Check:
         None,
         seed=seed,
     ).run()
-    ledger = stage.desk.ledger
+    ledger = stage.ledger
     assert isinstance(ledger, Watching)
     return reach(ledger.transcript[0]["gradient"]["second.tables.0"].flatten(), NOISE, 1.0)
 
