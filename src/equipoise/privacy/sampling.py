@@ -65,6 +65,16 @@ class Sampling(ABC):
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
         """Sorted positions of the records of the draw, int64, shape [size of the draw]."""
 
+    @classmethod
+    def of_size(cls, batch_size: float, population: int, steps: int) -> Sampling:
+        """The scheme with this expected number of records per draw; a scheme without one leaves it out."""
+        given = {"expected_batch_size": batch_size, "batch_size": batch_size}
+        if float(batch_size).is_integer():
+            given["batch_size"] = int(batch_size)
+        names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        sizes = {name: size for name, size in given.items() if name in names}
+        return cls(population=population, steps=steps, **sizes)  # type: ignore[call-arg]
+
     def describe(self) -> dict[str, Any]:
         """Name and arguments, for fingerprints and statements."""
         arguments = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
@@ -299,12 +309,16 @@ class FixedEpochs(Sampling):
         return (slots == slot).nonzero().flatten()
 
 
-SCHEMES: dict[str, type[Sampling]] = {
+SAMPLINGS: dict[str, type[Sampling]] = {
     c.__name__: c for c in (Poisson, WithoutReplacement, FullBatch, FixedEpochs)
 }
+"""Every scheme by its name. A new one is its class and a word here; options and readers follow."""
 
 
 def sampling_from(description: Mapping[str, Any]) -> Sampling:
     """The scheme that `Sampling.describe` wrote."""
     arguments = dict(description)
-    return SCHEMES[arguments.pop("scheme")](**arguments)
+    scheme = arguments.pop("scheme")
+    if scheme not in SAMPLINGS:
+        raise ValueError(f"scheme={scheme!r} is no sampling; give one of {', '.join(SAMPLINGS)}")
+    return SAMPLINGS[scheme](**arguments)

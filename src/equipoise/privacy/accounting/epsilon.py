@@ -51,6 +51,7 @@ from dp_accounting import rdp
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
 from scipy import special
 
+from equipoise import _validate
 from equipoise._roots import crossing
 from equipoise.privacy.errors import PlanError
 
@@ -262,8 +263,7 @@ class EpsilonResult:
 
 def check_relation(relation: str) -> str:
     """`relation` if it is known, else a `ValueError` that lists the choices."""
-    if relation not in RELATIONS:
-        raise ValueError(f"relation must be one of {sorted(RELATIONS)}, got {relation!r}")
+    _validate.one_of(RELATIONS, relation=relation)
     return relation
 
 
