@@ -58,12 +58,10 @@ class LedgerAccountant:
 
     @property
     def config(self) -> PrivacyConfig:
-        """Flower's settings."""
         return self._config
 
     @property
     def num_releases(self) -> int:
-        """How many releases were composed."""
         return sum(count for _, count in self._booked)
 
     def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
@@ -111,7 +109,6 @@ class LedgerAccountant:
         return self._epsilon([*self._booked, (event, count)], self._config.target_delta) > limit
 
     def state_dict(self) -> dict[str, object]:
-        """What was booked, as plain values."""
         return {
             "config": _plain(self._config),
             "booked": [{**asdict(event), "count": count} for event, count in self._booked],
