@@ -2,9 +2,9 @@
 
     S = sum_i w_i g_i,  |w_i| |g_i| <= C   =>   sensitivity C (one record added or removed), 2C (one replaced)
 
-A `Bounded` is made by the functions of this room alone, which enforce the bound themselves: `clipping` for
-rows, `counting` for numbers, `selection` for two thresholds, `correlated` for joint sums, `moments` for
-second moments. What a bound asks of its ingredients is in `requirements`.
+Only the functions of this room make a `Bounded`, and they enforce the bound themselves: `clipping` for rows,
+`counts` for numbers, `two_thresholds`, `joint` for sums that share noise, `second_moments`. What a bound asks
+of its ingredients is in `requirements`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Bounded:
         draw: the draw that it was computed from.
         counts: `Private` int64 counts for the diagnostics, summed over micro-batches, or None: records,
             records left out for a non-finite norm and, for clipped sums, records whose row was made shorter.
-        joint: identity of the correlated noise that it was made for, or None.
+        joint: identity of the shared noise that it was made for, or None.
     """
 
     __slots__ = ("_sealed", "add_remove", "counts", "draw", "joint", "replace", "value")
