@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +139,7 @@ class SecureClient:
         if self.honest is None:
             raise ValueError("noise='local': the statement is the whole claim")
         plan, h, c = self.client.training.plan, self.honest, self.rule.colluding
-        summed = [
-            replace(release, noise_multiplier=release.noise_multiplier * math.sqrt(h))
-            for release in plan.releases
-        ]
+        summed = [release.scaled(math.sqrt(h)) for release in plan.releases]
         return SumClaim(
             guarantee="none",
             epsilon=None,

@@ -26,7 +26,7 @@ from equipoise.federated import (
 from equipoise.federated.messages import size_in_bytes
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.base import Setting
-from equipoise.privacy import Release
+from equipoise.privacy import Gaussian, Release
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
 
@@ -324,8 +324,8 @@ def test_the_statement_is_that_of_the_own_noise_and_the_sums_claim_no_guarantee(
     assert all(done.answered == (0, 1, 2) for done in history.rounds)
     whole = eq.PrivacyPlan(
         [
-            Release("gradient", 2.0, max_bound=0.5, draw="batch"),
-            Release("squares", 6.0, max_bound=1.0, draw="radius", sampling=eq.FullBatch(RECORDS, ROUNDS)),
+            Release("gradient", 0.5, Gaussian(2.0), draw="batch"),
+            Release("squares", 1.0, Gaussian(6.0), draw="radius", sampling=eq.FullBatch(RECORDS, ROUNDS)),
         ],
         eq.Poisson(20, RECORDS, ROUNDS),
     )

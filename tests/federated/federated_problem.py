@@ -86,8 +86,8 @@ def released(one: Client) -> list[float]:
     found: list[float] = []
     release: Any = one.training.desk.release
 
-    def listening(draw: Any, sums: Any, noise: Any = None) -> Any:
-        values = release(draw, sums, noise)
+    def listening(draw: Any, sums: Any) -> Any:
+        values = release(draw, sums)
         found.extend(float(*values[name].values()) for name in values if name == "squares")
         return values
 

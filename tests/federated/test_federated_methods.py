@@ -424,8 +424,8 @@ def test_all_clients_clip_at_the_servers_norm_which_follows_their_counts(monkeyp
     for p, one in enumerate(clients):
         release = one.training.desk.release
 
-        def listening(draw, sums, noise=None, release=release, p=p):
-            found = release(draw, sums, noise)
+        def listening(draw, sums, release=release, p=p):
+            found = release(draw, sums)
             counts[p].append(float(next(iter(found["below_threshold"].values()))))
             return found
 

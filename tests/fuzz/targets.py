@@ -210,10 +210,10 @@ def _ledger(folder: Path) -> None:
 @functools.cache
 def _journaled() -> Path:
     """A folder with a journal of two runs, the first of which is that of the ledger's key."""
-    from equipoise.privacy import Private, Release, capped
+    from equipoise.privacy import Gaussian, Private, Release, capped
 
     folder = home() / "journaled"
-    plan = eq.PrivacyPlan([Release("total", 2.0, max_bound=5.0)], FullBatch(20, 4))
+    plan = eq.PrivacyPlan([Release("total", 5.0, Gaussian(2.0))], FullBatch(20, 4))
     for secrets in (Secrets(reproducible_seed=0), Secrets()):
         journal = Journal(folder / "private" / "journal.jsonl")
         ledger = Ledger(plan, None, journal, secrets)
