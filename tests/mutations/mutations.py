@@ -457,4 +457,25 @@ MUTATIONS = (
         ),
         ("tests/methods/test_rounded_norms.py::test_tail_labels",),
     ),
+    Mutation(
+        "a client answers another request for a round that is over",
+        "federated/client.py",
+        (("if number <= last:", "if number < 0:"),),
+        ("tests/federated/test_client.py::test_the_same_round_gets_the_same_answer_and_is_charged_once",),
+    ),
+    Mutation(
+        "a client ignores extras that its method does not take",
+        "federated/client.py",
+        (("if name not in takes:", "if False:"),),
+        ("tests/federated/test_hostile_server.py::test_a_request_that_is_none_is_refused_and_free",),
+    ),
+    Mutation(
+        "a client clips at any radius that the server names",
+        "federated/methods/server_radius.py",
+        (
+            ("0 < value <= largest * _ROUNDING and", "0 < value and"),
+            ("min(float(value), largest)", "float(value)"),
+        ),
+        ("tests/federated/test_client.py::test_nonsense_radii_cost_nothing",),
+    ),
 )
