@@ -35,7 +35,7 @@ from equipoise.privacy import BudgetError, Journal, Ledger, LedgerError, Secrets
 from equipoise.privacy.errors import PlanUsedUpError
 from equipoise.statements import Statement
 from equipoise.training.checkpoint import CheckpointError, Checkpoints
-from equipoise.training.verification import verify_run
+from equipoise.training.published_run import verify_run
 
 
 def follower(**options):
@@ -249,7 +249,7 @@ def test_killed_in_a_round(tmp_path, monkeypatch, lost, reproducible):
         raise SystemExit
 
     if lost == "after the query":  # the answer is in the ledger, not yet in the log
-        monkeypatch.setattr(one._log, "append", lambda entry: known.update(asked=entry["answer"]) or die())
+        monkeypatch.setattr(one._log, "write", lambda entry: known.update(asked=entry["answer"]) or die())
         with pytest.raises(SystemExit):
             one.ask(1, start(), 0.25)
     else:
@@ -677,7 +677,7 @@ def test_a_client_in_memory_finishes_too():
 
 
 ENDS = {
-    "before the entry": lambda one: (one._log, "append"),
+    "before the entry": lambda one: (one._log, "write"),
     "before the end is booked": lambda one: (Ledger, "close"),
     "before the key goes": lambda one: (Secrets, "delete"),
 }
