@@ -2,6 +2,7 @@
 # make test       set up an environment and run the checks and tests
 # make test-slow  the tests that train to accuracy or repeat many times
 # make mutations  break the sources on purpose, one mistake at a time, and show which test notices
+# make docs       build the documentation into build/site; a warning is an error
 # make clean      remove what the targets above made, run folders excepted
 #
 # PYTHON=python3.12 selects the interpreter, VENV=folder the environment, EXTRAS=dev,hf the optional packages,
@@ -21,7 +22,7 @@ PIP := $(BIN)/python -m pip
 STAMP := $(VENV)/.installed
 STAMP_EXTRAS := $(STAMP)-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help train install test test-slow mutations lint clean
+.PHONY: help train install test test-slow mutations lint docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -35,13 +36,17 @@ train: $(STAMP)
 install: $(STAMP_EXTRAS)
 
 test: lint
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest tests src/equipoise $(PYTEST_ARGS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest tests src/equipoise reproduction $(PYTEST_ARGS)
 
 test-slow: $(STAMP_EXTRAS)
 	$(BIN)/python -m pytest tests -m slow $(PYTEST_ARGS)
 
 mutations: $(STAMP_EXTRAS)
 	$(BIN)/python tests/mutations/run.py
+
+docs: $(STAMP)
+	$(PIP) install -q -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(STAMP_EXTRAS)
 	$(BIN)/ruff check .

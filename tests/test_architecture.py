@@ -17,7 +17,7 @@ ROOMS = {
     "methods",
     "training",
     "data",
-    "experiments",
+    "app",
     "federated",
     "report",
     "audit",
@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": set(),
     "report": set(),
     "audit": {"federated", "statements", "training", "methods", "gradients", "privacy", "data"},
-    "experiments": {
+    "app": {
         "audit",
         "statements",
         "federated",
@@ -53,7 +53,10 @@ FOUNDATIONS = {"gradients", "privacy"}
 
 
 def imports_of(path: Path, package: Path, at_run_time: bool) -> set[str]:
-    """The rooms of equipoise that a module imports, absolute and relative, wherever the import stands."""
+    """The rooms of equipoise that a module imports, absolute and relative, wherever the import stands.
+
+    Another package counts as a room of its own name: `reproduction` uses the library, never the other way.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     if at_run_time:
         tree.body = [node for node in tree.body if not _is_type_checking(node)]
@@ -76,6 +79,8 @@ def imports_of(path: Path, package: Path, at_run_time: bool) -> set[str]:
             parts = name.split(".")
             if parts[0] == "equipoise" and len(parts) > 1 and parts[1] in ROOMS:
                 found.add(parts[1])
+            if parts[0] == "reproduction":
+                found.add("reproduction")
     return found
 
 
@@ -128,6 +133,15 @@ def test_a_wrong_arrow_is_seen(tmp_path: Path) -> None:
     (room / "hidden.py").write_text("if TYPE_CHECKING:\n    from equipoise.gradients import x")
     assert imports_of(room / "hidden.py", tmp_path, at_run_time=True) == set()
     assert imports_of(room / "hidden.py", tmp_path, at_run_time=False) == {"gradients"}
+
+
+@pytest.mark.parametrize("text", ["import reproduction.run", "from reproduction import papers"])
+def test_the_library_does_not_know_what_stands_beside_it(text: str, tmp_path: Path) -> None:
+    """No module imports `reproduction`, those outside the rooms included; an import of it is seen."""
+    for path in PACKAGE.rglob("*.py"):
+        assert "reproduction" not in imports_of(path, PACKAGE, at_run_time=False), path
+    (tmp_path / "wrong.py").write_text(text)
+    assert imports_of(tmp_path / "wrong.py", tmp_path, at_run_time=False) == {"reproduction"}
 
 
 def test_models_and_noise_keep_apart() -> None:

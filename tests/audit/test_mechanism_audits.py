@@ -10,10 +10,10 @@ import torch
 import equipoise as eq
 from equipoise.audit.bounds import certify_thresholds
 from equipoise.audit.method_audit import AUDITS, audit_method
-from equipoise.audit.planted import Quieter
 from equipoise.audit.rehearsal import rehearse
 from equipoise.methods import METHODS
 from equipoise.privacy import LedgerError
+from reproduction.planted_bugs import Quieter
 
 OFTEN = ("dp-sgd", "dp-c4", "dp-c4-plus", "dice-sgd", "dc-dpsgd", "pcdp-sgd", "adaptive-rms")
 """DP-SGD and the five systems: 20 audits; the others get 3."""

@@ -1,4 +1,4 @@
-"""`equipoise audit`: methods, published claims, planted bugs, and what it refuses."""
+"""`equipoise audit`: methods, steps with bugs and without, runs, and what it refuses."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import pytest
 
 from equipoise.app import audit_shadow as shadow_run
 from equipoise.audit import method_audit as mechanism
-from equipoise.audit import one_step, planted
-from equipoise.audit.attacks import ATTACKS, Finding
-from equipoise.audit.bounds import certify_known_law
-from equipoise.audit.noise_checks import Check
+from equipoise.audit import one_step
 
 
 def test_a_method(equipoise, monkeypatch):
@@ -63,44 +60,18 @@ def test_a_refuted_claim_ends_with_1(equipoise, monkeypatch):
     assert "refuted" in answer.out
 
 
-def test_an_attack_that_fails_and_a_bug_that_is_missed_end_with_1(equipoise, monkeypatch):
-    finding = Finding("dp-c4", "a target", 4.0, certify_known_law([1.0] * 20, 1e-5))
-    monkeypatch.setitem(ATTACKS, "dp-c4", lambda: finding)
-    assert equipoise("audit --attack dp-c4").code == 1
-    row = planted.Planted("a bug", Check("a check", 0.5), Check("a check", 0.6))
-    monkeypatch.setattr(planted, "find_planted", lambda: [row])
-    assert equipoise("audit --planted").code == 1
-
-
-def test_an_attack(equipoise, monkeypatch):
-    finding = Finding("dp-c4", "a target", 4.0, certify_known_law([90.0] * 20, 1e-5), details={"runs": 20.0})
-    monkeypatch.setitem(ATTACKS, "dp-c4", lambda: finding)
-    (found,) = equipoise("audit --attack dp-c4 --json").value["attacks"]
-    assert found["succeeds"]
-    assert found["certified_epsilon"] > 80
-    assert "the claim fails" in equipoise("audit --attack dp-c4").out
-
-
-def test_planted_bugs(equipoise, monkeypatch):
-    row = planted.Planted("a bug", Check("a check", 0.5), Check("a check", 50.0))
-    monkeypatch.setattr(planted, "find_planted", lambda: [row])
-    assert equipoise("audit --planted --json").value["planted"][0]["found"]
-    assert "a bug" in equipoise("audit --planted").out
-
-
 @pytest.mark.parametrize(
     ("line", "word"),
     [
         ("audit", "none of them"),
-        ("audit --method dp-sgd --planted", "--method and --planted"),
+        ("audit --method dp-sgd --shadow", "--method and --shadow"),
         ("audit --method dp-sgd --relation swap", "--relation"),
-        ("audit --planted --hardened", "of --method alone"),
+        ("audit --shadow --hardened", "of --method alone"),
         ("audit --one-step --variant joint", "of --method alone"),
         ("audit --one-step --method dp-sgd --seeds 2", "one seed"),
         ("audit --method dp-sgd --option tail=2", "not an option"),
         ("audit --method dice-sgd --hardened", "independent noise"),
         ("audit --method dpsgd", "must be one of"),
-        ("audit --attack dpsgd", "must be all or one of"),
         ("audit --method dp-sgd --seeds 0", "--seeds"),
         ("audit --method dp-sgd --confidence 2", "--confidence"),
         ("audit --method dp-sgd --epsilon -1", "epsilon"),

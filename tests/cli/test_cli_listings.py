@@ -1,12 +1,7 @@
-"""`equipoise methods` and `equipoise experiment`: listings, and an experiment run to its files."""
-
-import json
-import types
+"""`equipoise methods`: listings."""
 
 import pytest
 
-from equipoise.experiments import papers
-from equipoise.experiments.findings import Curve, Findings, PaperExperiment, Table, Verdict
 from equipoise.methods import METHODS
 
 
@@ -66,48 +61,7 @@ def test_the_listed_variants_are_those_that_a_method_takes(name):
                     method(recipe=recipe, variant=variant)
 
 
-@pytest.fixture
-def tiny(monkeypatch):
-    """An experiment without training, as a module of its own."""
-
-    def run(seeds, progress):
-        for seed in seeds:
-            progress(seed + 1, len(seeds), "counting")
-        value = float(len(seeds))
-        return Findings(
-            Table(["what", "count"], [["seeds", value]], note="counted"),
-            [Curve("seeds", (0, 1), (1.0, value))],
-            [Verdict.at_least("many seeds", value, 2), Verdict.at_most("hardly any", value, 1)],
-        )
-
-    module = types.SimpleNamespace(
-        EXPERIMENT=PaperExperiment("tiny", "Counting", "Counts its seeds.", run, default_seeds=3)
-    )
-    monkeypatch.setattr(papers, "EXPERIMENTS", {"tiny": "tiny_module"})
-    monkeypatch.setattr(papers, "TITLES", {"tiny": "Counting"})
-    monkeypatch.setattr("equipoise.experiments.reproduce.EXPERIMENTS", {"tiny": "tiny_module"})
-    monkeypatch.setattr(papers, "import_module", {"tiny_module": module}.__getitem__)
-
-
-def test_experiments_are_listed(equipoise, tiny):
-    assert "tiny  Counting" in equipoise("experiment").out
-    (found,) = equipoise("experiment --json").value["experiments"]
-    assert (found["summary"], found["default_seeds"]) == ("Counts its seeds.", 3)
-
-
-def test_experiment_prints_and_writes_all_verdicts(equipoise, tiny, tmp_path):
-    answer = equipoise("experiment tiny --seeds 2 --run-dir", tmp_path / "out")
-    assert answer.code == 0
-    assert "MISSED" in answer.out
-    assert "hardly any" in answer.out
-    written = json.loads((tmp_path / "out" / "findings.json").read_text())
-    assert [v["met"] for v in written["verdicts"]] == [True, False]
-    assert written["command"] == "equipoise experiment tiny --seeds 2"
-    assert (tmp_path / "out" / "figure.png").read_bytes()[1:4] == b"PNG"
-    assert str(tmp_path) not in json.dumps(written)
-
-
-def test_experiment_as_json_and_without_seeds(equipoise, tiny, tmp_path):
-    assert equipoise("experiment tiny --json --run-dir", tmp_path).value["seeds"] == 3
-    assert "--seeds is 0" in equipoise("experiment tiny --seeds 0 --run-dir", tmp_path).err
-    assert "no experiment 'huge'" in equipoise("experiment huge").err
+def test_the_papers_experiments_stand_beside_the_package(equipoise):
+    answer = equipoise("experiment dp-c4")
+    assert answer.code == 2
+    assert "python -m reproduction" in answer.err

@@ -10,6 +10,7 @@ import torch
 from equipoise import data
 from equipoise.data.features.extractors import ScatteringFeatures, features_of
 from equipoise.data.readers.custom import load_dataset, load_function
+from reproduction.data.cifar_shards import unpack_cifar10
 
 # train size, test size, shape of one input: the published numbers
 PUBLISHED = {
@@ -68,8 +69,11 @@ def test_a_part_of_a_named_set_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [*(n for n in PUBLISHED if n != "cifar10"), pytest.param("cifar10", marks=pytest.mark.slow)]
 )
-def test_real_sets(name: str, real: Path) -> None:
+def test_real_sets(name: str, real: Path, tmp_path: Path) -> None:
     train, test, shape = PUBLISHED[name]
+    if name == "cifar10" and (real / "cifar10" / "train-00.npz").exists():
+        unpack_cifar10(real, tmp_path)
+        real = tmp_path
     dataset = data.load(name, real)
     assert (len(dataset.train), len(dataset.test), dataset.input_shape) == (train, test, shape)
     assert dataset.population == train

@@ -13,6 +13,7 @@ import equipoise as eq
 from equipoise.federated import AdaptDPFedAvg, Proximal, Refused, ServerRMS, simulate
 from equipoise.federated.methods.server_radius import SQUARES
 from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.base import Setting
 from equipoise.privacy import epsilon
 
 ROUNDS, STEPS, BATCH = 4, 3, 20
@@ -31,7 +32,7 @@ def one_of(method=None, number=0, **options):
 
 
 def plan_of(method, sampling, budget=None):
-    return method.plan(sampling, budget, "add_or_remove_one", torch.Generator())
+    return method.plan(Setting(sampling=sampling, budget=budget)).releases
 
 
 def booked(one):

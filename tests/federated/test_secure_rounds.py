@@ -24,6 +24,7 @@ from equipoise.federated import (
 from equipoise.federated.history import size_in_bytes
 from equipoise.federated.secure_client import request_digest
 from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.base import Setting
 from equipoise.privacy import Release
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
@@ -342,7 +343,7 @@ def test_a_fused_radius_with_shares_of_the_noise():
     history = simulate(adaptive_fused(), clients, start(), ROUNDS, secure=RULE)
     assert all(done.answered == (0, 1, 2) for done in history.rounds)
     whole = eq.DPSGD(noise_multiplier=(2.0**-2 + 6.0**-2) ** -0.5)
-    plan = whole.plan(eq.Poisson(20, RECORDS, ROUNDS), None, "add_or_remove_one", torch.Generator())
+    plan = whole.plan(Setting(sampling=eq.Poisson(20, RECORDS, ROUNDS))).releases
     assert clients[0].sum_claim(1e-5).epsilon_claimed == pytest.approx(plan.epsilon(1e-5).value, rel=1e-6)
 
 

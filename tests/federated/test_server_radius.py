@@ -23,6 +23,7 @@ import equipoise as eq
 from equipoise.federated import AdaptDPFedAvg, FedAvg, Proximal, Refused, ServerRMS, simulate
 from equipoise.federated.methods.server_radius import SQUARES
 from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.base import Setting
 
 ROUNDS, BATCH = 3, 20
 NOISE = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0}
@@ -95,9 +96,9 @@ def test_a_step_is_one_event_of_the_joint_multiplier(z, epsilon):
     """That of the centralised method, whatever K; epsilon as worked out for these numbers."""
     method = fused(noise_multiplier=z, radius_noise_multiplier=4.47)
     sampling, rng = eq.Poisson(256, 60_000, 4680), torch.Generator()
-    plan = method.plan(sampling, None, "add_or_remove_one", rng)
+    plan = method.plan(Setting(sampling=sampling, public_rng=rng)).releases
     alone = eq.DPSGD(noise_multiplier=(z**-2 + 4.47**-2) ** -0.5)
-    expected = alone.plan(sampling, None, "add_or_remove_one", rng)
+    expected = alone.plan(Setting(sampling=sampling, public_rng=rng)).releases
     assert plan.epsilon(1e-5).value == pytest.approx(expected.epsilon(1e-5).value, rel=1e-6)
     assert plan.epsilon(1e-5).value == pytest.approx(epsilon, rel=5e-3)
     one = client(fused())

@@ -17,7 +17,7 @@ from targets import Target, begun_run, command, file_of, home, resume, with_file
 
 from equipoise.app import audit_run as auditing
 from equipoise.audit.canary_records import CANARIES_FILE, SCORES_FILE
-from equipoise.experiments.kept import ResultCache
+from reproduction.result_cache import ResultCache
 
 KINDS = ["far", "shape", "scalar", "type", "cut", "same", "drop", "nan", "flat"]
 

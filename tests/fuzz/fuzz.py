@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from targets import Target, targets
 from watching import Harm, watched
 
-from equipoise.cli import _is_taught
+from equipoise.cli import is_taught
 
 SECONDS = 10
 
@@ -61,7 +61,7 @@ def feed(target: Target, value: Any) -> str:
             target.feed(value, folder)
         return "accepted"
     except Exception as error:
-        if not _is_taught(error):
+        if not is_taught(error):
             raise
         return "refused"
     finally:

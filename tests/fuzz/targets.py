@@ -33,13 +33,13 @@ from equipoise.app import options
 from equipoise.app import run_checks as saved
 from equipoise.app.compare import parse_method_option, read_entries
 from equipoise.app.settings import Settings, parse_option
-from equipoise.data import cifar_shards
 from equipoise.data.features import extractors as features
 from equipoise.data.readers import cifar, idx, medmnist, tables, text
 from equipoise.federated import Client, FedAvg, simulate
 from equipoise.privacy import FullBatch, Journal, Ledger, Secrets
 from equipoise.report import read_run, render_page, summary
 from equipoise.statements import statement_of
+from reproduction.data import cifar_shards
 
 Strategy = st.SearchStrategy[Any]
 

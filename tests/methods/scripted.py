@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.gradients.operator import DenseGradients
+from equipoise.methods.base import Setting
 from equipoise.privacy import Draw, FullBatch, PrivateRows
 from equipoise.privacy.private import unwrap
 
@@ -55,6 +56,7 @@ class ScriptedContext:
     gradients: Gradients
     x: Tensor
     sampling: Any
+    plan: Any
     step: int = 0
     relation: str = "add_or_remove_one"
     ledger: NoiselessLedger = field(default_factory=NoiselessLedger)
@@ -82,8 +84,7 @@ def run(
 ) -> Run:
     """Gradient descent with the method's estimates; every step sees all rows, divided by `batch`."""
     sampling = FullBatch(population=len(gradients(x)) if batch is None else int(batch), steps=steps)
-    method.plan(sampling, None, "add_or_remove_one", torch.Generator())
-    context = ScriptedContext(gradients, x, sampling)
+    context = ScriptedContext(gradients, x, sampling, method.plan(Setting(sampling=sampling)))
     state = method.init(context)
     out = Run([x], [], [], context.ledger)
     for step in range(steps):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise.gradients import GradientEngine
+from equipoise.methods.base import Setting
 from equipoise.privacy import Ledger, Secrets, digest
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.training.context import StepContext
@@ -56,7 +57,15 @@ class Follower:
         engine: GradientEngine | None = None,
     ) -> None:
         self.method, self.sampling, self.learning_rate = method, sampling, learning_rate
-        self.plan = method.plan(sampling, budget, relation, torch.Generator().manual_seed(seed))
+        self.method_plan = method.plan(
+            Setting(
+                sampling=sampling,
+                budget=budget,
+                relation=relation,
+                public_rng=torch.Generator().manual_seed(seed),
+            )
+        )
+        self.plan = self.method_plan.releases
         options: dict[str, Any] = {"forbid_unproven": forbid_unproven, "secrets": Secrets(None, seed)}
         self.ledger: RecordingLedger = (
             RecordingLedger(self.plan, **options)
@@ -82,7 +91,7 @@ class Follower:
             self.params,  # type: ignore[arg-type]
             self.steps_done,
             self.sampling,
-            self.plan.relation,
+            self.method_plan,
             Door(self.ledger),
             self.take_draw,
             self.maker,

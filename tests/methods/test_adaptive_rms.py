@@ -16,6 +16,7 @@ import equipoise as eq
 from equipoise.gradients import DenseGradients
 from equipoise.methods.adaptive_rms.adaptive_rms import _squares
 from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.base import Setting
 from equipoise.methods.published.adaptive_rms_formulas import (
     claimed_epsilon,
     order,
@@ -31,7 +32,7 @@ DELTA = 1e-5
 
 
 def planned(method, sampling, relation="add_or_remove_one", budget=None):
-    return method.plan(sampling, budget, relation, torch.Generator())
+    return method.plan(Setting(sampling=sampling, budget=budget, relation=relation)).releases
 
 
 # ---- the rule
@@ -141,10 +142,11 @@ def test_as_published_the_ledgers_epsilon_is_far_below_the_papers():
     """At epsilon 8 the paper's noise really costs 4.9 (RDP, without replacement, true sensitivities)."""
     method = eq.AdaptiveRMS(recipe="as_published", round_length=20)
     sampling = eq.WithoutReplacement(100, 10_000, 2000)
-    plan = planned(method, sampling, "replace_one", eq.Budget(8.0, DELTA))
+    made = method.plan(Setting(sampling=sampling, budget=eq.Budget(8.0, DELTA), relation="replace_one"))
+    plan = made.releases
     assert plan["gradient"].noise_multiplier == pytest.approx(2.134, rel=1e-3)
     assert plan["squares"].noise_multiplier == pytest.approx(1.289, rel=1e-3)
-    assert method.claimed_epsilon(sampling, "replace_one", DELTA) == pytest.approx(8, rel=1e-3)
+    assert method.claimed_epsilon(made, DELTA) == pytest.approx(8, rel=1e-3)
     assert plan.epsilon(DELTA).value == pytest.approx(4.9, abs=0.1)
 
 

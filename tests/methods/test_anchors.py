@@ -11,6 +11,7 @@ from stepping import Follower, Linear, consistent, half_square
 import equipoise as eq
 from equipoise.gradients import GradientEngine
 from equipoise.methods.anchored.schedule import draw_schedule
+from equipoise.methods.base import Setting
 from equipoise.privacy import Draw, FixedEpochs, FullBatch, Poisson, WithoutReplacement
 from equipoise.privacy.accounting.epsilon import quick_epsilon
 from equipoise.privacy.errors import BudgetError
@@ -22,7 +23,11 @@ SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}
 
 
 def plan(method, sampling, budget=None, relation="add_or_remove_one"):
-    return method.plan(sampling, budget, relation, torch.Generator().manual_seed(0))
+    return method.plan(
+        Setting(
+            sampling=sampling, budget=budget, relation=relation, public_rng=torch.Generator().manual_seed(0)
+        )
+    ).releases
 
 
 def cost(found):
@@ -57,7 +62,7 @@ def test_the_anchor_is_the_iterate_that_the_routine_takes(routine):
         # The anchor that step k used, reconstructed from the rule and compared with the one that it kept.
         iterates.append(before)
         anchors.append(follower.states[-1]["anchor"]["weight"].clone())
-    schedule = method.planned_for(follower).schedule  # a Follower has the `sampling` of a context
+    schedule = follower.method_plan.constants.schedule
     anchor = iterates[0]
     for k in range(11):
         if routine in (1, 2):
@@ -143,7 +148,7 @@ def test_without_noise_and_clipping_it_is_svrg(kind, routine):
     follower.ledger.sample = sampled
     follower.run()
 
-    schedule = method.planned_for(follower).schedule
+    schedule = follower.method_plan.constants.schedule
     x, y = data["x"], data["y"]
     at = torch.zeros(4, dtype=torch.float64)
     anchor = at.clone()
@@ -383,13 +388,14 @@ def test_bad_settings_are_named():
         eq.DPSVRG(eq.ReleasedQuantile())
 
 
-def test_a_method_object_serves_the_training_that_it_was_planned_for():
+def test_one_method_object_serves_several_trainings():
+    """A plan is no part of the method: planning again changes nothing of the first training."""
     data, _ = consistent(40, 3)
     method = eq.DPC4Plus(**SMALL)
+    alone = Follower(eq.DPC4Plus(**SMALL), Linear(3), half_square, data, Poisson(10, 40, 5)).run()
     first = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 5))
-    Follower(method, Linear(3), half_square, data, Poisson(10, 40, 9))
-    with pytest.raises(RuntimeError, match="a method object of its own"):
-        first.step()
+    Follower(method, Linear(3), half_square, data, Poisson(10, 40, 9)).run()
+    assert torch.equal(first.run().vector, alone.vector)
 
 
 def test_parameters_that_someone_else_moved():

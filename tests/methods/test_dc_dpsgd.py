@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import equipoise as eq
 from equipoise.gradients import DenseGradients
 from equipoise.methods import METHODS
+from equipoise.methods.base import Setting
 from equipoise.methods.clip_rules import AutoS
 from equipoise.methods.published.dc_dpsgd_formulas import average_noise, printed_multiplier, share_multipliers
 from equipoise.privacy import Draw, Poisson, Private, PrivateRows, clip_selected, top_share
@@ -67,7 +68,9 @@ def weights(run):
 
 
 def plan(method, sampling=None, budget=None, relation="add_or_remove_one"):
-    return method.plan(sampling or Poisson(30, 120, 10), budget, relation, torch.Generator())
+    return method.plan(
+        Setting(sampling=sampling or Poisson(30, 120, 10), budget=budget, relation=relation)
+    ).releases
 
 
 # ---- limits
@@ -530,10 +533,10 @@ def test_claims_are_the_sum_of_both_shares():
     sampling, budget = Poisson(30, 1000, 20), eq.Budget(4.0, 1e-4)
     for variant in ("alg1", "code"):
         method = published(variant=variant)
-        assert method.claimed_epsilon(sampling, "add_or_remove_one", 1e-4) is None  # nothing planned yet
-        plan(method, sampling, budget)
-        assert method.claimed_epsilon(sampling, "add_or_remove_one", 1e-4) == pytest.approx(4.0, rel=1e-3)
-    assert eq.DCDPSGD().claimed_epsilon(sampling, "add_or_remove_one", 1e-4) is None
+        planned = method.plan(Setting(sampling=sampling, budget=budget))
+        assert method.claimed_epsilon(planned, 1e-4) == pytest.approx(4.0, rel=1e-3)
+    planned = eq.DCDPSGD().plan(Setting(sampling=sampling, budget=budget))
+    assert eq.DCDPSGD().claimed_epsilon(planned, 1e-4) is None
 
 
 def test_algorithm_1_is_proved_by_its_top_share():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from equipoise.methods.feedback import joint_noise as dn
+from equipoise.methods.published import dice_sgd_formulas as published
 from equipoise.privacy import (
     Draw,
     FullBatch,
@@ -214,17 +215,21 @@ GPT2 = {"population": 42_000, "steps": 420}
 )
 def test_published_noise_and_its_worst_case(setting, claim, delta, radius, feedback, scale, worst):
     """B = 1000, C1 = 1; radius C of the formula, feedback radius C2."""
-    std = dn.published_noise_std(claim, delta, clip_norm=1.0, radius=radius, **setting)
+    std = published.published_noise_std(claim, delta, clip_norm=1.0, radius=radius, **setting)
     assert std * 1000 == pytest.approx(scale, rel=5e-3)
-    assert dn.claimed_epsilon(std, delta, clip_norm=1.0, radius=radius, **setting) == pytest.approx(claim)
-    z = dn.worst_case_multiplier(std, clip_norm=1.0, feedback_clip_norm=feedback, expected_batch_size=1000)
+    assert published.claimed_epsilon(std, delta, clip_norm=1.0, radius=radius, **setting) == pytest.approx(
+        claim
+    )
+    z = published.worst_case_multiplier(
+        std, clip_norm=1.0, feedback_clip_norm=feedback, expected_batch_size=1000
+    )
     found = gaussian_epsilon(math.sqrt(setting["steps"]) / z, delta)
     assert found == pytest.approx(worst, rel=0.03 if worst > 1e6 else 5e-3)
 
 
 def test_worst_case_of_the_noise_of_the_authors_program():
     """0.927 sqrt(3) C1 / B with the feedback radius at C1 / B, which claims 2."""
-    z = dn.worst_case_multiplier(
+    z = published.worst_case_multiplier(
         0.927 * math.sqrt(3) / 1000, clip_norm=1.0, feedback_clip_norm=1e-3, expected_batch_size=1000
     )
     assert gaussian_epsilon(math.sqrt(150) / z, 1e-5) == pytest.approx(359, rel=5e-3)
@@ -233,14 +238,14 @@ def test_worst_case_of_the_noise_of_the_authors_program():
 def test_worst_case_where_dp_sgd_has_epsilon_1_1():
     """N = 60000, B = 256, T = 2344 and noise C1 / B."""
     for feedback, worst in ((1.0, 3.1e8), (1 / 256, 1.1e4)):
-        z = dn.worst_case_multiplier(
+        z = published.worst_case_multiplier(
             1 / 256, clip_norm=1.0, feedback_clip_norm=feedback, expected_batch_size=256
         )
         assert gaussian_epsilon(math.sqrt(2344) / z, 1e-5) == pytest.approx(worst, rel=0.02)
 
 
 def test_the_worst_case_under_replacement_doubles_the_body_alone():
-    z = dn.worst_case_multiplier(
+    z = published.worst_case_multiplier(
         1.0, clip_norm=4.0, feedback_clip_norm=3.0, expected_batch_size=2, relation="replace_one"
     )
     assert z == pytest.approx(1 / (2 * 2 + 6))
@@ -258,19 +263,19 @@ def std_for(epsilon: float, mu_at_one: float, delta: float = 1e-5) -> float:
 @pytest.mark.parametrize(("count", "epsilon", "std", "plain"), [(3, 2.0, 57, 34.5), (20, 1.0, 688, 167)])
 def test_worked_numbers_of_the_hidden_state_bound(count, epsilon, std, plain):
     """C1 = 1, Ce = 10, in units of C1 / B; beside DP-SGD at radius Ce without amplification."""
-    mu = dn.hidden_state_mu(count, 1.0, clip_norm=1.0, residual_clip_norm=10.0, expected_batch_size=1)
+    mu = published.hidden_state_mu(count, 1.0, clip_norm=1.0, residual_clip_norm=10.0, expected_batch_size=1)
     assert std_for(epsilon, mu) == pytest.approx(std, rel=0.01)
     assert std_for(epsilon, math.sqrt(count) * 10) == pytest.approx(plain, rel=0.01)
 
 
 def test_participations_by_chance_cost_more_than_their_mean():
     settings = {"clip_norm": 1.0, "residual_clip_norm": 10.0, "expected_batch_size": 200}
-    exact = gaussian_epsilon(dn.hidden_state_mu(20, 688 / 200, **settings), 1e-5)
+    exact = gaussian_epsilon(published.hidden_state_mu(20, 688 / 200, **settings), 1e-5)
     assert exact == pytest.approx(1.0, rel=0.01)
-    averaged = dn.hidden_state_epsilon(688 / 200, 1e-5, **settings, sampling_rate=0.02, steps=1000)
+    averaged = published.hidden_state_epsilon(688 / 200, 1e-5, **settings, sampling_rate=0.02, steps=1000)
     assert 1.2 * exact < averaged < 1.4
     # A record that takes part in every draw has no chance about it.
-    certain = dn.hidden_state_epsilon(688 / 200, 1e-5, **settings, sampling_rate=1.0, steps=20)
+    certain = published.hidden_state_epsilon(688 / 200, 1e-5, **settings, sampling_rate=1.0, steps=20)
     assert certain == pytest.approx(exact, rel=1e-6)
 
 

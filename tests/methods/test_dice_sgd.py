@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.methods import METHODS
+from equipoise.methods.base import Setting
 from equipoise.methods.feedback.memory import norm_of
 from equipoise.privacy import FixedEpochs, Poisson
 
@@ -215,7 +216,7 @@ def test_the_plan_is_dp_sgds_whatever_the_radii():
     budget = eq.Budget(4.0, 1e-4)
 
     def plan(method, budget=budget):
-        return method.plan(sampling, budget, "add_or_remove_one", torch.Generator())
+        return method.plan(Setting(sampling=sampling, budget=budget)).releases
 
     alone = plan(eq.DPSGD())
     for options in (

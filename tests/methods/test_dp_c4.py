@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import equipoise as eq
 from equipoise.gradients import GradientEngine
 from equipoise.methods.anchored.anchor_thresholds import Released, next_anchor_threshold, next_factor
+from equipoise.methods.base import Setting
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.published.dp_c4_formulas import claimed_epsilon, published_noise_multipliers
 from equipoise.privacy import Draw, FullBatch, Poisson, PrivateRows, clip
@@ -316,14 +317,14 @@ def test_the_published_recipe_claims_its_target_and_guarantees_nothing():
     assert (statement.guarantee, statement.epsilon) == ("none", None)
     assert statement.epsilon_claimed == pytest.approx(8.0)
     assert "raw private number" in statement.paragraph()
-    assert eq.DPC4Plus().claimed_epsilon(run.sampling, "add_or_remove_one", 1e-5) is None
+    assert eq.DPC4Plus().claimed_epsilon(run.method_plan, 1e-5) is None
 
 
 def test_theorem_3_cannot_have_made_the_published_runs():
     """CIFAR-10, T = 6510, epsilon 5: noise so large that its true epsilon is far below the claim."""
     method = eq.DPC4Plus(recipe="as_published", anchor_rule="fixed", anchor_batch_size=4096, anchor_period=8)
     sampling = Poisson(256, 50_000, 6510)
-    plan = method.plan(sampling, eq.Budget(5.0, 1e-5), "add_or_remove_one", torch.Generator())
+    plan = method.plan(Setting(sampling=sampling, budget=eq.Budget(5.0, 1e-5))).releases
     z = {release.name: release.noise_multiplier for release in plan.releases}
     assert (z["coupled"], z["anchor"]) == pytest.approx((172.7, 410.8), rel=1e-3)
     assert quick_epsilon(plan.event(), 1e-5, plan.relation) < 0.05

@@ -11,13 +11,14 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.methods import METHODS
+from equipoise.methods.base import Setting
 from equipoise.privacy import Poisson
 
 SAMPLING = Poisson(expected_batch_size=30, population=120, steps=10)
 
 
 def plan(method, budget=None):
-    return method.plan(SAMPLING, budget, "add_or_remove_one", torch.Generator())
+    return method.plan(Setting(sampling=SAMPLING, budget=budget)).releases
 
 
 def test_the_plan_is_calibrated_to_the_budget_from_below():

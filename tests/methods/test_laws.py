@@ -24,6 +24,7 @@ from table import training as train
 
 import equipoise as eq
 from equipoise.methods import METHODS
+from equipoise.methods.base import Setting
 from equipoise.privacy import Ledger, clip
 from equipoise.privacy.private import unwrap
 from equipoise.training import shared_ledger as desk
@@ -68,7 +69,7 @@ def test_settings_survive_json(make):
 
 @proven
 def test_it_is_calibrated_from_below(make):
-    plan = make().plan(eq.Poisson(20, RECORDS, STEPS), BUDGET, "add_or_remove_one", torch.Generator())
+    plan = make().plan(Setting(sampling=eq.Poisson(20, RECORDS, STEPS), budget=BUDGET)).releases
     if plan.releases:
         assert 0.98 * BUDGET.epsilon <= plan.epsilon(BUDGET.delta).value <= BUDGET.epsilon
     assert not plan.unproven or make().card.guarantee != "proven"
@@ -155,7 +156,7 @@ def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
         method.noise_multiplier = method.anchor_noise_multiplier = 1.0
         given["budget"] = None
     run = train(method, **given)
-    told = run.method.gradients_per_step(run.sampling, run.plan)
+    told = run.method.gradients_per_step(run.method_plan)
     computed, rows = 0, RowSource.rows
 
     def counted(self, batch, points, coins):

@@ -15,6 +15,7 @@ from equipoise.gradients import DenseGradients, GradientEngine
 from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
 from equipoise.gradients.subspaces.principal import principal_subspace
 from equipoise.methods import METHODS, Abadi
+from equipoise.methods.base import Setting
 from equipoise.methods.projected.sources import groups_of
 from equipoise.methods.published.pcdp_sgd_formulas import check_orthonormal
 from equipoise.privacy import (
@@ -639,7 +640,7 @@ def test_changing_a_private_record_leaves_the_subspace_alone():
 
 
 def plan(method, sampling, budget=None):
-    return method.plan(sampling, budget, "add_or_remove_one", torch.Generator())
+    return method.plan(Setting(sampling=sampling, budget=budget)).releases
 
 
 def bounded_vector(bounded):
@@ -767,7 +768,11 @@ def test_further_worked_epsilons():
     # per-tensor clipping at C each, eight tensors: what the leftover code does is sigma 6 / sqrt(8)
     eight = eq.PCDPSGD(rows(4), noise_multiplier=6 / math.sqrt(8))
     assert epsilon(eight, paper) == pytest.approx(2.983, rel=0.005)
-    replaced = eq.PCDPSGD(rows(4), noise_multiplier=6.0).plan(paper, None, "replace_one", torch.Generator())
+    replaced = (
+        eq.PCDPSGD(rows(4), noise_multiplier=6.0)
+        .plan(Setting(sampling=paper, relation="replace_one"))
+        .releases
+    )
     assert replaced.epsilon(1e-5).value == pytest.approx(1.866, rel=0.005)
     iterated = eq.PCDPSGD(
         subspace="private_iteration",

@@ -9,6 +9,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.methods import METHODS
+from equipoise.methods.base import Setting
 from equipoise.privacy import Poisson
 
 
@@ -90,7 +91,7 @@ def test_the_private_steps_alone_are_paid_for():
 
     def plan(method, steps=10):
         used = Poisson(20, 60, steps) if steps != 10 else sampling
-        return method.plan(used, budget, "add_or_remove_one", torch.Generator())
+        return method.plan(Setting(sampling=used, budget=budget)).releases
 
     warm = plan(eq.PublicWarmStart(public_batch(), warm_steps=4))
     assert warm.event() == plan(eq.DPSGD(), steps=6).event()

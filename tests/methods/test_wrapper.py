@@ -11,6 +11,7 @@ import equipoise as eq
 from equipoise.audit.canary_scores import Watched
 from equipoise.federated import Proximal
 from equipoise.methods import Method
+from equipoise.methods.base import Setting
 from equipoise.methods.wrapper import MethodWrapper
 
 # Every public method of an instance; classmethods make methods and are each class's own.
@@ -79,9 +80,9 @@ def test_wrappers_cost_and_claim_what_the_inner_method_does(wrap, name):
 def test_a_watched_method_is_described_with_the_gradients_that_it_computes():
     sampling, rng = eq.Poisson(20, 100, 10), torch.Generator()
     method = eq.DPC4Plus(0.5)
-    alone = method.plan(sampling, eq.Budget(8.0, 1e-3), "add_or_remove_one", rng)
+    alone = method.plan(Setting(sampling=sampling, budget=eq.Budget(8.0, 1e-3), public_rng=rng))
     watched = Watched(method, {})
-    assert watched.gradients_per_step(sampling, alone) == method.gradients_per_step(sampling, alone)
+    assert watched.gradients_per_step(alone) == method.gradients_per_step(alone)
     assert watched.passes_over("batch") == method.passes_over("batch") == 2
 
 

@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def copy_sources(target: Path) -> None:
-    """The package, the tests and the settings of pytest, without byte code."""
-    for folder in ("src", "tests"):
+    """The package, what stands beside it, the tests and the settings of pytest, without byte code."""
+    for folder in ("src", "tests", "reproduction"):
         shutil.copytree(ROOT / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", target)
 

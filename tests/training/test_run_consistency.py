@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from equipoise.methods import METHODS
+from equipoise.methods.base import Setting
 from equipoise.privacy import Poisson
 from equipoise.training.consistency import (
     check_method,
@@ -167,7 +168,9 @@ def test_the_metrics_tell_of_no_more_than_the_statement(statement, rows, right):
 )
 def test_the_noise_of_a_description_is_that_of_the_plan(name, options):
     made = METHODS[name](**options)
-    plan = made.plan(Poisson(20, 100, 4), None, "add_or_remove_one", torch.Generator().manual_seed(0))
+    plan = made.plan(
+        Setting(sampling=Poisson(20, 100, 4), public_rng=torch.Generator().manual_seed(0))
+    ).releases
     statement = STATEMENT | {"releases": plan.describe()["releases"]}
     assert fits(check_method(statement, {"method": made.config()}))
     changed = made.config() | {"noise_multiplier": 9.0}

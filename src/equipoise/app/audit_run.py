@@ -19,8 +19,8 @@ from equipoise.app.run_checks import check_model_file, is_finished, read_setting
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries
 from equipoise.audit.one_run import guess_by_score
 from equipoise.audit.roc import Roc, bound_on_roc, roc
-from equipoise.experiments.findings import Curve
 from equipoise.report import RunFolderError, read_run
+from equipoise.report.figures import Curve
 from equipoise.report.files import read_object
 from equipoise.statements.recompute import figure
 from equipoise.training.run_folder import load_model

@@ -32,7 +32,7 @@ from equipoise.app.models import build_model, default_model
 from equipoise.app.settings import Settings
 from equipoise.audit.roc import Roc, bound_on_roc
 from equipoise.audit.shadow import scaled_confidence, train_shadows
-from equipoise.experiments.findings import Curve
+from equipoise.report.figures import Curve
 
 __all__ = ["audit_shadow"]
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from equipoise.app.options import SettingsError, parse_clip_norm
 from equipoise.app.settings import Settings
 from equipoise.methods import METHODS, ExponentialDecay, Method, ReleasedQuantile, Threshold
+from equipoise.methods.base import Setting
 from equipoise.privacy import Budget, Journal, Poisson, PrivacyPlan, epsilon
 from equipoise.privacy.ledger.run_record import compose_events, events_of, records_of
 from equipoise.training.randomness import generator
@@ -83,7 +84,9 @@ def make_method(
 
     def plan_of(chosen: Method, budget: Budget | None = None) -> PrivacyPlan:
         # as the training will make it: the coins of a public schedule follow the seed
-        return chosen.plan(sampling, budget, RELATION, generator(settings.seed, "plan"))
+        rng = generator(settings.seed, "plan")
+        setting = Setting(sampling=sampling, budget=budget, relation=RELATION, public_rng=rng)
+        return chosen.plan(setting).releases
 
     if settings.epsilon is not None:
         budget = Budget(settings.epsilon, settings.delta)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from equipoise.gradients.subspaces.held import HeldSubspace
 from equipoise.methods import Context, Method, State
+from equipoise.methods.base import Plan
 from equipoise.methods.wrapper import MethodWrapper
 from equipoise.privacy import Private
 from equipoise.privacy.private import unwrap
@@ -61,10 +62,10 @@ class Watched(MethodWrapper):
         self.scores = scores
         return estimate, {**following, "scores": Private(scores)}
 
-    def assumptions(self) -> Sequence[str]:
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """The inner method's, and the canaries by their public number."""
         count = len(next(iter(self.canaries.values())))
-        return [*self.inner.assumptions(), CANARIES.format(count=count)]
+        return [*self.inner.assumptions(plan), CANARIES.format(count=count)]
 
     def config(self) -> dict[str, Any]:
         """The inner method's: a run with canaries is a run of that method."""

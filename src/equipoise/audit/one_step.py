@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from equipoise.audit.canaries import Rows, canary_loss, canary_records, directed_records
 from equipoise.audit.designs import Design, with_options
 from equipoise.audit.method_audit import Audit, audit_method, find_design
 from equipoise.audit.noise_checks import Check, noise_scale
-from equipoise.audit.planted import Long, Quiet
 from equipoise.audit.rehearsal import Watching, open_stage, whitened
-from equipoise.privacy import Budget, FullBatch
+from equipoise.privacy import Budget, Draw, FullBatch
 
 __all__ = ["Probe", "check_noise", "probe_method"]
 
@@ -31,6 +31,39 @@ FEW, POPULATION = 10, 20_000
 
 LONGEST, NUMBERS = 1500, 1500
 """Its steps, or as many as give so many numbers of every release."""
+
+
+class Altered(Watching):
+    """Everything that leaves with other noise, or longer sums, than is booked; also correlated releases.
+
+    Attributes:
+        noise_by, sums_by: factors.
+    """
+
+    noise_by, sums_by = 1.0, 1.0
+
+    def release(self, draw: Draw, sums: Mapping[str, Any], noise: Any = None) -> dict[str, dict[str, Tensor]]:
+        """As `Watching.release`, altered."""
+        out = super().release(draw, sums, noise)
+        for name, tensors in out.items():
+            for key, value in tensors.items():
+                raw = self.sums[-1][name][key]
+                altered = self.sums_by * raw + self.noise_by * (value - raw)
+                tensors[key] = altered.to(value.dtype)
+                self.transcript[-1][name][key] = tensors[key].clone()
+        return out
+
+
+class Quiet(Altered):
+    """All noise at 0.8 of its scale."""
+
+    noise_by = 0.8
+
+
+class Long(Altered):
+    """All sums a quarter longer than booked."""
+
+    sums_by = 1.25
 
 
 @dataclass(frozen=True)
@@ -139,7 +172,7 @@ def check_noise(
     )
     ledger = stage.desk.ledger
     assert isinstance(ledger, Watching)
-    noises: dict[str, list[torch.Tensor]] = {release.name: [] for release in stage.pieces.plan.releases}
+    noises: dict[str, list[Tensor]] = {release.name: [] for release in stage.pieces.plan.releases}
     while stage.stepper.done < LONGEST and min(sum(map(len, n)) for n in noises.values()) < NUMBERS:
         seen = len(ledger.noted)
         stage.run(1)

@@ -26,13 +26,12 @@ from equipoise.cli.calibration import calibrate
 from equipoise.cli.comparison import compare
 from equipoise.cli.federation import federate
 from equipoise.cli.listing import methods
-from equipoise.cli.reproduction import experiment
 from equipoise.cli.results import predict, report
 from equipoise.cli.screen import fail
 from equipoise.cli.training import resume, train
 from equipoise.cli.trust import search, sign, verify
 
-__all__ = ["app", "main"]
+__all__ = ["app", "is_taught", "main", "run_app"]
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     calibrate,
@@ -44,7 +43,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     sign,
     search,
     methods,
-    experiment,
     compare,
     federate,
     audit,
@@ -78,23 +76,36 @@ def main(arguments: list[str] | None = None) -> int:
     equipoise 0.1.0
     0
     """
-    words = sys.argv[1:] if arguments is None else arguments
+    return run_app(app, sys.argv[1:] if arguments is None else arguments, "equipoise")
+
+
+def run_app(
+    chosen: typer.Typer, words: list[str], name: str, packages: tuple[str, ...] = ("equipoise",)
+) -> int:
+    """Run a command line: errors that were raised on purpose become messages and exit codes.
+
+    Args:
+        chosen: the commands.
+        words: what stands after the program's name.
+        name: of the program, as its help shows it.
+        packages: whose errors are messages; an error from elsewhere keeps its traceback.
+    """
     as_json = "--json" in words
     try:
-        code = app(words, standalone_mode=False, prog_name="equipoise")
+        code = chosen(words, standalone_mode=False, prog_name=name)
     except typer.Exit as stop:
         return stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        return fail("interrupted", as_json, 130)
+        return fail("interrupted", as_json, 130, name)
     except Exception as error:
-        if not _is_taught(error):
+        if not is_taught(error, packages):
             raise
-        return fail(_words(error), as_json, 2)
+        return fail(_words(error, chosen), as_json, 2, name)
     return int(code or 0)
 
 
-def _is_taught(error: Exception) -> bool:
-    """Whether an error was raised on purpose: by the parser, by this library, or by the system (a full disk).
+def is_taught(error: Exception, packages: tuple[str, ...] = ("equipoise",)) -> bool:
+    """Whether an error was raised on purpose: by the parser, by a package, or by the system (a full disk).
 
     A TypeError out of torch, say, is a fault: it keeps its traceback.
     """
@@ -105,7 +116,7 @@ def _is_taught(error: Exception) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("equipoise")
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith(packages)
 
 
 def _said_once(message: str) -> str:
@@ -118,13 +129,19 @@ def _said_once(message: str) -> str:
     return before + question + rest.split(" Did you mean ")[0]
 
 
-def _words(error: Exception) -> str:
+def _words(error: Exception, chosen: typer.Typer) -> str:
     from equipoise.app.options import in_option_words
 
     # typer's parser errors have a message of their own; their classes moved between its versions
     message = getattr(error, "format_message", None)
     if callable(message):
-        return _said_once(str(message()))
-    commands: dict[str, Any] = getattr(typer.main.get_command(app), "commands", {})
+        said = _said_once(str(message()))
+        if said.startswith("No such command 'experiment'"):
+            return (
+                "there is no command 'experiment': the papers' experiments stand beside the package. "
+                "Run python -m reproduction in a checkout of the sources."
+            )
+        return said
+    commands: dict[str, Any] = getattr(typer.main.get_command(chosen), "commands", {})
     named = {p.name for c in commands.values() for p in c.params if any(o.startswith("--") for o in p.opts)}
     return in_option_words(str(error), sorted(named))

@@ -1,4 +1,4 @@
-"""``equipoise audit``: attacks on a method, on a published claim, on planted bugs, or on a run."""
+"""``equipoise audit``: attacks on a method, on a step of it with bugs and without, or on a run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise.cli.audit_views import (
-    bug_values,
-    show_attacks,
     show_method,
     show_shadow,
     show_steps,
@@ -18,7 +16,6 @@ from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.words import DataDir, Json, RunDir, UsageError, chosen_folder
 
 if TYPE_CHECKING:
-    from equipoise.audit.attacks import Finding
     from equipoise.audit.method_audit import Audit
 
 __all__ = ["audit"]
@@ -54,10 +51,6 @@ def audit(
         bool, typer.Option("--hardened", help="With --method: exact noise on a grid of integers.")
     ] = False,
     seeds: Annotated[int, typer.Option(help="Number of audits, each with a seed of its own.")] = 1,
-    attack: Annotated[
-        str | None, typer.Option(help="Attack a published claim: a method's name, or all.")
-    ] = None,
-    planted: Annotated[bool, typer.Option("--planted", help="Look for bugs planted on purpose.")] = False,
     shadow: Annotated[
         bool, typer.Option("--shadow", help="Guess members with shadow models, with privacy and without.")
     ] = False,
@@ -72,16 +65,16 @@ def audit(
 ) -> None:
     """Certify a lower bound on epsilon beside the claimed upper one.
 
-    Exit code 1: a claim is refuted, a planted bug is missed, or an attack on a published claim fails.
+    Exit code 1: a claim is refuted, or --one-step misses a bug that it put in.
     """
     asked = [name for name, given in (
         ("RUN", run is not None or (run_dir is not None and not shadow)),
         ("--method", method is not None), ("--one-step", one_step and method is None),
-        ("--attack", attack is not None), ("--planted", planted), ("--shadow", shadow),
+        ("--shadow", shadow),
     ) if given]  # fmt: skip
     if len(asked) != 1:
         raise UsageError(
-            "audit takes one of RUN, --method, --one-step, --attack, --planted and --shadow, and got "
+            "audit takes one of RUN, --method, --one-step and --shadow, and got "
             f"{' and '.join(asked) or 'none of them'}."
         )
     relation = relation.replace("_", "-")
@@ -117,12 +110,6 @@ def audit(
             found = _audit_method(method, options, epsilon, delta, relation, hardened, seeds, confidence)
             show_method(found, json_output)
             fine = found.holds
-    elif attack is not None:
-        findings = _attacks(attack)
-        show_attacks(findings, json_output)
-        fine = all(finding.succeeds for finding in findings)
-    elif planted:
-        fine = _show_planted(json_output)
     elif shadow:
         show_shadow(_audit_shadow(data, data_dir, epsilon, delta, models, run_dir), json_output)
         fine = True
@@ -215,18 +202,6 @@ def _show_steps(
     return fine
 
 
-def _attacks(name: str) -> list[Finding]:
-    from equipoise.audit.attacks import ATTACKS
-
-    if name != "all" and name not in ATTACKS:
-        raise UsageError(f"--attack is {name!r}, but it must be all or one of {', '.join(ATTACKS)}.")
-    found = []
-    for chosen in ATTACKS if name == "all" else [name]:
-        with open_console(True).status(f"attacking {chosen} as published"):
-            found.append(ATTACKS[chosen]())
-    return found
-
-
 def _audit_shadow(
     data: str, data_dir: str | None, epsilon: float, delta: float, models: int, run_dir: str | None
 ) -> dict[str, Any]:
@@ -238,32 +213,6 @@ def _audit_shadow(
         return audit_shadow(
             settings, models, run_dir, lambda done, of: status.update(f"shadow model {done} of {of}")
         )
-
-
-def _show_planted(as_json: bool) -> bool:
-    from equipoise.audit.planted import find_planted
-
-    with open_console(True).status("planting bugs and looking for them"):
-        rows = find_planted()
-    if as_json:
-        emit({"planted": [bug_values(row) for row in rows]})
-        return all(row.found for row in rows)
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("planted bug", "check", "clean", "with the bug", "limit", ""):
-        table.add_column(name, justify="left" if name in ("planted bug", "check", "") else "right")
-    for row in rows:
-        table.add_row(
-            row.bug,
-            row.clean.name,
-            f"{row.clean.statistic:.2f}",
-            f"{row.planted.statistic:,.1f}",
-            f"{row.clean.limit:g}",
-            "found" if row.found else "[bold red]MISSED[/]",
-        )
-    open_console(False).print(table)
-    return all(row.found for row in rows)
 
 
 def _show_run(folder: str, confidence: float, data_dir: str | None, as_json: bool) -> bool:

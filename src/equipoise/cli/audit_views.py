@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 from equipoise.cli.screen import emit, open_console
 
 if TYPE_CHECKING:
-    from equipoise.audit.attacks import Finding
     from equipoise.audit.bounds import Certificate
     from equipoise.audit.method_audit import Audit
     from equipoise.audit.one_step import Probe
-    from equipoise.audit.planted import Planted
 
-__all__ = ["bug_values", "show_attacks", "show_method", "show_shadow", "show_steps", "step_values"]
+__all__ = ["certificate_values", "show_method", "show_shadow", "show_steps", "step_values"]
 
 
 def show_method(found: Audit, as_json: bool) -> None:
@@ -30,7 +28,7 @@ def show_method(found: Audit, as_json: bool) -> None:
                 "delta": found.delta,
                 "confidence": found.confidence,
                 "holds": found.holds,
-                "certificates": [_plain(c) for c in found.certificates],
+                "certificates": [certificate_values(c) for c in found.certificates],
             }
         )
         return
@@ -86,26 +84,6 @@ def show_steps(rows: list[Probe]) -> None:
     open_console(False).print(table)
 
 
-def show_attacks(findings: list[Finding], as_json: bool) -> None:
-    """Attacks on published claims."""
-    if as_json:
-        emit({"attacks": [_finding(found) for found in findings]})
-        return
-    console = open_console(False)
-    for found in findings:
-        certified = (
-            "no epsilon at all" if found.unbounded else f"epsilon at least {found.certificate.epsilon:.4g}"
-        )
-        console.print(f"[bold]{found.name}[/] as published: {found.target}")
-        console.print(
-            f"  claimed epsilon {found.claimed:g}, certified: [bold]{certified}[/] at delta "
-            f"{found.certificate.delta:g}, confidence {found.certificate.confidence:g} "
-            f"({'the claim fails' if found.succeeds else 'the claim stands'})"
-        )
-        for name, value in found.details.items():
-            console.print(f"  [dim]{name.replace('_', ' ')}: {value:.4g}[/]")
-
-
 def show_shadow(found: dict[str, Any], as_json: bool) -> None:
     """The picture of membership inference."""
     if as_json:
@@ -132,18 +110,6 @@ def show_shadow(found: dict[str, Any], as_json: bool) -> None:
     console.print(found["figure"], markup=False, soft_wrap=True)
 
 
-def bug_values(row: Planted) -> dict[str, Any]:
-    """A planted bug, as plain values."""
-    return {
-        "bug": row.bug,
-        "check": row.clean.name,
-        "clean": row.clean.statistic,
-        "planted": row.planted.statistic,
-        "limit": row.clean.limit,
-        "found": row.found,
-    }
-
-
 def step_values(row: Probe) -> dict[str, Any]:
     """A step, clean and with bugs, as plain values."""
     return {
@@ -158,20 +124,8 @@ def step_values(row: Probe) -> dict[str, Any]:
     }
 
 
-def _finding(found: Finding) -> dict[str, Any]:
-    return {
-        "name": found.name,
-        "target": found.target,
-        "claimed_epsilon": found.claimed,
-        "certified_epsilon": None if found.unbounded else found.certificate.epsilon,
-        "unbounded": found.unbounded,
-        "succeeds": found.succeeds,
-        "certificate": _plain(found.certificate),
-        "details": found.details,
-    }
-
-
-def _plain(found: Certificate) -> dict[str, Any]:
+def certificate_values(found: Certificate) -> dict[str, Any]:
+    """A certificate as plain values; numbers that are not finite become None."""
     from dataclasses import asdict
 
     return {

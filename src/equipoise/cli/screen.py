@@ -41,9 +41,9 @@ def emit(value: dict[str, Any]) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
-def fail(message: str, as_json: bool, code: int) -> int:
+def fail(message: str, as_json: bool, code: int, name: str = "equipoise") -> int:
     """Say why nothing came of it; gives the exit code back."""
     if as_json:
         print(json.dumps({"error": message, "exit_code": code}))
-    print(f"equipoise: {message}", file=sys.stderr)
+    print(f"{name}: {message}", file=sys.stderr)
     return code

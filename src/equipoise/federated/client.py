@@ -193,7 +193,7 @@ class Client:
         Raises:
             Refused: the client's method has no query.
         """
-        return self._steered().radius_noise
+        return float(self._steered().radius_noise(self.training.method_plan))
 
     @property
     def rounds_left(self) -> int:

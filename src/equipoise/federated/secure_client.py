@@ -194,7 +194,7 @@ class SecureClient:
             found: dict[str, Any] = {"key": self._party.keys(), "terms": terms}
             inner = innermost(self.client.method)
             if isinstance(inner, ServerRMS):
-                found["noise"] = inner.radius_noise
+                found["noise"] = inner.radius_noise(self.client.training.method_plan)
         elif stage == "shares":
             given = _numbered(values, "terms.", str)
             keys = _numbered(values, "key.", bytes)

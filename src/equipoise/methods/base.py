@@ -23,6 +23,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
@@ -33,6 +34,8 @@ from equipoise.methods.described import plain, rebuild
 from equipoise.privacy import calibrate
 
 if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
     from equipoise.gradients import PerSampleGradients
     from equipoise.methods.public_records import PublicRecords
     from equipoise.privacy import Bounded, Budget, PrivacyPlan, Sampling
@@ -43,10 +46,10 @@ __all__ = [
     "Ledger",
     "Method",
     "Parameters",
+    "Plan",
     "Query",
+    "Setting",
     "State",
-    "calibrated",
-    "require_budget",
 ]
 
 Parameters = Mapping[str, Tensor]
@@ -133,6 +136,11 @@ class Context(Protocol):
         ...
 
     @property
+    def plan(self) -> Plan:
+        """What the method planned for this training."""
+        ...
+
+    @property
     def ledger(self) -> Ledger:
         """The only way out of the private side."""
         ...
@@ -159,6 +167,65 @@ class Context(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The public constants that a plan is made from.
+
+    Attributes:
+        sampling: how records are drawn, and for how many steps.
+        budget: the (epsilon, delta) that noise is calibrated to; None where the method fixes its noise.
+        relation: the neighbouring relation: "add_or_remove_one" or "replace_one".
+        other_runs: events of other runs over the same data in a shared journal; the budget covers them too.
+        public_rng: public randomness, for schedules that do not depend on data.
+    """
+
+    sampling: Sampling
+    budget: Budget | None = None
+    relation: str = "add_or_remove_one"
+    other_runs: tuple[DpEvent, ...] = ()
+    public_rng: torch.Generator = field(default_factory=torch.Generator, repr=False, compare=False)
+
+    def required_budget(self, instead: str = "a noise_multiplier") -> Budget:
+        """The budget that noise is calibrated to.
+
+        Args:
+            instead: arguments of the method that would have made it needless.
+
+        Raises:
+            ValueError: none was given.
+        """
+        if self.budget is None:
+            raise ValueError(
+                f"budget is missing: give budget=Budget(epsilon, delta), or {instead} to the method"
+            )
+        return self.budget
+
+    def calibrated(
+        self, with_noise: Callable[[float], PrivacyPlan], noise_multiplier: float | None = None
+    ) -> PrivacyPlan:
+        """The plan with this noise multiplier, or with the one that spends the budget where it is None.
+
+        Raises:
+            ValueError: neither a noise multiplier nor a budget is given.
+        """
+        if noise_multiplier is not None:
+            return with_noise(noise_multiplier)
+        return calibrate(with_noise, self.required_budget())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a method will release, and what else it fixed beforehand.
+
+    Attributes:
+        releases: the releases, their sampling and their noise; what the ledger holds the method to.
+        constants: further public constants that the steps need, such as a schedule of anchors.
+    """
+
+    releases: PrivacyPlan
+    constants: Any = None
+
+
 class Method(ABC):
     """A differentially private estimator of the gradient; one file, one class, one line in `METHODS`."""
 
@@ -168,12 +235,11 @@ class Method(ABC):
     """"library" (proven by composition) or "as_published" (the paper's to the letter)."""
 
     @abstractmethod
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
-        """What will be released, with noise calibrated to the budget; from public constants alone.
+    def plan(self, setting: Setting) -> Plan:
+        """What will be released, with noise calibrated to the budget, from public constants.
 
-        Called once, before the training. Random schedules that do not depend on data are drawn here.
+        A pure function: the method remembers nothing. `context.plan` hands the plan to every step. Random
+        schedules that do not depend on data are drawn here, from `setting.public_rng`.
         """
 
     @abstractmethod
@@ -188,25 +254,30 @@ class Method(ABC):
         """How often a step computes the gradients of the records of this draw: points times queries."""
         return 1
 
-    def gradients_per_step(self, sampling: Sampling, plan: PrivacyPlan) -> float:
-        """Expected per-sample gradients that a step computes, private and public, on average over the run."""
+    def gradients_per_step(self, plan: Plan) -> float:
+        """Expected per-sample gradients per step, private and public, on average over the run."""
+        releases = plan.releases
         counts: dict[str, int] = {}
-        for pattern in plan.patterns():
+        for pattern in releases.patterns():
             counts[pattern.draw] = counts.get(pattern.draw, 0) + pattern.count
-        for item in plan.unproven:
-            counts[item.draw] = max(counts.get(item.draw, 0), plan.count(item))
+        for item in releases.unproven:
+            counts[item.draw] = max(counts.get(item.draw, 0), releases.count(item))
         total = sum(
-            count * plan.sampling_of(draw).expected_size * self.passes_over(draw)
+            count * releases.sampling_of(draw).expected_size * self.passes_over(draw)
             for draw, count in counts.items()
         )
-        return total / sampling.steps
+        return total / releases.sampling.steps
 
-    def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
+    def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
         """The epsilon that the method's publication claims for a recipe as published; None for none."""
         return None
 
-    def assumptions(self) -> Sequence[str]:
-        """What this method takes as public besides sampling and settings, as phrases for the statement."""
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
+        """What this method takes as public besides sampling and settings, as phrases for the statement.
+
+        Args:
+            plan: of the run; None where only the configuration is known.
+        """
         return ()
 
     def public_batches(self) -> Sequence[PublicRecords]:
@@ -272,31 +343,3 @@ class Method(ABC):
         if config.get("name") != cls.name:
             raise ValueError(f"config={dict(config)!r} does not describe the method {cls.name!r}")
         return cls(**{name: rebuild(value) for name, value in config.items() if name != "name"})
-
-
-def require_budget(budget: Budget | None, instead: str = "a noise_multiplier") -> Budget:
-    """The budget that noise is calibrated to.
-
-    Args:
-        budget: as given to `Method.plan`.
-        instead: arguments of the method that would have made it needless.
-
-    Raises:
-        ValueError: none was given.
-    """
-    if budget is None:
-        raise ValueError(f"budget is missing: give budget=Budget(epsilon, delta), or {instead} to the method")
-    return budget
-
-
-def calibrated(
-    with_noise: Callable[[float], PrivacyPlan], noise_multiplier: float | None, budget: Budget | None
-) -> PrivacyPlan:
-    """The plan with the given noise multiplier, or with the one that spends the budget where None is given.
-
-    Raises:
-        ValueError: neither is given.
-    """
-    if noise_multiplier is not None:
-        return with_noise(noise_multiplier)
-    return calibrate(with_noise, require_budget(budget))

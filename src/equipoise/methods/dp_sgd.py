@@ -15,10 +15,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
-from equipoise.methods.base import Context, Method, Parameters, State, calibrated
+from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import ClipRule, layer_shares, resolve_rule
@@ -36,7 +35,7 @@ from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 
 if TYPE_CHECKING:
-    from equipoise.privacy import Budget
+    pass
 
 __all__ = ["DPSGD"]
 
@@ -100,15 +99,13 @@ class DPSGD(Method):
             for layer, share in per_layer.items():
                 require_positive(f"per_layer[{layer!r}]", share)
 
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
+    def plan(self, setting: Setting) -> Plan:
         """One release of the gradient a step, with the count beside it where the threshold is learned."""
 
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
-            return self._plan(sampling, relation, noise_multiplier)
+            return self._plan(setting.sampling, setting.relation, noise_multiplier)
 
-        return calibrated(with_noise, self.noise_multiplier, budget)
+        return Plan(setting.calibrated(with_noise, self.noise_multiplier))
 
     def _plan(self, sampling: Sampling, relation: str, noise_multiplier: float) -> PrivacyPlan:
         releases = [Release("gradient", noise_multiplier, max_bound=self.threshold.upper(sampling.steps))]

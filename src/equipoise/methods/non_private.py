@@ -12,20 +12,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
-from equipoise.methods.base import Context, Method, State
+from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.feedback.memory import clipped, zeros_like
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.published.dice_sgd_formulas import clipped_and_plain_sums
-from equipoise.privacy import PrivacyPlan, Sampling, Unproven, clip
+from equipoise.privacy import PrivacyPlan, Unproven, clip
 
 if TYPE_CHECKING:
-    from equipoise.privacy import Budget
+    pass
 
 __all__ = ["EFSGD", "ClipSGD"]
 
@@ -61,11 +60,9 @@ class ClipSGD(Method):
             require_positive("clip_norm", clip_norm)
         self.clip_norm = float(clip_norm)
 
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
+    def plan(self, setting: Setting) -> Plan:
         """No proven release; the budget plays no part."""
-        return PrivacyPlan([], sampling, relation, [Unproven("gradient")])
+        return Plan(PrivacyPlan([], setting.sampling, setting.relation, [Unproven("gradient")]))
 
     def init(self, context: Context) -> State:
         """Nothing to remember."""
@@ -111,11 +108,9 @@ class EFSGD(Method):
         if not self.feedback_clip_norm >= 0:
             raise ValueError(f"feedback_clip_norm={feedback_clip_norm!r}: the radius C2 is at least 0")
 
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
+    def plan(self, setting: Setting) -> Plan:
         """No proven release; the budget plays no part."""
-        return PrivacyPlan([], sampling, relation, [Unproven("gradient")])
+        return Plan(PrivacyPlan([], setting.sampling, setting.relation, [Unproven("gradient")]))
 
     def init(self, context: Context) -> State:
         """An empty memory."""

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from equipoise.methods.base import Context, DrawHandle, Ledger, Method, Parameters, State
+from equipoise.methods.base import Context, DrawHandle, Ledger, Method, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_count, require_positive
 from equipoise.methods.clip_rules import Abadi
@@ -30,7 +31,6 @@ from equipoise.privacy.sampling import Sampling
 
 if TYPE_CHECKING:
     from equipoise.gradients import PerSampleGradients
-    from equipoise.privacy import Budget
 
 __all__ = ["PublicOnly", "PublicWarmStart"]
 
@@ -65,13 +65,11 @@ class PublicOnly(Method):
         if public_batch_size is not None:
             require_count("public_batch_size", public_batch_size)
 
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
+    def plan(self, setting: Setting) -> Plan:
         """Nothing is released."""
-        return PrivacyPlan([], sampling, relation)
+        return Plan(PrivacyPlan([], setting.sampling, setting.relation))
 
-    def gradients_per_step(self, sampling: Sampling, plan: PrivacyPlan) -> float:
+    def gradients_per_step(self, plan: Plan) -> float:
         """Those of public records."""
         return self.public.drawn_size(self.public_batch_size)
 
@@ -87,7 +85,7 @@ class PublicOnly(Method):
         """The records that it trains on."""
         return (self.public,)
 
-    def assumptions(self) -> Sequence[str]:
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """How many records are public."""
         return self.public.assumptions()
 
@@ -104,6 +102,14 @@ class PublicOnly(Method):
         """The method that `config` described; `public` are the records again."""
         records = require_public(cls.name, config["public"], public)
         return cls(records, public_batch_size=config["public_batch_size"])
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """How many steps are public, and the inner method's plan for the others."""
+
+    steps: int
+    inner: Plan
 
 
 class PublicWarmStart(MethodWrapper):
@@ -191,18 +197,17 @@ class PublicWarmStart(MethodWrapper):
         left = sampling.steps - self._warm(sampling)
         return dataclasses.replace(sampling, steps=left)  # type: ignore[type-var]
 
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
-        """The inner method's plan for the steps that are left."""
-        return self.inner.plan(self._rest(sampling), budget, relation, public_rng)
+    def plan(self, setting: Setting) -> Plan:
+        """The inner method's plan for the steps that are left; its constants are that plan."""
+        inner = self.inner.plan(dataclasses.replace(setting, sampling=self._rest(setting.sampling)))
+        return Plan(inner.releases, WarmStart(self._warm(setting.sampling), inner))
 
-    def gradients_per_step(self, sampling: Sampling, plan: PrivacyPlan) -> float:
+    def gradients_per_step(self, plan: Plan) -> float:
         """Those of public records in the public steps, those of the inner method in the others."""
-        warm, rest = self._warm(sampling), self._rest(sampling)
-        public = self.public.drawn_size(self.public_batch_size)
-        later = self.inner.gradients_per_step(rest, plan)
-        return (warm * public + rest.steps * later) / sampling.steps
+        start: WarmStart = plan.constants
+        public, later = self.public.drawn_size(self.public_batch_size), start.inner.releases.sampling.steps
+        total = start.steps * public + later * self.inner.gradients_per_step(start.inner)
+        return total / (start.steps + later)
 
     def init(self, context: Context) -> State:
         """The inner method starts after the public steps."""
@@ -210,11 +215,11 @@ class PublicWarmStart(MethodWrapper):
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """A public step, or one of the inner method."""
-        warm = self._warm(context.sampling)
-        if context.step < warm:
+        start: WarmStart = context.plan.constants
+        if context.step < start.steps:
             estimate = mean_gradient(context, self.public, self.public_batch_size, self._warm_norm())
             return {name: self.warm_scale * value for name, value in estimate.items()}, state
-        later = _LaterContext(context, warm, self._rest(context.sampling))
+        later = _LaterContext(context, start)
         inner = self.inner.init(later) if state["inner"] is None else state["inner"]
         return super().step(later, {"inner": inner})
 
@@ -226,17 +231,17 @@ class PublicWarmStart(MethodWrapper):
         """The inner method's, once it has begun."""
         return {} if state["inner"] is None else super().metrics(state)
 
-    def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
+    def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
         """The inner method's, for the private steps."""
-        return self.inner.claimed_epsilon(self._rest(sampling), relation, delta)
+        return self.inner.claimed_epsilon(plan.constants.inner, delta)
 
     def public_batches(self) -> Sequence[PublicRecords]:
         """Those of the public steps, and the inner method's."""
         return (self.public, *self.inner.public_batches())
 
-    def assumptions(self) -> Sequence[str]:
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """How many records are public, and what the inner method assumes."""
-        return tuple(dict.fromkeys((*self.public.assumptions(), *self.inner.assumptions())))
+        return tuple(dict.fromkeys((*self.public.assumptions(), *self.inner.assumptions(plan))))
 
     def config(self) -> dict[str, Any]:
         """The settings, as plain values; of the public records only their number and a digest."""
@@ -290,8 +295,8 @@ def mean_gradient(
 class _LaterContext:
     """A context whose steps are counted from the end of the public ones."""
 
-    def __init__(self, context: Context, offset: int, sampling: Sampling) -> None:
-        self._context, self._offset, self._sampling = context, offset, sampling
+    def __init__(self, context: Context, start: WarmStart) -> None:
+        self._context, self._offset, self._plan = context, start.steps, start.inner
 
     @property
     def params(self) -> Parameters:
@@ -303,7 +308,11 @@ class _LaterContext:
 
     @property
     def sampling(self) -> Sampling:
-        return self._sampling
+        return self._plan.releases.sampling
+
+    @property
+    def plan(self) -> Plan:
+        return self._plan
 
     @property
     def relation(self) -> str:

@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.methods.base import Context, Method, State, calibrated
+from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import ClipRule, resolve_rule
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.plan import PrivacyPlan, Release
-from equipoise.privacy.sampling import Sampling
 
 if TYPE_CHECKING:
-    from equipoise.privacy import Budget
+    pass
 
 __all__ = ["RandomSparsification"]
 
@@ -79,15 +78,15 @@ class RandomSparsification(Method):
         self.clip_norm, self.clip_rule = clip_norm, resolve_rule(clip_rule)
         self.drop_rate, self.noise_multiplier = drop_rate, noise_multiplier
 
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
+    def plan(self, setting: Setting) -> Plan:
         """One release of the gradient a step."""
 
         def at(scale: float) -> PrivacyPlan:
-            return PrivacyPlan([Release("gradient", scale, self.clip_norm)], sampling, relation)
+            return PrivacyPlan(
+                [Release("gradient", scale, self.clip_norm)], setting.sampling, setting.relation
+            )
 
-        return calibrated(at, self.noise_multiplier, budget)
+        return Plan(setting.calibrated(at, self.noise_multiplier))
 
     def init(self, context: Context) -> State:
         """Nothing is carried from step to step."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from equipoise.methods.base import Context, Method, Parameters, State
+from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 
 if TYPE_CHECKING:
     from equipoise.methods.public_records import PublicRecords
-    from equipoise.privacy import Budget, PrivacyPlan, Sampling
 
 __all__ = ["MethodWrapper"]
 
@@ -27,11 +25,9 @@ class MethodWrapper(Method):
     def __init__(self, inner: Method) -> None:
         self.inner, self.recipe = inner, inner.recipe
 
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
+    def plan(self, setting: Setting) -> Plan:
         """The inner method's."""
-        return self.inner.plan(sampling, budget, relation, public_rng)
+        return self.inner.plan(setting)
 
     def init(self, context: Context) -> State:
         """The inner method's state."""
@@ -50,17 +46,17 @@ class MethodWrapper(Method):
         """The inner method's."""
         return self.inner.passes_over(draw)
 
-    def gradients_per_step(self, sampling: Sampling, plan: PrivacyPlan) -> float:
+    def gradients_per_step(self, plan: Plan) -> float:
         """The inner method's."""
-        return self.inner.gradients_per_step(sampling, plan)
+        return self.inner.gradients_per_step(plan)
 
-    def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
+    def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
         """The inner method's."""
-        return self.inner.claimed_epsilon(sampling, relation, delta)
+        return self.inner.claimed_epsilon(plan, delta)
 
-    def assumptions(self) -> Sequence[str]:
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """The inner method's."""
-        return self.inner.assumptions()
+        return self.inner.assumptions(plan)
 
     def public_batches(self) -> Sequence[PublicRecords]:
         """The inner method's."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["curves_figure"]
+__all__ = ["Curve", "curves_figure"]
 
 COLOURS = (
     "#2a6fdb", "#d9622b", "#2e9e5b", "#b23a8e", "#8a6d1f",
@@ -18,25 +20,52 @@ COLOURS = (
 STYLES = ("-", "--", "-.", ":")
 
 
-class CurveLike(Protocol):
-    """A label, points and a spread; see `equipoise.experiments.findings.Curve`."""
+@dataclass(frozen=True)
+class Curve:
+    """A line y(x), with the spread of the seeds around it.
 
-    @property
-    def label(self) -> str: ...
-    @property
-    def x(self) -> Sequence[float]: ...
-    @property
-    def y(self) -> Sequence[float]: ...
-    @property
-    def low(self) -> Sequence[float]: ...
-    @property
-    def high(self) -> Sequence[float]: ...
-    @property
-    def panel(self) -> str: ...
+    Attributes:
+        label: what it is, as the legend says.
+        x: positions, such as numbers of steps.
+        y: values there, such as medians over the seeds.
+        low, high: the spread, as long as `y`; empty for none.
+        panel: the picture that it belongs to, where there are several.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    panel: str = ""
+
+    @classmethod
+    def of_seeds(cls, label: str, runs: Sequence[Mapping[int, float]], panel: str = "") -> Curve:
+        """Median, smallest and largest value over the runs of several seeds.
+
+        Args:
+            label: what was run.
+            runs: {steps done: error} a seed, as `follow` gives it, all with the same steps.
+            panel: the picture that it belongs to.
+
+        Example:
+            >>> Curve.of_seeds("a", [{1: 2.0, 5: 1.0}, {1: 4.0, 5: 3.0}, {1: 3.0, 5: 0.5}]).y
+            (3.0, 1.0)
+        """
+        x = tuple(runs[0])
+        values = [[run[step] for run in runs] for step in x]
+        return cls(
+            label,
+            x,
+            tuple(statistics.median(v) for v in values),
+            tuple(min(v) for v in values),
+            tuple(max(v) for v in values),
+            panel,
+        )
 
 
 def curves_figure(
-    curves: Sequence[CurveLike], *, x_label: str, y_label: str, log_y: bool = True, log_x: bool = False
+    curves: Sequence[Curve], *, x_label: str, y_label: str, log_y: bool = True, log_x: bool = False
 ) -> Figure:
     """Curves with bands, one panel a value of `panel`, in the order of their first appearance.
 
@@ -87,7 +116,7 @@ def curves_figure(
     return figure
 
 
-def _plot(axes: Axes, curve: CurveLike, number: int) -> None:
+def _plot(axes: Axes, curve: Curve, number: int) -> None:
     colour = COLOURS[number % len(COLOURS)]
     style = STYLES[number // len(COLOURS) % len(STYLES)]
     marker = "o" if len(curve.x) <= 12 else None

@@ -1,16 +1,14 @@
-"""What the terminal shows of methods, experiments and findings, as rich renderables."""
+"""What the terminal shows of methods, as rich renderables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from equipoise.report.words import significant
-
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["experiments_listing", "findings_tables", "methods_listing", "methods_table"]
+__all__ = ["methods_listing", "methods_table"]
 
 TONES = {"proven": "green", "worst_case": "yellow", "none": "red"}
 MEANINGS = {"proven": "proven", "worst_case": "worst case only", "none": "no guarantee"}
@@ -101,58 +99,3 @@ def _badge(guarantee: str) -> Any:
     from rich.text import Text
 
     return Text(MEANINGS.get(guarantee, guarantee), style=TONES.get(guarantee, "default"))
-
-
-def experiments_listing(experiments: Mapping[str, str]) -> RenderableType:
-    """Name and title of every experiment."""
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2), expand=False)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, title in experiments.items():
-        grid.add_row(Text(name, style="bold"), Text(title))
-    return grid
-
-
-def findings_tables(findings: Any) -> RenderableType:
-    """The table of an experiment and its verdicts, met and missed alike.
-
-    Args:
-        findings: `equipoise.experiments.findings.Findings`, or anything with its fields.
-    """
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    numbers = Table(box=None, pad_edge=False, header_style="dim")
-    for number, column in enumerate(findings.table.columns):
-        cells = [row[number] for row in findings.table.rows]
-        words = any(isinstance(cell, str) for cell in cells)
-        numbers.add_column(str(column), justify="left" if words else "right", overflow="fold")
-    for row in findings.table.rows:
-        numbers.add_row(*(_cell(cell) for cell in row))
-    parts: list[RenderableType] = [numbers]
-    if findings.table.note:
-        parts.append(Text(findings.table.note, style="dim"))
-    if findings.verdicts:
-        verdicts = Table.grid(padding=(0, 2))
-        verdicts.add_column(no_wrap=True)
-        verdicts.add_column(overflow="fold")
-        verdicts.add_column(justify="right", no_wrap=True)
-        verdicts.add_column(style="dim", no_wrap=True)
-        for verdict in findings.verdicts:
-            mark = Text("met", style="green") if verdict.met else Text("MISSED", style="bold red")
-            bar = f"{verdict.side} {significant(verdict.bar)}"
-            verdicts.add_row(mark, verdict.sentence, significant(verdict.value), bar)
-        parts += [Text(), verdicts]
-    return Group(*parts)
-
-
-def _cell(value: str | float | int | None) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    return f"{value:,}" if isinstance(value, int) else significant(value)

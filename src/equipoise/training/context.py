@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.gradients import ForwardWritesError
-from equipoise.methods.base import Parameters, Query
+from equipoise.methods.base import Parameters, Plan, Query
 from equipoise.privacy import Bounded, Draw, Private, PrivateRows, sums_of
 from equipoise.privacy.private import join
 from equipoise.training.data_source import map_batch
@@ -188,7 +188,7 @@ class StepContext:
         params: the model's live trainable parameters.
         step: number of the step.
         sampling: the training's sampling.
-        relation: of the privacy plan.
+        plan: of the method.
         ledger: takes releases.
         take_draw: draw name -> (token, record numbers of this process).
         maker: makes rows.
@@ -200,14 +200,15 @@ class StepContext:
         params: Mapping[str, nn.Parameter],
         step: int,
         sampling: Any,
-        relation: str,
+        plan: Plan,
         ledger: Any,
         take_draw: Callable[[str], tuple[Draw, Tensor]],
         maker: RowSource,
         processes: Processes,
     ) -> None:
         self.params: Parameters = MappingProxyType({name: p.detach() for name, p in params.items()})
-        self.step, self.sampling, self.relation, self.ledger = step, sampling, relation, ledger
+        self.step, self.sampling, self.plan, self.ledger = step, sampling, plan, ledger
+        self.relation = plan.releases.relation
         self._take_draw, self._maker, self._processes = take_draw, maker, processes
         self.tally = StepDiagnostics()
 

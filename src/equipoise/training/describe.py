@@ -99,7 +99,7 @@ class Description:
 def describe(pieces: TrainingSetup) -> Description:
     """What a training of these pieces would do; a micro-batch is made and thrown away."""
     sampling, plan, rows = pieces.sampling, pieces.plan, pieces.rows
-    passes = pieces.method.gradients_per_step(sampling, plan) / sampling.expected_size
+    passes = pieces.method.gradients_per_step(pieces.method_plan) / sampling.expected_size
     seconds = passes * _seconds_a_pass(pieces)
     return Description(
         method=pieces.method.name,

@@ -242,6 +242,7 @@ class PrivateTraining:
         self.sampling, self.method, self.budget = pieces.sampling, pieces.method, pieces.budget
         self.settings, self.parameters, self.device = pieces.settings, pieces.parameters, pieces.device
         self.processes, self.plan, self.engine = pieces.processes, pieces.plan, pieces.rows.engine
+        self.method_plan = pieces.method_plan
         self._average = pieces.average
         self._evaluation: dict[str, float] = {}
 

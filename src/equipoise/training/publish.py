@@ -20,14 +20,14 @@ __all__ = ["finish", "state_privacy"]
 def state_privacy(pieces: TrainingSetup, desk: SharedLedger) -> Statement:
     """What may be claimed about the privacy of what was released so far."""
     method, source = pieces.method, pieces.rows.source
-    claimed = method.claimed_epsilon(pieces.sampling, pieces.settings.relation, pieces.delta)
+    claimed = method.claimed_epsilon(pieces.method_plan, pieces.delta)
     return desk.statement(
         delta=pieces.delta,
         recipe=method.recipe,
         epsilon_claimed=claimed,
         assumptions=[
             SCANNED if source.is_scanned else TRUSTED,
-            *method.assumptions(),
+            *method.assumptions(pieces.method_plan),
             *public_assumptions(source, method, pieces.settings.allow_public_duplicates),
         ],
     )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from equipoise.gradients import GradientEngine
 from equipoise.methods import DPSGD, METHODS, Method
+from equipoise.methods.base import Plan, Setting
 from equipoise.privacy import (
     Budget,
     FixedEpochs,
@@ -235,7 +236,7 @@ class TrainingSetup:
         parameters: the trainable ones by name, live.
         device: where the model is.
         processes: who shares the work.
-        plan: what the method will release.
+        method_plan: what the method will release, and what else it fixed beforehand.
         rows: makes gradient rows of records.
         record_bytes: memory that one record takes in a step.
         average: the moving average of the parameters, or None.
@@ -252,7 +253,7 @@ class TrainingSetup:
     parameters: dict[str, nn.Parameter]
     device: torch.device
     processes: Processes
-    plan: PrivacyPlan
+    method_plan: Plan
     rows: RowSource
     record_bytes: float
     average: MovingAverage | None
@@ -276,10 +277,15 @@ class TrainingSetup:
             "sampling": self.sampling.describe(),
             "budget": None if self.budget is None else asdict(self.budget),
             "method": self.method.config(),
-            "plan": self.plan.fingerprint(),
+            "plan": self.method_plan.releases.fingerprint(),
             "optimizer": type(self.optimizer).__name__,
             "model": {"class": type(self.model).__qualname__, "parameters": self.num_parameters},
         }
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """The releases of the method's plan."""
+        return self.method_plan.releases
 
     def kernels(self) -> str:
         """Digest of what the released numbers depend on besides parameters and records.
@@ -329,7 +335,13 @@ def prepare(
         source = Source(data, collate)
         check_public(source, method, settings.allow_public_duplicates)
         example, probes = check_loss(model, loss, source, place)
-        plan = method.plan(sampling, budget, settings.relation, generator(settings.seed, "plan"))
+        setting = Setting(
+            sampling=sampling,
+            budget=budget,
+            relation=settings.relation,
+            public_rng=generator(settings.seed, "plan"),
+        )
+        method_plan = method.plan(setting)
         if settings.views > 1:
             loss = averaged_over_views(loss, settings.views)
         rows = RowSource(
@@ -353,7 +365,7 @@ def prepare(
         settings = replace(settings, micro_batch_size=processes.first(lambda: size))
         rows.micro_batch_size = size
         processes.same("the model's parameters", digest(parameters))
-        processes.same("the privacy plan", plan.fingerprint())
+        processes.same("the privacy plan", method_plan.releases.fingerprint())
     return TrainingSetup(
         model=model,
         optimizer=optimizer,
@@ -365,7 +377,7 @@ def prepare(
         parameters=parameters,
         device=place,
         processes=processes,
-        plan=plan,
+        method_plan=method_plan,
         rows=rows,
         record_bytes=record_bytes,
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,

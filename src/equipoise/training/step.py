@@ -234,7 +234,7 @@ class StepRunner:
             pieces.parameters,
             self.done,
             pieces.sampling,
-            pieces.plan.relation,
+            pieces.method_plan,
             desk,
             take_draw,
             pieces.rows,

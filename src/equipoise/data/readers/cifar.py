@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their published layouts, and in lossless shards.
+"""CIFAR-10 and CIFAR-100 in their published layouts.
 
 * binary: ``cifar-10-batches-bin/data_batch_1.bin`` ...; a record is a label byte (CIFAR-100: a coarse and a
 fine one) and
@@ -6,8 +6,7 @@ fine one) and
 * python: ``cifar-10-batches-py/data_batch_1`` ..., pickled dicts of a uint8 array and a list of labels. A
 pickle can run
   any code when it is read, so these are read by an unpickler that rebuilds numpy arrays and refuses
-  everything else;
-* shards: ``train-00.npz`` ..., see `equipoise.data.cifar_shards`.
+  everything else.
 
 A. Krizhevsky, "Learning multiple layers of features from tiny images", University of Toronto, 2009. Images
 are standardised one by one.
@@ -16,16 +15,15 @@ are standardised one by one.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from equipoise.data.cifar_shards import read_shard
 from equipoise.data.readers.files import DataError, MissingDataError, PathLike, find_file, read_bytes
 from equipoise.data.readers.images import standardise_each
 from equipoise.data.records import Records
@@ -130,7 +128,7 @@ def read_cifar_pickle(path: PathLike, num_classes: int) -> Arrays:
 def load_cifar(folder: PathLike, part: str, *, num_classes: int = 10) -> Records:
     """The ``train`` or ``test`` part, images ``[n, 3, 32, 32]`` standardised one by one (float32).
 
-    The layouts are looked for in this order: binary, python, shards; in ``folder``, in ``folder/cifar10`` (or
+    The layouts are looked for in this order: binary, python; in ``folder``, in ``folder/cifar10`` (or
     ``cifar100``), and in the folder that the published archives unpack to.
 
     Raises:
@@ -158,16 +156,7 @@ def load_cifar(folder: PathLike, part: str, *, num_classes: int = 10) -> Records
             continue
         paths = [find_file(folder, name, subfolders=subfolders) for name in names]
         return _records([read(path, num_classes) for path in paths], num_classes)
-    shards = [
-        path
-        for place in (set_name, ".")
-        for path in sorted((Path(folder) / place).glob(f"{part}-[0-9][0-9].npz"))
-    ]
-    if shards:
-        read_parts = [read_shard(path) for path in shards]
-        order = np.argsort(np.concatenate([index for *_, index in read_parts]), kind="stable")
-        return _records([(images, labels) for images, labels, _ in read_parts], num_classes, order)
-    state = "holds no" if Path(folder).is_dir() else "is not a folder; it should hold the"
+    state = "holds no" if os.path.isdir(folder) else "is not a folder; it should hold the"
     raise MissingDataError(
         f"folder={str(folder)!r} {state} CIFAR-{num_classes} {part} data. Put there "
         f"{', '.join(n + '.bin' for n in plain)} "
@@ -176,11 +165,9 @@ def load_cifar(folder: PathLike, part: str, *, num_classes: int = 10) -> Records
     )
 
 
-def _records(parts: list[Arrays], num_classes: int, order: NDArray[np.int64] | None = None) -> Records:
+def _records(parts: list[Arrays], num_classes: int) -> Records:
     images = np.concatenate([images for images, _ in parts])
     labels = np.concatenate([labels for _, labels in parts])
-    if order is not None:
-        images, labels = images[order], labels[order]
     return Records(
         {"input": standardise_each(torch.from_numpy(images)), "label": torch.from_numpy(labels)},
         num_classes=num_classes,

@@ -20,6 +20,7 @@ from equipoise.federated.methods.fedpcdp import SubspaceUpload, checked_form
 from equipoise.federated.methods.round_subspace import Form, RoundSubspace
 from equipoise.federated.methods.round_wrapper import Wrapped
 from equipoise.methods import Method
+from equipoise.methods.base import Plan
 from equipoise.methods.card import Card
 from equipoise.methods.public_records import PublicRecords
 
@@ -51,9 +52,9 @@ class ProjectedUpload(SubspaceUpload, Wrapped):
         super().__init__(method)
         self.directions, self.form = directions, checked_form(form)
 
-    def assumptions(self) -> Sequence[str]:
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """The inner method's, and that the public records are public."""
-        return tuple(dict.fromkeys((*self.inner.assumptions(), *self.directions.public.assumptions())))
+        return tuple(dict.fromkeys((*self.inner.assumptions(plan), *self.directions.public.assumptions())))
 
     def public_batches(self) -> Sequence[PublicRecords]:
         """The inner method's, and those of the directions."""

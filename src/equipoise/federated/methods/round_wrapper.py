@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equipoise.federated.round_protocol import RoundProtocol
 from equipoise.methods import Context, Method, State
-from equipoise.methods.base import Parameters
+from equipoise.methods.base import Parameters, Plan
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.wrapper import MethodWrapper
 
@@ -56,10 +56,9 @@ class Wrapped(RoundProtocol, MethodWrapper):
         """As the inner method."""
         return self._hooks.answers_query
 
-    @property
-    def radius_noise(self) -> float:
+    def radius_noise(self, plan: Plan) -> float:
         """The inner method's; see `ServerRMS`."""
-        return float(self._server_rms.radius_noise)
+        return float(self._server_rms.radius_noise(plan))
 
     @property
     def _server_rms(self) -> Any:

@@ -30,7 +30,7 @@ from torch import Tensor
 from equipoise.federated.errors import Refused
 from equipoise.federated.round_protocol import REPORT, RoundProtocol
 from equipoise.methods import AdaptiveRMS, Context, State
-from equipoise.methods.base import Parameters
+from equipoise.methods.base import Parameters, Plan, Setting
 from equipoise.methods.checks import require_one_of
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs, Sampling
@@ -117,13 +117,12 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         """How many releases of squares the mean is over that is sent in a round."""
         return self.round_length if self.fused and self.query_steps == "all" else 1
 
-    @property
-    def radius_noise(self) -> float:
+    def radius_noise(self, plan: Plan) -> float:
         """Standard deviation of the mean square that is sent in a round, in units of U."""
-        return super().radius_noise / math.sqrt(self.squares_per_round)
+        return super().radius_noise(plan) / math.sqrt(self.squares_per_round)
 
-    def _plan(self, sampling: Sampling, relation: str, z: float, radius_z: float) -> PrivacyPlan:
-        plan = super()._plan(sampling, relation, z, radius_z)
+    def _plan(self, setting: Setting, query: Sampling, z: float, radius_z: float) -> PrivacyPlan:
+        plan, sampling = super()._plan(setting, query, z, radius_z), setting.sampling
         if not self.fused or self.squares_per_round == self.round_length:
             return plan
         if isinstance(sampling, FixedEpochs):
@@ -133,11 +132,14 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
                 "that amplifies"
             )
         rounds = math.ceil(sampling.steps / self.round_length)
-        return PrivacyPlan([plan["gradient"], replace(plan["squares"], count=rounds)], sampling, relation)
+        return PrivacyPlan(
+            [plan["gradient"], replace(plan["squares"], count=rounds)], sampling, plan.relation
+        )
 
     def init(self, context: Context) -> State:
-        """The first radius, and no squares."""
-        return self._without_squares(super().init(context))
+        """The first radius, and no squares; fused, the noise of the mean that will be sent."""
+        state = self._without_squares(super().init(context))
+        return {**state, "noise": self.radius_noise(context.plan)} if self.fused else state
 
     def rebase(self, state: State, params: Parameters) -> State:
         """A new round: no squares."""
@@ -150,7 +152,7 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         """Fused: in every step, or until the round has squares."""
         return self.fused and (self.query_steps == "all" or state["squares"] is None)
 
-    def learn(self, state: State, mean: float) -> State:
+    def learn(self, plan: Plan, state: State, mean: float) -> State:
         """The radius stays for the round; the squares are kept for the answer."""
         return {**state, "squares": (state["squares"] or 0.0) + mean}
 
@@ -179,7 +181,7 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         sent = super().answer(state, start, end)
         if not self.fused:
             return sent
-        mean = [state["squares"] / self.squares_per_round, self.radius_noise]
+        mean = [state["squares"] / self.squares_per_round, state["noise"]]
         return {**sent, SQUARES: torch.tensor(mean, dtype=torch.float64)}
 
     def config(self) -> dict[str, Any]:

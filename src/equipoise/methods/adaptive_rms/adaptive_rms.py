@@ -22,11 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from equipoise.methods.adaptive_rms.radius import RMSRadius
-from equipoise.methods.base import Context, DrawHandle, Method, State, require_budget
+from equipoise.methods.base import Context, DrawHandle, Method, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_one_of, require_positive, require_share
 from equipoise.methods.clip_rules import Abadi
@@ -42,7 +41,7 @@ from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import FixedEpochs, FullBatch, Poisson, Sampling, WithoutReplacement
 
 if TYPE_CHECKING:
-    from equipoise.privacy import Budget
+    pass
 
 __all__ = ["AdaptiveRMS"]
 
@@ -73,7 +72,7 @@ class AdaptiveRMS(Method):
     Example:
         >>> from equipoise.privacy import Poisson
         >>> method = AdaptiveRMS(0.5, noise_multiplier=1.026, radius_noise_multiplier=4.47)
-        >>> plan = method.plan(Poisson(256, 60_000, 4680), None, "add_or_remove_one", torch.Generator())
+        >>> plan = method.plan(Setting(sampling=Poisson(256, 60_000, 4680))).releases
         >>> round(plan.epsilon(1e-5).value, 2)
         1.57
     """
@@ -148,10 +147,6 @@ class AdaptiveRMS(Method):
             minimum=minimum_clip_norm,
         )
         self._check()
-        # Fixed by `plan`, from budget and sampling alone; the radius' noise is what the rule needs of it.
-        self._multipliers = (math.nan, math.nan)
-        self._radius_sampling: Sampling | None = None
-        self._other_than_proved: list[str] = []
 
     def _check(self) -> None:
         require_one_of("variant", self.variant, ("fused", "round"))
@@ -191,21 +186,17 @@ class AdaptiveRMS(Method):
 
     # ---- privacy
 
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
+    def plan(self, setting: Setting) -> Plan:
         """The gradient of every step and the squares of every step or round."""
+        sampling = setting.sampling
         if self._published and isinstance(sampling, FixedEpochs):
             raise ValueError(
                 f"sampling={sampling!r} with recipe='as_published': equation (1) assumes a fresh sample for "
                 "every step, which slices of an epoch are not. Give WithoutReplacement(...), as its proof "
                 "does, or use recipe='library'"
             )
-        self._other_than_proved = _other_than_proved(sampling, relation) if self._published else []
         rounds = math.ceil(sampling.steps / self.round_length)
-        self._radius_sampling = (
-            sampling if self.variant == "fused" else self._query_sampling(sampling, rounds)
-        )
+        query = sampling if self.variant == "fused" else self._query_sampling(sampling, rounds)
         z, radius_z = self.noise_multiplier, self.radius_noise_multiplier
         if z is not None and radius_z is None:
             if self.variant == "round":
@@ -215,23 +206,27 @@ class AdaptiveRMS(Method):
                 )
             radius_z = z * math.sqrt((1 - self.radius_share) / self.radius_share)
         if z is not None and radius_z is not None:
-            return self._planned(self._plan(sampling, relation, z, radius_z))
-        budget = require_budget(budget, "noise multipliers")
-        if self._published:
-            return self._planned(self._plan(sampling, relation, *self._published_noise(sampling, budget)))
-        return self._planned(self._calibrated(sampling, budget, relation, rounds))
+            plan = self._plan(setting, query, z, radius_z)
+        elif self._published:
+            plan = self._plan(setting, query, *self._published_noise(setting, query))
+        else:
+            plan = self._calibrated(setting, query, rounds)
+        doubt = self.radius.doubt(_radius_noise(plan, query))
+        if doubt is not None:
+            warnings.warn(doubt, stacklevel=2)
+        return Plan(plan, query)
 
-    def _calibrated(self, sampling: Sampling, budget: Budget, relation: str, rounds: int) -> PrivacyPlan:
-        share = self.radius_share
+    def _calibrated(self, setting: Setting, query: Sampling, rounds: int) -> PrivacyPlan:
+        share, budget = self.radius_share, setting.required_budget("noise multipliers")
         if self.variant == "fused":
 
             def jointly(scale: float) -> PrivacyPlan:
                 gradient, radius = scale / math.sqrt(1 - share), scale / math.sqrt(share)
-                return self._plan(sampling, relation, gradient, radius)
+                return self._plan(setting, query, gradient, radius)
 
             return calibrate(jointly, budget)
         fixed = math.sqrt(rounds / share) / gaussian_mu(budget.epsilon, budget.delta)
-        return calibrate(lambda scale: self._plan(sampling, relation, scale, fixed), budget)
+        return calibrate(lambda scale: self._plan(setting, query, scale, fixed), budget)
 
     def _query_sampling(self, sampling: Sampling, rounds: int) -> Sampling:
         rate = self.radius_sampling_rate
@@ -241,27 +236,17 @@ class AdaptiveRMS(Method):
             return FullBatch(sampling.population, rounds)
         return Poisson(rate * sampling.population, sampling.population, rounds)
 
-    def _plan(self, sampling: Sampling, relation: str, z: float, radius_z: float) -> PrivacyPlan:
-        query = {} if self.variant == "fused" else {"draw": "radius", "sampling": self._radius_sampling}
+    def _plan(self, setting: Setting, query: Sampling, z: float, radius_z: float) -> PrivacyPlan:
+        of_draw: dict[str, Any] = {} if self.variant == "fused" else {"draw": "radius", "sampling": query}
         releases = [
             Release("gradient", z, max_bound=self.radius.g_hat),
-            Release("squares", radius_z, max_bound=1.0, replace_ratio=1.0, **query),  # type: ignore[arg-type]
+            Release("squares", radius_z, max_bound=1.0, replace_ratio=1.0, **of_draw),
         ]
-        return PrivacyPlan(releases, sampling, relation)
+        return PrivacyPlan(releases, setting.sampling, setting.relation)
 
-    def _planned(self, plan: PrivacyPlan) -> PrivacyPlan:
-        self._multipliers = plan["gradient"].noise_multiplier, plan["squares"].noise_multiplier
-        assert self._radius_sampling is not None
-        relative = self._multipliers[1] / self._radius_sampling.expected_size
-        doubt = self.radius.doubt(relative)
-        if doubt is not None:
-            warnings.warn(doubt, stacklevel=2)
-        return plan
-
-    def _published_noise(self, sampling: Sampling, budget: Budget) -> tuple[float, float]:
+    def _published_noise(self, setting: Setting, query: Sampling) -> tuple[float, float]:
         """(z, z_C) of equation (1), which needs batches that are drawn afresh for every step."""
-        query = self._radius_sampling
-        assert query is not None
+        sampling, budget = setting.sampling, setting.required_budget("noise multipliers")
         target, records = (budget.epsilon, budget.delta), sampling.population
         size, query_size = sampling.expected_size, query.expected_size
         noise = published_noise(*target, population=records, batch=size, steps=sampling.steps)
@@ -270,14 +255,14 @@ class AdaptiveRMS(Method):
         )
         return noise * size, radius * query_size
 
-    def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
+    def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
         """As published: what equation (1) grants to the planned noise; infinite above 1e9."""
-        query = self._radius_sampling
-        if not self._published or query is None:
+        if not self._published:
             return None
+        query, sampling = plan.constants, plan.releases.sampling
         return claimed_epsilon(
-            self._multipliers[0] / sampling.expected_size,
-            self._multipliers[1] / query.expected_size,
+            plan.releases["gradient"].noise_multiplier / sampling.expected_size,
+            _radius_noise(plan.releases, query),
             delta,
             population=sampling.population,
             batch=sampling.expected_size,
@@ -286,11 +271,13 @@ class AdaptiveRMS(Method):
             radius_batch=query.expected_size,
         )
 
-    def assumptions(self) -> Sequence[str]:
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """As published: what the claim of equation (1) was proved for and this run does not do."""
-        if not self._other_than_proved:
+        if plan is None or not self._published:
             return ()
-        differs = " and ".join(self._other_than_proved)
+        differs = " and ".join(_other_than_proved(plan.releases.sampling, plan.releases.relation))
+        if not differs:
+            return ()
         return (
             "the published claim alone, and no part of this guarantee: equation (1) is proved for subsets "
             f"without replacement under replace-one, and this run has {differs}",
@@ -318,7 +305,7 @@ class AdaptiveRMS(Method):
         released = context.ledger.release(draw, draw.query(sums))
         size = context.sampling.expected_size
         if "squares" in released:
-            state = self.learn(state, _mean(released["squares"], size))
+            state = self.learn(context.plan, state, _mean(released["squares"], size))
         return mean_of(released["gradient"], size), state
 
     def measures(self, state: State) -> bool:
@@ -327,28 +314,25 @@ class AdaptiveRMS(Method):
 
     def begin_round(self, context: Context, state: State) -> State:
         """The state with the radius of the round that begins, from a query of its own."""
-        return self.learn(state, self.ask(context, state))
+        return self.learn(context.plan, state, self.ask(context, state))
 
     def ask(self, context: Context, state: State) -> float:
         """The released mean of min(|g|^2 / U, 1) at the current parameters, from the draw "radius"."""
         draw: DrawHandle = context.draw("radius")
         square_limit = state["square_limit"]
         sums = draw.query(lambda rows, ids: {"squares": _squares(rows, square_limit)})
-        assert self._radius_sampling is not None
-        return _mean(context.ledger.release(draw, sums)["squares"], self._radius_sampling.expected_size)
+        return _mean(context.ledger.release(draw, sums)["squares"], context.plan.constants.expected_size)
 
-    @property
-    def radius_noise(self) -> float:
-        """z_C / B_C, the standard deviation of an answer of `ask`; public, fixed by `plan`."""
-        assert self._radius_sampling is not None
-        return self._multipliers[1] / self._radius_sampling.expected_size
+    def radius_noise(self, plan: Plan) -> float:
+        """z_C / B_C, the standard deviation of an answer of `ask`; public."""
+        return _radius_noise(plan.releases, plan.constants)
 
-    def learn(self, state: State, mean: float) -> State:
+    def learn(self, plan: Plan, state: State, mean: float) -> State:
         """The state after a released mean of min(|g|^2 / U, 1): its radius follows."""
-        assert self._radius_sampling is not None
         limit = state["square_limit"]
-        noise = limit * self.radius_noise
-        return dict(self.radius.update(state, limit * mean, noise, self._radius_sampling.steps))
+        return dict(
+            self.radius.update(state, limit * mean, limit * self.radius_noise(plan), plan.constants.steps)
+        )
 
     def metrics(self, state: State) -> Mapping[str, float]:
         """The radius of the next step."""
@@ -363,6 +347,11 @@ def _other_than_proved(sampling: Sampling, relation: str) -> list[str]:
     """Where a run differs from what equation (1) is proved for."""
     found = [] if isinstance(sampling, WithoutReplacement) else [f"{type(sampling).__name__} sampling"]
     return found + ([] if relation == "replace_one" else ["add-or-remove-one neighbours"])
+
+
+def _radius_noise(plan: PrivacyPlan, query: Sampling) -> float:
+    """z_C / B_C, the standard deviation of a released mean of squares."""
+    return plan["squares"].noise_multiplier / query.expected_size
 
 
 def _squares(rows: PrivateRows, limit: float) -> Bounded:

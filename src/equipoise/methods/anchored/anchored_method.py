@@ -25,16 +25,17 @@ from torch import Tensor
 
 from equipoise.methods.anchored.noise_split import anchor_noise, best_factor, displacement
 from equipoise.methods.anchored.schedule import AnchorSchedule, draw_schedule
-from equipoise.methods.base import Context, Method, Parameters, State, require_budget
+from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.named_tensors import copied
+from equipoise.privacy import calibrate, calibrate_noise_multiplier
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.sampling import FixedEpochs, FullBatch, Poisson, Sampling, WithoutReplacement
 
 if TYPE_CHECKING:
-    from equipoise.privacy import Budget
+    pass
 
-__all__ = ["AnchoredMethod", "Planned", "anchor_sampling"]
+__all__ = ["AnchoredMethod", "Anchors", "anchor_sampling"]
 
 
 BATCHES_OF_ANCHOR = 16
@@ -49,26 +50,18 @@ EVERY_STEP = (
 
 
 @dataclass(frozen=True)
-class Planned:
-    """What `plan` fixed for one training.
+class Anchors:
+    """What the plan fixes of the anchors.
 
     Attributes:
-        sampling: of the training.
         anchor: sampling of the anchor gradients; its expected size is n_A.
         period: m.
         schedule: when the anchor moves.
-        plan: the releases with their noise.
     """
 
-    sampling: Sampling
     anchor: Sampling
     period: float
     schedule: AnchorSchedule
-    plan: PrivacyPlan
-
-    def noise_multiplier(self, release: str) -> float:
-        """The noise multiplier of a release."""
-        return self.plan[release].noise_multiplier
 
 
 class AnchoredMethod(Method):
@@ -125,9 +118,8 @@ class AnchoredMethod(Method):
         self.anchor_noise_multiplier = anchor_noise_multiplier
         self.coupled_noise_factor, self.threshold_ratio = coupled_noise_factor, threshold_ratio
         self.anchor_noise = anchor_noise
-        self._planned: Planned | None = None
 
-    def assumptions(self) -> Sequence[str]:
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """How noise at every step differs from the paper's."""
         return (EVERY_STEP,) if self.anchor_noise == "every_step" else ()
 
@@ -146,7 +138,7 @@ class AnchoredMethod(Method):
         return {}
 
     def published_noise(
-        self, sampling: Sampling, anchor: Sampling, period: float, budget: Budget | None
+        self, setting: Setting, anchor: Sampling, period: float
     ) -> tuple[float, float] | None:
         """Noise multipliers (z_1, z_2) of a recipe as published; None to calibrate."""
         return None
@@ -161,13 +153,12 @@ class AnchoredMethod(Method):
 
     # ---- plan
 
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
+    def plan(self, setting: Setting) -> Plan:
         """The anchor schedule, the releases and their noise."""
+        sampling = setting.sampling
         size = self.anchor_size(sampling)
         period = self.period(sampling)
-        schedule = draw_schedule(self.routine, sampling.steps, period, public_rng)
+        schedule = draw_schedule(self.routine, sampling.steps, period, setting.public_rng)
         every = self.anchor_noise == "every_step"
         anchors = sampling.steps if every else schedule.num_anchors
         anchor = anchor_sampling(sampling, size, anchors)
@@ -184,18 +175,17 @@ class AnchoredMethod(Method):
                 releases.insert(0, Release("coupled", coupled, coupled_bound, number))
                 if "coupled" in counts:
                     releases.append(Release("coupled_count", counts["coupled"], 0.5, number))
-            return PrivacyPlan(releases, sampling, relation)
+            return PrivacyPlan(releases, sampling, setting.relation)
 
         given = (self.noise_multiplier, self.anchor_noise_multiplier)
-        published = self.published_noise(sampling, anchor, period, budget) if given == (None, None) else None
+        published = self.published_noise(setting, anchor, period) if given == (None, None) else None
         if published is not None:
             plan = with_noise(*published)
         elif given[1] is not None and (given[0] is not None or not schedule.num_coupled):
             plan = with_noise(given[0] or 1.0, given[1])
         else:
-            plan = self._calibrated(with_noise, sampling, anchor, period, schedule, budget, relation)
-        self._planned = Planned(sampling, anchor, period, schedule, plan)
-        return plan
+            plan = self._calibrated(with_noise, setting, anchor, period, schedule)
+        return Plan(plan, Anchors(anchor, period, schedule))
 
     def anchor_size(self, sampling: Sampling) -> float:
         """n_A, the expected records of an anchor gradient."""
@@ -218,16 +208,13 @@ class AnchoredMethod(Method):
     def _calibrated(
         self,
         with_noise: Any,
-        sampling: Sampling,
+        setting: Setting,
         anchor: Sampling,
         period: float,
         schedule: AnchorSchedule,
-        budget: Budget | None,
-        relation: str,
     ) -> PrivacyPlan:
-        from equipoise.privacy import calibrate, calibrate_noise_multiplier
-
-        budget = require_budget(budget, "both noise_multiplier and anchor_noise_multiplier")
+        sampling = setting.sampling
+        budget = setting.required_budget("both noise_multiplier and anchor_noise_multiplier")
         # At equal shares of a large noise the multipliers are to each other as rate times root of count.
         spread = math.sqrt(schedule.num_anchors / max(1, schedule.num_coupled))
         ratio = anchor.sampling_rate / sampling.sampling_rate * spread
@@ -237,7 +224,7 @@ class AnchoredMethod(Method):
             return calibrate(lambda scale: with_noise(scale, self.anchor_noise_multiplier), budget)
         if self.noise_multiplier is not None:
             return anchor_noise(with_noise, self.noise_multiplier, budget, self.noise_multiplier * ratio)
-        alone = calibrate_noise_multiplier(sampling, budget, relation)
+        alone = calibrate_noise_multiplier(sampling, budget, setting.relation)
 
         def plan_of(factor: float) -> PrivacyPlan:
             return anchor_noise(with_noise, factor * alone, budget, factor * alone * ratio)
@@ -257,16 +244,6 @@ class AnchoredMethod(Method):
 
         return best_factor(plan_of, moved)[1]
 
-    def planned_for(self, context: Context) -> Planned:
-        """What was planned, checked to be for this training."""
-        if self._planned is None or self._planned.sampling != context.sampling:
-            raise RuntimeError(
-                f"this {type(self).__name__} was planned for another training "
-                f"({None if self._planned is None else self._planned.sampling}) than it is run in "
-                f"({context.sampling}); give every training a method object of its own"
-            )
-        return self._planned
-
     # ---- steps
 
     def init(self, context: Context) -> State:
@@ -275,8 +252,7 @@ class AnchoredMethod(Method):
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """An anchor gradient where the anchor is new, a coupled term where it is not the iterate."""
-        planned = self.planned_for(context)
-        schedule, step = planned.schedule, context.step
+        schedule, step = context.plan.constants.schedule, context.step
         state = dict(state)
         if state["takes_next"]:
             state |= {"anchor": copied(context.params), "gradient": None, "takes_next": False}

@@ -37,8 +37,8 @@ from equipoise.methods.anchored.anchor_thresholds import (
     next_factor,
     norm_of,
 )
-from equipoise.methods.anchored.anchored_method import AnchoredMethod, Planned
-from equipoise.methods.base import Context, Parameters, State
+from equipoise.methods.anchored.anchored_method import AnchoredMethod
+from equipoise.methods.base import Context, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.clip_rules import Abadi
@@ -51,6 +51,7 @@ from equipoise.methods.published.dp_c4_formulas import (
     published_noise_multipliers,
 )
 from equipoise.methods.thresholds import ReleasedQuantile
+from equipoise.privacy import PrivacyPlan
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.counts import centred_indicator, soft_indicator
@@ -58,7 +59,7 @@ from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 
 if TYPE_CHECKING:
-    from equipoise.privacy import Budget
+    pass
 
 __all__ = ["DPC4", "DPC4Plus"]
 
@@ -178,32 +179,32 @@ class _DPC4(AnchoredMethod):
         return out
 
     def published_noise(
-        self, sampling: Sampling, anchor: Sampling, period: float, budget: Budget | None
+        self, setting: Setting, anchor: Sampling, period: float
     ) -> tuple[float, float] | None:
         """Theorem 3's noise, under the recipe as published."""
-        if self.recipe != "as_published" or budget is None:
+        if self.recipe != "as_published" or setting.budget is None:
             return None
         return published_noise_multipliers(
-            budget.epsilon,
-            budget.delta,
-            steps=sampling.steps,
-            batch=sampling.expected_size,
+            setting.budget.epsilon,
+            setting.budget.delta,
+            steps=setting.sampling.steps,
+            batch=setting.sampling.expected_size,
             anchor_batch=anchor.expected_size,
             probability=1 / period,
             routine=self.routine,
         )
 
-    def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
+    def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
         """Theorem 3's epsilon for the planned noise (replace-one, whatever the relation), as published."""
-        if self.recipe != "as_published" or self._planned is None or self._planned.sampling != sampling:
+        if self.recipe != "as_published":
             return None
-        noise = {release.name: release.noise_multiplier for release in self._planned.plan.releases}
+        noise = {release.name: release.noise_multiplier for release in plan.releases.releases}
         return claimed_epsilon(
             noise.get("coupled", float("inf")),
             noise["anchor"],
             delta,
-            steps=sampling.steps,
-            probability=1 / self._planned.period,
+            steps=plan.releases.sampling.steps,
+            probability=1 / plan.constants.period,
             routine=self.routine,
         )
 
@@ -229,7 +230,6 @@ class _DPC4(AnchoredMethod):
 
     def release_anchor(self, context: Context, state: State, new: bool) -> State:
         """g at the anchor, its count, and the threshold of the next anchor."""
-        planned = self.planned_for(context)
         draw, at = context.draw("anchor"), (state["anchor"],)
         clip_norm = following = state["next_anchor_clip_norm"] if new else state["anchor_clip_norm"]
         if new and self.anchor_rule in RAW_RULES:
@@ -243,7 +243,7 @@ class _DPC4(AnchoredMethod):
             return _clipped(rows, clip_norm, "anchor", count)
 
         released = context.ledger.release(draw, draw.query(sums, at=at))
-        size = planned.anchor.expected_size
+        size = context.plan.constants.anchor.expected_size
         gradient = mean_of(released["anchor"], size)
         if not new:
             return {**state, "gradient": gradient}
@@ -251,7 +251,7 @@ class _DPC4(AnchoredMethod):
             following = next_anchor_threshold(
                 self.anchor_rule,
                 clip_norm,
-                _released(planned, "anchor", gradient, clip_norm, size, released),
+                _released(context.plan.releases, "anchor", gradient, clip_norm, size, released),
                 cap=self.clip_norm,
                 floor=self.min_anchor_clip_norm,
                 scale=self.anchor_scale,
@@ -263,7 +263,6 @@ class _DPC4(AnchoredMethod):
 
     def release_coupled(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """h, and what its release teaches the factor of the coupled threshold."""
-        planned = self.planned_for(context)
         draw, at = context.draw("batch"), (context.params, state["anchor"])
         distance, factor = distance_between(context.params, state["anchor"]), state["coupled_factor"]
         if self.coupled_rule == "raw":
@@ -280,13 +279,13 @@ class _DPC4(AnchoredMethod):
         batch = context.sampling.expected_size
         coupled = mean_of(released["coupled"], batch)
         if self.coupled_rule in ("curvature", "tracked"):
-            found = _released(planned, "coupled", coupled, clip_norm, batch, released)
+            found = _released(context.plan.releases, "coupled", coupled, clip_norm, batch, released)
             factor = next_factor(self.coupled_rule, factor, distance, found)
         return coupled, {**state, "coupled_factor": factor}
 
-    def assumptions(self) -> Sequence[str]:
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """That differences do not drown in rounding, of which no public number tells."""
-        return (ROUNDING, *super().assumptions())
+        return (ROUNDING, *super().assumptions(plan))
 
     def config(self) -> dict[str, Any]:
         """The settings, as plain values."""
@@ -323,9 +322,8 @@ class DPC4Plus(_DPC4):
 
     Example:
         >>> from equipoise.privacy import Budget, Poisson
-        >>> import torch
-        >>> plan = DPC4Plus(clip_norm=0.5).plan(
-        ...     Poisson(64, 2000, 100), Budget(4.0, 1e-5), "add_or_remove_one", torch.Generator())
+        >>> setting = Setting(sampling=Poisson(64, 2000, 100), budget=Budget(4.0, 1e-5))
+        >>> plan = DPC4Plus(clip_norm=0.5).plan(setting).releases
         >>> [release.name for release in plan.releases]
         ['coupled', 'anchor', 'anchor_count']
     """
@@ -384,7 +382,7 @@ def _clipped(rows: PrivateRows, clip_norm: float, name: str, count: bool) -> dic
 
 
 def _released(
-    planned: Planned,
+    plan: PrivacyPlan,
     name: str,
     mean: Parameters,
     clip_norm: float,
@@ -396,7 +394,7 @@ def _released(
     return Released(
         norm=norm_of(mean),
         num_parameters=sum(value.numel() for value in mean.values()),
-        noise_std=planned.noise_multiplier(name) * clip_norm / size,
+        noise_std=plan[name].noise_multiplier * clip_norm / size,
         count=counts[0] if counts else None,
         expected_size=size,
     )

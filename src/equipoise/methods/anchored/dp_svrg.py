@@ -46,10 +46,10 @@ class DPSVRG(AnchoredMethod):
         coupled_noise_factor: z_1 over DP-SGD's multiplier for the same budget, or "optimal".
 
     Example:
+        >>> from equipoise.methods.base import Setting
         >>> from equipoise.privacy import Budget, Poisson
-        >>> import torch
-        >>> plan = DPSVRG(clip_norm=0.5).plan(
-        ...     Poisson(64, 2000, 100), Budget(4.0, 1e-5), "add_or_remove_one", torch.Generator())
+        >>> setting = Setting(sampling=Poisson(64, 2000, 100), budget=Budget(4.0, 1e-5))
+        >>> plan = DPSVRG(clip_norm=0.5).plan(setting).releases
         >>> [(release.name, release.max_bound) for release in plan.releases]
         [('coupled', 1.0), ('anchor', 0.5)]
     """
@@ -112,7 +112,7 @@ class DPSVRG(AnchoredMethod):
 
         draw = context.draw("anchor")
         released = context.ledger.release(draw, draw.query(sums, at=(state["anchor"],)))
-        size = self.planned_for(context).anchor.expected_size
+        size = context.plan.constants.anchor.expected_size
         return {**state, "gradient": mean_of(released["anchor"], size)}
 
     def release_coupled(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:

@@ -29,10 +29,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
-from equipoise.methods.base import Context, Method, State, calibrated
+from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.clip_rules import Abadi, layer_shares
@@ -47,10 +46,9 @@ from equipoise.privacy.mechanisms.joint_gaussian import CorrelatedNoise
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
-from equipoise.privacy.sampling import Sampling
 
 if TYPE_CHECKING:
-    from equipoise.privacy import Budget
+    pass
 
 __all__ = ["DiceSGD"]
 
@@ -156,9 +154,6 @@ class DiceSGD(Method):
                 variant == "algorithm_4",
                 published_noise,  # type: ignore[arg-type]
             )
-        # As published the noise follows from budget and sampling: `plan` fixes it, from these alone.
-        self._published_std = math.nan
-        self._planned: tuple[Sampling, str] | None = None
 
     def _check(self) -> None:
         if not self.feedback_clip_norm >= 0:
@@ -237,39 +232,38 @@ class DiceSGD(Method):
 
     # ---- the plan
 
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
+    def plan(self, setting: Setting) -> Plan:
         """One joint release a step, of DP-SGD's cost whatever the radii; as published an un-proven one."""
         if self._published is not None:
-            self._planned = (sampling, relation)
-            self._published_std = self._published.noise_std(sampling, budget, relation, self.noise_multiplier)
-            return self._published.plan(sampling, relation)
+            std = self._published.noise_std(setting, self.noise_multiplier)
+            return Plan(self._published.plan(setting.sampling, setting.relation), std)
 
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
             releases = [Release("body", noise_multiplier, max_bound=self.clip_norm)]
             if self._noise is not None:
                 (_, name), (_, bound) = self._noise.names, self._noise.bounds
                 releases.append(Release(name, noise_multiplier, max_bound=bound, correlated_with="body"))
-            return PrivacyPlan(releases, sampling, relation)
+            return PrivacyPlan(releases, setting.sampling, setting.relation)
 
-        return calibrated(with_noise, self.noise_multiplier, budget)
+        return Plan(setting.calibrated(with_noise, self.noise_multiplier))
 
-    def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
+    def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
         """As published: what the paper's formula claims for the noise."""
         if self._published is None:
             return None
-        return self._published.claimed_epsilon(self._published_std, sampling, delta)
+        return self._published.claimed_epsilon(plan.constants, plan.releases.sampling, delta)
 
-    def worst_case_multiplier(self, sampling: Sampling, relation: str) -> float:
-        """As published, after `plan`: the noise over the largest change of one update given the earlier ones.
+    def worst_case_multiplier(self, plan: Plan) -> float:
+        """As published: the noise over the largest change of one update given the earlier ones.
 
         Raises:
             ValueError: the library's recipe, which has a proven release instead.
         """
         if self._published is None:
             raise ValueError("recipe='library' has a proven release; ask its plan for epsilon")
-        return self._published.worst_case_multiplier(self._published_std, sampling, relation)
+        return self._published.worst_case_multiplier(
+            plan.constants, plan.releases.sampling, plan.releases.relation
+        )
 
     # ---- the steps
 
@@ -284,8 +278,7 @@ class DiceSGD(Method):
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """One draw, one release, and the memory: from what was released, or (as published) from raw sums."""
         if self._published is not None:
-            relation = self._planned_relation(context)
-            estimate, memory = self._published.step(context, state["memory"], self._published_std, relation)
+            estimate, memory = self._published.step(context, state["memory"], context.plan.constants)
             return estimate, {"memory": memory}
         size = context.sampling.expected_size
         released = self._released(context)
@@ -321,16 +314,6 @@ class DiceSGD(Method):
         for group, share in zip(groups, shares, strict=True):
             feedback |= cut({name: memory[name] for name in group}, share * self.feedback_clip_norm)
         return feedback
-
-    def _planned_relation(self, context: Context) -> str:
-        """The relation of the last plan, checked to be for this training: its noise is no other one's."""
-        here = (context.sampling, context.relation)
-        if self._planned != here:
-            raise RuntimeError(
-                f"this DiceSGD was planned for another training ({self._planned}) than it is run in {here}; "
-                "give every training a method object of its own"
-            )
-        return context.relation
 
     def metrics(self, state: State) -> dict[str, float]:
         """The size of the memory, which the library's recipe may tell; as published it is private."""

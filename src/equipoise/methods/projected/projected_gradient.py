@@ -29,12 +29,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-import torch
 from torch import Tensor
 
 from equipoise.gradients.subspaces.blocks import BlockSubspace
 from equipoise.gradients.subspaces.principal import Basis
-from equipoise.methods.base import Context, Method, Parameters, State, calibrated
+from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 from equipoise.methods.checks import require_count, require_one_of, require_positive, require_share
 from equipoise.methods.clip_rules import ClipRule, resolve_rule
 from equipoise.methods.named_tensors import mean_of
@@ -58,7 +57,7 @@ from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 
 if TYPE_CHECKING:
-    from equipoise.privacy import Budget
+    pass
 
 __all__ = ["ProjectedGradient"]
 
@@ -169,7 +168,6 @@ class ProjectedGradient(Method):
                 )
                 + ("" if subspace == "public" else ": these records would not be used; leave them out")
             )
-        self._planned_noise: float | None = None
         self._kept: tuple[Any, BlockSubspace] | None = (
             None  # a cache: the key it was built from, the subspace
         )
@@ -202,17 +200,14 @@ class ProjectedGradient(Method):
 
     # ---- the plan
 
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
+    def plan(self, setting: Setting) -> Plan:
         """The coordinates, one release a step; with those of the residual and the subspace."""
 
         def at(scale: float) -> PrivacyPlan:
-            return PrivacyPlan(self._releases(sampling, scale), sampling, relation)
+            releases = self._releases(setting.sampling, scale)
+            return PrivacyPlan(releases, setting.sampling, setting.relation)
 
-        plan = calibrated(at, self.noise_multiplier, budget)
-        self._planned_noise = plan["gradient"].noise_multiplier
-        return plan
+        return Plan(setting.calibrated(at, self.noise_multiplier))
 
     def _releases(self, sampling: Sampling, scale: float) -> list[Release]:
         source, refreshes = self._source(sampling), self._refreshes(sampling)
@@ -226,9 +221,9 @@ class ProjectedGradient(Method):
         """What a step in the subspace releases, and the multiplier that all of it together costs as."""
         return [Release("gradient", scale, self.clip_norm)], scale
 
-    def gradients_per_step(self, sampling: Sampling, plan: PrivacyPlan) -> float:
+    def gradients_per_step(self, plan: Plan) -> float:
         """With those of the public records at every refresh."""
-        private = super().gradients_per_step(sampling, plan)
+        private, sampling = super().gradients_per_step(plan), plan.releases.sampling
         if self.public is None:
             return private
         count = self._refreshes(sampling)
@@ -354,13 +349,13 @@ class ProjectedGradient(Method):
 
     # ---- what is said of it
 
-    def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
+    def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
         """The figure of the paper: see `renyi_2017`."""
-        if self.recipe != "as_published" or self._planned_noise is None:
+        if self.recipe != "as_published":
             return None
-        return renyi_2017(sampling, self._planned_noise, delta)
+        return renyi_2017(plan.releases.sampling, plan.releases["gradient"].noise_multiplier, delta)
 
-    def assumptions(self) -> Sequence[str]:
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """How many records are public, and that none of them is private."""
         if self.public is None:
             return ()

@@ -20,7 +20,7 @@ import torch
 from scipy import optimize, stats
 from torch import Tensor
 
-from equipoise.methods.base import Context, require_budget
+from equipoise.methods.base import Context, Setting
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.feedback.memory import clipped
 from equipoise.privacy import Bounded, PrivacyPlan, PrivateRows, Sampling, Unproven, clip, gaussian_mu
@@ -28,7 +28,7 @@ from equipoise.privacy import unbounded_sum as plain_sum
 from equipoise.privacy.accounting.epsilon import gaussian_log_delta
 
 if TYPE_CHECKING:
-    from equipoise.privacy import Budget
+    pass
 
 __all__ = [
     "HOLE",
@@ -78,15 +78,14 @@ class Published:
         """No proven release: one un-proven update a step."""
         return PrivacyPlan([], sampling, relation, [Unproven("update")])
 
-    def noise_std(
-        self, sampling: Sampling, budget: Budget | None, relation: str, noise_multiplier: float | None
-    ) -> float:
+    def noise_std(self, setting: Setting, noise_multiplier: float | None) -> float:
         """sigma1 on the mean scale: noise_multiplier C1 / B, or the chosen formula at the budget."""
+        sampling = setting.sampling
         if noise_multiplier is not None:
             return noise_multiplier * self.clip_norm / sampling.expected_size
-        budget = require_budget(budget)
+        budget = setting.required_budget()
         if self.noise == "worst_case":
-            largest = 1 / self.worst_case_multiplier(1.0, sampling, relation)
+            largest = 1 / self.worst_case_multiplier(1.0, sampling, setting.relation)
             return math.sqrt(sampling.steps) / gaussian_mu(budget.epsilon, budget.delta) * largest
         return published_noise_std(
             budget.epsilon,
@@ -124,7 +123,7 @@ class Published:
         return self.feedback_clip_norm * sampling.expected_size  # the theorem asks for C2 <= C / B
 
     def step(
-        self, context: Context, memory: Mapping[str, Tensor], noise_std: float, relation: str
+        self, context: Context, memory: Mapping[str, Tensor], noise_std: float
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The noised estimate, and the next memory as `Private` tensors."""
         size = context.sampling.expected_size
@@ -140,7 +139,7 @@ class Published:
             update,
             noise_std,
             hole=HOLE,
-            worst_case_multiplier=self.worst_case_multiplier(noise_std, context.sampling, relation),
+            worst_case_multiplier=self.worst_case_multiplier(noise_std, context.sampling, context.relation),
         )
         return estimate, {name: memory[name] + raw[name] / size - update[name] for name in memory}
 

@@ -40,7 +40,15 @@ import torch
 from torch import Tensor
 
 from equipoise.gradients.subspaces.seeded import SeededSubspace
-from equipoise.methods.base import Context, DrawHandle, Method, Parameters, State, calibrated, require_budget
+from equipoise.methods.base import (
+    Context,
+    DrawHandle,
+    Method,
+    Parameters,
+    Plan,
+    Setting,
+    State,
+)
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_count, require_one_of, require_positive, require_share
 from equipoise.methods.clip_rules import ClipRule, resolve_rule
@@ -65,10 +73,9 @@ from equipoise.privacy.bounds.two_thresholds import clip_channels, clip_either, 
 from equipoise.privacy.plan import PrivacyPlan, Release, Unproven
 from equipoise.privacy.private import Private, join
 from equipoise.privacy.rows import PrivateRows
-from equipoise.privacy.sampling import Sampling
 
 if TYPE_CHECKING:
-    from equipoise.privacy import Budget
+    pass
 
 __all__ = ["DCDPSGD"]
 
@@ -216,7 +223,6 @@ class DCDPSGD(Method):
         self.refresh_every = refresh_every
         self.layers = None if layers is None else tuple(layers)
         self.trace_share, self.noise_multiplier = float(trace_share), noise_multiplier
-        self._published: tuple[float, float] | None = None
         self._check_threshold()
 
     def _check_threshold(self) -> None:
@@ -260,37 +266,38 @@ class DCDPSGD(Method):
             and self.clip_norm != self.body_clip_norm  # the labels are then of no consequence
         )
 
-    def plan(
-        self, sampling: Sampling, budget: Budget | None, relation: str, public_rng: torch.Generator
-    ) -> PrivacyPlan:
+    def plan(self, setting: Setting) -> Plan:
         """One release of the gradient a step, the count beside it where the threshold is learned."""
 
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
             releases = [Release("gradient", noise_multiplier, max_bound=self._bound)]
             if self._counts:
-                sigma = self.count_noise * sampling.expected_size
+                sigma = self.count_noise * setting.sampling.expected_size
                 releases.append(Release("tail_count", sigma, max_bound=1.0, replace_ratio=1.0))
-            return PrivacyPlan(releases, sampling, relation)
+            return PrivacyPlan(releases, setting.sampling, setting.relation)
 
         if self.recipe == "as_published":
-            return self._published_plan(sampling, budget, relation)
-        return calibrated(with_noise, self.noise_multiplier, budget)
+            return self._published_plan(setting)
+        return Plan(setting.calibrated(with_noise, self.noise_multiplier))
 
-    def _published_plan(self, sampling: Sampling, budget: Budget | None, relation: str) -> PrivacyPlan:
+    def _published_plan(self, setting: Setting) -> Plan:
+        """The noise multipliers of gradient and trace are the plan's constants."""
+        sampling, relation = setting.sampling, setting.relation
         if self.noise_multiplier is not None:
-            self._published = (self.noise_multiplier, self.noise_multiplier)
+            multipliers = (self.noise_multiplier, self.noise_multiplier)
         else:
-            self._published = share_multipliers(require_budget(budget), sampling, self.trace_share)
+            multipliers = share_multipliers(setting.required_budget(), sampling, self.trace_share)
         if self.variant == "code":
-            return PrivacyPlan([], sampling, relation, unproven=[Unproven("gradient")])
+            return Plan(PrivacyPlan([], sampling, relation, unproven=[Unproven("gradient")]), multipliers)
         multiplier = printed_multiplier(
-            self._published[0],
+            multipliers[0],
             self.clip_norm,
             self.body_clip_norm,
             self.tail_fraction,
             sampling.expected_size,
         )
-        return PrivacyPlan([Release("gradient", multiplier, max_bound=self._bound)], sampling, relation)
+        releases = [Release("gradient", multiplier, max_bound=self._bound)]
+        return Plan(PrivacyPlan(releases, sampling, relation), multipliers)
 
     @classmethod
     def best_guarantee(cls, config: Mapping[str, Any]) -> str:
@@ -301,11 +308,11 @@ class DCDPSGD(Method):
         """Two where the labels are decided over the whole draw: one for the scores, one for the sum."""
         return 2 if self._joint else 1
 
-    def claimed_epsilon(self, sampling: Sampling, relation: str, delta: float) -> float | None:
+    def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
         """As published: epsilon of the trace plus epsilon of the gradient, known once the plan is made."""
-        return None if self._published is None else claimed(self._published, sampling, delta)
+        return None if plan.constants is None else claimed(plan.constants, plan.releases.sampling, delta)
 
-    def assumptions(self) -> Sequence[str]:
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """For the top share, that rounding does not order the records."""
         return (ORDER,) if self.variant in ("joint_topk", "alg1") else ()
 
@@ -393,12 +400,11 @@ class DCDPSGD(Method):
         names = self._looked_at(context.params)
         if self.layers is not None and len(names) != 1:
             raise ValueError(f"layers={self.layers!r}: the variant 'code' looks at one parameter tensor")
-        assert self._published is not None
         total = code_step(
             context,
             layer=names[0],
             dimension=self.subspace_dimension,
-            multipliers=self._published,
+            multipliers=context.plan.constants,
             tail=self.clip_norm,
             body=self.body_clip_norm,
             fraction=self.tail_fraction,
@@ -427,9 +433,9 @@ class DCDPSGD(Method):
 
         def score(rows: PrivateRows, ids: Private) -> Private:
             found = trace(rows if self.layers is None else rows.select(names))
-            if self._published is None:
+            if context.plan.constants is None:
                 return found
-            noisy = found + self._published[1] * record_normals(ids, lots)
+            noisy = found + context.plan.constants[1] * record_normals(ids, lots)
             assert isinstance(noisy, Private)
             return noisy
 

@@ -94,7 +94,7 @@ class Trace:
 
     Example:
         >>> from equipoise.gradients import DenseGradients
-        >>> from equipoise.gradients.subspaces.base import HeldSubspace
+        >>> from equipoise.gradients.subspaces.held import HeldSubspace
         >>> rows = PrivateRows(DenseGradients({"w": torch.tensor([[3.0, 4.0, 0.0]])}))
         >>> Trace(HeldSubspace({"w": torch.tensor([[2.0, 0.0, 0.0]])}))(rows).by_record  # 9 / 25
         True

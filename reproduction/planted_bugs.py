@@ -1,0 +1,305 @@
+"""Bugs that audits must find: each planted on purpose, and looked at by the check that suits it.
+
+One step of the library's DP-SGD at full batch (the samplers: many draws), with a bug in one place and
+without. A check that does not tell them apart is of no use; the table shows its statistic for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.audit.canaries import FAR, Rows, canary_loss
+from equipoise.audit.noise_checks import (
+    Check,
+    batch_sizes,
+    echoes,
+    noise_scale,
+    pairs,
+    reach,
+    repeats,
+    same_scale,
+)
+from equipoise.audit.rehearsal import Stage, Watching, open_stage
+from equipoise.methods import DPSGD, Abadi, Context, State
+from equipoise.privacy import (
+    Draw,
+    FullBatch,
+    Ledger,
+    Poisson,
+    PrivacyPlan,
+    PrivateRows,
+    Release,
+    Secrets,
+    clip,
+)
+from equipoise.privacy.private import unwrap
+
+__all__ = ["BUGS", "Planted", "find_planted"]
+
+COORDINATES = 20_000
+NOISE = 2.0
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A check of a clean step and of one with a bug.
+
+    Attributes:
+        bug: what was planted.
+        clean, planted: the check of either.
+    """
+
+    bug: str
+    clean: Check
+    planted: Check
+
+    @property
+    def found(self) -> bool:
+        """The bug is seen, and nothing is seen where there is none."""
+        return self.clean.passes and not self.planted.passes
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "bug": self.bug,
+            "check": self.clean.name,
+            "clean": self.clean.statistic,
+            "planted": self.planted.statistic,
+            "limit": self.clean.limit,
+            "found": self.found,
+        }
+
+
+def find_planted(seed: int = 0) -> list[Planted]:
+    """Every bug of `BUGS`, clean and planted.
+
+    Example:
+        >>> Planted("none", noise_scale(torch.ones(9), 1.0), noise_scale(9 * torch.ones(9), 1.0)).found
+        True
+    """
+    return [Planted(bug, probe(False, seed), probe(True, seed)) for bug, probe in BUGS.items()]
+
+
+# ---- the bugs
+
+
+class Quieter(Watching):
+    """Noise at 0.8 of its scale."""
+
+    def _noised(self, draw: Draw, value: Any, std: float, *rest: Any) -> dict[str, Tensor]:
+        return super()._noised(draw, value, 0.8 * std, *rest)
+
+
+class Repeating(Watching):
+    """The noise of every release is used for the next one too."""
+
+    def _noised(self, draw: Draw, *rest: Any) -> dict[str, Tensor]:
+        return super()._noised(replace(draw, index=draw.index // 2 * 2), *rest)
+
+
+class Restarting(Watching):
+    """The noise of every tensor begins at the same place of the stream."""
+
+    def _noised(
+        self, draw: Draw, value: Mapping[str, Any], std: float, purpose: str, streams: Any
+    ) -> dict[str, Tensor]:
+        out: dict[str, Tensor] = {}
+        for name, tensor in value.items():
+            out |= super()._noised(draw, {name: tensor}, std, purpose, {})
+        return out
+
+
+class Forgetful(PrivateRows):
+    """Rows whose norms leave one parameter out."""
+
+    def row_norms(self, groups: Any = None) -> Any:
+        """Norms over the first parameter alone."""
+        return PrivateRows(self._rows.select(self.names[:1]), self.draw).row_norms(groups)
+
+
+class ForgetsParameter(DPSGD):
+    """DP-SGD whose norms leave one parameter out."""
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """As DP-SGD's."""
+        draw = context.draw("batch")
+        sums = draw.query(
+            lambda rows, ids: {"gradient": clip(Forgetful(rows), Abadi(), self.threshold.at(0, 0.0))}
+        )
+        return context.ledger.release(draw, sums)["gradient"], state
+
+
+class DividesByRealised(DPSGD):
+    """DP-SGD that divides by how many records were drawn."""
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """As DP-SGD's, with the wrong divisor."""
+        draw = context.draw("batch")
+        count = len(unwrap(draw.rows(lambda rows, ids: rows.row_norms())))
+        sums = draw.query(lambda rows, ids: {"gradient": clip(rows, Abadi(), self.threshold.at(0, 0.0))})
+        released = context.ledger.release(draw, sums)["gradient"]
+        return {name: value / count for name, value in released.items()}, state
+
+
+class RawThreshold(DPSGD):
+    """DP-SGD whose clip norm is the largest norm of the batch."""
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """As DP-SGD's, with the wrong threshold."""
+        draw = context.draw("batch")
+        largest = float(unwrap(draw.rows(lambda rows, ids: rows.row_norms())).max())
+        limit = min(largest, self.threshold.upper(1))
+        sums = draw.query(lambda rows, ids: {"gradient": clip(rows, Abadi(), limit)})
+        return context.ledger.release(draw, sums)["gradient"], state
+
+
+@dataclass(frozen=True)
+class FixedSize(Poisson):
+    """Accounted as Poisson; takes a subset of a fixed size."""
+
+    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> Tensor:
+        """Positions of a uniform subset."""
+        generator = secrets.sampling_generator(draw.index if isinstance(draw, Draw) else draw)
+        size = round(self.sampling_rate * num_records)
+        return torch.randperm(num_records, generator=generator)[:size].sort().values
+
+
+# ---- the probes
+
+
+def _stage(
+    method: DPSGD,
+    records: int,
+    seed: int,
+    *,
+    ledger: type[Watching] = Watching,
+    steps: int = 1,
+    first: float = 0.5,
+    tables: int = 1,
+) -> Stage:
+    """A full-batch training whose records move the first parameters; the others hold noise alone.
+
+    `first` is the length of the first record's gradient, the others' is 0.5.
+    """
+    scale = torch.full((records, tables), 0.5)
+    scale[0] = first
+    return open_stage(
+        method,
+        Rows(COORDINATES, tables=tables),
+        canary_loss(),
+        {"index": torch.arange(records), "scale": scale},
+        FullBatch(10, steps),  # the public population, whatever is there
+        None,
+        seed=seed,
+        make_ledger=ledger,
+    ).run()
+
+
+def _noises(stage: Stage) -> Tensor:
+    ledger = stage.desk.ledger
+    assert isinstance(ledger, Watching)
+    rows = []
+    for released, raw in zip(ledger.transcript, ledger.sums, strict=True):
+        outs, inside = released["gradient"], raw["gradient"]
+        rows.append(torch.cat([(outs[name] - inside[name]).flatten() for name in outs]))
+    return torch.stack(rows)
+
+
+def _noise_scale(planted: bool, seed: int) -> Check:
+    method = DPSGD(clip_norm=1.0, noise_multiplier=NOISE)
+    return noise_scale(_noises(_stage(method, 10, seed, ledger=Quieter if planted else Watching)), NOISE)
+
+
+def _repeats(planted: bool, seed: int) -> Check:
+    method = DPSGD(clip_norm=1.0, noise_multiplier=NOISE)
+    return repeats(_noises(_stage(method, 10, seed, ledger=Repeating if planted else Watching, steps=4)))
+
+
+def _echoes(planted: bool, seed: int) -> Check:
+    method = DPSGD(clip_norm=1.0, noise_multiplier=NOISE)
+    stage = _stage(method, 10, seed, ledger=Restarting if planted else Watching, tables=2)
+    return echoes(_noises(stage)[0])
+
+
+class Pair(nn.Module):
+    """Two tables; a record's gradient is small in the first and large in the second."""
+
+    def __init__(self, canaries: int) -> None:
+        super().__init__()
+        self.first, self.second = Rows(canaries), Rows(canaries)
+
+    def forward(self, index: Tensor) -> Tensor:
+        """A number a record, [B, 1]."""
+        return 1e-4 * self.first(index) + self.second(index)
+
+
+def _reach(planted: bool, seed: int) -> Check:
+    canaries, kind = 1000, ForgetsParameter if planted else DPSGD
+    data = {"index": torch.arange(canaries), "scale": torch.full((canaries, 1), FAR)}
+    stage = open_stage(
+        kind(clip_norm=1.0, noise_multiplier=NOISE),
+        Pair(canaries),
+        canary_loss(),
+        data,
+        FullBatch(canaries, 1),
+        None,
+        seed=seed,
+    ).run()
+    ledger = stage.desk.ledger
+    assert isinstance(ledger, Watching)
+    return reach(ledger.transcript[0]["gradient"]["second.tables.0"].flatten(), NOISE, 1.0)
+
+
+def _same_scale(kind: type[DPSGD], planted: bool, seed: int, far: bool) -> Check:
+    """What leaves as the estimate, from ten records and from one more, or with one of them far out."""
+    method = kind if planted else DPSGD
+    worlds = []
+    for number, present in enumerate((False, True)):
+        stage = _stage(
+            method(clip_norm=10.0, noise_multiplier=NOISE),
+            11 if present and not far else 10,
+            seed + 1000 * number,
+            first=FAR if present and far else 0.5,
+        )
+        worlds.append(stage.parameters[11:])
+    return same_scale(*worlds)
+
+
+@lru_cache(maxsize=4)
+def _draws(planted: bool, seed: int) -> tuple[Tensor, float]:
+    """Who was drawn, [5000, 20] bool, and the rate that is accounted."""
+    records, rate, draws = 20, 0.25, 5000
+    sampling = (FixedSize if planted else Poisson)(rate * records, records, draws)
+    ledger = Ledger(
+        PrivacyPlan([Release("gradient", 1.0, 1.0)], sampling), secrets=Secrets(reproducible_seed=seed)
+    )
+    drawn = torch.zeros(draws, records, dtype=torch.bool)
+    for number in range(draws):
+        drawn[number, ledger.sample(ledger.open("batch", str(number)), records)] = True
+    return drawn, rate
+
+
+def _sizes(planted: bool, seed: int) -> Check:
+    drawn, rate = _draws(planted, seed)
+    return batch_sizes(drawn.sum(dim=1), drawn.shape[1], rate)
+
+
+BUGS: Mapping[str, Callable[[bool, int], Check]] = {
+    "noise scaled by 0.8": _noise_scale,
+    "one parameter left out of the norm": _reach,
+    "divisor by the realised batch size": lambda planted, seed: _same_scale(
+        DividesByRealised, planted, seed, far=False
+    ),
+    "without replacement accounted as Poisson (sizes)": _sizes,
+    "without replacement accounted as Poisson (pairs)": lambda planted, seed: pairs(*_draws(planted, seed)),
+    "the same noise used twice": _repeats,
+    "the same noise for two tensors": _echoes,
+    "threshold from the raw batch": lambda planted, seed: _same_scale(RawThreshold, planted, seed, far=True),
+}
+"""bug -> probe(planted, seed): the check that suits it, on a step with the bug or without."""

@@ -1,0 +1,101 @@
+"""Running an experiment of a paper: findings into a folder, as numbers and as a picture."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equipoise import __version__
+from reproduction.findings import Findings, Site
+from reproduction.papers import EXPERIMENTS, find_experiment
+from reproduction.result_cache import ResultCache
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["list_experiments", "run_experiment"]
+
+
+def list_experiments() -> list[dict[str, Any]]:
+    """Name, title, summary and default number of seeds of every experiment."""
+    found = [find_experiment(name) for name in sorted(EXPERIMENTS)]
+    return [
+        {"name": e.name, "title": e.title, "summary": e.summary, "default_seeds": e.default_seeds}
+        for e in found
+    ]
+
+
+def run_experiment(
+    name: str,
+    console: Console,
+    *,
+    seeds: int | None = None,
+    seed_offset: int = 0,
+    folder: str | None = None,
+    data_dir: str | None = None,
+) -> tuple[Findings, dict[str, Any]]:
+    """Run an experiment with the seeds offset, offset + 1, ... and write `findings.json` and `figure.png`.
+
+    Args:
+        name: of the experiment.
+        console: where progress is shown.
+        seeds: how many; the experiment's own number by default.
+        seed_offset: the first seed; from the default number on, no seed is one that the docs report.
+        folder: where to write; `runs/experiment-NAME` by default. A long experiment keeps its finished runs
+            there in `runs.jsonl` and goes on with the others.
+        data_dir: folder with the data files, for experiments that read some.
+
+    Returns:
+        The findings, and all that is written about them as plain values.
+
+    Raises:
+        ValueError: an unknown name, or no seeds.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    experiment = find_experiment(name)
+    count = experiment.default_seeds if seeds is None else seeds
+    if count < 1:
+        raise ValueError(f"--seeds is {count}, but an experiment needs at least one.")
+    if seed_offset < 0:
+        raise ValueError(f"--seed-offset is {seed_offset}, but seeds are numbers from 0 on.")
+    path = Path(folder or f"runs/experiment-{name}")
+    path.mkdir(parents=True, exist_ok=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    began = time.perf_counter()
+    with bar:
+        task = bar.add_task(name, total=None)
+
+        def note(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        chosen = range(seed_offset, seed_offset + count)
+        findings = experiment.carry_out(chosen, note, Site(data_dir, ResultCache(path / "runs.jsonl")))
+    values = {
+        "experiment": name,
+        "title": experiment.title,
+        "seeds": count,
+        "seed_offset": seed_offset,
+        "seconds": time.perf_counter() - began,
+        "version": __version__,
+        "command": f"python -m reproduction {name} --seeds {count}"
+        + (f" --seed-offset {seed_offset}" if seed_offset else "")
+        + ("" if experiment.run_on is None else " --data-dir DIR"),
+        **findings.to_json(),
+    }
+    (path / "findings.json").write_text(
+        json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8"
+    )
+    figure = experiment.draw(findings)
+    figure.savefig(path / "figure.png", dpi=150)
+    return findings, values | {"run_dir": str(path), "figure": str(path / "figure.png")}

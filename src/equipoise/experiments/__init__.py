@@ -1,1 +1,0 @@
-"""Models, recipes and runs that the command line offers."""

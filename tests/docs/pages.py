@@ -1,0 +1,82 @@
+"""The documentation as data: pages, fenced blocks with the tag above them, prose and headings.
+
+A comment above a block says how the tests treat it: `<!-- slow -->` leaves it to the slow tests, and
+`<!-- skip: reason -->` leaves it out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    [*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+)
+FENCE = re.compile(r"^```(\w*)\s*$")
+TAG = re.compile(r"^<!-- (slow|skip): ?(.*?) ?-->$|^<!-- (slow) -->$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, the line where the text begins, and how tests treat it."""
+
+    language: str
+    text: str
+    line: int
+    slow: bool = False
+    skip: str | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self.language in ("python", "sh") and self.skip is None
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    found: list[Block] = []
+    language, start, text, above = None, 0, [], ""
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        fence = FENCE.match(line)
+        if language is None and fence:
+            language, start, text = fence[1], number + 1, []
+        elif language is not None and line == "```":
+            tag = TAG.match(above)
+            slow = bool(tag) and "slow" in (tag[1], tag[3])
+            skip = tag[2] if tag and tag[1] == "skip" else None
+            found.append(Block(language, "\n".join(text) + "\n", start, slow, skip))
+            language, above = None, ""
+        elif language is not None:
+            text.append(line)
+        elif line.strip():
+            above = line.strip()
+    assert language is None, f"{name_of(page)}: the block that begins at line {start} has no end"
+    return found
+
+
+def without_blocks(page: Path) -> list[tuple[int, str]]:
+    """The lines of a page with their numbers, fenced blocks left out."""
+    lines, inside = [], False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("```"):
+            inside = not inside
+        elif not inside:
+            lines.append((number, line))
+    return lines
+
+
+def anchors(page: Path) -> set[str]:
+    """What may follow the `#` of a link to this page, by the rule of Python-Markdown."""
+    found = set()
+    for _, line in without_blocks(page):
+        heading = re.match(r"#+ (.*)", line)
+        if heading:
+            words = re.sub(r"[^\w\s-]", "", heading[1].replace("`", "")).strip().lower()
+            found.add(re.sub(r"[-\s]+", "-", words))
+    return found

@@ -1,0 +1,100 @@
+"""The examples of README and docs run as they stand, page by page, in an empty folder.
+
+Python blocks of a page share one namespace. A Python block whose first line is `# NAME.py` is a file of that
+name. A block of `sh` that only calls `equipoise` runs in this process; others run in bash.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import PAGES, ROOT, Block, blocks, name_of
+
+from equipoise.cli import main
+
+WITH_BLOCKS = [page for page in PAGES if any(block.runs for block in blocks(page))]
+QUICK = [page for page in WITH_BLOCKS if any(block.runs and not block.slow for block in blocks(page))]
+SLOW = [page for page in WITH_BLOCKS if any(block.runs and block.slow for block in blocks(page))]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty working folder, and the commands of this environment on the path."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, words in {
+        "equipoise": "-m equipoise",
+        "python": "",
+        "torchrun": "-m torch.distributed.run",
+    }.items():
+        script = commands / name
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        script.chmod(0o755)
+    work = tmp_path / "work"
+    work.mkdir()
+    python_path = os.pathsep.join([str(work), str(ROOT / "src"), str(ROOT)])
+    for name, value in {
+        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": python_path,
+        "EQUIPOISE_CACHE": str(tmp_path / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "100",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("EQUIPOISE_DATA", raising=False)
+    monkeypatch.chdir(work)
+    monkeypatch.syspath_prepend(str(work))
+    return work
+
+
+def run_block(block: Block, page: Path, folder: Path, namespace: dict) -> None:
+    first = block.text.split("\n", 1)[0].removeprefix("# ").split(",")[0].split(" ")[0]
+    if block.language == "python" and first.endswith(".py"):
+        (folder / first).write_text(block.text)
+    elif block.language == "python":
+        code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+        exec(code, namespace)
+    else:
+        where = f"{name_of(page)}:{block.line}"
+        lines = [shlex.split(line, comments=True) for line in block.text.replace("\\\n", " ").splitlines()]
+        if all(
+            words[:1] in ([], ["equipoise"]) for words in lines
+        ):  # this process has PyTorch loaded already
+            for words in filter(None, lines):
+                assert main(words[1:]) == 0, f"{where}: {' '.join(words)}"
+            return
+        command = ["bash", "-euo", "pipefail", "-c", block.text]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+        assert done.returncode == 0, f"{where}\n{block.text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+def run_page(page: Path, folder: Path, slow: bool) -> None:
+    namespace: dict = {"__name__": "page"}
+    for block in blocks(page):
+        if block.runs and (slow or not block.slow):
+            run_block(block, page, folder, namespace)
+
+
+@pytest.mark.parametrize("page", QUICK, ids=name_of)
+def test_a_page_runs(page, folder):
+    run_page(page, folder, slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW, ids=name_of)
+def test_a_page_runs_with_its_slow_blocks(page, folder):
+    run_page(page, folder, slow=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_block_that_is_left_out_says_why(page):
+    for block in blocks(page):
+        assert block.skip is None or len(block.skip) > 10, f"{name_of(page)}:{block.line}"
+        assert block.language not in ("bash", "console", "py"), (
+            f"{name_of(page)}:{block.line}: write `python` or `sh`, which the tests run, or `text`"
+        )

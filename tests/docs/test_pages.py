@@ -1,0 +1,115 @@
+"""The pages hang together without the site generator: links, navigation, methods, and the house's prose."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+
+import pytest
+from pages import DOCS, PAGES, ROOT, anchors, name_of, without_blocks
+
+from equipoise.app.names import METHOD_NAMES
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+WIDTH, WORDS = 120, 100
+# Idioms that read as translations, with what to write.
+AVOID = {
+    r"\bkeepers?\b": "data owner",
+    r"\bcoins?\b": "secret randomness",
+    r"\blots\b": "secret randomness, or random labels",
+    r"\bbeside(s)?\b": "next to, compared with, in addition",
+    r"\bis none\b": "say what is so",
+    r"\balone[.;:]": "only, before the noun",
+    r"\b(one|a) (line|number|loss|clip norm|step) a (method|record|step|round|layer)\b": "per",
+}
+
+
+def prose(page):
+    """Paragraphs and list items: (number of the first line, text)."""
+    lines = [
+        (number, line)
+        for number, line in without_blocks(page)
+        if not line.startswith(("|", "#", "<!--", ":::"))
+    ]
+    for blank, group in groupby(lines, key=lambda pair: not pair[1].strip()):
+        if blank:
+            continue
+        item: list[tuple[int, str]] = []
+        for number, line in group:
+            if item and re.match(r"\s*([-*]|\d+\.) ", line):
+                yield item[0][0], " ".join(text.strip() for _, text in item)
+                item = []
+            item.append((number, line))
+        yield item[0][0], " ".join(text.strip() for _, text in item)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    for number, line in without_blocks(page):
+        for target in LINK.findall(re.sub(r"`[^`]*`", "", line)):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            there = (page.parent / path).resolve() if path else page
+            assert there.exists(), f"{name_of(page)}:{number}: {target}"
+            assert not anchor or anchor in anchors(there), (
+                f"{name_of(page)}:{number}: no heading for {target}"
+            )
+            if DOCS in page.parents:
+                assert DOCS in there.parents, f"{name_of(page)}:{number}: {target} lies outside of the site"
+
+
+def test_the_navigation_lists_every_page_once():
+    listed = re.findall(r"(\S+\.md)\s*$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def test_every_method_has_a_page():
+    pages = {page.stem for page in (DOCS / "methods").glob("*.md")} - {"index"}
+    assert pages == set(METHOD_NAMES)
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_the_page_of_a_method_says_when_to_use_it(name):
+    text = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    for part in ("## Guarantee", "## When to use it", "```sh"):
+        assert part in text, f"docs/methods/{name}.md: {part} is missing"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lines_and_paragraphs_are_short(page):
+    for number, line in without_blocks(page):
+        assert len(line) <= WIDTH or line.startswith("|"), f"{name_of(page)}:{number}: {len(line)} characters"
+    for number, paragraph in prose(page):
+        words = len(paragraph.split())
+        assert words <= WORDS, f"{name_of(page)}:{number}: {words} words in one paragraph"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_prose_is_plain(page):
+    found = [
+        f"{name_of(page)}:{number}: {match[0]!r}: {better}"
+        for number, paragraph in prose(page)
+        for pattern, better in AVOID.items()
+        if (match := re.search(pattern, re.sub(r"`[^`]*`", "", paragraph)))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_sentences_are_short_on_the_whole(page):
+    """The mean is held to 20 words, so that a long sentence is an exception."""
+    lengths = [
+        len(sentence.split())
+        for _, paragraph in prose(page)
+        for sentence in re.split(r"(?<=[.?!:;])\s", re.sub(r"`[^`]*`", "x", paragraph))
+        if len(sentence.split()) > 2
+    ]
+    if len(lengths) > 5:
+        assert sum(lengths) / len(lengths) <= 20, f"{name_of(page)}: {sum(lengths) / len(lengths):.1f} words"
+
+
+def test_the_two_commands_of_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "\nmake train " in readme
+    assert "\nmake test " in readme

@@ -1,0 +1,117 @@
+"""`python -m reproduction`: listings, experiments run to their files, attacks and planted bugs."""
+
+import json
+import types
+
+import pytest
+
+from equipoise.audit.bounds import certify_known_law
+from equipoise.audit.noise_checks import Check
+from equipoise.report.figures import Curve
+from reproduction import papers, planted_bugs
+from reproduction.__main__ import main
+from reproduction.attacks import ATTACKS, Finding
+from reproduction.findings import Findings, PaperExperiment, Table, Verdict
+
+
+@pytest.fixture
+def reproduce(capsys, monkeypatch):
+    """Run a command line in this process: (exit code, standard output, standard error)."""
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("EQUIPOISE_DATA", raising=False)
+
+    def run(line, *words):
+        capsys.readouterr()
+        code = main([*line.split(), *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """An experiment without training, as a module of its own; the seeds that it ran."""
+    counted = []
+
+    def run(seeds, progress):
+        counted[:] = seeds
+        for seed in seeds:
+            progress(seed + 1, len(seeds), "counting")
+        value = float(len(seeds))
+        return Findings(
+            Table(["what", "count"], [["seeds", value]], note="counted"),
+            [Curve("seeds", (0, 1), (1.0, value))],
+            [Verdict.at_least("many seeds", value, 2), Verdict.at_most("hardly any", value, 1)],
+        )
+
+    module = types.SimpleNamespace(
+        EXPERIMENT=PaperExperiment("tiny", "Counting", "Counts its seeds.", run, default_seeds=3)
+    )
+    monkeypatch.setattr(papers, "EXPERIMENTS", {"tiny": "tiny_module"})
+    monkeypatch.setattr(papers, "TITLES", {"tiny": "Counting"})
+    monkeypatch.setattr("reproduction.run.EXPERIMENTS", {"tiny": "tiny_module"})
+    monkeypatch.setattr(papers, "import_module", {"tiny_module": module}.__getitem__)
+    return counted
+
+
+def test_experiments_are_listed(reproduce, tiny):
+    assert "tiny  Counting" in reproduce("")[1]
+    assert "attacks" in reproduce("--help")[1]
+    (found,) = json.loads(reproduce("--json")[1])["experiments"]
+    assert (found["summary"], found["default_seeds"]) == ("Counts its seeds.", 3)
+
+
+def test_experiment_prints_and_writes_all_verdicts(reproduce, tiny, tmp_path):
+    code, out, _ = reproduce("tiny --seeds 2 --run-dir", tmp_path / "out")
+    assert code == 0
+    assert "MISSED" in out
+    assert "hardly any" in out
+    written = json.loads((tmp_path / "out" / "findings.json").read_text())
+    assert [v["met"] for v in written["verdicts"]] == [True, False]
+    assert written["command"] == "python -m reproduction tiny --seeds 2"
+    assert (tmp_path / "out" / "figure.png").read_bytes()[1:4] == b"PNG"
+    assert str(tmp_path) not in json.dumps(written)
+
+
+def test_experiment_as_json_and_without_seeds(reproduce, tiny, tmp_path):
+    assert json.loads(reproduce("tiny --json --run-dir", tmp_path)[1])["seeds"] == 3
+    code, _, said = reproduce("tiny --seeds 0 --run-dir", tmp_path)
+    assert (code, "--seeds is 0" in said) == (2, True)
+    code, _, said = reproduce("tinny")
+    assert (code, "Did you mean 'tiny'?" in said) == (2, True)
+
+
+def test_other_seeds(reproduce, tiny, tmp_path):
+    written = json.loads(reproduce("tiny --seeds 2 --seed-offset 10 --json --run-dir", tmp_path)[1])
+    assert (written["seeds"], written["seed_offset"]) == (2, 10)
+    assert written["command"] == "python -m reproduction tiny --seeds 2 --seed-offset 10"
+    assert tiny == [10, 11]
+    code, _, said = reproduce("tiny --seed-offset -1 --run-dir", tmp_path)
+    assert (code, "--seed-offset is -1" in said) == (2, True)
+
+
+def test_an_attack_that_fails_and_a_bug_that_is_missed_end_with_1(reproduce, monkeypatch):
+    finding = Finding("dp-c4", "a target", 4.0, certify_known_law([1.0] * 20, 1e-5))
+    monkeypatch.setitem(ATTACKS, "dp-c4", lambda seed: finding)
+    assert reproduce("attacks dp-c4")[0] == 1
+    row = planted_bugs.Planted("a bug", Check("a check", 0.5), Check("a check", 0.6))
+    monkeypatch.setattr(planted_bugs, "find_planted", lambda seed: [row])
+    assert reproduce("planted-bugs")[0] == 1
+
+
+def test_an_attack(reproduce, monkeypatch):
+    finding = Finding("dp-c4", "a target", 4.0, certify_known_law([90.0] * 20, 1e-5), details={"runs": 20.0})
+    monkeypatch.setitem(ATTACKS, "dp-c4", lambda seed: finding)
+    (found,) = json.loads(reproduce("attacks dp-c4 --json")[1])["attacks"]
+    assert found["succeeds"]
+    assert found["certified_epsilon"] > 80
+    assert "the claim fails" in reproduce("attacks dp-c4")[1]
+    code, _, said = reproduce("attacks dpsgd")
+    assert (code, "there is no attack 'dpsgd'" in said) == (2, True)
+
+
+def test_planted_bugs(reproduce, monkeypatch):
+    row = planted_bugs.Planted("a bug", Check("a check", 0.5), Check("a check", 50.0))
+    monkeypatch.setattr(planted_bugs, "find_planted", lambda seed: [row])
+    assert json.loads(reproduce("planted-bugs --json")[1])["planted"][0]["found"]
+    assert "a bug" in reproduce("planted-bugs")[1]

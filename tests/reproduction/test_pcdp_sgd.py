@@ -1,0 +1,78 @@
+"""The projection experiment: its problems, its verdicts, and (slow) its acceptance margins."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.privacy import Poisson, epsilon
+from reproduction.harness import follow
+from reproduction.papers import pcdp_sgd
+
+pytestmark = pytest.mark.filterwarnings("ignore:the subspace captures")
+Z = 4.0
+
+
+def test_the_problem_is_what_it_says():
+    problem, U = pcdp_sgd.means(0, 2000, 50), pcdp_sgd.span(0, 50)
+    x = problem.data["x"]
+    inside = x @ U.t()
+    across = (x - inside @ U).norm(dim=1)
+    assert problem.error(problem.make_model()) == pytest.approx(0.29, rel=1e-4)
+    torch.testing.assert_close(inside.mean(0)[:2], torch.tensor([0.7, 0.3]), rtol=0, atol=0.05)
+    assert 0.25 < float((across > 5).double().mean()) < 0.35
+    torch.testing.assert_close(
+        across[across > 5], torch.full_like(across[across > 5], 10.0), rtol=1e-3, atol=0
+    )
+
+
+def test_tilted_records_miss_the_span_by_the_angle():
+    U, turned = pcdp_sgd.span(0), pcdp_sgd.tilted(0, 20)["x"]
+    torch.testing.assert_close(turned @ turned.t(), torch.eye(10), rtol=0, atol=1e-5)
+    kept = (turned @ U.t()).square().sum() / 10
+    assert float(kept) == pytest.approx(float(torch.tensor(20.0).deg2rad().cos() ** 2), rel=1e-4)
+
+
+def test_the_stated_epsilon():
+    event = Poisson(250, 10_000, 200).event(Z, 200)
+    assert epsilon(event, 1e-5, "add_or_remove_one").value == pytest.approx(0.313, rel=0.005)
+
+
+def small(method, rate):
+    """The means in 100 dimensions: an eighth of the work of the experiment."""
+    problem = pcdp_sgd.means(0, 5000, 100)
+    found = follow(
+        method, problem, sampling=Poisson(250, 5000, 120), learning_rate=rate, seed=0, measure_at=[120]
+    )
+    return found[120]
+
+
+def test_a_good_subspace_wins_and_a_random_one_stays():
+    """The reduced check: the order of the methods, with wide margins."""
+    U = {"x": pcdp_sgd.span(0, 100)}
+    settings = {"noise_multiplier": Z, "refresh_every": pcdp_sgd.NEVER}
+    pcdp = small(eq.PCDPSGD(U, 3.0, **settings), 0.03)
+    pdp = small(eq.PDPSGD(U, 10.0, **settings), 0.03)
+    plain = small(eq.DPSGD(3.0, noise_multiplier=Z), 0.01)
+    wrong = small(eq.RandomProjection(3.0, dimension=10, **settings), 0.03)
+    assert pcdp < 2e-3
+    assert pcdp < pdp
+    assert plain > 5 * pcdp
+    assert wrong > 0.15
+
+
+@pytest.mark.slow
+def test_acceptance_margins():
+    """The bars of the means, over three seeds."""
+    ends = {}
+    for run in pcdp_sgd.means_runs():
+        found = [pcdp_sgd.measure(run, seed, points=1)[run.sampling.steps] for seed in (0, 1, 2)]
+        ends[run.label] = statistics.median(found)
+    assert ends["PCDP, V = U"] <= 6e-4
+    assert ends["PDP, V = U"] >= 4 * ends["PCDP, V = U"]
+    assert ends["DP-SGD"] >= 50 * ends["PCDP, V = U"]
+    assert ends["PCDP, V random"] >= 0.25
+    assert ends["PCDP, V 20 degrees off"] > ends["DP-SGD"]

@@ -1,0 +1,265 @@
+"""Every list of verdicts holds for the methods it speaks of, and for no other method under their names.
+
+The numbers in `recorded/` are those of the pages of the docs; a run of an experiment makes new ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reproduction.findings import Verdict
+from reproduction.papers import (
+    TITLES,
+    adaptive_rms,
+    adaptive_rms_fl,
+    adaptive_rms_images,
+    dc_dpsgd,
+    dc_dpsgd_long_tail,
+    dice_sgd,
+    dp_c4,
+    dp_c4_misfit,
+    fed_pcdp,
+    fed_pcdp_images,
+    pcdp_sgd,
+    pcdp_sgd_subspaces,
+)
+
+Key = tuple[Any, ...]
+Numbers = Mapping[Key, float]
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def fed_images(numbers: Numbers) -> list[Verdict]:
+    return fed_pcdp_images.verdicts({fed_pcdp_images.Case(*key): value for key, value in numbers.items()})
+
+
+JUDGES: dict[str, Callable[[Any], list[Verdict]]] = {
+    "adaptive-rms": adaptive_rms.verdicts,
+    "adaptive-rms-fl": adaptive_rms_fl.verdicts,
+    "adaptive-rms-images": adaptive_rms_images.verdicts,
+    "dc-dpsgd": dc_dpsgd.verdicts,
+    "dc-dpsgd-long-tail": dc_dpsgd_long_tail.verdicts,
+    "dice-sgd": dice_sgd.verdicts,
+    "dp-c4": dp_c4.verdicts,
+    "dp-c4-misfit": dp_c4_misfit.verdicts,
+    "fed-pcdp": fed_pcdp.verdicts,
+    "fed-pcdp-images": fed_images,
+    "pcdp-sgd": pcdp_sgd.verdicts,
+    "pcdp-sgd-subspaces": pcdp_sgd_subspaces.verdicts,
+}
+
+MISSED = {
+    "adaptive-rms-fl": ["label noise: DP-FedAvg over published: no gain"],
+    "adaptive-rms-images": [
+        f"{data}, epsilon {epsilon}, two clients: published less DP-FedAvg in points"
+        for data in ("MNIST", "Fashion-MNIST")
+        for epsilon in (1, 3, 8)
+    ],
+    "dc-dpsgd-long-tail": [
+        f"DP-SGD's accuracy less {what}, {word} {epsilon}"
+        for epsilon, mode in ((8, "norm, p=0.2, 10:1"), (2, "norm, p=0.4, 4:1"))
+        for what, word in (
+            (f"the best two-threshold mode's ({mode})", "epsilon"),
+            ("that of the authors' program", "claimed epsilon"),
+        )
+    ],
+    "fed-pcdp-images": [
+        "MNIST, 5 x 250, z = 10: FedPCDP less FedAvg in points (the paper: +57.0)",
+        "MNIST, 5 x 250, z = 4: FedPCDP less FedAvg in points (the paper: +4.3)",
+        "Fashion-MNIST, 5 x 250, z = 10: FedPCDP less FedAvg in points (the paper: +25.9)",
+        "MNIST, 78 x 64, z = 10: FedPCDP less FedAvg in points (the paper: +57.0)",
+    ],
+}
+"""Claims of the papers that do not hold, as the docs say."""
+
+
+def recorded(name: str) -> tuple[dict[Key, float], dict[str, float | None]]:
+    """The numbers of an experiment, and what each part has at the start ("" for all other parts)."""
+    found = json.loads((RECORDED / f"{name}.json").read_text())
+    numbers = {
+        tuple(math.inf if part == "inf" else part for part in key): value for *key, value in found["numbers"]
+    }
+    return numbers, found["start"]
+
+
+def failing(name: str, numbers: Numbers) -> set[str]:
+    """The verdicts that are missed, apart from those that the true methods miss."""
+    missed = {verdict.sentence for verdict in JUDGES[name](numbers) if not verdict.met}
+    return missed - set(MISSED.get(name, ()))
+
+
+def test_every_experiment_has_its_numbers():
+    assert set(JUDGES) == set(TITLES) == {path.stem for path in RECORDED.glob("*.json")}
+
+
+@pytest.mark.parametrize("name", JUDGES)
+def test_the_true_methods_pass(name):
+    numbers, _ = recorded(name)
+    verdicts = JUDGES[name](numbers)
+    assert sorted(v.sentence for v in verdicts if not v.met) == sorted(MISSED.get(name, ()))
+    assert len({verdict.sentence for verdict in verdicts}) == len(verdicts)
+
+
+@pytest.mark.parametrize("name", JUDGES)
+def test_nobody_may_stay_at_the_start(name):
+    """A method that never trains is seen, contender and baseline alike."""
+    numbers, start = recorded(name)
+    for row in dict.fromkeys(_row(name, key) for key in numbers if not _is_reference(name, key)):
+        false = {
+            key: start.get(str(key[0]), start.get("")) if _row(name, key) == row else value
+            for key, value in numbers.items()
+        }
+        if None not in false.values():
+            assert failing(name, false), row
+
+
+def _row(name: str, key: Key) -> Key:
+    """The training that a number is of: some have several, after more and fewer steps."""
+    if name == "dp-c4":
+        return key[:1]
+    return tuple(p.removesuffix(", early").removesuffix(", half") if isinstance(p, str) else p for p in key)
+
+
+def _is_reference(name: str, key: Key) -> bool:
+    """A number that is no method's error: what can be proved, or a point of rest."""
+    return (name == "dice-sgd" and key[0].endswith(", epsilon")) or key[-1] == "||x_u - x*||"
+
+
+# victim -> impostor: words of the last part of the key; the impostor's numbers stand under the victim's name
+IMPOSTORS: list[tuple[str, dict[str, str]]] = [
+    *(("dp-c4", dict.fromkeys(dp_c4.CONVERGING, other)) for other in ("DP-SGD", "DP-SVRG", "DiceSGD")),
+    ("dp-c4", dict.fromkeys(dp_c4.CONVERGING, "DP-SGD, decaying threshold")),
+    *(("dp-c4", {label: "DP-SGD, decaying threshold"}) for label in dp_c4.CONVERGING),
+    ("dp-c4", {"DP-C4+, quantile": "DP-C4+, released"}),
+    ("dp-c4", {"DP-SVRG": "DP-SGD"}),
+    ("dp-c4", {"DiceSGD": "DP-SGD"}),
+    ("dp-c4", {"DP-SGD, decaying step": "DP-SGD"}),
+    ("dp-c4", {"DP-SGD, decaying threshold": "DP-SGD"}),
+    ("dp-c4", {"DP-SGD": "DP-C4+, released"}),
+    ("dp-c4-misfit", {"DiceSGD, published": "DP-SGD"}),
+    ("dp-c4-misfit", {"DP-SGD": "DiceSGD, published"}),
+    ("dp-c4-misfit", {"DP-C4+, quantile": "DP-SGD"}),
+    ("dp-c4-misfit", {"DP-C4+, quantile": "DP-C4+, published"}),
+    ("dp-c4-misfit", {"DP-C4+, published": "DP-C4+, quantile"}),
+    ("dp-c4-misfit", {"DP-C4+, published": "DP-SGD", "DP-C4, published": "DP-SGD"}),
+    ("dp-c4-misfit", {"DP-C4, published": "DP-SGD"}),
+    (
+        "dice-sgd",
+        {
+            f"DiceSGD joint, clip norm {c}, residual {r}": f"DP-SGD, clip norm {c}"
+            for c in (0.3, 1, 3)
+            for r in (10, 30)
+        },
+    ),
+    ("dice-sgd", {"DiceSGD as published, algorithm 4 noise": "DiceSGD joint, clip norm 1, residual 10"}),
+    ("dice-sgd", {"with feedback": "clipped"}),
+    ("dice-sgd", {"clipped": "with feedback"}),
+    ("dice-sgd", {"with feedback of half the radius": "with feedback"}),
+    ("dc-dpsgd", dict.fromkeys(("norm", "norm, p=0.1", "trace", "random", "top share by norm"), "DP-SGD")),
+    *(("dc-dpsgd", {label: "DP-SGD"}) for label in ("norm", "trace", "random", "top share by norm")),
+    ("dc-dpsgd", {"norm": "random"}),
+    ("dc-dpsgd", {"trace": "norm", "random": "norm"}),
+    ("dc-dpsgd", {"Algorithm 1": "random"}),
+    ("dc-dpsgd", {"DP-SGD": "norm"}),
+    ("dc-dpsgd-long-tail", {label: "DP-SGD" for label in dc_dpsgd_long_tail.SETTINGS if label != "PSAC"}),
+    ("dc-dpsgd-long-tail", {"trace, p=0.1": "norm, p=0.1, 10:1"}),
+    ("dc-dpsgd-long-tail", {"norm, p=0.1, 10:1": "DP-SGD"}),
+    ("dc-dpsgd-long-tail", {"random, p=0.1": "DP-SGD"}),
+    ("dc-dpsgd-long-tail", {"Algorithm 1": "trace, p=0.1"}),
+    ("dc-dpsgd-long-tail", {dc_dpsgd_long_tail.PROGRAM: "DP-SGD"}),
+    ("pcdp-sgd", {"PCDP": "DP-SGD", "PCDP, V = U": "DP-SGD", "PCDP, V 20 degrees off": "DP-SGD"}),
+    ("pcdp-sgd", {"PCDP": "PDP"}),
+    ("pcdp-sgd", {"PCDP, V = U": "PDP, V = U"}),
+    ("pcdp-sgd", {"PDP, V = U": "PCDP, V = U"}),
+    ("pcdp-sgd", {"GEP, V = U": "DP-SGD"}),
+    ("pcdp-sgd", {"PCDP, V random": "DP-SGD"}),
+    ("pcdp-sgd", {"warm start, DP-SGD": "DP-SGD"}),
+    ("pcdp-sgd", {"public only": "DP-SGD"}),
+    ("pcdp-sgd-subspaces", {f"PCDP, {d} degrees": f"PDP, {d} degrees" for d in (0, 5, 10, 20, 45)}),
+    ("pcdp-sgd-subspaces", {f"PDP, {d} degrees": f"PCDP, {d} degrees" for d in (0, 5, 10, 20, 45)}),
+    ("pcdp-sgd-subspaces", {"normalised": "raw"}),
+    ("pcdp-sgd-subspaces", {"raw": "normalised"}),
+    *(
+        ("pcdp-sgd-subspaces", {label: "DP-SGD"})
+        for label in ("second moment", "noisy iteration", "released")
+    ),
+    ("pcdp-sgd-subspaces", {"released": "second moment"}),
+    ("pcdp-sgd-subspaces", {"GEP": "PCDP"}),
+    ("pcdp-sgd-subspaces", {"PCDP": "GEP"}),
+    *(("adaptive-rms", {victim: "fixed"}) for victim in ("published", "self-scaled", "quantile", "AUTO-S")),
+    ("adaptive-rms", {"G-scaled": "fixed"}),
+    ("adaptive-rms", {"self-scaled": "published"}),
+    ("adaptive-rms", {"published": "self-scaled"}),
+    ("adaptive-rms", {"fixed": "published"}),
+    *(("adaptive-rms-fl", {victim: "DP-FedAvg"}) for victim in ("published", "self-scaled", "quantile")),
+    ("adaptive-rms-fl", {"published": "self-scaled"}),
+    ("adaptive-rms-fl", {"DP-FedAvg": "published"}),
+    ("adaptive-rms-images", {"published": "DP-FedAvg"}),
+    ("adaptive-rms-images", {"published": "self-scaled"}),
+    ("adaptive-rms-images", {"self-scaled": "published"}),
+    ("fed-pcdp", {"FedPCDP": "FedPDP"}),
+    ("fed-pcdp", {"FedPDP": "FedPCDP"}),
+    ("fed-pcdp", {"FedPCDP": "FedAvg"}),
+    ("fed-pcdp", {"FedAvg": "FedPCDP"}),
+    ("fed-pcdp", {"projected upload": "FedAvg"}),
+    ("fed-pcdp", {"up: FedPCDP, coordinates": "up: FedAvg, the parameters"}),
+    ("fed-pcdp", {"up: FedPCDP, a combination of public gradients": "up: FedAvg, the parameters"}),
+    ("fed-pcdp", {"down, every round, if the columns were sent": "down, every round: the parameters"}),
+    ("fed-pcdp-images", {"fedpcdp": "fedavg"}),
+    ("fed-pcdp-images", {"fedprox": "fedavg"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "names"), IMPOSTORS, ids=lambda v: v if isinstance(v, str) else str(next(iter(v.items())))
+)
+def test_no_other_method_passes_under_a_name(name, names):
+    numbers, _ = recorded(name)
+    false = {key: numbers.get(_other(key, names), value) for key, value in numbers.items()}
+    assert false != numbers
+    assert failing(name, false)
+
+
+def _other(key: Key, names: Mapping[str, str]) -> Key:
+    """The impostor's key: a whole label is replaced, or the word that a label begins with."""
+
+    def other(part: Any) -> Any:
+        if not isinstance(part, str):
+            return part
+        first, comma, rest = part.partition(", ")
+        return names.get(part, names.get(first, first) + comma + rest)
+
+    return tuple(map(other, key))
+
+
+def test_dp_sgd_with_the_residuals_radius_does_not_pass_for_dice_sgd():
+    """It ends where DiceSGD ends, but gets there in another way."""
+    numbers, _ = recorded("dice-sgd")
+
+    def radius(label: str) -> str:
+        return f"DP-SGD, clip norm {label.split('residual ')[1].split(',')[0]}"
+
+    false = {
+        key: numbers.get((key[0], radius(key[1])), value) if "joint" in key[1] else value
+        for key, value in numbers.items()
+    }
+    # the ends alone would pass
+    early = {key: value for key, value in numbers.items() if "early" in key[0]}
+    left = failing("dice-sgd", {**false, **early})
+    assert left <= {"a bound on the memory helps with a wide residual (over none)"}
+    assert any("sets out later" in sentence for sentence in failing("dice-sgd", false))
+
+
+def test_training_without_noise_does_not_pass_for_dp_c4():
+    numbers, _ = recorded("dp-c4")
+    still = {300: 1e-11, 1000: 1e-15}
+    for label in dp_c4.CONVERGING:
+        assert failing(
+            "dp-c4", {key: still.get(key[1], v) if key[0] == label else v for key, v in numbers.items()}
+        )
