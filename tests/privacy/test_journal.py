@@ -7,7 +7,16 @@ import json
 
 import pytest
 
-from equipoise.privacy import FullBatch, Journal, JournalError, PrivacyPlan, PrivateSearch, Release, Unproven
+from equipoise.privacy import (
+    FullBatch,
+    Gaussian,
+    Journal,
+    JournalError,
+    PrivacyPlan,
+    PrivateSearch,
+    Release,
+    Unproven,
+)
 from equipoise.privacy.ledger.journal import (
     BookedDraw,
     CloseEntry,
@@ -20,7 +29,7 @@ from equipoise.privacy.ledger.journal import (
     VoidEntry,
 )
 
-PLAN = PrivacyPlan([Release("sum", 2.0, max_bound=5.0)], FullBatch(100, 4), unproven=[Unproven("raw")])
+PLAN = PrivacyPlan([Release("sum", 5.0, Gaussian(2.0))], FullBatch(100, 4), unproven=[Unproven("raw")])
 DRAW = BookedDraw(index=0, name="batch", ordinal=0, digest="d", data="")
 ENTRIES = {
     "run": RunEntry(run="a", plan=PLAN, data="", private=True, noise="grid"),
