@@ -62,12 +62,9 @@ class GEP(ProjectedGradient):
     """Gradient embedding perturbation: coordinates and residual, clipped and noised apart.
 
     Args:
-        public, clip_norm, clip_rule, noise_multiplier, dimension, energy, subspace, blocks, normalise_public,
-            split, public_batch_size, refresh_every, subspace_clip_norm, subspace_noise_multiplier,
-            subspace_share, subspace_batch_size, subspace_iterations, history, explore_every: as for
-            `ProjectedGradient`. Blocks are layers and the subspace is renewed every step by default; for a
-            private subspace that is a release a step. The full steps of "released" have no residual, and the
-            noise of the coordinates.
+        public: as for `ProjectedGradient`, like every argument that is not named here. Blocks are layers and
+            the subspace is renewed every step by default; for a private subspace that is one release per
+            step. The full steps of "released" have no residual, and the noise of the coordinates.
         basis: "held" or "auto", which are the same here: the columns are in memory and orthonormal, since the
             residual's norm cannot be told from columns that are never formed.
         residual_clip_norm: C_2 > 0; `clip_norm` when None.
