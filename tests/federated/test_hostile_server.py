@@ -24,7 +24,7 @@ def victim(**options):
 
 
 def entries(one):
-    return one.training.desk.ledger.journal.entries()
+    return one.training.ledger.journal.entries()
 
 
 def booked(one):

@@ -201,9 +201,10 @@ MUTATIONS = (
         "dropout masks follow the public seed",
         "training/context.py",
         (
+            ("import generator, secret_randomness", "import generator, public_randomness"),
             (
-                "secret_coins(self.token, self._processes.rank, *place)",
-                "self._maker.public(self._step, self.name, self._processes.rank, *place)",
+                "secret_randomness(self.token, self._processes.rank, *part.place)",
+                "public_randomness(rows.seed, self.token.ordinal, self.name, *part.place)",
             ),
         ),
         ("tests/training/test_loop.py::test_masks_of_private_records_follow_the_secret_key",),
@@ -406,7 +407,7 @@ MUTATIONS = (
     Mutation(
         "parameters may move before the optimiser's step",
         "training/step.py",
-        (("if before != self._desk.digest(self._pieces.parameters):", "if False:"),),
+        (("        unwritten.check()\n", ""),),
         ("tests/training/test_bad_input.py::test_a_model_that_writes_its_parameters_later_takes_no_step",),
     ),
     Mutation(
