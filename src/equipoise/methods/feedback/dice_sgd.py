@@ -42,7 +42,7 @@ from equipoise.methods.published.dice_sgd_formulas import Published
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.joint import clip_jointly
-from equipoise.privacy.mechanisms.joint_gaussian import CorrelatedNoise
+from equipoise.privacy.mechanisms import Gaussian, JointGaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
@@ -145,7 +145,7 @@ class DiceSGD(Method):
         self.published_noise, self.noise_multiplier = published_noise, noise_multiplier
         self._arguments = {"residual_clip_norm": residual_clip_norm, "feedback_clip_norm": feedback_clip_norm}
         self._check()
-        self._noise = self._correlated_noise() if recipe == "library" else None
+        self._noise = self._joint_noise() if recipe == "library" else None
         self._published: Published | None = None
         if recipe == "as_published":
             self._published = Published(
@@ -219,7 +219,7 @@ class DiceSGD(Method):
                 f"feedback_clip_norm={self.feedback_clip_norm!r}: Algorithm 4 has one radius, clip_norm"
             )
 
-    def _correlated_noise(self) -> CorrelatedNoise | None:
+    def _joint_noise(self) -> JointGaussian | None:
         """The noise of the two sums; None where they are one, at Ce = C1."""
         radii = (self.clip_norm, self.residual_clip_norm)
         if self.variant == "automatic":
@@ -239,10 +239,13 @@ class DiceSGD(Method):
             return Plan(self._published.plan(setting.sampling, setting.relation), std)
 
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
-            releases = [Release("body", noise_multiplier, max_bound=self.clip_norm)]
-            if self._noise is not None:
-                (_, name), (_, bound) = self._noise.names, self._noise.bounds
-                releases.append(Release(name, noise_multiplier, max_bound=bound, correlated_with="body"))
+            if self._noise is None:
+                releases = [Release("body", self.clip_norm, Gaussian(noise_multiplier))]
+            else:
+                noise = self._noise.scaled(noise_multiplier)
+                releases = [
+                    Release(name, bound, noise) for name, bound in zip(noise.names, noise.bounds, strict=True)
+                ]
             return PrivacyPlan(releases, setting.sampling, setting.relation)
 
         return Plan(setting.calibrated(with_noise, self.noise_multiplier))
@@ -332,9 +335,7 @@ class DiceSGD(Method):
             return {"body": clip(rows, Abadi(), limits, groups)}
 
         draw = context.draw("batch")
-        if noise is None:
-            return context.ledger.release(draw, draw.query(sums))
-        return context.ledger.release(draw, draw.query(sums), noise=noise)
+        return context.ledger.release(draw, draw.query(sums))
 
     def _warn(self, norm: float) -> None:
         """The memory is public in the library's recipe, so that its size may be told."""

@@ -26,7 +26,7 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.privacy.mechanisms.joint_gaussian import CorrelatedNoise, radial_sensitivity
+from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian, radial_sensitivity
 
 __all__ = ["independent_noise", "joint_noise", "joint_params", "normalising_noise", "reach"]
 
@@ -65,7 +65,7 @@ def _lower(beta: float, b: float, tail: float) -> list[list[float]]:
     return [[body, 0.0], [beta * tail * tail / body, tail * b / body]]
 
 
-def joint_noise(clip_norm: float, residual_clip_norm: float, noise_inflation: float = 1.0) -> CorrelatedNoise:
+def joint_noise(clip_norm: float, residual_clip_norm: float, noise_inflation: float = 1.0) -> JointGaussian:
     """The correlated noise of body (clipped at C1) and total (clipped at Ce > C1).
 
     Example:
@@ -79,10 +79,10 @@ def joint_noise(clip_norm: float, residual_clip_norm: float, noise_inflation: fl
         return torch.stack([norms.clamp(max=clip_norm), norms.clamp(max=residual_clip_norm)], dim=1)
 
     factor = _lower(beta, b, noise_inflation * residual_clip_norm)
-    return CorrelatedNoise(("body", "total"), factor, lengths, (clip_norm, residual_clip_norm))
+    return JointGaussian(("body", "total"), factor, lengths, (clip_norm, residual_clip_norm))
 
 
-def independent_noise(clip_norm: float, residual_clip_norm: float) -> CorrelatedNoise:
+def independent_noise(clip_norm: float, residual_clip_norm: float) -> JointGaussian:
     """Independent noise for body and residual (total minus body): a naive split, also of sensitivity 1.
 
     Standard deviations (C1 Ce)^(1/2) and ((Ce - C1) Ce)^(1/2). The body's noise is 2.3 times that of the
@@ -99,12 +99,12 @@ def independent_noise(clip_norm: float, residual_clip_norm: float) -> Correlated
         return torch.stack([body, norms.clamp(max=residual_clip_norm) - body], dim=1)
 
     factor = [[math.sqrt(clip_norm * residual_clip_norm), 0.0], [0.0, math.sqrt(span * residual_clip_norm)]]
-    return CorrelatedNoise(("body", "residual"), factor, lengths, (clip_norm, residual_clip_norm))
+    return JointGaussian(("body", "residual"), factor, lengths, (clip_norm, residual_clip_norm))
 
 
 def normalising_noise(
     clip_norm: float, residual_clip_norm: float, noise_inflation: float = 1.0, regulariser: float = 0.0
-) -> CorrelatedNoise:
+) -> JointGaussian:
     """The joint noise where the body holds *normalised* gradients, C1 g / (|g| + gamma).
 
     Constants beta = C1 / Ce and b = C1: with t = min(n, Ce) / Ce the whitened length is
@@ -129,7 +129,7 @@ def normalising_noise(
     if above > 1:
         above *= 1 + 1e-6  # the grid on which the supremum is taken is fine, not infinite
     scaled = [[above * entry for entry in row] for row in factor]
-    return CorrelatedNoise(("body", "total"), scaled, lengths, marks)
+    return JointGaussian(("body", "total"), scaled, lengths, marks)
 
 
 def reach(

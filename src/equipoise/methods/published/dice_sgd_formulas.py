@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from scipy import optimize, stats
+from scipy import stats
 from torch import Tensor
 
+from equipoise._roots import crossing
 from equipoise.methods.base import Context, Setting
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.feedback.memory import clipped
@@ -266,7 +267,5 @@ def hidden_state_epsilon(
 
     if excess(0.0) <= 0:
         return 0.0
-    high = 1.0
-    while excess(high) > 0:
-        high *= 2
-    return float(optimize.brentq(excess, 0.0, high, xtol=1e-9 * high, rtol=1e-12)) * (1 + 1e-9)
+    _, enough = crossing(excess, 0.0, 1.0, tolerance=1e-12, relative=1e-9)
+    return enough
