@@ -350,7 +350,7 @@ MUTATIONS = (
     Mutation(
         "cross terms of tied parameters dropped",
         "gradients/operator.py",
-        (("squares.add_(factor.inner(opposite), alpha=2)", "pass"),),
+        (("squares.add_(inner(factor, opposite), alpha=2)", "pass"),),
         ("tests/gradients/test_engine.py::test_tied_parameters_stay_tied_at_other_values",),
     ),
     Mutation(

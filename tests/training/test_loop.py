@@ -13,6 +13,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.methods import Abadi
+from equipoise.methods.base import Plan
 from equipoise.privacy import Gaussian, PrivacyPlan, Release, clip
 from equipoise.training.run_folder import RunFolder
 
@@ -326,12 +327,12 @@ def test_a_run_ends_where_one_kind_of_draw_is_used_up_though_another_is_not():
     """As after a resume with other numbers, whose repeated steps are charged again."""
 
     class TwoDraws(eq.DPSGD):
-        def plan(self, sampling, budget, relation, public_rng):
+        def plan(self, setting):
             releases = [
                 Release("gradient", 0.5, Gaussian(1.0)),
                 Release("rare", 0.5, Gaussian(1.0), count=3, draw="rare"),
             ]
-            return PrivacyPlan(releases, sampling, relation)
+            return Plan(PrivacyPlan(releases, setting.sampling, setting.relation))
 
         def step(self, context, state):
             rare = context.draw("rare")

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from equipoise import __version__
+from equipoise._version import __version__
 from equipoise.app.build import accuracy, assemble, build_training, load_data
 from equipoise.app.options import SettingsError
 from equipoise.app.settings import Settings, parse_option

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from equipoise import __version__
+from equipoise._version import __version__
 from equipoise.cli.audit import audit
 from equipoise.cli.calibration import calibrate
 from equipoise.cli.comparison import compare

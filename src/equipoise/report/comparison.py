@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise import __version__
+from equipoise._version import __version__
 from equipoise.report.charts import Series, line_chart, range_chart
 from equipoise.report.pages import template, write_page
 from equipoise.report.words import RELATIONS, plain, readable, rounded_up, significant

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise import __version__
+from equipoise._version import __version__
 from equipoise.report.charts import Series, line_chart
 from equipoise.report.page import GUARANTEES
 from equipoise.report.pages import template, write_page

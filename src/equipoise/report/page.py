@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from equipoise import __version__
+from equipoise._version import __version__
 from equipoise.report.charts import Series, line_chart
 from equipoise.report.files import read_file
 from equipoise.report.run_folder import PUBLISHABLE_FILES, WITHHELD_FILES, Run, damage_named, read_run
