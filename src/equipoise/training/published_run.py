@@ -21,7 +21,7 @@ from equipoise.privacy import Journal, JournalError, PrivateSearch
 from equipoise.privacy.ledger.journal import Entry, SearchEntry
 from equipoise.privacy.ledger.run_record import RunRecord
 from equipoise.report import RunFolderError, report_as_made, write_report
-from equipoise.report.files import read_file, read_object, read_rows
+from equipoise.report.json_files import read_file, read_object, read_rows
 from equipoise.statements import (
     Finding,
     Signature,

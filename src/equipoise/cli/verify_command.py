@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise.cli.screen import emit, loading, open_console, quiet
-from equipoise.cli.words import Json, RunArgument, RunDir, UsageError, chosen_folder
+from equipoise.cli.shared_options import Json, RunArgument, RunDir, UsageError, chosen_folder
 
 if TYPE_CHECKING:
     from equipoise.training import Verification
 
 __all__ = ["check_key", "search", "sign", "sign_with", "verify"]
+
 
 LedgerFile = Annotated[
     str | None,
@@ -66,7 +67,7 @@ def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
         values = _finite(found.to_json())
         emit({**values, "clients": {name: _finite(one) for name, one in values["clients"].items()}})
     else:
-        from equipoise.report.words import rounded_up
+        from equipoise.report.phrases import rounded_up
 
         console = open_console(False)
         for name, client in found.clients.items():
