@@ -34,7 +34,6 @@ from equipoise.privacy.bounds.two_thresholds import clip_either as clip_either
 from equipoise.privacy.bounds.two_thresholds import clip_selected as clip_selected
 from equipoise.privacy.bounds.two_thresholds import clip_unbounded as clip_unbounded
 from equipoise.privacy.bounds.two_thresholds import top_share as top_share
-from equipoise.privacy.diagnostics import Diagnostics as Diagnostics
 from equipoise.privacy.digests import digest as digest
 from equipoise.privacy.draw import Draw as Draw
 from equipoise.privacy.errors import BudgetError as BudgetError

@@ -72,7 +72,7 @@ from equipoise.privacy.bounds.counts import capped, soft_indicator
 from equipoise.privacy.bounds.two_thresholds import clip_channels, clip_either, clip_selected, top_share
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release, Unproven
-from equipoise.privacy.private import Private, join
+from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 
 if TYPE_CHECKING:
@@ -377,16 +377,8 @@ class DCDPSGD(Method):
         return out
 
     def _top_share(self, draw: DrawHandle, scorer: Scorer) -> dict[str, Bounded]:
-        numbers: list[Private] = []
-
-        def score(rows: PrivateRows, ids: Private) -> Private:
-            numbers.append(ids)
-            return scorer(rows, ids)
-
-        scores, ids = draw.rows(score), join(numbers)
-        assert isinstance(scores, Private)
-        assert isinstance(ids, Private)
-        selection = top_share(scores, ids, self.tail_fraction)
+        found = draw.rows(lambda rows, ids: {"score": scorer(rows, ids), "id": ids})
+        selection = top_share(found["score"], found["id"], self.tail_fraction)
 
         def sums(rows: PrivateRows, ids: Private) -> dict[str, Bounded]:
             return {

@@ -10,7 +10,7 @@ of its ingredients is in `requirements`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class Bounded:
         joint: identity of the shared noise that it was made for, or None.
     """
 
-    __slots__ = ("_sealed", "add_remove", "counts", "draw", "joint", "replace", "value")
+    __slots__ = ("_identity", "_sealed", "add_remove", "counts", "draw", "joint", "replace", "value")
 
     def __init__(
         self,
@@ -58,12 +58,13 @@ class Bounded:
             )
         self.value = dict(value)
         for tensor in self.value.values():
-            tensor._storage.mixed = True  # a sum speaks of all records, whatever its length
+            tensor._mixed[0] = True  # a sum speaks of all records, whatever its length
         self.add_remove = float(add_remove)
         self.replace = float(replace)
         self.draw = draw
         self.counts = counts
         self.joint = joint
+        self._identity = object()  # outlives the sum in a union of micro-batches, and is never met again
         self._sealed = True
 
     @property
@@ -114,48 +115,19 @@ class Bounded:
     __rmul__ = __mul__
 
     @staticmethod
-    def union(parts: Sequence[Bounded]) -> Bounded:
+    def union(parts: Iterable[Bounded]) -> Bounded:
         """The sum over the union of disjoint parts of one draw (its micro-batches): bounds do not add.
 
         Args:
             parts: bounded sums of disjoint records of the same draw, equal in names and bounds.
 
         Raises:
-            ValueError: for an empty list, or parts of different draws, names or bounds.
+            ValueError: for no parts, a part given twice, or parts of different draws, names or bounds.
         """
-        parts = list(parts)
-        if not parts:
-            raise ValueError(
-                "parts is empty; a draw without records still has one (empty) micro-batch: run the query "
-                "on it"
-            )
-        if len({id(part) for part in parts}) < len(parts):
-            raise ValueError("a part is given twice; the parts of a draw hold disjoint records")
-        first = parts[0]
-        for part in parts[1:]:
-            if part.draw != first.draw:
-                raise ValueError(f"parts come from different draws: {first.draw} and {part.draw}")
-            if part.value.keys() != first.value.keys():
-                raise ValueError(
-                    f"parts hold different tensors: {sorted(first.value)} and {sorted(part.value)}"
-                )
-            if (part.add_remove, part.replace, part.joint) != (first.add_remove, first.replace, first.joint):
-                raise ValueError(
-                    f"parts have different bounds: {(first.add_remove, first.replace)} and "
-                    f"{(part.add_remove, part.replace)}; "
-                    "a query must use the same threshold for all micro-batches of a draw"
-                )
-        if len(parts) == 1:
-            return first
-        value = {}
-        for name, tensor in first.value.items():
-            total = unwrap(tensor).clone()
-            for part in parts[1:]:
-                total += unwrap(part.value[name])
-            value[name] = Private(total, first.draw)
-        known = [unwrap(part.counts) for part in parts if part.counts is not None]
-        counts = Private(torch.stack(known).sum(0), first.draw) if known else None
-        return make_bounded(value, first.add_remove, first.replace, first.draw, counts, first.joint)
+        union = _Union()
+        for part in parts:
+            union.add(part)
+        return union.total()
 
     def all_reduce(self, group: Any = None) -> Bounded:
         """The sum over the processes of a group, each of which holds disjoint records of the draw."""
@@ -203,10 +175,68 @@ def _combine(a: Bounded, b: Bounded, sign: int) -> Bounded:
 
 
 def sums_of(parts: Iterable[Mapping[str, Bounded]]) -> dict[str, Bounded]:
-    """Unite the query results of the micro-batches of a draw, name by name."""
-    results = list(parts)
-    if not results:
+    """Unite the query results of the micro-batches of a draw, name by name, as they come."""
+    unions: dict[str, _Union] = {}
+    for part in parts:
+        if unions and part.keys() != unions.keys():
+            raise ValueError(
+                f"micro-batches give different sums: {sorted(unions)} and {sorted(part)}; a query gives the "
+                "same names for all micro-batches of a draw"
+            )
+        for name, bounded in part.items():
+            unions.setdefault(name, _Union()).add(bounded)
+    if not unions:
         raise ValueError(
             "no micro-batch results to unite; run the query at least once, on an empty batch if need be"
         )
-    return {name: Bounded.union([result[name] for result in results]) for name in results[0]}
+    return {name: union.total() for name, union in unions.items()}
+
+
+class _Union:
+    """Adds up the bounded sums of disjoint parts of a draw; holds one sum, however many parts there are."""
+
+    def __init__(self) -> None:
+        self._first: Bounded | None = None
+        self._values: dict[str, torch.Tensor] | None = None  # of two parts or more
+        self._counts: torch.Tensor | None = None
+        self._seen: set[object] = set()
+
+    def add(self, part: Bounded) -> None:
+        first = self._first
+        if part._identity in self._seen:
+            raise ValueError("a part is given twice; the parts of a draw hold disjoint records")
+        self._seen.add(part._identity)
+        if first is None:
+            self._first = part
+            self._counts = None if part.counts is None else unwrap(part.counts)
+            return
+        if part.draw != first.draw:
+            raise ValueError(f"parts come from different draws: {first.draw} and {part.draw}")
+        if part.value.keys() != first.value.keys():
+            raise ValueError(f"parts hold different tensors: {sorted(first.value)} and {sorted(part.value)}")
+        if (part.add_remove, part.replace, part.joint) != (first.add_remove, first.replace, first.joint):
+            raise ValueError(
+                f"parts have different bounds: {(first.add_remove, first.replace)} and "
+                f"{(part.add_remove, part.replace)}; a query must use the same threshold for all "
+                "micro-batches of a draw"
+            )
+        if self._values is None:
+            self._values = {name: unwrap(tensor).clone() for name, tensor in first.value.items()}
+        for name, total in self._values.items():
+            total += unwrap(part.value[name])
+        if part.counts is not None:
+            counts = unwrap(part.counts)
+            self._counts = counts if self._counts is None else self._counts + counts
+
+    def total(self) -> Bounded:
+        first, values = self._first, self._values
+        if first is None:
+            raise ValueError(
+                "parts is empty; a draw without records still has one (empty) micro-batch: run the query "
+                "on it"
+            )
+        if values is None:
+            return first
+        counts = None if self._counts is None else Private(self._counts, first.draw)
+        private = {name: Private(total, first.draw) for name, total in values.items()}
+        return make_bounded(private, first.add_remove, first.replace, first.draw, counts, first.joint)

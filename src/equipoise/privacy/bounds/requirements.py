@@ -89,8 +89,9 @@ def require_each_alone(
 ) -> None:
     """Refuse a rule whose answer for one record depends on the others, or on how many they are.
 
-    The rule is asked again with one record more in front and with one less, as neighbouring data have, and in
-    halves where its operations do not show that it keeps records apart.
+    The rule is asked again with one record more in front and with one less, as neighbouring data have, so
+    that both of two neighbours are refused. It is also asked in halves where its operations do not show that
+    it keeps records apart.
 
     Args:
         name: of the rule.
@@ -109,8 +110,7 @@ def require_each_alone(
     if len(norms) > 1:
         again.append((ask(norms[1:]), parts[1:]))
         if not proved:
-            halves = torch.cat([ask(half) for half in norms.chunk(2)])
-            again.append((halves, parts))
+            again.append((torch.cat([ask(half) for half in norms.chunk(2)]), parts))
     for found, expected in again:
         same = found.shape == expected.shape and torch.allclose(
             found.double(), expected.double(), rtol=1e-4, atol=1e-7 * scale, equal_nan=True
