@@ -37,7 +37,7 @@ def plan_of(method, sampling, budget=None):
 
 def booked(one):
     """What each release held, in order."""
-    lines = one.training.desk.ledger.journal.entries()
+    lines = one.training.ledger.journal.entries()
     return ["squares" in line.bounds for line in lines if line.kind == "release"]
 
 

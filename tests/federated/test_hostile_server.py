@@ -24,7 +24,7 @@ def victim(**options):
 
 
 def entries(one):
-    return one.training.desk.ledger.journal.entries()
+    return one.training.ledger.journal.entries()
 
 
 def booked(one):
@@ -71,8 +71,8 @@ def test_any_sequence_of_requests_stays_within_the_plan(tmp_path, seed, reproduc
         answers[key] = found
     indices = [entry.draw.index for entry in booked(one)]
     assert len(set(indices)) == len(indices) <= ROUNDS * (1 + LOCAL_STEPS)
-    for entry in entries(one):
-        assert all(0 < bound <= max(G, 1.0) for bound in getattr(entry, "bounds", {}).values())
+    for entry in booked(one):
+        assert all(0 < bound <= max(G, 1.0) for bound in entry.bounds.values())
     assert one.epsilon() <= BUDGET.epsilon
     assert answers
 

@@ -201,9 +201,10 @@ MUTATIONS = (
         "dropout masks follow the public seed",
         "training/context.py",
         (
+            ("import generator, secret_randomness", "import generator, public_randomness"),
             (
-                "secret_coins(self.token, self._processes.rank, *place)",
-                "self._maker.public(self._step, self.name, self._processes.rank, *place)",
+                "secret_randomness(self.token, self._processes.rank, *part.place)",
+                "public_randomness(rows.seed, self.token.ordinal, self.name, *part.place)",
             ),
         ),
         ("tests/training/test_loop.py::test_masks_of_private_records_follow_the_secret_key",),
@@ -311,6 +312,26 @@ MUTATIONS = (
         ("tests/privacy/test_ledger.py::test_draws_are_checked",),
     ),
     Mutation(
+        "a disclosure leaves the guarantee that an unproven release has",
+        "privacy/ledger/run_record.py",
+        (("self.holes.setdefault((kind, reason), Hole(", "self.holes.setdefault(reason, Hole("),),
+        (
+            "tests/statements/test_verify_run.py::test_a_disclosure_with_the_sentence_of_an_unproven_release_leaves_no_guarantee",
+        ),
+    ),
+    Mutation(
+        "a run goes on in a journal that releases after its end",
+        "privacy/ledger/run_record.py",
+        (("if self.closed and isinstance(entry,", "if False and isinstance(entry,"),),
+        ("tests/statements/test_verify_run.py::test_lines_that_no_ledger_writes_are_caught",),
+    ),
+    Mutation(
+        "the plan of a journal may be edited",
+        "privacy/ledger/journal.py",
+        (('if row.text("fingerprint") != fingerprint:', 'if not row.text("fingerprint"):'),),
+        ("tests/statements/test_verify_run.py::test_an_edited_journal_is_caught",),
+    ),
+    Mutation(
         "a plan above the budget may start",
         "privacy/ledger/run_record.py",
         (("if total > budget.epsilon * (1 + 1e-9):", "if False:"),),
@@ -386,7 +407,7 @@ MUTATIONS = (
     Mutation(
         "parameters may move before the optimiser's step",
         "training/step.py",
-        (("if before != self._desk.digest(self._pieces.parameters):", "if False:"),),
+        (("        unwritten.check()\n", ""),),
         ("tests/training/test_bad_input.py::test_a_model_that_writes_its_parameters_later_takes_no_step",),
     ),
     Mutation(
