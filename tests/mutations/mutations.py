@@ -201,9 +201,10 @@ MUTATIONS = (
         "dropout masks follow the public seed",
         "training/context.py",
         (
+            ("import generator, secret_randomness", "import generator, public_randomness"),
             (
-                "secret_coins(self.token, self._processes.rank, *place)",
-                "self._maker.public(self._step, self.name, self._processes.rank, *place)",
+                "secret_randomness(self.token, self._processes.rank, *part.place)",
+                "public_randomness(rows.seed, self.token.ordinal, self.name, *part.place)",
             ),
         ),
         ("tests/training/test_loop.py::test_masks_of_private_records_follow_the_secret_key",),
@@ -386,7 +387,7 @@ MUTATIONS = (
     Mutation(
         "parameters may move before the optimiser's step",
         "training/step.py",
-        (("if before != self._desk.digest(self._pieces.parameters):", "if False:"),),
+        (("        unwritten.check()\n", ""),),
         ("tests/training/test_bad_input.py::test_a_model_that_writes_its_parameters_later_takes_no_step",),
     ),
     Mutation(
@@ -455,5 +456,26 @@ MUTATIONS = (
             ),
         ),
         ("tests/methods/test_rounded_norms.py::test_tail_labels",),
+    ),
+    Mutation(
+        "a client answers another request for a round that is over",
+        "federated/client.py",
+        (("if number <= last:", "if number < 0:"),),
+        ("tests/federated/test_client.py::test_the_same_round_gets_the_same_answer_and_is_charged_once",),
+    ),
+    Mutation(
+        "a client ignores extras that its method does not take",
+        "federated/client.py",
+        (("if name not in takes:", "if False:"),),
+        ("tests/federated/test_hostile_server.py::test_a_request_that_is_none_is_refused_and_free",),
+    ),
+    Mutation(
+        "a client clips at any radius that the server names",
+        "federated/methods/server_radius.py",
+        (
+            ("0 < value <= largest * _ROUNDING and", "0 < value and"),
+            ("min(float(value), largest)", "float(value)"),
+        ),
+        ("tests/federated/test_client.py::test_nonsense_radii_cost_nothing",),
     ),
 )

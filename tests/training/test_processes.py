@@ -14,6 +14,7 @@ from small_problems import loss, network, parameters, records, training
 
 import equipoise as eq
 from equipoise.training.distributed import ProcessError
+from equipoise.training.ledger import own_ledger
 
 
 def join_group(rank: int, port: int) -> None:
@@ -30,7 +31,7 @@ def work(rank: int, port: int, folder: str) -> None:
     assert run.processes.count == 2
     if rank == 1:
         try:
-            _ = run.desk.ledger
+            own_ledger(run.ledger)
         except RuntimeError:
             (Path(folder) / "no-ledger").touch()
     try:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from equipoise.app.settings import Settings
 from equipoise.cli.federation import resume_folder
 from equipoise.cli.screen import emit, loading, open_console, quiet
+from equipoise.cli.settings_options import settings_options
 from equipoise.cli.trust import check_key, sign_with
 from equipoise.cli.words import DataDir, Device, Json, RunArgument, RunDir, chosen_folder
 
@@ -18,64 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["resume", "train"]
 
 
+@settings_options(Settings)
 def train(
-    data: Annotated[str, typer.Option(help="Name of a data set, or package.module:function.")] = "digits",
-    data_dir: DataDir = None,
-    population: Annotated[
-        int | None, typer.Option(help="Public number of training records (own data only).")
-    ] = None,
-    method: Annotated[str, typer.Option(help="Training method.")] = "dp-sgd",
-    recipe: Annotated[
-        str | None, typer.Option(help="library (default), or as_published: the paper's, holes and all.")
-    ] = None,
-    variant: Annotated[str | None, typer.Option(help="Form of the method, where it has several.")] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(help="Further argument of the method; repeatable.", metavar="NAME=VALUE"),
-    ] = None,
-    subset: Annotated[int | None, typer.Option(help="Use the first so many training records alone.")] = None,
-    public_records: Annotated[
-        int | None, typer.Option(help="Declare the last so many training records public.")
-    ] = None,
-    canaries: Annotated[
-        int | None,
-        typer.Option(
-            help="Put so many made-up records beside the others, each by the toss of a coin, to audit."
-        ),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Name of a model, or package.module:function.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Privacy budget.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Failure probability of the guarantee.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="Noise, instead of a budget.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Expected passes over the data.")] = None,
-    batch_size: Annotated[float | None, typer.Option(help="Expected number of records a step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    clip_norm: Annotated[
-        str | None,
-        typer.Option(
-            help="Bound on one record's gradient: a number, decay:START:RATE, quantile or quantile:SHARE."
-        ),
-    ] = None,
-    clip_rule: Annotated[str | None, typer.Option(help="abadi, auto_s, nsgd or psac.")] = None,
-    per_layer: Annotated[bool, typer.Option("--per-layer", help="Clip every layer on its own.")] = False,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw.")] = None,
-    momentum: Annotated[float | None, typer.Option(help="Momentum of sgd.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Weight decay.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="Learning rate: constant, linear or cosine.")] = None,
-    ema: Annotated[float | None, typer.Option(help="Decay of averaged weights; 0 for none.")] = None,
-    views: Annotated[int | None, typer.Option(help="Random views of a record, averaged.")] = None,
-    micro_batch_size: Annotated[int | None, typer.Option(help="Records held in memory at once.")] = None,
-    device: Device = None,
-    seed: Annotated[int, typer.Option(help="Initial weights and other public randomness.")] = 0,
-    reproducible: Annotated[
-        bool, typer.Option("--reproducible", help="Noise follows the seed too: NOT PRIVATE.")
-    ] = False,
-    ledger: Annotated[
-        str | None, typer.Option(help="Journal shared by runs over one data set.", metavar="FILE")
-    ] = None,
-    hardened: Annotated[
-        bool, typer.Option("--hardened", help="Exact noise on a grid of integers; slower.")
-    ] = False,
+    settings: Settings,
     signing_key: Annotated[
         str | None,
         typer.Option("--sign", help="Sign the statement with this Ed25519 private key.", metavar="KEY"),
@@ -84,57 +31,17 @@ def train(
         bool, typer.Option("--dry-run", help="Say what would be done; spend nothing.")
     ] = False,
     json_output: Json = False,
-    run_dir: Annotated[
-        str | None,
-        typer.Option("--run-dir", help="The run folder to make; runs/DATA-TIME by default.", metavar="DIR"),
-    ] = None,
 ) -> None:
     """Train a model privately and write a run folder."""
     from equipoise.app.names import DATA_NAMES, METHOD_NAMES, MODEL_NAMES, check_name
     from equipoise.app.run_checks import check_new_folder
-    from equipoise.app.settings import Settings, parse_option
 
-    settings = Settings(
-        data=data,
-        data_dir=data_dir,
-        population=population,
-        method=method,
-        recipe=recipe.replace("-", "_") if recipe else None,
-        variant=variant,
-        options=dict(map(parse_option, option or [])),
-        subset=subset,
-        public_records=public_records,
-        canaries=canaries,
-        model=model,
-        epsilon=epsilon,
-        delta=delta,
-        noise_multiplier=noise_multiplier,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        clip_norm=clip_norm,
-        clip_rule=clip_rule,
-        per_layer=per_layer,
-        optimizer=optimizer,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        schedule=schedule,
-        ema=ema,
-        views=views,
-        micro_batch_size=micro_batch_size,
-        device=device,
-        seed=seed,
-        reproducible=reproducible,
-        hardened=hardened,
-        ledger=ledger,
-        run_dir=run_dir,
-    )
-    check_name("method", method, METHOD_NAMES)
-    check_name("data", data, DATA_NAMES, "a function that returns a DataSet")
-    check_name("model", model, MODEL_NAMES, "a function from the data set to a module")
+    check_name("method", settings.method, METHOD_NAMES)
+    check_name("data", settings.data, DATA_NAMES, "a function that returns a DataSet")
+    check_name("model", settings.model, MODEL_NAMES, "a function from the data set to a module")
     settings.check()
-    if run_dir is not None and not dry_run:
-        check_new_folder(run_dir)
+    if settings.run_dir is not None and not dry_run:
+        check_new_folder(settings.run_dir)
     password = None if signing_key is None else check_key(signing_key)
     with loading():
         from equipoise.app.train import describe_run, train_run
@@ -148,7 +55,9 @@ def train(
         return
     found = train_run(settings, console)
     if signing_key is not None and found["finished"]:
-        found |= {"signature": sign_with(found["run_dir"], signing_key, password, ledger)["signature"]}
+        found |= {
+            "signature": sign_with(found["run_dir"], signing_key, password, settings.ledger)["signature"]
+        }
     _finish(found, json_output, console)
 
 

@@ -71,14 +71,18 @@ class DrawHandle(Protocol):
         """The draw's name in the privacy plan."""
         ...
 
-    def query(self, fn: Query, at: Sequence[Parameters] | None = None) -> dict[str, Bounded]:
-        """Run `fn` once a micro-batch and unite the bounded sums.
+    def query(
+        self, fn: Query, at: Sequence[Parameters] | None = None, along: Tensor | None = None
+    ) -> dict[str, Bounded]:
+        """Run `fn` once per micro-batch and unite the bounded sums.
 
         Args:
-            fn: called with one matrix of gradient rows a parameter point, then the records' numbers
+            fn: called with one matrix of gradient rows per parameter point, then the records' numbers
                 (LongTensor [b]).
-            at: the parameter points; the current parameters alone when None. All points see the same
+            at: the parameter points; only the current parameters when None. All points see the same
                 dropout masks.
+            along: numbers of the draw's records, [B], in the order in which `rows` gives them; `fn` gets
+                those of the micro-batch's records, [b], as its last argument.
 
         Returns:
             name -> Bounded, over the whole draw; an empty draw gives sums of zero.
@@ -89,8 +93,11 @@ class DrawHandle(Protocol):
         """A secret number of this draw, to deal every record a lot of its own; never to be released."""
         ...
 
-    def rows(self, fn: Callable[..., Tensor], at: Sequence[Parameters] | None = None) -> Tensor:
-        """A private number a record, in the draw's order: `fn` answers [b] a micro-batch, [B] comes back."""
+    def rows(self, fn: Callable[..., Any], at: Sequence[Parameters] | None = None) -> Any:
+        """Private numbers of the draw's records, in the draw's order.
+
+        `fn` answers [b] per micro-batch, or a dict of such tensors; [B] comes back, or a dict of these.
+        """
         ...
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise._version import __version__
-from equipoise.report.charts import Series, line_chart, range_chart
+from equipoise.report.figures import Curve, line_chart, range_chart
 from equipoise.report.pages import template, write_page
 from equipoise.report.words import RELATIONS, plain, readable, rounded_up, significant
 
@@ -41,14 +41,7 @@ def render_comparison(values: Mapping[str, Any]) -> str:
     methods = values["methods"]
     shown = methods[:MOST]
     curves = line_chart(
-        [
-            Series(
-                m["label"],
-                [(s, y) for s, y, _, _ in m["curve"]],
-                [(s, lo, hi) for s, _, lo, hi in m["curve"]],
-            )
-            for m in shown
-        ],
+        [_curve(m) for m in shown],
         title="Accuracy along the training",
         x_label="step",
         y_label="accuracy",
@@ -82,6 +75,12 @@ def render_comparison(values: Mapping[str, Any]) -> str:
         device=values["device"],
         version=__version__,
     )
+
+
+def _curve(method: Mapping[str, Any]) -> Curve:
+    """The median accuracy along the training, with the worst and the best seed."""
+    steps, medians, low, high = zip(*method["curve"], strict=True) if method["curve"] else ((),) * 4
+    return Curve(method["label"], steps, medians, low, high)
 
 
 def table_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:

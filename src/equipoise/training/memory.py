@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.gradients import Buffers
-from equipoise.training.data_source import batch_size
 from equipoise.training.input_checks import Loss
+from equipoise.training.records import batch_size
 
 __all__ = ["available_bytes", "bytes_per_record", "default_micro_batch_size", "step_bytes"]
 
