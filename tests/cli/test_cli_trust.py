@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 import equipoise as eq
 from equipoise.privacy import Journal
 from equipoise.report import write_report
-from equipoise.report.words import rounded_up
+from equipoise.report.phrases import rounded_up
 from equipoise.statements import statement_from_journal
 from equipoise.training.consistency import TRUSTED
 

@@ -69,10 +69,10 @@ def test_any_sequence_of_requests_stays_within_the_plan(tmp_path, seed, reproduc
             assert found == known if key[0] == "ask" else same(found, known)
             assert len(entries(one)) == before
         answers[key] = found
-    indices = [entry.index for entry in booked(one)]
+    indices = [entry.draw.index for entry in booked(one)]
     assert len(set(indices)) == len(indices) <= ROUNDS * (1 + LOCAL_STEPS)
-    for entry in entries(one):
-        assert all(0 < bound <= max(G, 1.0) for bound in getattr(entry, "bounds", {}).values())
+    for entry in booked(one):
+        assert all(0 < bound <= max(G, 1.0) for bound in entry.bounds.values())
     assert one.epsilon() <= BUDGET.epsilon
     assert answers
 

@@ -312,6 +312,26 @@ MUTATIONS = (
         ("tests/privacy/test_ledger.py::test_draws_are_checked",),
     ),
     Mutation(
+        "a disclosure leaves the guarantee that an unproven release has",
+        "privacy/ledger/run_record.py",
+        (("self.holes.setdefault((kind, reason), Hole(", "self.holes.setdefault(reason, Hole("),),
+        (
+            "tests/statements/test_verify_run.py::test_a_disclosure_with_the_sentence_of_an_unproven_release_leaves_no_guarantee",
+        ),
+    ),
+    Mutation(
+        "a run goes on in a journal that releases after its end",
+        "privacy/ledger/run_record.py",
+        (("if self.closed and isinstance(entry,", "if False and isinstance(entry,"),),
+        ("tests/statements/test_verify_run.py::test_lines_that_no_ledger_writes_are_caught",),
+    ),
+    Mutation(
+        "the plan of a journal may be edited",
+        "privacy/ledger/journal.py",
+        (('if row.text("fingerprint") != fingerprint:', 'if not row.text("fingerprint"):'),),
+        ("tests/statements/test_verify_run.py::test_an_edited_journal_is_caught",),
+    ),
+    Mutation(
         "a plan above the budget may start",
         "privacy/ledger/run_record.py",
         (("if total > budget.epsilon * (1 + 1e-9):", "if False:"),),

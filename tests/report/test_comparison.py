@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from equipoise.report.comparison import comparison_table, render_comparison, table_rows
+from equipoise.report.comparison_page import comparison_table, render_comparison, table_rows
 from equipoise.report.figures import range_chart
 
 STATEMENT = {

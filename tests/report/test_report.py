@@ -8,8 +8,8 @@ from rich.console import Console
 
 from equipoise.report import Run, RunFolderError, read_run, render_page, summary, write_report
 from equipoise.report.figures import Curve, line_chart
+from equipoise.report.phrases import epsilon_in_words, guessing_bound
 from equipoise.report.terminal import sparkline
-from equipoise.report.words import epsilon_in_words, guessing_bound
 
 
 def test_page_is_self_contained_and_complete(run_folder):

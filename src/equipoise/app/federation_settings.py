@@ -12,7 +12,7 @@ from equipoise.app.names import check_federated
 from equipoise.app.options import SettingsError, check_choice, flag
 from equipoise.app.run_checks import FEDERATION_FILE
 from equipoise.app.settings import Settings, check_saved, setting
-from equipoise.report.files import read_json
+from equipoise.report.json_files import read_json
 
 __all__ = ["FederationSettings", "check_federation_folder"]
 

@@ -36,7 +36,7 @@ from equipoise.training.input_checks import (
     check_scheduler,
     trainable,
 )
-from equipoise.training.memory import bytes_per_record, default_micro_batch_size
+from equipoise.training.memory_use import bytes_per_record, default_micro_batch_size
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.randomness import generator, public_randomness
 from equipoise.training.records import Preparation, RowSource, Source, map_batch

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, line_chart, range_chart
 from equipoise.report.pages import template, write_page
-from equipoise.report.words import RELATIONS, plain, readable, rounded_up, significant
+from equipoise.report.phrases import RELATIONS, plain, readable, rounded_up, significant
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = ["comparison_table", "render_comparison", "write_comparison"]
+
 
 SEARCH = (
     "The search for learning rates is not accounted, and neither are the runs with other seeds: each epsilon "
@@ -24,7 +25,11 @@ SEARCH = (
     "data spends the budget of every trial, or makes a random number of runs, uses the best alone and "
     "charges it for the choice: equipoise search."
 )
+
+
 GUARANTEES = {"proven": ("proven", "good"), "worst_case": ("worst case", "mid"), "none": ("none", "bad")}
+
+
 MOST = 10
 """Colours for curves; further methods are in the tables alone."""
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise.app.settings import Settings
-from equipoise.cli.federation import resume_folder
+from equipoise.cli.federate_command import resume_folder
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
-from equipoise.cli.trust import check_key, sign_with
-from equipoise.cli.words import DataDir, Device, Json, RunArgument, RunDir, chosen_folder
+from equipoise.cli.shared_options import DataDir, Device, Json, RunArgument, RunDir, chosen_folder
+from equipoise.cli.verify_command import check_key, sign_with
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, line_chart
-from equipoise.report.page import GUARANTEES
 from equipoise.report.pages import template, write_page
-from equipoise.report.terminal import sparkline
-from equipoise.report.words import (
+from equipoise.report.phrases import (
     RELATIONS,
     bytes_in_words,
     epsilon_in_words,
@@ -21,6 +19,8 @@ from equipoise.report.words import (
     readable,
     rounded_up,
 )
+from equipoise.report.run_page import GUARANTEES
+from equipoise.report.terminal import sparkline
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

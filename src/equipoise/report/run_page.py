@@ -1,7 +1,7 @@
 """One self-contained HTML page about a run, for readers who decide whether a model may leave the house.
 
 The page holds its style and its pictures; it loads nothing and runs nothing. It is made from the publishable
-files of the run folder alone (see `equipoise.report.run_folder`).
+files of the run folder alone (see `equipoise.report.run_reader`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any
 
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, drawn_by, line_chart
-from equipoise.report.files import read_file
-from equipoise.report.run_folder import PUBLISHABLE_FILES, WITHHELD_FILES, Run, damage_named, read_run
-from equipoise.report.words import (
+from equipoise.report.json_files import read_file
+from equipoise.report.phrases import (
     ACCOUNTANTS,
     RELATIONS,
     epsilon_in_words,
@@ -29,8 +28,10 @@ from equipoise.report.words import (
     rounded_up,
     sampling_in_words,
 )
+from equipoise.report.run_reader import PUBLISHABLE_FILES, WITHHELD_FILES, Run, damage_named, read_run
 
 __all__ = ["render_page", "report_as_made", "write_report"]
+
 
 GUARANTEES = {
     "proven": ("proven", "good", "Every release is covered by a proof that this library's tests repeat."),

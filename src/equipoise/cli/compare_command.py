@@ -9,7 +9,7 @@ import typer
 from equipoise.app.settings import Settings
 from equipoise.cli.screen import emit, open_console, quiet
 from equipoise.cli.settings_options import settings_options
-from equipoise.cli.words import Json, RunDir, UsageError
+from equipoise.cli.shared_options import Json, RunDir, UsageError
 
 __all__ = ["compare"]
 
@@ -63,7 +63,7 @@ def compare(
     if json_output:
         emit(found)
         return
-    from equipoise.report.comparison import comparison_table
+    from equipoise.report.comparison_page import comparison_table
 
     console.print(comparison_table(found))
     console.print(f"\n{found['page']}", markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from equipoise.app.federation_settings import FederationSettings, check_federati
 from equipoise.app.settings import Settings
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
-from equipoise.cli.words import Json, RunDir
+from equipoise.cli.shared_options import Json, RunDir
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +79,7 @@ def _show(found: dict[str, Any], json_output: bool, console: Console) -> None:
     if json_output:
         emit(found)
         return
-    from equipoise.report.federation import federation_summary
+    from equipoise.report.federation_page import federation_summary
 
     console.print()
     console.print(federation_summary(found))

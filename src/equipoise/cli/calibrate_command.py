@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from equipoise.cli.screen import emit, loading, open_console, quiet
-from equipoise.cli.words import Json
+from equipoise.cli.shared_options import Json
 
 __all__ = ["calibrate"]
 
@@ -89,7 +89,7 @@ def _show_calibration(
     from rich.table import Table
 
     from equipoise.app.options import delta_warning
-    from equipoise.report.words import plain, rounded_up, significant
+    from equipoise.report.phrases import plain, rounded_up, significant
 
     console = open_console(False)
     console.print(
