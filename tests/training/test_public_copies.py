@@ -13,7 +13,7 @@ from equipoise.audit.canary_scores import Watched
 from equipoise.data import Records
 from equipoise.report import write_report
 from equipoise.training.input_checks import ALLOWED, NOT_COMPARED
-from equipoise.training.records import DataError
+from equipoise.training.record_rows import DataError
 
 
 def _batch(seed: int, count: int = 20) -> dict[str, torch.Tensor]:
