@@ -38,7 +38,7 @@ from equipoise.privacy import BudgetError, Journal, Ledger, LedgerError, Secrets
 from equipoise.privacy.errors import PlanUsedUpError
 from equipoise.statements import Statement
 from equipoise.training.checkpoint import CheckpointError, Checkpoints
-from equipoise.training.verification import verify_run
+from equipoise.training.published_run import verify_run
 
 
 def follower(**options):
