@@ -83,6 +83,7 @@ def test_the_page_of_a_method_says_when_to_use_it(name):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_lines_and_paragraphs_are_short(page):
     for number, line in without_blocks(page):
+        assert not line.startswith(("<<<<<<<", ">>>>>>>")), f"{name_of(page)}:{number}: a merge left this"
         assert len(line) <= WIDTH or line.startswith("|"), f"{name_of(page)}:{number}: {len(line)} characters"
     for number, paragraph in prose(page):
         words = len(paragraph.split())
@@ -143,6 +144,6 @@ def test_commands_and_their_options_exist(page):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_are_named_exist(page):
     text = page.read_text(encoding="utf-8")
-    for path in re.findall(r"\b(?:src|tests|benchmarks|reproduction|examples)/[\w/.-]*\w", text):
+    for path in re.findall(r"\b(?:src|tests|benchmarks|reproduction|contrib|examples)/[\w/.-]*\w", text):
         if "NAME" not in path:
             assert (ROOT / path).exists(), f"{name_of(page)}: {path}"

@@ -253,7 +253,7 @@ def test_killed_in_a_round(tmp_path, monkeypatch, lost, reproducible):
 
     if lost == "after the query":  # the answer is in the ledger, not yet in the log
         monkeypatch.setattr(
-            one._log, "append", lambda entry: known.update(asked=entry["reports"][SQUARES]) or die()
+            one._log, "write", lambda entry: known.update(asked=entry["reports"][SQUARES]) or die()
         )
         with pytest.raises(SystemExit):
             ask(one, 1, start(), 0.25)
@@ -682,7 +682,7 @@ def test_a_client_in_memory_finishes_too():
 
 
 ENDS = {
-    "before the entry": lambda one: (one._log, "append"),
+    "before the entry": lambda one: (one._log, "write"),
     "before the end is booked": lambda one: (Ledger, "close"),
     "before the key goes": lambda one: (Secrets, "delete"),
 }

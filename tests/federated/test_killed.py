@@ -122,7 +122,7 @@ def at_call(target, name, count, after=False):
 
 WHOLE = ROUNDS * (1 + LOCAL_STEPS)
 CLIENT_DEATHS = {
-    "after the query's release": lambda one: at_call(one._log, "append", 3),
+    "after the query's release": lambda one: at_call(one._log, "write", 3),
     "before the second step of round 2": lambda one: at_call(one.training, "take_step", LOCAL_STEPS + 2),
     "after the last step of round 2": lambda one: at_call(one.training, "take_step", 2 * LOCAL_STEPS, True),
     "before the checkpoint of round 2": lambda one: at_call(one.training, "save_checkpoint", 2),

@@ -88,7 +88,7 @@ def test_names():
         resolve_rule("abady")
     with pytest.raises(TypeError, match="clip_rule=3"):
         resolve_rule(3)
-    with pytest.raises(ValueError, match="gamma must be"):
+    with pytest.raises(ValueError, match=r"gamma=0\.0 must be positive"):
         AutoS(gamma=0.0)
     with pytest.raises(TypeError):
         PSAC(gamma=0.1)

@@ -14,7 +14,7 @@ from small_problems import loss, network, parameters, records, training
 
 import equipoise as eq
 from equipoise.training.distributed import ProcessError
-from equipoise.training.ledger import own_ledger
+from equipoise.training.run_ledger import own_ledger
 
 
 def join_group(rank: int, port: int) -> None:

@@ -23,7 +23,7 @@ from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose
 from equipoise.audit.canary_scores import Watched
 from equipoise.privacy import Budget
 from equipoise.report import read_run, write_report
-from equipoise.report.files import read_object
+from equipoise.report.json_files import read_object
 from equipoise.training import PrivateTraining
 from equipoise.training.run_folder import RunFolder
 from equipoise.training.setup import rebuild_method

@@ -29,7 +29,7 @@ from equipoise.methods import Context, Method
 from equipoise.privacy import Bounded, Budget, Draw, Ledger, PrivacyPlan, Sampling
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import History, Sums
-from equipoise.training.ledger import open_ledger
+from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup import Settings, TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 

@@ -43,8 +43,8 @@ from equipoise.statements.verify_federation import DISJOINT
 from equipoise.training import PrivateTraining
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.input_checks import Loss
-from equipoise.training.ledger import own_ledger
 from equipoise.training.run_folder import RunFolder
+from equipoise.training.run_ledger import own_ledger
 from equipoise.training.setup import rebuild
 
 __all__ = ["Client", "end_of"]

@@ -31,6 +31,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from equipoise import _validate
+
 __all__ = [
     "CLIP_RULES",
     "NSGD",
@@ -95,7 +97,7 @@ class AutoS(ClipRule):
     name: ClassVar[str] = "auto_s"
 
     def __post_init__(self) -> None:
-        _require_positive("AutoS", "gamma", self.gamma)
+        _validate.positive("the constant of AutoS", gamma=self.gamma)
 
     def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
         return threshold / (norms + self.gamma)
@@ -116,7 +118,7 @@ class NSGD(ClipRule):
     name: ClassVar[str] = "nsgd"
 
     def __post_init__(self) -> None:
-        _require_positive("NSGD", "regulariser", self.regulariser)
+        _validate.positive("the constant of NSGD", regulariser=self.regulariser)
 
     def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
         return threshold / (norms + self.regulariser)
@@ -136,7 +138,7 @@ class PSAC(ClipRule):
     name: ClassVar[str] = "psac"
 
     def __post_init__(self) -> None:
-        _require_positive("PSAC", "regulariser", self.regulariser)
+        _validate.positive("the constant of PSAC", regulariser=self.regulariser)
 
     def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
         return threshold / (norms + self.regulariser / (norms + self.regulariser))
@@ -214,8 +216,3 @@ def layer_shares(
             )
         shares.append(float(per_layer[owner]))
     return groups, tuple(math.sqrt(share / sum(shares)) for share in shares)
-
-
-def _require_positive(owner: str, argument: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{owner}({argument}={value!r}): {argument} must be a finite number above zero")

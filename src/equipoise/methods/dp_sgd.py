@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import ClipRule, layer_shares, resolve_rule
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.thresholds import (
@@ -98,7 +98,7 @@ class DPSGD(Method):
             )
         if isinstance(per_layer, Mapping):
             for layer, share in per_layer.items():
-                require_positive(f"per_layer[{layer!r}]", share)
+                _validate.positive(**{f"per_layer[{layer!r}]": share})
 
     def plan(self, setting: Setting) -> Plan:
         """One release of the gradient a step, with the count beside it where the threshold is learned."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.feedback.memory import clipped, zeros_like
 from equipoise.methods.named_tensors import mean_of
@@ -57,7 +57,7 @@ class ClipSGD(Method):
 
     def __init__(self, clip_norm: float = 1.0) -> None:
         if clip_norm != math.inf:
-            require_positive("clip_norm", clip_norm)
+            _validate.positive(clip_norm=clip_norm)
         self.clip_norm = float(clip_norm)
 
     def plan(self, setting: Setting) -> Plan:
@@ -102,7 +102,7 @@ class EFSGD(Method):
     )
 
     def __init__(self, clip_norm: float = 1.0, *, feedback_clip_norm: float | None = None) -> None:
-        require_positive("clip_norm", clip_norm)
+        _validate.positive(clip_norm=clip_norm)
         self.clip_norm = float(clip_norm)
         self.feedback_clip_norm = self.clip_norm if feedback_clip_norm is None else float(feedback_clip_norm)
         if not self.feedback_clip_norm >= 0:

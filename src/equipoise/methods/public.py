@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.base import Context, DrawHandle, Ledger, Method, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_count, require_positive
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.public_records import PublicRecords, require_public
@@ -63,7 +63,7 @@ class PublicOnly(Method):
     def __init__(self, public: Any, *, public_batch_size: int | None = None) -> None:
         self.public, self.public_batch_size = PublicRecords(public), public_batch_size
         if public_batch_size is not None:
-            require_count("public_batch_size", public_batch_size)
+            _validate.count(public_batch_size=public_batch_size)
 
     def plan(self, setting: Setting) -> Plan:
         """Nothing is released."""
@@ -163,10 +163,10 @@ class PublicWarmStart(MethodWrapper):
         self.warm_steps, self.warm_clip_norm, self.warm_scale = warm_steps, warm_clip_norm, warm_scale
         for argument, count in (("public_batch_size", public_batch_size), ("warm_steps", warm_steps)):
             if count is not None:
-                require_count(argument, count)
-        require_positive("warm_scale", warm_scale)
+                _validate.count(**{argument: count})
+        _validate.positive(warm_scale=warm_scale)
         if warm_clip_norm not in ("inner", None):
-            require_positive("warm_clip_norm", warm_clip_norm)
+            _validate.positive(warm_clip_norm=warm_clip_norm)
         if inner is not None and (clip_norm != 1.0 or noise_multiplier is not None):
             raise ValueError(
                 "clip_norm and noise_multiplier are those of the default inner method; with inner=... give "

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import ClipRule, resolve_rule
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.mechanisms import Gaussian
@@ -69,9 +69,9 @@ class RandomSparsification(Method):
         drop_rate: float = 0.3,
         noise_multiplier: float | None = None,
     ) -> None:
-        require_positive("clip_norm", clip_norm)
+        _validate.positive(clip_norm=clip_norm)
         if noise_multiplier is not None:
-            require_positive("noise_multiplier", noise_multiplier)
+            _validate.positive(noise_multiplier=noise_multiplier)
         if not 0 <= drop_rate < 1:
             raise ValueError(
                 f"drop_rate={drop_rate!r}: it is a share of the coordinates, at least 0 and below 1"

@@ -28,7 +28,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from equipoise.methods.checks import require_positive
+from equipoise import _validate
 
 __all__ = [
     "THRESHOLDS",
@@ -70,7 +70,7 @@ class Fixed(Threshold):
     clip_norm: float
 
     def __post_init__(self) -> None:
-        require_positive("clip_norm", self.clip_norm)
+        _validate.positive(clip_norm=self.clip_norm)
 
     def start(self) -> float:
         """C_0."""
@@ -104,7 +104,7 @@ class ExponentialDecay(Threshold):
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        require_positive("clip_norm", self.clip_norm)
+        _validate.positive(clip_norm=self.clip_norm)
         if not 0 < self.rate <= 1:
             raise ValueError(f"rate={self.rate!r}: a decay rate lies in (0, 1]; 1 means no decay")
         if not 0 <= self.floor <= self.clip_norm:
@@ -138,8 +138,8 @@ class LinearDecay(Threshold):
     steps: int
 
     def __post_init__(self) -> None:
-        require_positive("clip_norm", self.clip_norm)
-        require_positive("final", self.final)
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.positive(final=self.final)
         if self.steps < 1:
             raise ValueError(f"steps={self.steps!r}: a schedule needs at least one step")
 
@@ -176,7 +176,7 @@ class Schedule(Threshold):
     def at(self, step: int, learned: float) -> float:
         """f(step), checked to be a finite number above zero."""
         value = float(self.function(step))
-        require_positive(f"clip_norm schedule at step {step}", value)
+        _validate.positive(**{f"clip_norm schedule at step {step}": value})
         return value
 
     def upper(self, steps: int) -> float:
@@ -205,9 +205,9 @@ class ReleasedQuantile(Threshold):
     maximum: float | None = None
 
     def __post_init__(self) -> None:
-        require_positive("initial", self.initial)
-        require_positive("learning_rate", self.learning_rate)
-        require_positive("count_noise", self.count_noise)
+        _validate.positive(initial=self.initial)
+        _validate.positive(learning_rate=self.learning_rate)
+        _validate.positive(count_noise=self.count_noise)
         if not 0 < self.quantile < 1:
             raise ValueError(f"quantile={self.quantile!r}: the share of unclipped records lies in (0, 1)")
         low, high = self.limits

@@ -26,9 +26,9 @@ from equipoise.methods.base import Parameters, Plan, Query
 from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, sums_of
 from equipoise.privacy.private import join, unwrap
 from equipoise.training.distributed import Processes
-from equipoise.training.ledger import SharedLedger
 from equipoise.training.randomness import generator, secret_randomness
 from equipoise.training.records import RowSource
+from equipoise.training.run_ledger import SharedLedger
 
 __all__ = ["Noised", "StepContext", "StepDiagnostics", "StepLedger", "TrainingDraw"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from equipoise.training.memory import step_bytes
+from equipoise.training.memory_use import step_bytes
 from equipoise.training.randomness import public_randomness
 from equipoise.training.records import batch_size, take
 from equipoise.training.setup import TrainingSetup

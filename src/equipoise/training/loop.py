@@ -28,11 +28,11 @@ from equipoise.training.checkpoint import CheckpointError, collect_state, restor
 from equipoise.training.consistency import SCANNED, TRUSTED
 from equipoise.training.describe import Description, describe
 from equipoise.training.input_checks import Loss, public_assumptions
-from equipoise.training.ledger import SharedLedger, open_ledger, own_ledger
 from equipoise.training.metrics import MetricsLog, MetricWriter
 from equipoise.training.progress import progress_bar
 from equipoise.training.records import map_batch
 from equipoise.training.run_folder import RunFolder, save_model
+from equipoise.training.run_ledger import SharedLedger, open_ledger, own_ledger
 from equipoise.training.setup import Settings, TrainingSetup, prepare, rebuild, rebuild_method
 from equipoise.training.step import Result, StepReport, StepRunner
 

@@ -23,10 +23,10 @@ import torch
 
 from equipoise.privacy import Ledger
 from equipoise.privacy.private import unwrap
-from equipoise.report.files import read_rows
+from equipoise.report.json_files import read_rows
 from equipoise.training.checkpoint import write_atomically
-from equipoise.training.ledger import SharedLedger
 from equipoise.training.run_folder import RunFolder
+from equipoise.training.run_ledger import SharedLedger
 from equipoise.training.setup import TrainingSetup
 from equipoise.training.step import StepOutcome, StepReport
 

@@ -21,13 +21,10 @@ from equipoise.methods import DPSGD, METHODS, Method
 from equipoise.methods.base import Plan, Setting
 from equipoise.privacy import (
     Budget,
-    FixedEpochs,
-    FullBatch,
-    Poisson,
     PrivacyPlan,
     Sampling,
-    WithoutReplacement,
     digest,
+    sampling_from,
 )
 from equipoise.training.distributed import Processes
 from equipoise.training.input_checks import (
@@ -39,7 +36,7 @@ from equipoise.training.input_checks import (
     check_scheduler,
     trainable,
 )
-from equipoise.training.memory import bytes_per_record, default_micro_batch_size
+from equipoise.training.memory_use import bytes_per_record, default_micro_batch_size
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.randomness import generator, public_randomness
 from equipoise.training.records import Preparation, RowSource, Source, map_batch
@@ -54,11 +51,6 @@ __all__ = [
     "rebuild",
     "rebuild_method",
 ]
-
-
-SAMPLINGS: dict[str, type[Sampling]] = {
-    kind.__name__: kind for kind in (Poisson, WithoutReplacement, FullBatch, FixedEpochs)
-}
 
 
 @dataclass(frozen=True)
@@ -147,8 +139,7 @@ def rebuild(config: Mapping[str, Any]) -> tuple[Sampling, Budget | None, Setting
         ValueError: it was damaged or edited.
     """
     with _whole("sampling, budget or settings"):
-        described = dict(config["sampling"])
-        sampling = SAMPLINGS[described.pop("scheme")](**described)
+        sampling = sampling_from(config["sampling"])
         budget = None if config["budget"] is None else Budget(**config["budget"])
         return sampling, budget, Settings(**config["settings"])
 

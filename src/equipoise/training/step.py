@@ -22,7 +22,7 @@ from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Ledger
 from equipoise.statements import Statement
 from equipoise.training.context import Noised, StepContext, StepDiagnostics
-from equipoise.training.ledger import SharedLedger
+from equipoise.training.run_ledger import SharedLedger
 from equipoise.training.setup import TrainingSetup
 
 __all__ = ["Result", "StepOutcome", "StepReport", "StepRunner"]

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.gradients.subspaces.blocks import BlockSubspace
 from equipoise.gradients.subspaces.principal import Basis
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_positive, require_share
 from equipoise.methods.clip_rules import ClipRule
 from equipoise.methods.projected.projected_gradient import Origin, ProjectedGradient
 from equipoise.methods.projected.sources import Blocks
@@ -149,16 +149,16 @@ class GEP(ProjectedGradient):
         )
         self.residual_clip_norm = clip_norm if residual_clip_norm is None else residual_clip_norm
         self.residual_noise_multiplier, self.residual_share = residual_noise_multiplier, residual_share
-        require_positive("residual_clip_norm", self.residual_clip_norm)
+        _validate.positive(residual_clip_norm=self.residual_clip_norm)
         if residual_noise_multiplier is not None:
-            require_positive("residual_noise_multiplier", residual_noise_multiplier)
+            _validate.positive(residual_noise_multiplier=residual_noise_multiplier)
         if basis == "kernel":
             raise ValueError(
                 "basis='kernel' with a residual: its norms come from products with public rows, whose "
                 "rounding can make them too small, so that the bound would not hold; use basis='held' or "
                 "'auto'"
             )
-        require_share("residual_share", residual_share)
+        _validate.share(residual_share=residual_share)
 
     def _parts(self, scale: float) -> tuple[list[Release], float]:
         """Two releases of one draw; where the noise is calibrated, `scale` is that of both together."""

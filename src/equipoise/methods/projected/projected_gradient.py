@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.gradients.subspaces.blocks import BlockSubspace
 from equipoise.gradients.subspaces.principal import Basis
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
-from equipoise.methods.checks import require_count, require_one_of, require_positive, require_share
 from equipoise.methods.clip_rules import ClipRule, resolve_rule
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.projected.sources import (
@@ -135,20 +135,21 @@ class ProjectedGradient(Method):
         history: int = 20,
         explore_every: int = 5,
     ) -> None:
-        self.recipe = require_one_of("recipe", recipe, ("library", "as_published"))
+        chosen = self.default_blocks if blocks is None else blocks
+        _validate.one_of(("library", "as_published"), recipe=recipe)
+        _validate.one_of(
+            ("public", "released", "private_moment", "private_iteration", "random"), subspace=subspace
+        )
+        _validate.one_of(("per_tensor", "per_layer", "whole"), blocks=chosen)
+        _validate.one_of(("rbs", "ibs"), split=split)
+        _validate.one_of(("auto", "kernel", "held"), basis=basis)
+        self.recipe, self.subspace, self.basis = recipe, subspace, basis
+        self.blocks: Blocks = chosen
+        self.normalise_public, self.split = normalise_public, split
+        self.public_batch_size = public_batch_size
         default = self.published_clip_norm if recipe == "as_published" else 1.0
         self.clip_norm, self.clip_rule = default if clip_norm is None else clip_norm, resolve_rule(clip_rule)
         self.noise_multiplier, self.dimension, self.energy = noise_multiplier, dimension, energy
-        self.subspace = require_one_of(
-            "subspace", subspace, ("public", "released", "private_moment", "private_iteration", "random")
-        )
-        chosen = self.default_blocks if blocks is None else blocks
-        self.blocks: Blocks = require_one_of("blocks", chosen, ("per_tensor", "per_layer", "whole"))
-        self.normalise_public, self.split = normalise_public, require_one_of("split", split, ("rbs", "ibs"))
-        self.public_batch_size, self.basis = (
-            public_batch_size,
-            require_one_of("basis", basis, ("auto", "kernel", "held")),
-        )
         self.refresh_every = refresh_every
         self.subspace_clip_norm, self.subspace_noise_multiplier = (
             subspace_clip_norm,
@@ -174,11 +175,11 @@ class ProjectedGradient(Method):
         )
 
     def _check_numbers(self) -> None:
-        require_positive("clip_norm", self.clip_norm)
-        require_positive("subspace_clip_norm", self.subspace_clip_norm)
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.positive(subspace_clip_norm=self.subspace_clip_norm)
         for name in ("noise_multiplier", "subspace_noise_multiplier", "subspace_batch_size"):
             if getattr(self, name) is not None:
-                require_positive(name, getattr(self, name))
+                _validate.positive(**{name: getattr(self, name)})
         for name in (
             "dimension",
             "public_batch_size",
@@ -188,10 +189,10 @@ class ProjectedGradient(Method):
             "explore_every",
         ):
             if getattr(self, name) is not None:
-                require_count(name, getattr(self, name))
+                _validate.count(**{name: getattr(self, name)})
         for name in ("energy", "subspace_share"):
             if getattr(self, name) is not None:
-                require_share(name, getattr(self, name))
+                _validate.share(**{name: getattr(self, name)})
         if self.recipe == "as_published" and (self.subspace != "public" or self.energy is not None):
             raise ValueError(
                 f"recipe='as_published' with subspace={self.subspace!r} and energy={self.energy!r}: the "

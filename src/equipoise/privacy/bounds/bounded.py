@@ -2,9 +2,9 @@
 
     S = sum_i w_i g_i,  |w_i| |g_i| <= C   =>   sensitivity C (one record added or removed), 2C (one replaced)
 
-Only the functions of this package make a `Bounded`, and they enforce the bound themselves: `clipping` for
-rows, `counts` for numbers, `two_thresholds`, `joint` for joint sums, `second_moments`. What a bound asks of
-its ingredients is in `requirements`.
+Only the functions of this room make a `Bounded`, and they enforce the bound themselves: `clipping` for rows,
+`counts` for numbers, `two_thresholds`, `joint` for sums that share noise, `second_moments`. What a bound asks
+of its ingredients is in `requirements`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _KEY = object()
 class Bounded:
     """A private sum over one draw with its sensitivity under both relations.
 
-    Made by `clip`, `indicator`, `capped`, `top_k` and by `+`, `-` and scaling with public numbers. Never
-    directly.
+    Made by `clip`, `indicator`, `capped` and their kin, and by `+`, `-` and scaling with public numbers.
+    Never directly.
 
     Attributes:
         value: the sum, named `Private` tensors.
@@ -34,7 +34,7 @@ class Bounded:
         draw: the draw that it was computed from.
         counts: `Private` int64 counts for the diagnostics, summed over micro-batches, or None: records,
             records left out for a non-finite norm and, for clipped sums, records whose row was made shorter.
-        joint: identity of the correlated noise that it was made for, or None.
+        joint: identity of the shared noise that it was made for, or None.
     """
 
     __slots__ = ("_identity", "_sealed", "add_remove", "counts", "draw", "joint", "replace", "value")
@@ -54,7 +54,7 @@ class Bounded:
             raise PrivateError(
                 "Bounded cannot be made directly, since nothing would prove its bound; use clip(rows, "
                 "rule, threshold), "
-                "indicator(mask), capped(values, upper) or top_k(rows, ...)"
+                "indicator(mask) or capped(values, upper)"
             )
         self.value = dict(value)
         for tensor in self.value.values():
@@ -172,35 +172,6 @@ def _combine(a: Bounded, b: Bounded, sign: int) -> Bounded:
         raise ValueError(f"bounded sums hold different tensors: {sorted(a.value)} and {sorted(b.value)}")
     value = {n: Private(unwrap(t) + sign * unwrap(b.value[n]), a.draw) for n, t in a.value.items()}
     return make_bounded(value, a.add_remove + b.add_remove, a.replace + b.replace, a.draw, a.counts)
-
-
-def merge(parts: Mapping[str, Bounded]) -> Bounded:
-    """One bounded sum holding the tensors of several (e.g. separately clipped layers).
-
-    The tensors lie in orthogonal coordinates, so bounds add in squares: (C_1^2 + C_2^2 + ...)^(1/2).
-    """
-    items = list(parts.values())
-    if not items:
-        raise ValueError("parts is empty; give at least one bounded sum")
-    value: dict[str, Private] = {}
-    for label, part in parts.items():
-        if part.draw != items[0].draw:
-            raise ValueError(
-                f"bounded sums of different draws cannot be merged: {items[0].draw} and {part.draw}"
-            )
-        for name, tensor in part.value.items():
-            if name in value:
-                raise ValueError(
-                    f"tensor {name!r} appears twice (again in {label!r}): coordinates must be disjoint"
-                )
-            value[name] = tensor
-    return make_bounded(
-        value,
-        math.hypot(*(p.add_remove for p in items)),
-        math.hypot(*(p.replace for p in items)),
-        items[0].draw,
-        items[0].counts,
-    )
 
 
 def sums_of(parts: Iterable[Mapping[str, Bounded]]) -> dict[str, Bounded]:

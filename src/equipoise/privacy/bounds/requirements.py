@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from equipoise.privacy.errors import check_positive
+from equipoise import _validate
 from equipoise.privacy.private import Private, PrivateError, unwrap
 
 
@@ -27,7 +27,8 @@ def public_threshold(name: str, value: Any) -> float:
         if value.numel() != 1:
             raise ValueError(f"{name} must be one number, got shape {tuple(value.shape)}")
         value = float(value)
-    return float(check_positive(name, value))
+    _validate.positive(**{name: value})
+    return float(value)
 
 
 def check_groups(groups: Sequence[Sequence[str]], names: Sequence[str]) -> list[tuple[str, ...]]:

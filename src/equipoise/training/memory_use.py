@@ -21,9 +21,13 @@ from equipoise.training.records import batch_size
 
 __all__ = ["available_bytes", "bytes_per_record", "default_micro_batch_size", "step_bytes"]
 
+
 SHARE_OF_FREE_MEMORY = 0.25
+
+
 FACTOR_OVERHEAD = 3.0
 """Saved activations are held once by autograd, once as factors (with output gradients); plus temporaries."""
+
 
 LARGEST = 1024
 """An upper limit, so that a large machine does not hold activations it gains nothing from."""
