@@ -155,14 +155,14 @@ def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
         given["budget"] = None
     run = train(method, **given)
     told = run.method.gradients_per_step(run.method_plan)
-    computed, rows = 0, RowSource.rows
+    computed, rows = 0, RowSource.of_batch
 
-    def counted(self, batch, points, coins):
+    def counted(self, batch, points, randomness):
         nonlocal computed
         computed += batch_size(batch) * len(points)
-        return rows(self, batch, points, coins)
+        return rows(self, batch, points, randomness)
 
-    monkeypatch.setattr(RowSource, "rows", counted)
+    monkeypatch.setattr(RowSource, "of_batch", counted)
     list(run)
     assert told == pytest.approx(computed / STEPS)
 
