@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from equipoise.methods import DPC4, DPSGD, DiceSGD, DPC4Plus
+from equipoise.methods import DPC4, DPSGD, DPC4Plus
+from equipoise.methods.published import DiceSGD
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
 from reproduction.papers.dp_c4 import (
     ANCHORS,
@@ -36,11 +37,11 @@ def contestants() -> list[Contestant]:
     c4 = {"clip_norm": 20.0, "coupled_scale": 10.0, **ANCHORS}
     raw = {"coupled_scale": 10.0, "anchor_scale": 4.0}
     # Noise z sqrt(C1^2 + C2^2) / B with DP-SGD's z at this budget: a nominal figure, as its authors count it.
-    dice = {"recipe": "as_published", "noise_multiplier": 2.044 * 2**0.5}
+    dice = partial(DiceSGD, clip_norm=1.0, noise_multiplier=2.044 * 2**0.5)
     return [
         Contestant("DP-SGD", DPSGD, 0.02),
         Contestant("DP-SGD, decaying step", DPSGD, decaying(0.2, 50)),
-        Contestant("DiceSGD, published", partial(DiceSGD, 1.0, **dice), 0.02, budget=None),  # type: ignore[arg-type]
+        Contestant("DiceSGD, published", dice, 0.02, budget=None),
         Contestant("DP-C4+, quantile", partial(DPC4Plus, **c4), 0.05),  # type: ignore[arg-type]
         Contestant("DP-C4+, published", partial(published, DPC4Plus, **raw), 0.1, budget=None),
         Contestant("DP-C4, published", partial(published, DPC4, **raw), 0.1, budget=None),

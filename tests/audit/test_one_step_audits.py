@@ -15,6 +15,7 @@ from equipoise.audit.one_step import probe_method
 from equipoise.audit.rehearsal import rehearse
 from equipoise.federated import ServerQuantile
 from equipoise.methods import METHODS, ReleasedQuantile
+from equipoise.methods.feedback.joint_noise import Automatic, Independent
 
 NOTHING = ("clip-sgd", "ef-sgd", "public-only")
 """Nothing leaves with noise."""
@@ -22,8 +23,8 @@ VARIANTS = {
     "dp-sgd, automatic rule": ("dp-sgd", {"clip_rule": "auto_s"}),
     "dp-sgd, per layer": ("dp-sgd", {"per_layer": True}),
     "dp-sgd, quantile": ("dp-sgd", {"clip_norm": ReleasedQuantile(1.0)}),
-    "dice-sgd, independent": ("dice-sgd", {"variant": "independent"}),
-    "dice-sgd, automatic": ("dice-sgd", {"variant": "automatic"}),
+    "dice-sgd, independent": ("dice-sgd", {"variant": Independent()}),
+    "dice-sgd, automatic": ("dice-sgd", {"variant": Automatic()}),
     "dc-dpsgd, two_channel": ("dc-dpsgd", {"variant": "two_channel"}),
     "adaptive-rms, round": ("adaptive-rms", {"variant": "round", "round_length": 1}),
 }

@@ -466,7 +466,7 @@ LOCAL = {
     "dp-svrg": lambda: eq.DPSVRG(0.5, anchor_batch_size=40),
     "dp-c4": lambda: eq.DPC4(0.5, count_noise=0.3),
     "dp-c4-plus": lambda: eq.DPC4Plus(0.5, count_noise=0.3),
-    "dice-sgd": lambda: eq.DiceSGD(0.1, residual_clip_norm=0.6),
+    "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
     "clip-sgd": lambda: eq.ClipSGD(0.1),
     "ef-sgd": lambda: eq.EFSGD(0.1),
     "pcdp-sgd": lambda: eq.PCDPSGD(public(), clip_norm=0.5),

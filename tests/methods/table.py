@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise as eq
-from equipoise.methods import Method
+from equipoise.methods import Method, published
+from equipoise.methods.feedback.joint_noise import Automatic, Independent
 from equipoise.privacy import Ledger, Private
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.training import shared_ledger as desk
@@ -95,10 +96,10 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "dp-c4-plus as published": lambda: eq.DPC4Plus(clip_norm=0.5, anchor_scale=0.1, recipe="as_published"),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
     "dice-sgd per layer": lambda: eq.DiceSGD(clip_norm=0.1, feedback_rate=0.5, per_layer=True),
-    "dice-sgd independent": lambda: eq.DiceSGD(clip_norm=0.1, variant="independent", memory_clip_norm=3.0),
-    "dice-sgd automatic": lambda: eq.DiceSGD(clip_norm=0.1, variant="automatic", regulariser=0.01),
-    "dice-sgd as published": lambda: eq.DiceSGD(clip_norm=0.1, recipe="as_published"),
-    "dice-sgd algorithm 4": lambda: eq.DiceSGD(recipe="as_published", variant="algorithm_4"),
+    "dice-sgd independent": lambda: eq.DiceSGD(clip_norm=0.1, variant=Independent(), memory_clip_norm=3.0),
+    "dice-sgd automatic": lambda: eq.DiceSGD(clip_norm=0.1, variant=Automatic(regulariser=0.01)),
+    "dice-sgd as published": lambda: published.DiceSGD(clip_norm=0.1),
+    "dice-sgd algorithm 4": lambda: published.DiceSGD(variant="algorithm_4"),
     "adaptive-rms": lambda: eq.AdaptiveRMS(0.5, radius_share=0.5),
     "adaptive-rms self": lambda: eq.AdaptiveRMS(2.0, scale="self", ema_beta=0.5, radius_share=0.5),
     "adaptive-rms round": lambda: eq.AdaptiveRMS(0.5, variant="round", round_length=2),

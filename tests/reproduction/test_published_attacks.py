@@ -12,6 +12,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.audit.canaries import Rows, canary_loss
 from equipoise.audit.rehearsal import Watching, open_stage
+from equipoise.methods import published
 from reproduction.attacks import ATTACKS
 from reproduction.attacks.dc_noise import widest_noise
 from reproduction.attacks.dice_memory import attack_dice_sgd, update
@@ -30,7 +31,7 @@ class Point(nn.Module):
 
 
 def test_the_vectorised_update_is_the_librarys():
-    """Raw updates of `DiceSGD(recipe="as_published")` over a training, and of the attack's formula."""
+    """Raw updates of `published.DiceSGD` over a training, and of the attack's formula."""
     bound, batch, steps = 50.0, 4.0, 12
 
     class Noting(Watching):
@@ -45,7 +46,7 @@ def test_the_vectorised_update_is_the_librarys():
     at = torch.zeros(20, dtype=torch.float64)
     at[0] = -1e6
     stage = open_stage(
-        eq.DiceSGD(recipe="as_published"),
+        published.DiceSGD(),
         Point(),
         lambda model, b: nn.functional.huber_loss(model(b["at"]), 0 * b["at"], reduction="none", delta=bound),
         {"at": at},

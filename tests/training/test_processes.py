@@ -112,7 +112,7 @@ SYSTEMS = {
     "dp-c4-plus": lambda: eq.DPC4Plus(
         coupled_rule="tracked", anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE
     ),
-    "dice-sgd": lambda: eq.DiceSGD(0.2, **NOISE),
+    "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.2, **NOISE),
     "dc-dpsgd": lambda: eq.DCDPSGD(0.5, **NOISE),
     "dc-dpsgd two channels": lambda: eq.DCDPSGD(0.5, variant="two_channel", **NOISE),
     "pcdp-sgd": lambda: eq.PCDPSGD(PUBLIC, 0.5, dimension=5, **NOISE),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from equipoise.methods.clip_rules import CLIP_RULES
+from equipoise.methods.feedback.joint_noise import Automatic, Independent, Joint
 from equipoise.methods.thresholds import THRESHOLDS
 
 __all__ = ["plain", "rebuild"]
@@ -37,6 +38,9 @@ def plain(value: Any) -> Any:
     return {"opaque": getattr(value, "__qualname__", type(value).__name__)}
 
 
+OPTIONS: dict[str, type] = {kind.__name__: kind for kind in (Joint, Independent, Automatic)}
+
+
 def rebuild(described: Any) -> Any:
     """The settings object that `plain` described: a clip rule or a threshold; plain values stay.
 
@@ -45,7 +49,7 @@ def rebuild(described: Any) -> Any:
     """
     if not isinstance(described, Mapping) or not described.keys() & {"kind", "opaque"}:
         return described
-    table: dict[str, type] = {rule.__name__: rule for rule in CLIP_RULES.values()} | THRESHOLDS
+    table: dict[str, type] = {rule.__name__: rule for rule in CLIP_RULES.values()} | THRESHOLDS | OPTIONS
     fields = {name: value for name, value in described.items() if name != "kind"}
     opaque = [
         value["opaque"]

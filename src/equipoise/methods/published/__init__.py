@@ -1,1 +1,5 @@
-"""Recipes as their papers print them: formulas, programs and claims."""
+"""What papers printed, each a class of its own with its formulas: algorithm, noise and claim."""
+
+from equipoise.methods.published.dice_sgd import DiceSGD
+
+__all__ = ["DiceSGD"]
