@@ -1,4 +1,4 @@
-"""The noise of DiceSGD's two sums, body and total: what a record contributes, and noise of sensitivity 1 for it.
+"""The noise of DiceSGD's two sums: what a record contributes to body and total, and how they are noised.
 
 A record with gradient norm n contributes min(n, C1) to the body and min(n, Ce) to the total, in the same
 direction. `Joint` gives the two sums the noise, with W, V ~ N(0, I) and multiplier sigma,

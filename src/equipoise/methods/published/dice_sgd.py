@@ -5,9 +5,9 @@
     e = e + sum_i g_i / B - v
 
 Source: Zhang, Bu, Wu and Hong, ICLR 2024, "Differentially Private SGD without clipping bias: an
-error-feedback approach", Algorithm 2; Algorithm 4 with u / |u| for clip(u, C); Algorithm 3 is this with Adam as optimiser.
-The memory holds raw gradients and never leaves the private side; only the estimate does, as an un-proven
-release with the worst case that can be proved of it.
+error-feedback approach", Algorithm 2; Algorithm 4 with u / |u| for clip(u, C); Algorithm 3 is this with Adam
+as optimiser. The memory holds raw gradients and never leaves the private side; only the estimate does, as an
+un-proven release with the worst case that can be proved of it.
 
 The paper's proof fails: the memory is a sum of raw gradients and is not noised, so that a record drawn once
 moves every later release by up to 2 C2. What is proved here is `worst_case_multiplier`, without
