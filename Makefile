@@ -36,7 +36,7 @@ train: $(STAMP)
 install: $(STAMP_EXTRAS)
 
 test: lint
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest tests src/equipoise reproduction $(PYTEST_ARGS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest tests src/equipoise reproduction contrib $(PYTEST_ARGS)
 
 test-slow: $(STAMP_EXTRAS)
 	$(BIN)/python -m pytest tests -m slow $(PYTEST_ARGS)

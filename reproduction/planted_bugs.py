@@ -30,6 +30,7 @@ from equipoise.methods import DPSGD, Abadi, Context, State
 from equipoise.privacy import (
     Draw,
     FullBatch,
+    Gaussian,
     Ledger,
     Poisson,
     PrivacyPlan,
@@ -38,6 +39,9 @@ from equipoise.privacy import (
     Secrets,
     clip,
 )
+from equipoise.privacy.mechanisms import Mechanism
+from equipoise.privacy.mechanisms.base import Sums
+from equipoise.privacy.noise.streams import ReleaseStreams
 from equipoise.privacy.private import unwrap
 
 __all__ = ["BUGS", "Planted", "find_planted"]
@@ -92,27 +96,32 @@ def find_planted(seed: int = 0) -> list[Planted]:
 class Quieter(Watching):
     """Noise at 0.8 of its scale."""
 
-    def _noised(self, draw: Draw, value: Any, std: float, *rest: Any) -> dict[str, Tensor]:
-        return super()._noised(draw, value, 0.8 * std, *rest)
+    scale = 0.8
+
+    def _noised(self, mechanism: Mechanism, *rest: Any) -> Sums:
+        return super()._noised(mechanism.scaled(self.scale), *rest)
 
 
 class Repeating(Watching):
     """The noise of every release is used for the next one too."""
 
-    def _noised(self, draw: Draw, *rest: Any) -> dict[str, Tensor]:
-        return super()._noised(replace(draw, index=draw.index // 2 * 2), *rest)
+    def _streams(self, draw: Draw, *question: object) -> ReleaseStreams:
+        return super()._streams(replace(draw, index=draw.index // 2 * 2), *question)
 
 
 class Restarting(Watching):
     """The noise of every tensor begins at the same place of the stream."""
 
-    def _noised(
-        self, draw: Draw, value: Mapping[str, Any], std: float, purpose: str, streams: Any
-    ) -> dict[str, Tensor]:
-        out: dict[str, Tensor] = {}
-        for name, tensor in value.items():
-            out |= super()._noised(draw, {name: tensor}, std, purpose, {})
-        return out
+    def _streams(self, draw: Draw, *question: object) -> ReleaseStreams:
+        return AlwaysNew(super()._streams(draw, *question).key_of)
+
+
+class AlwaysNew(ReleaseStreams):
+    """Streams that begin again whenever they are asked for."""
+
+    def get(self, purpose: str, make: Callable[[bytes], Any], device: str = "") -> Any:
+        self._begun.clear()
+        return super().get(purpose, make, device)
 
 
 class Forgetful(PrivateRows):
@@ -277,7 +286,8 @@ def _draws(planted: bool, seed: int) -> tuple[Tensor, float]:
     records, rate, draws = 20, 0.25, 5000
     sampling = (FixedSize if planted else Poisson)(rate * records, records, draws)
     ledger = Ledger(
-        PrivacyPlan([Release("gradient", 1.0, 1.0)], sampling), secrets=Secrets(reproducible_seed=seed)
+        PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0))], sampling),
+        secrets=Secrets(reproducible_seed=seed),
     )
     drawn = torch.zeros(draws, records, dtype=torch.bool)
     for number in range(draws):

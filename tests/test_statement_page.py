@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import equipoise as eq
-from equipoise.privacy import Ledger, Release
+from equipoise.privacy import Gaussian, Ledger, Release
 from equipoise.statements import statement_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "statement.md"
@@ -25,7 +25,7 @@ def documented() -> list[set[str]]:
 
 
 def test_every_key_is_explained():
-    plan = eq.PrivacyPlan([Release("gradient", 1.0, max_bound=1.0)], eq.FixedEpochs(10, 100, 3))
+    plan = eq.PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0))], eq.FixedEpochs(10, 100, 3))
     statement = json.loads(statement_of(Ledger(plan), delta=1e-3).to_json())
     keys, of_a_release = documented()
     assert keys == set(statement)

@@ -25,7 +25,7 @@ from equipoise.audit.rehearsal import Stage, Watching, open_stage
 from equipoise.methods import DPC4, DPC4Plus
 from equipoise.privacy import Budget, FullBatch
 from equipoise.privacy.ledger.replay import ReplayLedger
-from equipoise.privacy.mechanisms.gaussian import Sums
+from equipoise.privacy.mechanisms.base import Sums
 from reproduction.attacks.finding import Finding
 
 __all__ = ["attack_dp_c4", "attack_dp_c4_plus", "log_ratio"]
@@ -114,8 +114,8 @@ def _attack(
         ratios.append(
             log_ratio(
                 transcript,
-                (real.sums, [n.stds for n in real.noted]),
-                (other.sums, [n.stds for n in other.noted]),
+                (real.sums, _stds(real)),
+                (other.sums, _stds(other)),
             )
         )
     found = torch.tensor(ratios)
@@ -156,3 +156,12 @@ def log_ratio(transcript: Sequence[Sums], with_record: World, without: World) ->
                     gap = (value - sums[number][name][key]).double().square().sum().item()
                     total += sign * (-gap / (2 * std**2) - value.numel() * math.log(std))
     return total
+
+
+def _stds(ledger: Watching) -> list[dict[str, float]]:
+    """Standard deviations of the noise of every release."""
+    plan = ledger.plan
+    return [
+        {name: plan[name].mechanism.standard_deviation(name, bound) for name, bound in noted.bounds.items()}
+        for noted in ledger.noted
+    ]

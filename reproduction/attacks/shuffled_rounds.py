@@ -42,9 +42,9 @@ class Permutation(Watching):
         self._ids = super().sample(draw, num_records)
         return self._ids
 
-    def release(self, draw: Draw, sums: Any, noise: Any = None) -> Any:
+    def release(self, draw: Draw, sums: Any) -> Any:
         """As `Ledger.release`; adds up what was released of the records of the draw."""
-        out = super().release(draw, sums, noise)
+        out = super().release(draw, sums)
         (value,) = out["gradient"].values()
         flat = value.flatten().double()
         if self.statistic is None:

@@ -9,12 +9,12 @@ from equipoise.app.settings import Settings, SettingsError
 from equipoise.app.shared_budget import make_method
 from equipoise.methods import METHODS
 from equipoise.methods.base import Setting
-from equipoise.privacy import FullBatch, Journal, Ledger, PrivacyPlan, Release, epsilon
+from equipoise.privacy import FullBatch, Gaussian, Journal, Ledger, PrivacyPlan, Release, epsilon
 from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.training.randomness import generator
 
 SAMPLING = FullBatch(2000, 20)  # accounted in closed form, and so quickly
-EARLIER = PrivacyPlan([Release("gradient", 60.0, 1.0)], SAMPLING)
+EARLIER = PrivacyPlan([Release("gradient", 1.0, Gaussian(60.0))], SAMPLING)
 DELTA = 1e-5
 
 

@@ -269,28 +269,6 @@ def test_clients_that_are_never_picked_spend_nothing(tmp_path, equipoise):
     assert sum(one["epsilon"] > 0 for one in found["clients"]) == 1
 
 
-def test_secure_sums_give_the_same_model_and_count_their_bytes(tmp_path, equipoise):
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
-    line = (
-        "federate --data digits --clients 4 --rounds 2 --local-steps 1 --clients-per-round 3 --reproducible"
-    )
-    plain = equipoise(f"{line} --json --run-dir", tmp_path / "plain").value
-    sums = equipoise(f"{line} --secure-aggregation --json --run-dir", tmp_path / "sums").value
-    assert [row["answered"] for row in sums["rounds"]] == [3, 3]
-    for ours, theirs in zip(sums["rounds"], plain["rounds"], strict=True):
-        assert ours["radius"] == pytest.approx(theirs["radius"], rel=1e-5)
-        # beside the answers: keys of 64 bytes and boxes of 132 for two others, shares of 52, twice a round
-        assert ours["bytes_up"] > theirs["bytes_up"] + 2 * 3 * (64 + 2 * 132 + 3 * 52)
-        assert ours["bytes_down"] > theirs["bytes_down"]
-    assert sums["accuracy"] == pytest.approx(plain["accuracy"], abs=0.01)
-    assert sums["epsilon"] == plain["epsilon"]
-    assert sums["command"].endswith("--secure-aggregation")
-    page = (tmp_path / "sums" / "report.html").read_text()
-    assert "keys and shares of the secure sums" in page
-    again = equipoise("resume", tmp_path / "sums", "--json")
-    assert again.value["rounds"] == sums["rounds"]
-
-
 def test_people_see_rounds_and_a_summary(tmp_path, equipoise):
     answer = equipoise(f"{SMALL} --method fedprox --reproducible --run-dir", tmp_path / "a")
     assert answer.code == 0
@@ -312,8 +290,6 @@ def test_people_see_rounds_and_a_summary(tmp_path, equipoise):
         ("--alpha 0", "--alpha"),
         ("--batch-size 5000", "--batch-size"),
         ("--clip-norm quantile", "takes a number"),
-        ("--method scaffold --secure-aggregation", "needs more than that"),
-        ("--clients-per-round 1 --secure-aggregation", "The sum of one is its answer"),
     ],
 )
 def test_slips_are_named(tmp_path, equipoise, words, message):

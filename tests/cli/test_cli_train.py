@@ -139,7 +139,7 @@ def test_options_reach_the_training(equipoise, tmp_path):
     assert config["model"]["parameters"] == 650
     release = found.value["statement"]["releases"][0]
     assert release["max_bound"] == 0.7
-    assert release["noise_multiplier"] == 3
+    assert release["mechanism"]["noise_multiplier"] == 3
     rates = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rates = [row["learning_rate"] for row in rates if "learning_rate" in row]
     assert rates == sorted(rates, reverse=True)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise as eq
-from equipoise.federated import Client
+from equipoise.federated import Client, Reply, Request
+from equipoise.federated.methods.server_radius import SQUARES
 
 RECORDS, FEATURES, CLASSES = 60, 6, 3
 ROUNDS, LOCAL_STEPS = 3, 2
@@ -53,18 +54,40 @@ def client(method: Any = None, number: int = 0, **options: Any) -> Client:
     return Client(model, loss_function, method=method, **(defaults | options))
 
 
+def train(
+    one: Any,
+    number: Any,
+    params: Any,
+    clip_norm: Any = None,
+    control: Any = None,
+    square_limit: Any = None,
+) -> Reply:
+    """The client's reply to a request for its local steps; of a reply, its parameters are sent."""
+    extras = {"clip_norm": clip_norm, "control": control, "square_limit": square_limit}
+    given = {name: value for name, value in extras.items() if value is not None}
+    sent = params.params if isinstance(params, Reply) else params
+    return one.answer(Request(number, sent, given))
+
+
+def ask(one: Any, number: Any, params: Any, square_limit: Any) -> float:
+    """The mean square that the client reports to a query."""
+    sent = params.params if isinstance(params, Reply) else params
+    given = {} if square_limit is None else {"square_limit": square_limit}
+    return one.answer(Request(number, sent, given, "query")).reports[SQUARES]
+
+
 def charges(one: Client) -> int:
     """Releases that the client's ledger holds."""
     return sum(e.kind == "release" for e in one.training.desk.ledger.journal.entries())
 
 
 def released(one: Client) -> list[float]:
-    """MetricsLog what the client's ledger releases of the squares from here on."""
+    """Collect what the client's ledger releases of the squares from here on."""
     found: list[float] = []
     release: Any = one.training.desk.release
 
-    def listening(draw: Any, sums: Any, noise: Any = None) -> Any:
-        values = release(draw, sums, noise)
+    def listening(draw: Any, sums: Any) -> Any:
+        values = release(draw, sums)
         found.extend(float(*values[name].values()) for name in values if name == "squares")
         return values
 
@@ -72,5 +95,9 @@ def released(one: Client) -> list[float]:
     return found
 
 
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+def same(a: Any, b: Any) -> bool:
+    """Bit for bit; of replies, also the reports."""
+    if isinstance(a, Reply) and isinstance(b, Reply):
+        return a.reports == b.reports and same(a.params, b.params)
+    a, b = (x.params if isinstance(x, Reply) else x for x in (a, b))
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -11,6 +11,7 @@ from federated_problem import (
     LOCAL_STEPS,
     RECORDS,
     ROUNDS,
+    ask,
     charges,
     client,
     loss,
@@ -18,12 +19,14 @@ from federated_problem import (
     records,
     same,
     start,
+    train,
 )
 
 import equipoise as eq
-from equipoise.federated import AdaptDPFedAvg, FedAvg, Proximal, Reply, ServerRMS, simulate
+from equipoise.federated import AdaptDPFedAvg, FedAvg, Proximal, Reply, Request, ServerRMS, simulate
 from equipoise.federated.methods.scaffold import ScaffoldAverage
 from equipoise.federated.methods.server_quantile import SHARE, QuantileFedAvg
+from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
 from equipoise.methods import ReleasedQuantile
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError
@@ -55,19 +58,12 @@ class Flaky:
     def __init__(self, inner, asking=(), training=()):
         self.inner, self.asking, self.training = inner, asking, training
 
-    @property
-    def radius_noise(self):
-        return self.inner.radius_noise
-
-    def ask(self, number, params, square_limit):
-        if number in self.asking:
+    def answer(self, request):
+        if request.kind == "query" and request.round in self.asking:
             raise ConnectionError("away")
-        return self.inner.ask(number, params, square_limit)
-
-    def train(self, number, params, clip_norm=None):
-        if number in self.training:
+        if request.kind == "train" and request.round in self.training:
             raise TimeoutError("too slow")
-        return self.inner.train(number, params, clip_norm)
+        return self.inner.answer(request)
 
 
 @pytest.mark.parametrize("error", [LedgerError, ChangedQueryError, JournalError, CheckpointError])
@@ -130,14 +126,14 @@ def test_the_mean_has_equal_weights_whatever_the_sizes():
         for p, n in enumerate(sizes)
     ]
     found = simulate(FedAvg(), clients, start(), 1).params
-    answers = [one.train(1, start()) for one in clients]  # the same request: the same answers
+    answers = [train(one, 1, start()).params for one in clients]  # the same request: the same answers
     for name, value in found.items():
         torch.testing.assert_close(value, (answers[0][name] + answers[1][name]) / 2, rtol=0, atol=0)
 
 
 def test_at_its_limit_adaptdp_is_dp_fedavg_bit_for_bit():
     class AtTheLimit(FedAvg):
-        def instructions(self, ask):
+        def extras(self):
             return {"clip_norm": 0.5}
 
     a = simulate(AtTheLimit(), [client(follower(), p) for p in range(2)], start(), ROUNDS)
@@ -150,9 +146,16 @@ def test_at_the_limit_the_answers_to_the_query_change_nothing():
     """Asked for as always, a radius at its limit leaves the steps of a fixed one, bit for bit."""
 
     class Asking(FedAvg):
-        def instructions(self, ask):
-            assert len(ask(0.25)) == 2
+        def round(self, number, params):
+            replies = yield Request(number, params, {"square_limit": 0.25}, "query")
+            assert len(replies) == 2
+            return (yield from super().round(number, params))
+
+        def extras(self):
             return {"clip_norm": 0.5}
+
+        def refusal(self, request, reply):
+            return None
 
     found = [
         simulate(strategy, [client(follower(), p) for p in range(2)], start(), ROUNDS)
@@ -191,24 +194,37 @@ def test_larger_losses_change_only_the_scale(scale, variant):
 def test_a_query_that_draws_nobody_is_answered_with_noise_and_booked():
     method = follower(radius_sampling_rate=1e-9, radius_noise_multiplier=1e-9)
     one = client(method)
-    assert one.ask(1, start(), 0.25) == pytest.approx(one.radius_noise, abs=10 * one.radius_noise)
+    reports = one.answer(Request(1, start(), {"square_limit": 0.25}, "query")).reports
+    assert reports[SQUARES] == pytest.approx(0, abs=10 * reports[SQUARES_NOISE])
     assert charges(one) == 1
     everybody = client(follower(radius_noise_multiplier=1e-9))
-    assert everybody.ask(1, start(), 1e-12) == pytest.approx(1.0, abs=1e-6)  # all above the limit count as it
+    assert ask(everybody, 1, start(), 1e-12) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_the_server_goes_a_part_of_the_way():
-    ends = [{"w": torch.tensor([2.0])}, {"w": torch.tensor([4.0])}]
+    ends = [Reply({"w": torch.tensor([2.0])}), Reply({"w": torch.tensor([4.0])})]
     assert FedAvg(0.5).aggregate({"w": torch.ones(1)}, ends)["w"].item() == 2.0
     assert FedAvg().aggregate({"w": torch.ones(1)}, ends)["w"].item() == 3.0
+
+
+def sending(requests, request):
+    """The rest of a round whose next request is known."""
+    while True:
+        try:
+            request = requests.send((yield request))
+        except StopIteration as finished:
+            return finished.value
 
 
 def test_the_radius_is_a_function_of_what_was_released():
     heard = []
 
     class Listening(AdaptDPFedAvg):
-        def instructions(self, ask):
-            return super().instructions(lambda limit: heard.append((limit, ask(limit))) or heard[-1][1])
+        def round(self, number, params):
+            requests = super().round(number, params)
+            query = next(requests)
+            heard.append((query.extras["square_limit"], (yield query)))
+            return (yield from sending(requests, requests.send(heard[-1][1])))
 
     strategy = Listening(RMSRadius(5.0, scale="self", kappa=4.0), rounds=ROUNDS, clients=2)
     clients = [client(follower(5.0), p) for p in range(2)]
@@ -217,7 +233,7 @@ def test_the_radius_is_a_function_of_what_was_released():
     state = rule.start()
     for (limit, replies), done in zip(heard, history.rounds, strict=True):
         assert limit == state["square_limit"]
-        mean = limit * sum(r.mean for r in replies) / 2
+        mean = limit * sum(r.reports[SQUARES] for r in replies) / 2
         noise = limit * (3.0 / RECORDS) / math.sqrt(2)  # z_C U / (n sqrt(P))
         state = rule.update(state, mean, noise, 1)
         assert done.metrics["radius"] == pytest.approx(state["clip_norm"])
@@ -256,21 +272,36 @@ def test_nobody_answers():
 class Canned:
     """A client that answers with whatever it was given."""
 
-    def __init__(self, beside=None, fill=1.0, mean=0.5, noise=0.1):
-        self._beside, self._fill, self._mean, self.radius_noise = beside or {}, fill, mean, noise
+    def __init__(self, reports=None, fill=1.0, mean=0.5, noise=0.1):
+        self._reports, self._fill = reports or {}, fill
+        self._squares = {SQUARES: mean, SQUARES_NOISE: noise}
 
-    def ask(self, number, params, square_limit):
-        return self._mean
+    def answer(self, request):
+        if request.kind == "query":
+            return Reply(reports=self._squares)
+        filled = {name: torch.full_like(value, self._fill) for name, value in request.params.items()}
+        return Reply(filled, self._reports)
 
-    def train(self, number, params, clip_norm=None, control=None):
-        return {name: torch.full_like(value, self._fill) for name, value in params.items()} | self._beside
+
+class Saying:
+    """A client that answers with the same thing, whatever it is."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def answer(self, request):
+        return self.what
 
 
 MALFORMED = {
-    "two shares": (quantile, {"beside": {SHARE: torch.ones(2)}}),
-    "an empty share": (quantile, {"beside": {SHARE: torch.ones(0)}}),
+    "two shares": (quantile, {"reports": {SHARE: [1.0, 1.0]}}),
+    "a tensor for a share": (quantile, {"reports": {SHARE: torch.ones(())}}),
     "no share": (quantile, {}),
-    "a share of a small type": (quantile, {"beside": {SHARE: torch.ones(()).to(torch.float8_e4m3fn)}}),
+    "a share that is no number": (quantile, {"reports": {SHARE: math.nan}}),
+    "a share that is a truth value": (quantile, {"reports": {SHARE: True}}),
+    "a mean that is no number": (adaptive, {"mean": math.nan}),
+    "noise below zero": (adaptive, {"noise": -0.1}),
+    "a mean in words": (adaptive, {"mean": "large"}),
     "noise whose square overflows": (adaptive, {"noise": 1e200}),
     "a mean that overflows in a sum": (adaptive, {"mean": 1.7e308}),
     "a mean beyond all floats": (adaptive, {"mean": 10**400}),
@@ -282,7 +313,7 @@ MALFORMED = {
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_a_malformed_answer_counts_as_none_and_the_others_go_on(kind):
     strategy, wrong = MALFORMED[kind]
-    good = {"beside": {SHARE: torch.tensor(0.5)}} if strategy is quantile else {}
+    good = {"reports": {SHARE: 0.5}} if strategy is quantile else {}
     clients = [Canned(**wrong), Canned(**wrong), Canned(**good)]
     history = simulate(strategy(3), clients, start(), 2)
     assert [done.answered for done in history.rounds] == [(2,), (2,)]
@@ -334,7 +365,7 @@ def test_a_server_that_restarts_goes_on():
 def test_bytes_of_a_round():
     size = sum(value.numel() * 8 for value in start().values())
     (done,) = simulate(adaptive(2), [client(follower(), p) for p in range(2)], start(), 1).rounds
-    assert done.bytes_up == 2 * (size + 8)
+    assert done.bytes_up == 2 * (size + 16)  # the mean and its noise
     assert done.bytes_down == 2 * 2 * (size + 8)
 
 
@@ -353,9 +384,28 @@ def test_as_published():
 
 
 def test_a_reply_that_is_no_number_is_left_out():
-    rule = adaptive(2, offset="none")
-    replies = [Reply(math.nan, 0.1), Reply(0.08, 0.1)]
-    assert rule.instructions(lambda limit: replies)["clip_norm"] == pytest.approx(0.5 * math.sqrt(0.16))
+    clients = [Canned(mean=math.nan), Canned(mean=0.08)]
+    (done,) = simulate(adaptive(2, offset="none"), clients, start(), 1).rounds
+    assert done.metrics["radius"] == pytest.approx(0.5 * math.sqrt(0.16))
+
+
+NO_REPLIES = {
+    "nothing": None,
+    "tensors without a reply": {"w": torch.ones(1)},
+    "no tensors": Reply(None),
+    "no named numbers": Reply({}, 1.0),
+    "no parameters": Reply(),
+    "words": Reply(dict.fromkeys(start(), "1.0")),
+    "sparse": Reply({name: value.to_sparse() for name, value in start().items()}),
+    "complex": Reply({name: value.to(torch.complex128) for name, value in start().items()}),
+}
+
+
+@pytest.mark.parametrize("kind", NO_REPLIES)
+def test_an_answer_that_is_no_reply_counts_as_none(kind):
+    (done,) = simulate(FedAvg(), [Saying(NO_REPLIES[kind]), Canned()], start(), 1).rounds
+    assert done.answered == (1,)
+    assert done.absent[0]
 
 
 @pytest.mark.parametrize(

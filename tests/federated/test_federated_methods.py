@@ -7,7 +7,19 @@ import math
 
 import pytest
 import torch
-from federated_problem import LOCAL_STEPS, RECORDS, charges, client, loss, network, records, same, start
+from federated_problem import (
+    LOCAL_STEPS,
+    RECORDS,
+    ask,
+    charges,
+    client,
+    loss,
+    network,
+    records,
+    same,
+    start,
+    train,
+)
 from torch import nn
 
 import equipoise as eq
@@ -22,6 +34,8 @@ from equipoise.federated import (
     Proximal,
     QuantileFedAvg,
     Refused,
+    Reply,
+    Request,
     RoundPCDP,
     RoundPDP,
     RoundSubspace,
@@ -35,6 +49,7 @@ from equipoise.federated import (
 )
 from equipoise.federated.methods.server_quantile import SHARE
 from equipoise.federated.methods.server_radius import SQUARES
+from equipoise.federated.server import usable_replies
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.wrapper import MethodWrapper
 
@@ -126,7 +141,7 @@ def test_a_federated_method_trains_at_the_price_of_its_gradients(name):
     plain = client(TABLE[name][2]())
     params = start()
     for number in range(1, ROUNDS + 1):
-        params = plain.train(number, params)
+        params = train(plain, number, params)
     for one in clients:
         assert charges(one) == ROUNDS * LOCAL_STEPS
         assert one.training.desk.spent(1e-3).value == plain.training.desk.spent(1e-3).value
@@ -138,11 +153,11 @@ def test_a_client_that_is_killed_goes_on_with_what_its_method_remembers(name, tm
     def rounds(folder, killed):
         one, strategy, params, sent = make(name, folder=folder), TABLE[name][1](), start(), []
         for number in range(1, ROUNDS + 1):
-            asked = strategy.instructions(lambda limit: [])
-            answer = one.train(number, params, **asked)
+            asked = strategy.extras()
+            answer = train(one, number, params, **asked)
             if killed:
                 one = make(name, folder=folder)  # the old one is lost
-                assert same(one.train(number, params, **asked), answer)
+                assert same(train(one, number, params, **asked), answer)
             sent.append(answer)
             params = strategy.aggregate(params, [answer])
         assert charges(one) == ROUNDS * LOCAL_STEPS
@@ -169,7 +184,7 @@ def distance(a, b):
 def test_what_is_sent_of_a_round_is_all_of_it(form, options):
     """Both ends compute the subspace themselves; local steps stay in it."""
     one = client(RoundPCDP(directions(**options), 0.5, noise_multiplier=1.0, form=form))
-    sent = one.train(1, start())
+    sent = train(one, 1, start()).params
     end = {name: value.detach() for name, value in one.training.parameters.items()}
     assert not same(end, start())
     restored = SubspaceAverage(directions(**options)).received(start(), sent)
@@ -230,9 +245,9 @@ def test_the_subspace_is_renewed_where_the_server_puts_the_client_and_fixed_in_b
 
     method = RoundPCDP(Counting(network(), loss, records(9, 20)), 0.5, noise_multiplier=1.0)
     one = client(method, local_steps=3, steps=6)
-    one.train(1, start())
+    train(one, 1, start())
     moved = {name: value + 0.125 for name, value in start().items()}
-    one.train(2, moved)
+    train(one, 2, moved)
     assert seen == [float(start()["0.bias"][0]), float(moved["0.bias"][0])]
 
 
@@ -240,7 +255,7 @@ def test_projected_upload_projects_the_mean_and_nothing_else():
     space = directions(dimension=3)
     clients = [client(ProjectedUpload(dp_sgd(), space), p) for p in range(2)]
     found = simulate(SubspaceAverage(space), clients, start(), 1).params
-    ends = [client(dp_sgd(), p).train(1, start()) for p in range(2)]
+    ends = [train(client(dp_sgd(), p), 1, start()).params for p in range(2)]
     mean = {name: value - (ends[0][name] + ends[1][name]) / 2 for name, value in start().items()}
     basis = space.at(start())
     kept = basis.decode(basis.encode(mean, "coordinates"))
@@ -313,10 +328,10 @@ def test_without_noise_scaffold_reaches_the_joint_optimum_and_fedavg_does_not():
 def test_server_and_clients_agree_on_the_controls():
     server, clients, params = corrections(2), [client(corrected(dp_sgd()), p) for p in range(2)], start()
     for number in range(1, ROUNDS + 1):
-        asked = server.instructions(lambda limit: [])
-        params = server.aggregate(params, [one.train(number, params, **asked) for one in clients])
+        asked = server.extras()
+        params = server.aggregate(params, [train(one, number, params, **asked) for one in clients])
     own = [one.training.method_state["own"] for one in clients]
-    control = server.instructions(lambda limit: [])["control"]
+    control = server.extras()["control"]
     mean = {name: (own[0][name] + own[1][name]) / 2 for name in control}
     assert distance(mean, control) < 1e-12
     assert distance(own[0], own[1]) > 1e-2
@@ -327,16 +342,16 @@ def test_server_and_clients_agree_on_the_controls():
     [
         (lambda c: {**c, "0.bias": c["0.bias"][:-1]}, "shape"),
         (lambda c: {**c, "0.bias": torch.full_like(c["0.bias"], math.nan)}, "not finite"),
-        (lambda c: {"0.bias": c["0.bias"]}, "control variates"),
+        (lambda c: {"0.bias": c["0.bias"]}, "control of the request has the tensors"),
     ],
 )
 def test_a_control_that_makes_no_sense_costs_nothing(spoil, words):
     one = client(corrected(dp_sgd()))
     with pytest.raises(Refused, match=words):
-        one.train(1, start(), control=spoil(start()))
+        train(one, 1, start(), control=spoil(start()))
     assert charges(one) == 0
-    with pytest.raises(Refused, match="takes no control"):
-        client().train(1, start(), control=start())
+    with pytest.raises(Refused, match=r"'control'.* is not supported by method"):
+        train(client(), 1, start(), control=start())
 
 
 # ---- MOON
@@ -359,8 +374,9 @@ def test_the_term_acts_from_the_second_round_on():
     """In the first round the models to compare with are one, and the term has no gradient."""
     ends = []
     for one in (make("moon"), client(dp_sgd())):
-        first = one.train(1, start())
-        ends.append((first, one.train(2, {name: value + 0.1 for name, value in first.items()})))
+        first = train(one, 1, start()).params
+        moved = {name: value + 0.1 for name, value in first.items()}
+        ends.append((first, train(one, 2, moved).params))
     (first, second), (plain_first, plain_second) = ends
     assert distance(first, plain_first) < 1e-12
     assert distance(second, plain_second) > 1e-4
@@ -371,23 +387,23 @@ def test_the_term_acts_from_the_second_round_on():
 
 def test_what_is_sent_are_the_largest_entries():
     one = client(FedLRS(dp_sgd(), strength=0.0, share=0.25))
-    sent = one.train(1, start())
+    sent = train(one, 1, start()).params
     end = {name: value.detach() for name, value in one.training.parameters.items()}
     update = torch.cat([(end[name] - value).flatten() for name, value in start().items()])
     assert len(sent["values"]) == round(0.25 * len(update))
     left_out = update.abs().sort().values[: -len(sent["values"])]
     assert float(sent["values"].abs().min()) >= float(left_out.max())
-    whole = client(FedLRS(dp_sgd(), strength=0.0, share=1.0)).train(1, start())
+    whole = train(client(FedLRS(dp_sgd(), strength=0.0, share=1.0)), 1, start()).params
     assert distance(SparseAverage().received(start(), whole), end) < 1e-12
 
 
 def test_the_pull_begins_at_the_bound():
     def ended(bound):
         one = client(FedLRS(dp_sgd(), bound=bound, strength=1.0))
-        one.train(1, start())
+        train(one, 1, start())
         return {name: value.detach() for name, value in one.training.parameters.items()}
 
-    plain = client(dp_sgd()).train(1, start())
+    plain = train(client(dp_sgd()), 1, start()).params
     assert same(ended(1e3), plain)
     assert distance(ended(1e-6), plain) > 1e-4
 
@@ -408,19 +424,19 @@ def test_all_clients_clip_at_the_servers_norm_which_follows_their_counts(monkeyp
     for p, one in enumerate(clients):
         release = one.training.desk.release
 
-        def listening(draw, sums, noise=None, release=release, p=p):
-            found = release(draw, sums, noise)
+        def listening(draw, sums, release=release, p=p):
+            found = release(draw, sums)
             counts[p].append(float(next(iter(found["below_threshold"].values()))))
             return found
 
         monkeypatch.setattr(one.training.desk, "release", listening)
     norms = []
     for number in range(1, ROUNDS + 1):
-        asked = server.instructions(lambda limit: [])
+        asked = server.extras()
         norms += [asked["clip_norm"]] * LOCAL_STEPS
-        answers = [one.train(number, params, **asked) for one in clients]
+        answers = [train(one, number, params, **asked) for one in clients]
         shares = [sum(counts[p][-LOCAL_STEPS:]) / LOCAL_STEPS / 20 + 0.5 for p in range(2)]
-        assert [float(answer[SHARE]) for answer in answers] == pytest.approx(shares)
+        assert [answer.reports[SHARE] for answer in answers] == pytest.approx(shares)
         params = server.aggregate(params, answers)
         share = min(max(sum(shares) / 2, 0.0), 1.0)
         assert server.metrics()["radius"] == pytest.approx(norms[-1] * math.exp(-0.2 * (share - 0.5)))
@@ -434,14 +450,19 @@ def test_all_clients_clip_at_the_servers_norm_which_follows_their_counts(monkeyp
 def test_clip_norms_outside_of_the_limits_cost_nothing(norm):
     one = make("quantile")
     with pytest.raises(Refused):
-        one.train(1, start(), clip_norm=norm)
+        train(one, 1, start(), clip_norm=norm)
     assert charges(one) == 0
 
 
 def test_a_share_that_is_no_number_is_left_out():
     server = QuantileFedAvg(QUANTILE)
-    answers = [{**start(), SHARE: torch.tensor(value)} for value in (math.nan, 1.0)]
-    server.aggregate(start(), answers)
+    request, replies = (
+        Request(1, start()),
+        {p: Reply(start(), {SHARE: s}) for p, s in ((0, math.nan), (1, 1.0))},
+    )
+    usable, absent = usable_replies(server, request, [0, 1], replies)
+    assert set(absent) == {0}
+    server.aggregate(start(), list(usable.values()))
     assert server.metrics()["radius"] == pytest.approx(0.5 * math.exp(-0.2 * 0.5))
 
 
@@ -487,16 +508,17 @@ def test_around_a_follower_it_follows_the_server(around, follower):
     plain = client(FOLLOWERS[follower]())
     one = client(AROUND[around](FOLLOWERS[follower]()))
     with pytest.raises(Refused, match="clip_norm is missing"):
-        one.train(1, start())
+        train(one, 1, start())
     asked = {"clip_norm": 0.1} | ({"square_limit": 0.25} if follower == "rms-fused" else {})
     if follower == "rms":
-        assert one.ask(1, start(), 0.25) == plain.ask(1, start(), 0.25)
-        assert one.radius_noise == plain.radius_noise
+        query = Request(1, start(), {"square_limit": 0.25}, "query")
+        assert one.answer(query) == plain.answer(query)
     else:
-        with pytest.raises(Refused, match="no radius"):
-            one.ask(1, start(), 0.25)
-    found = one.train(1, start(), **asked)
-    assert found.keys() == plain.train(1, start(), **asked).keys()  # a share beside the parameters
+        with pytest.raises(Refused, match="answers no request of kind 'query'"):
+            ask(one, 1, start(), 0.25)
+    found, expected = train(one, 1, start(), **asked), train(plain, 1, start(), **asked)
+    assert found.params.keys() == expected.params.keys()
+    assert found.reports.keys() == expected.reports.keys()
     bounds = [e.bounds["gradient"] for e in one.training.desk.ledger.journal.entries()
               if e.kind == "release" and "gradient" in e.bounds]  # fmt: skip
     assert bounds == [0.1] * LOCAL_STEPS
@@ -541,7 +563,7 @@ def test_a_method_that_would_keep_the_rounds_from_another_one_is_refused(around,
 
 def test_around_methods_without_rounds_any_method_may_be():
     for method in (Plain(dp_sgd()), Proximal(Plain(dp_sgd()), 0.1), Proximal(Proximal(dp_sgd(), 0.1), 0.1)):
-        assert client(method).train(1, start()).keys() == start().keys()
+        assert train(client(method), 1, start()).params.keys() == start().keys()
 
 
 class SparseQuantile(QuantileFedAvg, SparseAverage):
@@ -587,18 +609,16 @@ def test_what_is_sent_beside_the_parameters_stays_beside_a_short_upload(short, f
     clients = [client(wrap(FOLLOWERS[follower]()), p) for p in range(2)]
     plain = [client(FOLLOWERS[follower](), p) for p in range(2)]
     server = strategy()
-    asked = server.instructions(lambda limit: [])
-    sent = [one.train(1, start(), **asked) for one in clients]
-    whole = [one.train(1, start(), **asked) for one in plain]
+    asked = server.extras()
+    sent = [train(one, 1, start(), **asked) for one in clients]
+    whole = [train(one, 1, start(), **asked) for one in plain]
     for short_one, one in zip(sent, whole, strict=True):
-        assert torch.equal(short_one[name], one[name])
-        assert set(short_one).isdisjoint(start())
-        assert server.refusal(start(), short_one) is None
+        assert short_one.reports == one.reports
+        assert name in one.reports
+        assert set(short_one.params).isdisjoint(start())
+        assert server.refusal(Request(1, start(), asked), short_one) is None
     found = server.aggregate(start(), sent)
-    numbers = [{key: value for key, value in one.items() if key != name} for one in sent]
-    assert same(found, average().aggregate(start(), numbers))
-    moved = server.instructions(lambda limit: [])["clip_norm"]
+    assert same(found, average().aggregate(start(), sent))
     other = alone()
-    other.instructions(lambda limit: [])
     other.aggregate(start(), whole)
-    assert moved == other.instructions(lambda limit: [])["clip_norm"] != asked["clip_norm"]
+    assert server.extras()["clip_norm"] == other.extras()["clip_norm"] != asked["clip_norm"]

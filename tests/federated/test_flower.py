@@ -8,7 +8,7 @@ import pytest
 import torch
 from federated_problem import LOCAL_STEPS, ROUNDS, charges, client, same, start
 
-from equipoise.federated import AdaptDPFedAvg, FedAvg, ServerRMS, Strategy, simulate
+from equipoise.federated import AdaptDPFedAvg, FedAvg, Reply, Request, ServerRMS, Strategy, simulate
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
@@ -149,7 +149,7 @@ class SlowGrid(LocalGrid):
     def send_and_receive(self, messages, *, timeout=None):
         self.timeouts = (*self.timeouts, timeout)
         replies = super().send_and_receive(messages, timeout=timeout)
-        rounds = [m.content["values"]["round"] for m in messages if m.metadata.message_type == "train"]
+        rounds = [m.content["extras"]["round"] for m in messages if m.metadata.message_type == "train"]
         late = [r for r in replies if set(rounds) & set(self.slow) and r.metadata.src_node_id == 102]
         self.late = (*self.late, *late)
         return [r for r in replies if r not in late]
@@ -169,14 +169,9 @@ def test_a_straggler_past_the_timeout_is_charged_once_and_its_answer_is_not_used
         def __init__(self, inner):
             self.inner = inner
 
-        radius_noise = property(lambda self: self.inner.radius_noise)
-
-        def ask(self, *request):
-            return self.inner.ask(*request)
-
-        def train(self, number, *request, **more):
-            answer = self.inner.train(number, *request, **more)
-            if number == 2:
+        def answer(self, request):
+            answer = self.inner.answer(request)
+            if request.kind == "train" and request.round == 2:
                 raise TimeoutError("too late")
             return answer
 
@@ -184,7 +179,7 @@ def test_a_straggler_past_the_timeout_is_charged_once_and_its_answer_is_not_used
     unheard = simulate(adaptive(), [*clients[:2], Straggler(clients[2])], start(), ROUNDS)
     close(found.params, unheard.params)
     (late,) = nodes.late
-    assert not any(same(read_params(late.content["answer"]), one) for one in (found.params, start()))
+    assert not any(same(read_params(late.content["model"]), one) for one in (found.params, start()))
 
 
 def test_a_straggler_that_is_asked_again_gives_the_same_answer_at_no_charge(tmp_path):
@@ -195,7 +190,7 @@ def test_a_straggler_that_is_asked_again_gives_the_same_answer_at_no_charge(tmp_
     once = charged(tmp_path)
     ((_, _, request),) = [sent for sent in nodes.sent if sent[:2] == ("train", 102)]
     again = nodes.deliver("train", 102, request)
-    assert same(read_params(again.content["answer"]), read_params(nodes.late[0].content["answer"]))
+    assert same(read_params(again.content["model"]), read_params(nodes.late[0].content["model"]))
     assert charged(tmp_path) == once == [1 + LOCAL_STEPS] * CLIENTS
 
 
@@ -209,9 +204,9 @@ def test_only_released_numbers_leave(tmp_path):
             keys = tuple(sorted(record)) if not isinstance(record, ArrayRecord) else tuple(sorted(start()))
             seen.add((name, type(record).__name__, keys))
     assert seen == {
-        ("answer", "ConfigRecord", ("client",)),
-        ("answer", "MetricRecord", ("mean", "noise")),
-        ("answer", "ArrayRecord", tuple(sorted(start()))),
+        ("client", "ConfigRecord", ("number",)),
+        ("reports", "MetricRecord", ("squares", "squares_noise")),
+        ("model", "ArrayRecord", tuple(sorted(start()))),
         ("refusal", "ConfigRecord", ("reason",)),
     }
     assert all(not context.state for context in nodes.contexts.values())
@@ -221,13 +216,13 @@ def test_words_of_an_error_stay_at_the_client(tmp_path, caplog):
     def build(context):
         raise OSError("record 17 of patient Smith is torn")
 
-    reply = LocalGrid(client_app(build), 1).deliver("train", 100, write_request(1, start(), {}))
+    reply = LocalGrid(client_app(build), 1).deliver("train", 100, write_request(Request(1, start())))
     assert "Smith" not in str(reply.content)
     assert "Smith" in caplog.text
 
 
 def spoilt(change):
-    content = write_request(1, start(), {"clip_norm": 0.1})
+    content = write_request(Request(1, start(), {"clip_norm": 0.1}))
     change(content)
     return content
 
@@ -238,20 +233,20 @@ def huge_header(content):
 
 
 NONSENSE = {
-    "no round": lambda c: c["values"].pop("round"),
-    "a round in words": lambda c: c["values"].update({"round": "one"}),
-    "no values": lambda c: c.pop("values"),
+    "no round": lambda c: c["extras"].pop("round"),
+    "a round in words": lambda c: c["extras"].update({"round": "one"}),
+    "no values": lambda c: c.pop("extras"),
     "no model": lambda c: c.pop("model"),
     "a metric for a model": lambda c: c.update({"model": MetricRecord({"a": 1.0})}),
     "bytes": lambda c: setattr(c["model"]["0.bias"], "data", b"nonsense"),
     "a shape that lies": huge_header,
-    "a name too many": lambda c: c["values"].update({"learning_rate": 10.0}),
-    "the model twice": lambda c: c["values"].update({"params": 1.0}),
+    "a name too many": lambda c: c["extras"].update({"learning_rate": 10.0}),
+    "the model twice": lambda c: c["extras"].update({"params": 1.0}),
     "a group too many": lambda c: c.update({"group.control": to_record(start())}),
-    "no radius": lambda c: c["values"].pop("clip_norm"),
-    "NaN": lambda c: c["values"].update({"clip_norm": math.nan}),
-    "a radius in words": lambda c: c["values"].update({"clip_norm": "large"}),
-    "radii": lambda c: c["values"].update({"clip_norm": [0.1, 0.2]}),
+    "no radius": lambda c: c["extras"].pop("clip_norm"),
+    "NaN": lambda c: c["extras"].update({"clip_norm": math.nan}),
+    "a radius in words": lambda c: c["extras"].update({"clip_norm": "large"}),
+    "radii": lambda c: c["extras"].update({"clip_norm": [0.1, 0.2]}),
     "empty": lambda c: c.clear(),
 }
 
@@ -276,7 +271,8 @@ def test_nonsense_from_the_server_is_refused_and_costs_nothing(victim, name):
 def test_nonsense_queries_are_refused_and_cost_nothing(victim, limit):
     folder, nodes = victim
     values = {} if limit is None else {"square_limit": limit}
-    reply = nodes.deliver("query.radius", 100, write_request(1, start(), values))
+    content = write_request(Request(1, start(), values, "query"))
+    reply = nodes.deliver("query.reports", 100, content)
     assert reply.content["refusal"]["reason"].startswith("Refused:")
     opened = client(follower(), 0, folder=folder / "0")
     assert charges(opened) == 0
@@ -294,7 +290,7 @@ class Strange:
 
         kind = message.metadata.message_type
         number = context.node_config["partition-id"]
-        hello = RecordDict({"answer": ConfigRecord({"client": number})})
+        hello = RecordDict({"client": ConfigRecord({"number": number})})
         return Message(hello if kind == "query.introduce" else self.content, reply_to=message)
 
 
@@ -302,11 +298,13 @@ class Strange:
     "content",
     [
         RecordDict(),
-        RecordDict({"answer": ConfigRecord({"client": 1})}),
-        RecordDict({"answer": MetricRecord({"mean": 1.0})}),
+        RecordDict({"client": ConfigRecord({"number": 1})}),
+        RecordDict({"reports": MetricRecord({"squares": 1.0})}),
+        RecordDict({"reports": ConfigRecord({"squares": 1.0}), "model": to_record(start())}),
+        RecordDict({"model": MetricRecord({"squares": 1.0})}),
         RecordDict({"refusal": ConfigRecord()}),
     ],
-    ids=["nothing", "a number", "half", "no reason"],
+    ids=["nothing", "a number", "half", "no reports", "no model", "no reason"],
 )
 def test_answers_that_cannot_be_read_count_as_none(content):
     nodes = LocalGrid(Strange(content), 2)
@@ -320,21 +318,19 @@ def test_groups_of_tensors_travel():
     heard = []
 
     class Listening:
-        radius_noise = 0.0
-
-        def train(self, number, params, control, strength=0.0):
-            heard.append((number, control, strength))
-            return {**params, "more": control["w"]}
+        def answer(self, request):
+            heard.append((request.round, request.extras["control"], request.extras["strength"]))
+            return Reply({**request.params, "more": request.extras["control"]["w"]})
 
         def close(self):
             pass
 
     class Sending(FedAvg):
-        def instructions(self, ask):
+        def extras(self):
             return {"control": {"w": torch.tensor(3.0, dtype=torch.float64)}, "strength": 0.5}
 
-        def aggregate(self, params, answers):
-            assert answers[0]["more"].item() == 3.0
+        def aggregate(self, params, replies):
+            assert replies[0].params["more"].item() == 3.0
             return dict(params)
 
     strategy: Strategy = Sending()

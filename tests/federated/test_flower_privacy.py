@@ -10,11 +10,11 @@ import math
 import numpy
 import pytest
 import torch
-from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, charges, client, records, same, start
+from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, ask, charges, client, records, same, start, train
 from torch import nn
 
 import equipoise as eq
-from equipoise.federated import Client, FedAvg, QuantileFedAvg, ServerQuantile, ServerRMS, simulate
+from equipoise.federated import Client, FedAvg, QuantileFedAvg, Reply, ServerQuantile, ServerRMS, simulate
 from equipoise.federated.methods.server_quantile import SHARE
 from equipoise.privacy import Poisson, calibrate_noise_multiplier
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
@@ -28,9 +28,9 @@ def test_the_clip_norm_goes_to_the_quantile(begin):
     norms = torch.linspace(0.5, 1.5, 40)
     server = QuantileFedAvg(eq.ReleasedQuantile(begin, quantile=0.5, learning_rate=0.2))
     for _ in range(60):
-        clip_norm = server.instructions(lambda limit: [])["clip_norm"]
-        share = (norms <= clip_norm).double().mean()
-        server.aggregate({"w": torch.zeros(1)}, [{"w": torch.zeros(1), SHARE: share}])
+        clip_norm = server.extras()["clip_norm"]
+        share = float((norms <= clip_norm).double().mean())
+        server.aggregate({"w": torch.zeros(1)}, [Reply({"w": torch.zeros(1)}, {SHARE: share})])
     assert 0.9 < clip_norm < 1.1
 
 
@@ -43,8 +43,8 @@ def test_noise_and_clipping_use_the_same_clip_norm():
     sent = []
 
     class Noting(QuantileFedAvg):
-        def instructions(self, ask):
-            sent.append(super().instructions(ask)["clip_norm"])
+        def extras(self):
+            sent.append(super().extras()["clip_norm"])
             return {"clip_norm": sent[-1]}
 
     simulate(Noting(rule), [one], start(), ROUNDS)
@@ -64,7 +64,7 @@ def test_noise_comes_from_no_global_generator():
         torch.manual_seed(seed)
         before = numpy.random.get_state()[1].copy(), torch.random.get_rng_state()
         one = client(reproducible=False)
-        found = one.train(1, start())
+        found = train(one, 1, start())
         assert (numpy.random.get_state()[1] == before[0]).all()
         assert torch.equal(torch.random.get_rng_state(), before[1])
         return found
@@ -98,7 +98,7 @@ def scalar_client(x, clip_norm=0.5):
 
 def test_a_parameter_without_axes_is_clipped():
     one = scalar_client(torch.full((4, 1), 100.0, dtype=torch.float64))
-    moved = one.train(1, {"scale": torch.tensor(1.0, dtype=torch.float64)})["scale"]
+    moved = train(one, 1, {"scale": torch.tensor(1.0, dtype=torch.float64)}).params["scale"]
     assert moved.shape == ()
     assert float(1.0 - moved) == pytest.approx(0.5, abs=1e-6)  # the mean gradient is 100, clipped 0.5
 
@@ -108,7 +108,7 @@ def test_a_parameter_without_axes_is_clipped():
 
 def test_an_update_of_zero_is_no_error():
     one = scalar_client(torch.zeros(4, 1, dtype=torch.float64))
-    moved = one.train(1, {"scale": torch.tensor(1.0, dtype=torch.float64)})["scale"]
+    moved = train(one, 1, {"scale": torch.tensor(1.0, dtype=torch.float64)}).params["scale"]
     assert float(moved) == pytest.approx(1.0, abs=1e-6)
 
 
@@ -117,12 +117,15 @@ def test_an_update_of_zero_is_no_error():
 
 def test_weights_are_equal_and_sizes_are_not_sent():
     answers = [
-        client(data=records(p, n), sampling=Poisson(5, n, 2)).train(1, start()) for p, n in ((0, 20), (1, 60))
+        train(client(data=records(p, n), sampling=Poisson(5, n, 2)), 1, start())
+        for p, n in ((0, 20), (1, 60))
     ]
-    assert all(set(answer) == set(start()) for answer in answers)
+    assert all((set(sent.params), set(sent.reports)) == (set(start()), set()) for sent in answers)
     mean = FedAvg().aggregate(start(), answers)
     for name, value in mean.items():
-        torch.testing.assert_close(value, (answers[0][name] + answers[1][name]) / 2, rtol=0, atol=0)
+        torch.testing.assert_close(
+            value, (answers[0].params[name] + answers[1].params[name]) / 2, rtol=0, atol=0
+        )
 
 
 # ---- the local wrapper's noise follows a formula that holds below epsilon 1 alone
@@ -145,9 +148,9 @@ def test_noise_is_calibrated_by_a_valid_accountant(target):
 def test_counts_and_queries_are_counted_too():
     query = ServerRMS(0.5, round_length=LOCAL_STEPS, noise_multiplier=1.0, radius_noise_multiplier=3.0)
     with_query, without = client(query), client()
-    with_query.ask(1, start(), 0.25)
+    ask(with_query, 1, start(), 0.25)
     for one in (with_query, without):
-        one.train(1, start(), *([0.2] if one is with_query else []))
+        train(one, 1, start(), *([0.2] if one is with_query else []))
     assert charges(with_query) == charges(without) + 1
     spent = [one.training.desk.spent(1e-3).value for one in (with_query, without)]
     assert spent[0] > spent[1]

@@ -15,7 +15,7 @@ from multiprocessing.connection import Client as Connection
 from multiprocessing.connection import Listener
 
 import pytest
-from federated_problem import LOCAL_STEPS, ROUNDS, charges, client, same, start
+from federated_problem import LOCAL_STEPS, ROUNDS, charges, client, same, start, train
 
 from equipoise.federated import AdaptDPFedAvg, ServerRMS, simulate
 from equipoise.methods.adaptive_rms.radius import RMSRadius
@@ -71,15 +71,8 @@ class Remote:
         except EOFError as error:
             raise ConnectionError("the client is dead") from error
 
-    @property
-    def radius_noise(self):
-        return self._call("radius_noise")
-
-    def ask(self, *arguments):
-        return self._call("ask", *arguments)
-
-    def train(self, number, params, clip_norm=None, square_limit=None):
-        return self._call("train", number, params, clip_norm, None, square_limit)
+    def answer(self, request):
+        return self._call("answer", request)
 
 
 @pytest.fixture
@@ -203,16 +196,16 @@ def test_a_fused_client_process_is_killed(tmp_path, begin, when, form):
     """Asked the same again it sends what one sends that was not killed, and pays for it once."""
     undisturbed, asked = client(follower(**FORMS[form]), 0), {"clip_norm": 0.5, "square_limit": 0.25}
     params = [{name: value + number for name, value in start().items()} for number in range(ROUNDS)]
-    expected = [undisturbed.train(number, params[number - 1], **asked) for number in range(1, ROUNDS + 1)]
+    expected = [train(undisturbed, number, params[number - 1], **asked) for number in range(1, ROUNDS + 1)]
     victim, remote = begin(0, FUSED_DEATHS[when], **FORMS[form]), Remote(tmp_path, 0)
-    assert same(remote.train(1, params[0], **asked), expected[0])
+    assert same(train(remote, 1, params[0], **asked), expected[0])
     with pytest.raises(ConnectionError):
-        remote.train(2, params[1], **asked)
+        train(remote, 2, params[1], **asked)
     victim.join(20)
     assert victim.exitcode == -signal.SIGKILL
     begun = begin(0, **FORMS[form])
     for number in range(2, ROUNDS + 1):
-        assert same(remote.train(number, params[number - 1], **asked), expected[number - 1])
+        assert same(train(remote, number, params[number - 1], **asked), expected[number - 1])
     begun.kill()
     begun.join()
     found = releases(opened(tmp_path, 0, **FORMS[form]))
@@ -255,12 +248,12 @@ def serve(folder, fatal):
 
 
 SERVER_DEATHS = {
-    "after one answer to the query of round 2": lambda s, r: at_call(r[0], "ask", 2, True),
-    "before the training of round 2": lambda s, r: at_call(r[0], "train", 2),
-    "after one training of round 2": lambda s, r: at_call(r[0], "train", 2, True),
+    "after one answer to the query of round 2": lambda s, r: at_call(r[0], "answer", 3, True),
+    "before the training of round 2": lambda s, r: at_call(r[0], "answer", 4),
+    "after one training of round 2": lambda s, r: at_call(r[0], "answer", 4, True),
     "before the mean of round 2": lambda s, r: at_call(s, "aggregate", 2),
     "before round 2 is on disk": lambda s, r: at_call(s, "state_dict", 2),
-    "after round 2 is on disk": lambda s, r: at_call(s, "instructions", 3),
+    "after round 2 is on disk": lambda s, r: at_call(s, "round", 3),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 from federated_problem import LOCAL_STEPS, ROUNDS, client, same, start
 
 from equipoise.federated import AdaptDPFedAvg, ServerRMS, simulate
-from equipoise.federated.lazy_clients import ClientPool
+from equipoise.federated.client_pool import ClientPool
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from mutating import HOSTILE, mutated_json, mutated_tree
 from targets import GOOD_REQUEST, Target, client, command, file_of, home, signing_key_file, with_file
 
+from contrib.secure_sum import SecureClient, SecureExchange, SecureSum
+from contrib.secure_sum.client import request_digest
 from equipoise.app.federation_folder import report_federation, verify_federation
 from equipoise.app.federation_settings import FederationSettings, check_federation_folder
 from equipoise.app.run_checks import read_settings
-from equipoise.federated import Refused, SecureClient, SecureSum
-from equipoise.federated.secure_client import request_digest
-from equipoise.federated.secure_exchange import SecureExchange
+from equipoise.federated import Refused, Reply, Request
 
 CLIENTS = 3
 PARAMS = GOOD_REQUEST["params"]
@@ -66,25 +66,25 @@ def _sealed(number: int) -> SecureClient:
 
 def _requests(clients: list[SecureClient], stop: str) -> dict[str, Any]:
     """Lead honest clients through a sum, up to the request `stop` to the first of them."""
-    opening = {"stage": "keys", "request": request_digest(1, PARAMS, {"query": "train"})}
+    opening = {"stage": "keys", "request": request_digest(Request(1, PARAMS))}
     if stop == "keys":
         return opening
-    first = [one.answer(1, {}, opening) for one in clients]
+    first = [one.answer_stage(1, {}, opening) for one in clients]
     shares: dict[str, Any] = {"stage": "shares"}
     for number, found in enumerate(first):
         shares |= {f"key.{number}": found["key"], f"terms.{number}": found["terms"]}
     if stop == "shares":
         return shares
-    boxes = [one.answer(1, {}, shares) for one in clients]
+    boxes = [one.answer_stage(1, {}, shares) for one in clients]
 
     def masked(number: int) -> dict[str, Any]:
         others = {f"share.{u}": boxes[u][f"share.{number}"] for u in range(CLIENTS) if u != number}
-        return {"stage": "masked", "query": "train", **others}
+        return {"stage": "masked", "kind": "train", **others}
 
     if stop == "masked":
         return masked(0)
     for number, one in enumerate(clients):
-        one.answer(1, PARAMS, masked(number))
+        one.answer_stage(1, PARAMS, masked(number))
     return {"stage": "unmask", "survivors": list(range(CLIENTS))}
 
 
@@ -96,7 +96,7 @@ def _stage(value: tuple[str, Callable[[Mapping[str, Any]], Any]], folder: Path) 
         request = _requests(clients, stage)
         params = PARAMS if stage == "masked" else {}
         try:
-            clients[0].answer(1, params, spoil(request))
+            clients[0].answer_stage(1, params, spoil(request))
         except Refused:
             assert clients[0].client.training.steps_done in (0, 2), "half a round was made"
             raise
@@ -154,7 +154,7 @@ class _Relay:
         found: dict[int, Any] = {}
         for index, (params, values) in requests.items():
             try:
-                found[index] = self.clients[index].answer(number, params, values)
+                found[index] = self.clients[index].answer_stage(number, params, values)
             except Refused as refused:
                 found[index] = str(refused)
         if values["stage"] == self._stage and isinstance(found.get(0), dict):
@@ -166,13 +166,14 @@ def _answers(value: tuple[str, Callable[[Mapping[str, Any]], Any]], folder: Path
     """The server: a client's answer may spoil the sum, but not end the training."""
     relay = _Relay(*value)
     try:
-        found = SecureExchange(relay, RULE).train(list(range(CLIENTS)), 1, PARAMS, {})
+        found = SecureExchange(relay, RULE).send(Request(1, PARAMS), range(CLIENTS))
     finally:
         for one in relay.clients:
             one.close()
     assert set(found) == set(range(CLIENTS))
     for one in found.values():
-        assert isinstance(one, str) or all(bool(torch.isfinite(value).all()) for value in one.values())
+        finite = isinstance(one, Reply) and all(bool(torch.isfinite(v).all()) for v in one.params.values())
+        assert isinstance(one, str) or finite
 
 
 def _nothing(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -183,7 +184,7 @@ def _nothing(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _GOOD_RECORDS = {
     "model": {"kind": "arrays", "items": {"weight": "tensor", "bias": "tensor"}},
-    "values": {"kind": "config", "items": {"round": 1}},
+    "extras": {"kind": "config", "items": {"round": 1}},
 }
 _SPOILT = [
     *HOSTILE,
@@ -197,14 +198,13 @@ _CONTROL = {"group.control": {"kind": "arrays", "items": {"weight": "tensor"}}}
 _REQUESTS = st.one_of(
     mutated_tree(_GOOD_RECORDS, _SPOILT), mutated_tree({**_GOOD_RECORDS, **_CONTROL}, _SPOILT)
 )
-_NUMBERS = {"kind": "metrics", "items": {"mean": 1e308, "noise": 3}}
-_GOOD_ANSWER = {"answer": {"kind": "arrays", "items": {"weight": "tensor", "bias": "tensor"}}}
+_NUMBERS = {"kind": "metrics", "items": {"squares": 1e308, "squares_noise": 3}}
+_GOOD_ANSWER = {"model": {"kind": "arrays", "items": {"weight": "tensor", "bias": "tensor"}}}
 _ANSWERS = st.one_of(
-    mutated_tree(
-        _GOOD_ANSWER, [*HOSTILE, {"kind": "metrics", "items": {"mean": 1e308, "noise": 3}}, b"\x93"]
-    ),
-    mutated_tree({"answer": {"kind": "metrics", "items": {"mean": 0.5, "noise": 0.1}}}),
-    mutated_tree({"answer": {"kind": "config", "items": {"key": b"x", "terms": "y"}}}),
+    mutated_tree(_GOOD_ANSWER, [*HOSTILE, _NUMBERS, b"\x93"]),
+    mutated_tree({**_GOOD_ANSWER, "reports": _NUMBERS}, [*HOSTILE, _NUMBERS]),
+    mutated_tree({"reports": {"kind": "metrics", "items": {"squares": 0.5, "squares_noise": 0.1}}}),
+    mutated_tree({"reports": {"kind": "config", "items": {"key": b"x", "terms": "y"}}}),
     mutated_tree({"refusal": {"kind": "config", "items": {"reason": "busy"}}}),
 )
 
@@ -239,12 +239,12 @@ def _records(tree: Any) -> Any:
 
 
 def _flower_request(tree: Any, folder: Path) -> None:
-    from equipoise.federated.flower.client import _train
+    from equipoise.federated.flower.wire import read_request, write_reply
 
     one = client()
     before = one.epsilon()
     try:
-        _train(one, _records(tree))
+        write_reply(one.answer(read_request(_records(tree), "train")))
     except Exception:
         assert one.epsilon() == before, "a refused request was charged"
         raise
@@ -258,14 +258,14 @@ def _flower_reply(tree: Any, folder: Path) -> None:
     from flwr.supercore.task_identity import TaskIdentity
 
     from equipoise.federated import FedAvg
-    from equipoise.federated.flower.wire import read_reply, read_values
+    from equipoise.federated.flower.wire import read_reply
 
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # what a SuperLink sets
     message = Message(RecordDict(), dst_node_id=1, message_type="train")
     message.content = _records(tree)
     found = read_reply(message)
-    read_values(message)
-    if isinstance(found, dict) and FedAvg().refusal(PARAMS, found) is None:
+    if FedAvg().refusal(Request(1, PARAMS), found) is None:
+        assert isinstance(found, Reply)
         assert all(bool(torch.isfinite(p).all()) for p in FedAvg().aggregate(PARAMS, [found]).values())
 
 

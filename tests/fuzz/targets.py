@@ -35,7 +35,7 @@ from equipoise.app.compare import parse_method_option, read_entries
 from equipoise.app.settings import Settings, parse_option
 from equipoise.data.features import extractors as features
 from equipoise.data.readers import cifar, idx, medmnist, tables, text
-from equipoise.federated import Client, FedAvg, simulate
+from equipoise.federated import Client, FedAvg, Reply, Request, simulate
 from equipoise.privacy import FullBatch, Journal, Ledger, Secrets
 from equipoise.report import read_run, render_page, summary
 from equipoise.statements import statement_of
@@ -210,10 +210,10 @@ def _ledger(folder: Path) -> None:
 @functools.cache
 def _journaled() -> Path:
     """A folder with a journal of two runs, the first of which is that of the ledger's key."""
-    from equipoise.privacy import Private, Release, capped
+    from equipoise.privacy import Gaussian, Private, Release, capped
 
     folder = home() / "journaled"
-    plan = eq.PrivacyPlan([Release("total", 2.0, max_bound=5.0)], FullBatch(20, 4))
+    plan = eq.PrivacyPlan([Release("total", 5.0, Gaussian(2.0))], FullBatch(20, 4))
     for secrets in (Secrets(reproducible_seed=0), Secrets()):
         journal = Journal(folder / "private" / "journal.jsonl")
         ledger = Ledger(plan, None, journal, secrets)
@@ -368,8 +368,10 @@ def _key_files() -> list[bytes]:
 GOOD_REQUEST = {
     "round": 1,
     "params": {"weight": torch.zeros(1, 3), "bias": torch.zeros(1)},
-    "clip_norm": None,
+    "extras": {},
+    "kind": "train",
 }
+GOOD_REPLY = {"params": GOOD_REQUEST["params"], "reports": {"share": 0.5}}
 TENSORS = [
     torch.zeros(3),
     torch.zeros(1, 3, dtype=torch.int64),
@@ -400,8 +402,9 @@ def _request(message: Any, folder: Path) -> None:
     one = holder[0]
     before = one.epsilon()
     message = message if isinstance(message, dict) else {"round": message}
+    names = ("round", "params", "extras", "kind")
     try:
-        one.train(message.get("round"), message.get("params"), message.get("clip_norm"))
+        one.answer(Request(*(message.get(name) for name in names)))
     except Exception:
         assert one.epsilon() == before, "a refused request was charged"
         raise
@@ -410,25 +413,21 @@ def _request(message: Any, folder: Path) -> None:
 
 
 class _Liar:
-    """A client that answers what it is told to."""
+    """A client that answers with the reply that it was given."""
 
-    radius_noise = 0.1
+    def __init__(self, reply: Any) -> None:
+        self._reply = reply
 
-    def __init__(self, answer: Any) -> None:
-        self._answer = answer
-
-    def ask(self, *_: Any) -> Any:
-        return self._answer
-
-    def train(self, *_: Any, **__: Any) -> Any:
-        return self._answer
+    def answer(self, request: Request) -> Any:
+        return self._reply
 
 
 def _reply(answer: Any, folder: Path) -> None:
     """The server: what a client answers must not end the training, nor make the model unusable."""
     params = {"weight": torch.zeros(1, 3), "bias": torch.zeros(1)}
-    honest = _Liar({"weight": torch.ones(1, 3), "bias": torch.ones(1)})
-    found = simulate(FedAvg(), [_Liar(answer), honest], params, 1)  # type: ignore[list-item]
+    honest = _Liar(Reply({"weight": torch.ones(1, 3), "bias": torch.ones(1)}))
+    whole = isinstance(answer, dict) and set(answer) == {"params", "reports"}
+    found = simulate(FedAvg(), [_Liar(Reply(**answer) if whole else answer), honest], params, 1)
     assert {n: p.shape for n, p in found.params.items()} == {n: p.shape for n, p in params.items()}
     assert all(bool(torch.isfinite(p).all()) for p in found.params.values())
 
@@ -560,10 +559,10 @@ def targets() -> tuple[Target, ...]:
         ),
         Target(
             "server: replies",
-            mutated_tree(GOOD_REQUEST["params"], [*HOSTILE, *TENSORS]),
+            mutated_tree(GOOD_REPLY, [*HOSTILE, *TENSORS]),
             _reply,
             300,
-            GOOD_REQUEST["params"],
+            GOOD_REPLY,
         ),
         Target("words", WORDS, _words, 60, None),
         *audit_targets(),

@@ -5,7 +5,7 @@ import torch
 
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
-from equipoise.gradients.operator import DenseGradients, FactoredGradients, PerSampleGradients
+from equipoise.gradients.operator import DenseGradients, FactoredGradients, concat
 from equipoise.gradients.subspaces.held import HeldSubspace
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -51,7 +51,7 @@ def difference(records=6, seed=0, dtype=torch.float64):
 
 def residual(records=6, seed=0, dtype=torch.float64):
     columns = {name: tensor / 20 for name, tensor in dense(3, 77, dtype).tensors.items()}
-    return factored(records, seed, dtype).residual(HeldSubspace(columns))
+    return HeldSubspace(columns).residual(factored(records, seed, dtype))
 
 
 KINDS = pytest.mark.parametrize("make", [factored, dense, difference, residual])
@@ -136,7 +136,7 @@ def test_records_may_be_permuted_split_and_joined(make):
         G.rows(slice(2, 2)),
         G.rows(torch.tensor([False, False, True, True, True, True])),
     ]
-    joined = PerSampleGradients.concat(parts)
+    joined = concat(parts)
     assert joined.shape == G.shape
     close(joined.row_norms(), norms, 1e-10)
     close(joined.materialise().matrix(), G.materialise().matrix(), 1e-10)
@@ -176,7 +176,7 @@ def test_results_are_detached_and_losses_follow():
     for result in (G.row_norms(), G.weighted_sums(torch.ones(3))["w"], G.losses, G.cross_gram(G), G.inner(G)):
         assert not result.requires_grad
     close(G.rows(torch.tensor([2, 0])).losses, leaf.detach().sum(1)[[2, 0]], 0)
-    close(PerSampleGradients.concat([G, G]).losses, leaf.detach().sum(1).repeat(2), 0)
+    close(concat([G, G]).losses, leaf.detach().sum(1).repeat(2), 0)
 
 
 def test_uses_that_cancel_keep_their_norm():
@@ -225,8 +225,8 @@ def test_autocast_does_not_reach_the_norms():
         (lambda G: G.select("bias"), TypeError, "sequence"),
         (lambda G: G.row_norms([["bias", "bias"]]), ValueError, "repeated"),
         (lambda G: G.rows(torch.ones(5, dtype=torch.bool)), ValueError, "mask"),
-        (lambda G: PerSampleGradients.concat([]), ValueError, "at least one"),
-        (lambda G: PerSampleGradients.concat([G, G - G]), ValueError, "guards"),
+        (lambda G: concat([]), ValueError, "at least one"),
+        (lambda G: concat([G, G - G]), ValueError, "guards"),
         (lambda G: FactoredGradients({"w": ()}), ValueError, "shapes="),
         (lambda G: FactoredGradients({}), ValueError, "num_records="),
         (

@@ -24,7 +24,7 @@ class NoiselessLedger:
         self.released: list[dict[str, dict[str, Tensor]]] = []
         self.unproven: list[dict[str, Any]] = []
 
-    def release(self, draw: Any, sums: Mapping[str, Any], noise: Any = None) -> dict[str, dict[str, Tensor]]:
+    def release(self, draw: Any, sums: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
         out = {name: {k: unwrap(v).clone() for k, v in b.value.items()} for name, b in sums.items()}
         self.released.append(out)
         return out

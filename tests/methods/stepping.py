@@ -25,8 +25,8 @@ class Door:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
 
-    def release(self, draw: Any, sums: Mapping[str, Any], noise: Any = None) -> Any:
-        return self.ledger.release(draw.token, sums, noise)
+    def release(self, draw: Any, sums: Mapping[str, Any]) -> Any:
+        return self.ledger.release(draw.token, sums)
 
     def disclose(self, value: Any, hole: str) -> Any:
         return self.ledger.disclose(value, hole)

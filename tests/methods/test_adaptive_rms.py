@@ -226,9 +226,7 @@ def test_replacing_a_record_moves_the_squares_by_their_cap_and_no_more():
     """The plan's ratio of 1: under replace-one with all records, the squares cost what they cost before."""
     method = eq.AdaptiveRMS(variant="round", noise_multiplier=1e4, radius_noise_multiplier=5.0)
     found = planned(method, eq.FullBatch(100, 1), "replace_one")
-    (multiplier,) = [
-        found.combined_multiplier(p.names, p.sampling) for p in found.patterns() if p.draw == "radius"
-    ]
+    (multiplier,) = [found.combined_multiplier(p.names) for p in found.patterns() if p.draw == "radius"]
     assert multiplier == pytest.approx(5.0)
     values = Private(torch.tensor([0.0, 7.0]), Draw("radius", 0))
     assert capped(values, 1.0).replace == 1.0

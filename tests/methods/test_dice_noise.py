@@ -13,6 +13,7 @@ from equipoise.methods.published import dice_sgd as published
 from equipoise.privacy import (
     Draw,
     FullBatch,
+    Gaussian,
     Ledger,
     Poisson,
     PrivacyPlan,
@@ -27,7 +28,7 @@ from equipoise.privacy.private import unwrap
 
 
 def whitened(noise, norms: torch.Tensor) -> torch.Tensor:
-    lengths = noise._lengths(norms).double()
+    lengths = noise.lengths(norms).double()
     factor = torch.tensor(noise.cholesky, dtype=torch.float64)
     return torch.linalg.solve_triangular(factor, lengths.T, upper=False).norm(dim=0)
 
@@ -108,16 +109,14 @@ class Zeros:
 
 
 def test_the_ledgers_noise_has_this_covariance_and_is_fresh_at_every_step():
-    noise = dn.joint_noise(1.0, 10.0)
-    plan = PrivacyPlan(
-        [Release("body", 2.0, 1.0), Release("total", 2.0, 10.0, correlated_with="body")], FullBatch(10, 2)
-    )
+    noise = dn.joint_noise(1.0, 10.0).scaled(2.0)
+    plan = PrivacyPlan([Release("body", 1.0, noise), Release("total", 10.0, noise)], FullBatch(10, 2))
     ledger = Ledger(plan, secrets=Secrets(reproducible_seed=5))
     steps = []
     for _ in range(2):
         draw = ledger.open()
         sums = clip_jointly(PrivateRows(Zeros(100_000), draw), noise)
-        steps.append(ledger.release(draw, sums, noise))
+        steps.append(ledger.release(draw, sums))
     body, total = steps[0]["body"]["w"].double(), steps[0]["total"]["w"].double()
     assert float(body.var()) == pytest.approx(4 * 1.81818, rel=0.02)
     assert float(total.var()) == pytest.approx(4 * 100, rel=0.02)
@@ -130,7 +129,7 @@ def test_the_ledgers_noise_has_this_covariance_and_is_fresh_at_every_step():
 
 def test_the_joint_release_costs_what_dp_sgd_costs():
     sampling = Poisson(256, 60_000, 2344)
-    alone = PrivacyPlan([Release("gradient", 1.0, 1.0)], sampling).epsilon(1e-5)
+    alone = PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0))], sampling).epsilon(1e-5)
     assert alone.value == pytest.approx(1.100, abs=1e-3)
     assert alone.cross_check == pytest.approx(1.352, abs=1e-3)
 

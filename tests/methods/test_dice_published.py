@@ -250,7 +250,7 @@ def joint_attack(norm: float, runs: int, *, sigma=0.968, rate=0.02, steps=200, d
     """The best attack on the joint release: the likelihood ratio of a record of this norm, step by step."""
     rng = np.random.default_rng(1)
     noise = dn.joint_noise(1.0, 10.0)
-    lengths = noise._lengths(torch.tensor([norm], dtype=torch.float64))[0].numpy()
+    lengths = noise.lengths(torch.tensor([norm], dtype=torch.float64))[0].numpy()
     whitened = np.linalg.solve(np.array(noise.cholesky), lengths) / sigma
     size = float(np.linalg.norm(whitened))
 

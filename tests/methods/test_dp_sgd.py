@@ -30,7 +30,7 @@ def test_the_plan_is_calibrated_to_the_budget_from_below():
 def test_a_learned_threshold_costs_what_the_joint_gaussian_costs():
     found = plan(eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.3, count_noise=0.05), noise_multiplier=1.0))
     (pattern,) = found.patterns()
-    joint = found.combined_multiplier(pattern.names, SAMPLING)
+    joint = found.combined_multiplier(pattern.names)
     sigma = 0.05 * 30
     assert joint == pytest.approx((1 + (2 * sigma) ** -2) ** -0.5)
 

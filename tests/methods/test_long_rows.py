@@ -133,7 +133,7 @@ def test_the_square_of_a_residual_is_not_read_too_small(size, columns):
     subspace = BlockSubspace({"w": (size,)}, [Block(columns, {"w": held})]).orthonormal()
     values = torch.tensor([0.05, 0.22051282, 0.3, 1 / 3, 0.4, 0.5128205, 0.7807692, 0.9]).unsqueeze(1)
     rows = values * (1 + 4e-3 * torch.randn(8, size, generator=rng))
-    residual = DenseGradients({"w": rows}).residual(subspace)
+    residual = subspace.residual(DenseGradients({"w": rows}))
     exact = residual.materialise().matrix().double().norm(dim=1)
     assert (residual.row_norms() >= exact).all()
 
@@ -149,7 +149,7 @@ def test_the_residual_of_a_long_linear_row_is_not_read_too_small(columns):
         1 + 1e-3 * torch.randn(4, 1, 1000, generator=rng)
     )
     factor = OuterFactor(a, 1 + 1e-3 * torch.randn(4, 1, 1000, generator=rng))
-    residual = FactoredGradients({"w": (factor,)}).residual(subspace)
+    residual = subspace.residual(FactoredGradients({"w": (factor,)}))
     exact = residual.materialise().matrix().double().norm(dim=1)
     assert (residual.row_norms() >= exact).all()
     rows = factor.materialise().flatten(1).double()

@@ -45,17 +45,17 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "noise off",
-        "privacy/ledger/ledger.py",
-        (("std = self.plan[name].noise_multiplier * sums[name].add_remove", "std = 0.0"),),
+        "privacy/mechanisms/gaussian.py",
+        (("self.standard_deviation(name, bounded.add_remove))", "0.0)"),),
         ("tests/privacy/test_noise.py::test_noise_passes_kolmogorov_smirnov_at_its_scale_only",),
     ),
     Mutation(
         "noise 10% too small",
-        "privacy/ledger/ledger.py",
+        "privacy/mechanisms/gaussian.py",
         (
             (
-                "std = self.plan[name].noise_multiplier * sums[name].add_remove",
-                "std = 0.9 * self.plan[name].noise_multiplier * sums[name].add_remove",
+                "self.standard_deviation(name, bounded.add_remove))",
+                "0.9 * self.standard_deviation(name, bounded.add_remove))",
             ),
         ),
         ("tests/privacy/test_noise.py::test_noise_passes_kolmogorov_smirnov_at_its_scale_only",),
@@ -81,16 +81,38 @@ MUTATIONS = (
     Mutation(
         "noise that vanishes among the denormals is let out",
         "privacy/ledger/ledger.py",
-        (("check_noise(self.plan, sums, noise)\n", "pass\n"),),
+        (("mechanism.check_sums({name: sums[name] for name in members})\n", "pass\n"),),
         ("tests/privacy/test_noise.py::test_noise_that_the_type_cannot_carry_is_refused_and_free",),
+    ),
+    Mutation(
+        "noise over steps goes on after a gap between draws",
+        "privacy/mechanisms/base.py",
+        (("or earlier != ordinal - 1 - len(found):", "or False:"),),
+        (
+            "tests/privacy/test_mechanisms.py::test_a_voided_step_starts_the_noise_afresh_and_its_z_is_not_used_again",
+            "tests/privacy/test_mechanisms.py::test_a_draw_that_is_not_released_starts_the_noise_afresh",
+        ),
+    ),
+    Mutation(
+        "old noise is mixed in two ways after its history was lost",
+        "privacy/mechanisms/base.py",
+        (
+            (
+                "        if not self.memory:\n            return self.made_for",
+                "        if True:\n            return self.made_for",
+            ),
+        ),
+        (
+            "tests/privacy/test_mechanisms.py::test_a_ledger_without_its_history_does_not_mix_the_old_noise_in_another_way",
+        ),
     ),
     Mutation(
         "the same noise at every index",
         "privacy/noise/secrets.py",
         (
             (
-                "NormalStream(self._hash(purpose, index).digest(32)",
-                "NormalStream(self._hash(purpose, 0).digest(32)",
+                "return bytes(self._hash(purpose, index).digest(32))",
+                "return bytes(self._hash(purpose, 0).digest(32))",
             ),
         ),
         ("tests/privacy/test_noise.py::test_streams_differ_by_key_purpose_and_index",),
@@ -319,8 +341,8 @@ MUTATIONS = (
         "privacy/plan.py",
         (
             (
-                "            total += (ratio / release.noise_multiplier) ** 2",
-                "            total = max(total, (ratio / release.noise_multiplier) ** 2)",
+                "total += self._square(mechanism, members)",
+                "total = max(total, self._square(mechanism, members))",
             ),
         ),
         ("tests/privacy/test_accounting.py::test_joint_releases_are_one_event",),

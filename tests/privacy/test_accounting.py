@@ -9,6 +9,7 @@ import pytest
 from equipoise.privacy import (
     FixedEpochs,
     FullBatch,
+    Gaussian,
     PlanError,
     Poisson,
     PrivacyPlan,
@@ -179,7 +180,7 @@ def test_closed_form_agrees_with_the_loss_distribution():
 
 def test_without_replacement():
     sampling = WithoutReplacement(batch_size=50, population=1000, steps=10)
-    plan = PrivacyPlan([Release("gradient", 2.0, 1.0)], sampling, "replace_one")
+    plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(2.0))], sampling, "replace_one")
     result = plan.epsilon(1e-5)
     assert result.accountant == "rdp"
     assert result.cross_check is None
@@ -191,9 +192,12 @@ def test_without_replacement():
 def test_what_has_no_accountant_raises():
     subset = WithoutReplacement(50, 1000, 10)
     with pytest.raises(PlanError, match="replace_one"):
-        PrivacyPlan([Release("gradient", 2.0, 1.0)], subset).epsilon(1e-5)
+        PrivacyPlan([Release("gradient", 1.0, Gaussian(2.0))], subset).epsilon(1e-5)
     mixed = PrivacyPlan(
-        [Release("a", 2.0, 1.0, draw="a"), Release("b", 2.0, 1.0, draw="b", sampling=subset)],
+        [
+            Release("a", 1.0, Gaussian(2.0), draw="a"),
+            Release("b", 1.0, Gaussian(2.0), draw="b", sampling=subset),
+        ],
         Poisson(50, 1000, 10),
         "replace_one",
     )
@@ -218,29 +222,35 @@ def test_quick_epsilon_is_close():
 
 def test_joint_releases_are_one_event():
     sampling = Poisson(25, 1000, 3200)
-    two = PrivacyPlan([Release("a", 6.0, 1.0), Release("b", 6.0, 5.0)], sampling)
+    two = PrivacyPlan([Release("a", 1.0, Gaussian(6.0)), Release("b", 5.0, Gaussian(6.0))], sampling)
     assert two.epsilon(1e-5).value == pytest.approx(1.301, rel=5e-3)
-    apart = PrivacyPlan([Release("a", 6.0, 1.0, draw="a"), Release("b", 6.0, 1.0, draw="b")], sampling)
+    apart = PrivacyPlan(
+        [Release("a", 1.0, Gaussian(6.0), draw="a"), Release("b", 1.0, Gaussian(6.0), draw="b")], sampling
+    )
     assert apart.event() != two.event()
-    rare = PrivacyPlan([Release("a", 6.0, 1.0), Release("b", 6.0, 5.0, count=10)], sampling)
+    rare = PrivacyPlan(
+        [Release("a", 1.0, Gaussian(6.0)), Release("b", 5.0, Gaussian(6.0), count=10)], sampling
+    )
     assert [(sorted(p.names), p.count) for p in rare.patterns()] == [(["a", "b"], 10), (["a"], 3190)]
 
 
 def test_replace_ratio():
     full = FullBatch(1000, 1)
-    clipped = PrivacyPlan([Release("a", 2.0, 1.0)], full, REPLACE)
-    scalar = PrivacyPlan([Release("a", 2.0, 1.0, replace_ratio=1.0)], full, REPLACE)
+    clipped = PrivacyPlan([Release("a", 1.0, Gaussian(2.0))], full, REPLACE)
+    scalar = PrivacyPlan([Release("a", 1.0, Gaussian(2.0), replace_ratio=1.0)], full, REPLACE)
     assert clipped.epsilon(1e-5).value == pytest.approx(gaussian_epsilon(1.0, 1e-5))
     assert scalar.epsilon(1e-5).value == pytest.approx(gaussian_epsilon(0.5, 1e-5))
     poisson = Poisson(25, 1000, 100)  # amplification keeps the ratio at 2
-    a, b = (PrivacyPlan([Release("a", 3.0, 1.0, replace_ratio=r)], poisson, REPLACE) for r in (1.0, 2.0))
+    a, b = (
+        PrivacyPlan([Release("a", 1.0, Gaussian(3.0), replace_ratio=r)], poisson, REPLACE) for r in (1.0, 2.0)
+    )
     assert a.event() == b.event()
 
 
 def sums_and_squares(sampling):
     """Clipped sums and squares of one draw, (z, z_C) = (1, 3)."""
-    squares = Release("squares", 3.0, 1.0, replace_ratio=1.0)
-    return PrivacyPlan([Release("gradient", 1.0, 1.0), squares], sampling, REPLACE)
+    squares = Release("squares", 1.0, Gaussian(3.0), replace_ratio=1.0)
+    return PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0)), squares], sampling, REPLACE)
 
 
 @pytest.mark.parametrize(
@@ -289,30 +299,33 @@ def test_poisson_sampling_needs_the_ratio_of_two(rate):
 
 
 def test_unamplified_counts_epochs():
-    plan = PrivacyPlan([Release("a", 5.0, 1.0)], FixedEpochs(100, 1000, 25))
+    plan = PrivacyPlan([Release("a", 1.0, Gaussian(5.0))], FixedEpochs(100, 1000, 25))
     assert plan.epsilon(1e-5).value == pytest.approx(gaussian_epsilon(math.sqrt(3) / 5, 1e-5))
 
 
 def test_plan_errors():
     sampling = Poisson(25, 1000, 10)
     with pytest.raises(PlanError, match="unique"):
-        PrivacyPlan([Release("a", 1.0, 1.0), Release("a", 1.0, 1.0)], sampling)
+        PrivacyPlan([Release("a", 1.0, Gaussian(1.0)), Release("a", 1.0, Gaussian(1.0))], sampling)
     with pytest.raises(PlanError, match="different samplings"):
-        PrivacyPlan([Release("a", 1.0, 1.0), Release("b", 1.0, 1.0, sampling=FullBatch(10, 1))], sampling)
+        PrivacyPlan(
+            [Release("a", 1.0, Gaussian(1.0)), Release("b", 1.0, Gaussian(1.0), sampling=FullBatch(10, 1))],
+            sampling,
+        )
     with pytest.raises(ValueError, match="noise_multiplier"):
-        Release("a", 0.0, 1.0)
+        Release("a", 1.0, Gaussian(0.0))
     with pytest.raises(TypeError, match="sampling"):
-        PrivacyPlan([Release("a", 1.0, 1.0)], 0.1)
+        PrivacyPlan([Release("a", 1.0, Gaussian(1.0))], 0.1)
     with pytest.raises(TypeError):
-        Release("a", 1.0, 1.0, boundd=3)
+        Release("a", 1.0, Gaussian(1.0), boundd=3)
     with pytest.raises(ValueError, match="replace_ratio"):
-        Release("a", 1.0, 1.0, replace_ratio=3.0)
+        Release("a", 1.0, Gaussian(1.0), replace_ratio=3.0)
 
 
 def test_plan_description_round_trip():
     releases = [
-        Release("a", 1.5, math.inf),
-        Release("b", 6.0, 5.0, draw="x", sampling=FullBatch(9, 3), count=2),
+        Release("a", math.inf, Gaussian(1.5)),
+        Release("b", 5.0, Gaussian(6.0), draw="x", sampling=FullBatch(9, 3), count=2),
     ]
     plan = PrivacyPlan(releases, Poisson(25, 1000, 10), REPLACE)
     again = PrivacyPlan.from_description(plan.describe())

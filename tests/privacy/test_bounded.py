@@ -10,6 +10,7 @@ from equipoise.privacy import (
     Bounded,
     Draw,
     FixedEpochs,
+    Gaussian,
     PlanError,
     PrivacyPlan,
     Private,
@@ -222,6 +223,6 @@ def test_weights_hold_at_the_edges_of_float32(norm, threshold):
 
 
 def test_nested_releases_without_amplification_are_refused():
-    releases = [Release("gradient", 1.0, max_bound=1.0), Release("count", 1.0, max_bound=1.0, count=4)]
+    releases = [Release("gradient", 1.0, Gaussian(1.0)), Release("count", 1.0, Gaussian(1.0), count=4)]
     with pytest.raises(PlanError, match="draws of their own"):
         PrivacyPlan(releases, FixedEpochs(25, 100, 8))

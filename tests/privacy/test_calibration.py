@@ -1,5 +1,6 @@
 """Calibration meets its target from below, within 1%."""
 
+import dp_accounting
 import pytest
 
 from equipoise.privacy import (
@@ -7,12 +8,14 @@ from equipoise.privacy import (
     BudgetError,
     FixedEpochs,
     FullBatch,
+    Gaussian,
     Poisson,
     PrivacyPlan,
     Release,
     WithoutReplacement,
     calibrate,
     calibrate_noise_multiplier,
+    epsilon,
 )
 
 CASES = [
@@ -29,7 +32,7 @@ CASES = [
 @pytest.mark.parametrize(("sampling", "target", "delta", "relation"), CASES)
 def test_from_below_within_one_percent(sampling, target, delta, relation):
     z = calibrate_noise_multiplier(sampling, Budget(target, delta), relation)
-    value = PrivacyPlan([Release("gradient", z, 1.0)], sampling, relation).epsilon(delta).value
+    value = PrivacyPlan([Release("gradient", 1.0, Gaussian(z))], sampling, relation).epsilon(delta).value
     assert 0.99 * target <= value <= target
 
 
@@ -38,7 +41,11 @@ def test_one_scale_for_several_releases():
 
     def plan(scale):
         return PrivacyPlan(
-            [Release("gradient", 3 * scale, 1.0), Release("norm", 12 * scale, 1.0, count=20)], sampling
+            [
+                Release("gradient", 1.0, Gaussian(3 * scale)),
+                Release("norm", 1.0, Gaussian(12 * scale), count=20),
+            ],
+            sampling,
         )
 
     found = calibrate(plan, Budget(1.0, 1e-5))
@@ -49,17 +56,17 @@ def test_one_scale_for_several_releases():
 @pytest.mark.parametrize("start", [1e-2, 1e3])
 def test_start_does_not_matter(start):
     def plan(scale):
-        return PrivacyPlan([Release("gradient", scale, 1.0)], FullBatch(10, 7))
+        return PrivacyPlan([Release("gradient", 1.0, Gaussian(scale))], FullBatch(10, 7))
 
     found = calibrate(plan, Budget(1.0, 1e-5), start=start)
     assert 0.99 <= found.epsilon(1e-5).value <= 1.0
 
 
 def test_out_of_reach_teaches():
-    fixed = Release("fixed", 1.0, 1.0, draw="x")
+    fixed = Release("fixed", 1.0, Gaussian(1.0), draw="x")
 
     def plan(scale):
-        return PrivacyPlan([Release("gradient", scale, 1.0), fixed], FullBatch(10, 7))
+        return PrivacyPlan([Release("gradient", 1.0, Gaussian(scale)), fixed], FullBatch(10, 7))
 
     with pytest.raises(BudgetError, match=r"out of reach.*raise epsilon"):
         calibrate(plan, Budget(1.0, 1e-5))
@@ -71,3 +78,17 @@ def test_out_of_reach_teaches():
 def test_bad_budgets(epsilon, delta):
     with pytest.raises(ValueError):
         Budget(epsilon, delta)
+
+
+@pytest.mark.parametrize("sampling", [FullBatch(1000, 50), Poisson(80, 1600, 40)])
+def test_other_runs_share_the_budget(sampling):
+    def plan(scale):
+        return PrivacyPlan([Release("gradient", 1.0, Gaussian(scale))], sampling)
+
+    budget, earlier = Budget(1.0, 1e-5), plan(40.0).event()
+    found = calibrate(plan, budget, other_events=[earlier])
+    both = epsilon(dp_accounting.ComposedDpEvent([found.event(), earlier]), 1e-5).value
+    assert 0.99 <= both <= 1.0
+    assert found.releases[0].noise_multiplier > calibrate(plan, budget).releases[0].noise_multiplier
+    with pytest.raises(BudgetError, match="other runs"):
+        calibrate(plan, budget, other_events=[plan(0.5).event()])

@@ -7,10 +7,12 @@ import torch
 from privacy_rows import DenseRows, Flat, rows
 
 from equipoise.privacy import (
-    CorrelatedNoise,
     FullBatch,
+    Gaussian,
+    JointGaussian,
     Ledger,
     LedgerError,
+    PlanError,
     PrivacyPlan,
     PrivateError,
     PrivateRows,
@@ -23,16 +25,14 @@ from equipoise.privacy import (
 from equipoise.privacy.private import unwrap
 
 
-def dice(c1: float, ce: float, kappa: float = 1.0) -> CorrelatedNoise:
+def dice(c1: float, ce: float, kappa: float = 1.0) -> JointGaussian:
     """The joint form of DiceSGD for kappa = 1: residual (radius ce) and body (radius c1)."""
     beta, b = c1 / ce, c1 * math.sqrt((ce - c1) / (ce + c1))
 
     def weights(n):
         return torch.stack([n.clamp(max=ce), n.clamp(max=c1)], dim=1)
 
-    return CorrelatedNoise(
-        ("residual", "body"), [[kappa * ce, 0.0], [beta * kappa * ce, b]], weights, (c1, ce)
-    )
+    return JointGaussian(("residual", "body"), [[kappa * ce, 0.0], [beta * kappa * ce, b]], weights, (c1, ce))
 
 
 @pytest.mark.parametrize(("c1", "ce"), [(1.0, 3.0), (1.0, 10.0), (0.3, 0.4), (2.0, 50.0)])
@@ -44,22 +44,23 @@ def test_dice_sensitivity_is_exactly_one(c1, ce):
 
 def test_too_little_noise_is_refused():
     with pytest.raises(ValueError, match="above 1"):
-        CorrelatedNoise(("a",), [[0.9]], lambda n: n.clamp(max=1.0)[:, None], (1.0,))
+        JointGaussian(("a",), [[0.9]], lambda n: n.clamp(max=1.0)[:, None], (1.0,))
     with pytest.raises(ValueError, match="lower triangular"):
-        CorrelatedNoise(("a", "b"), [[1.0, 1.0], [0.0, 1.0]], lambda n: n[:, None].expand(-1, 2), (1.0,))
+        JointGaussian(("a", "b"), [[1.0, 1.0], [0.0, 1.0]], lambda n: n[:, None].expand(-1, 2), (1.0,))
     assert radial_sensitivity(lambda n: -n.clamp(max=1)[:, None], [[1.0]], (1.0,)) == math.inf
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1e-30, 1e20])
 def test_shared_noise_keeps_its_scale_over_the_range_of_floats(scale):
-    ledger, draw, zero = make(dice(scale, 3 * scale), bound=10 * scale)
-    out = ledger.release(draw, clip_jointly(zero, noise := dice(scale, 3 * scale)), noise=noise)
+    noise = dice(scale, 3 * scale)
+    ledger, draw, zero = make(noise, bound=10 * scale)
+    out = ledger.release(draw, clip_jointly(zero, noise))
     for name, std in zip(noise.names, noise.standard_deviations, strict=True):
         assert float(out[name]["w"].double().std()) == pytest.approx(2 * std, rel=0.02)
 
 
 def test_shared_noise_that_float32_cannot_carry_is_refused():
-    noise = CorrelatedNoise(
+    noise = JointGaussian(
         ("residual", "body"),
         [[2.0, 0.0], [0.0, 2e-40]],
         lambda n: torch.stack([n.clamp(max=1.0), 1e-40 * n.clamp(max=1.0)], dim=1),
@@ -67,12 +68,12 @@ def test_shared_noise_that_float32_cannot_carry_is_refused():
     )
     ledger, draw, zero = make(noise, size=2)
     with pytest.raises(LedgerError, match=r"body.*cannot carry"):
-        ledger.release(draw, clip_jointly(zero, noise), noise=noise)
+        ledger.release(draw, clip_jointly(zero, noise))
     assert ledger.spent(1e-5).value == 0
 
 
 def test_radial_weights_that_look_at_other_records_are_refused():
-    noise = CorrelatedNoise(
+    noise = JointGaussian(
         ("residual",), [[2.0]], lambda n: n.clamp(max=1.0 if len(n) > 3 else 0.5)[:, None], (0.5, 1.0)
     )
     with pytest.raises(PrivateError, match="radial_weights"):
@@ -80,10 +81,8 @@ def test_radial_weights_that_look_at_other_records_are_refused():
 
 
 def make(noise, seed=3, size=60_000, bound=10.0):
-    plan = PrivacyPlan(
-        [Release("residual", 2.0, bound), Release("body", 2.0, bound, correlated_with="residual")],
-        FullBatch(10, 5),
-    )
+    releases = [Release(name, bound, noise.scaled(2.0)) for name in noise.names]
+    plan = PrivacyPlan(releases, FullBatch(10, 5))
     ledger = Ledger(plan, secrets=Secrets(reproducible_seed=seed))
     draw = ledger.open()
     return ledger, draw, PrivateRows(rows([0.0] * size), draw)
@@ -92,12 +91,12 @@ def make(noise, seed=3, size=60_000, bound=10.0):
 def test_covariance_and_event():
     noise = dice(1.0, 10.0)
     ledger, draw, g = make(noise)
-    out = ledger.release(draw, clip_jointly(g, noise), noise)
+    out = ledger.release(draw, clip_jointly(g, noise))
     e, b = out["residual"]["w"], out["body"]["w"]
     assert float((e * b).mean()) == pytest.approx(4 * 10, rel=0.05)  # sigma^2 C1 Ce
     assert float(b.var()) == pytest.approx(4 * 1.81818, rel=0.03)
     assert float(e.var()) == pytest.approx(4 * 100, rel=0.03)
-    alone = PrivacyPlan([Release("gradient", 2.0, 1.0)], FullBatch(10, 5))
+    alone = PrivacyPlan([Release("gradient", 1.0, Gaussian(2.0))], FullBatch(10, 5))
     assert ledger.plan.epsilon(1e-5).value == alone.epsilon(1e-5).value
 
 
@@ -117,7 +116,7 @@ def spiky(place: float):
         spike = ((n - place).abs() < 1e-7).to(n.dtype)[:, None]
         return flat * (1 + 4 * spike)
 
-    return CorrelatedNoise(dice(1.0, 10.0).names, dice(1.0, 10.0).cholesky, weights, (1.0, 10.0))
+    return JointGaussian(dice(1.0, 10.0).names, dice(1.0, 10.0).cholesky, weights, (1.0, 10.0))
 
 
 @pytest.mark.parametrize("groups", [None, [["w"]]])
@@ -141,19 +140,34 @@ def test_a_sum_without_noise_of_its_own_is_refused():
         return n.clamp(max=1.0)[:, None].expand(-1, 2)
 
     with pytest.raises(ValueError, match="release such sums once"):
-        CorrelatedNoise(("a", "b"), [[1.0, 0.0], [1.0, 0.0]], twice, (1.0,))
+        JointGaussian(("a", "b"), [[1.0, 0.0], [1.0, 0.0]], twice, (1.0,))
 
 
-def test_ledger_keeps_correlated_and_plain_apart():
+def test_ledger_keeps_joint_and_plain_apart():
     noise = dice(1.0, 10.0)
     ledger, draw, g = make(noise, size=3)
     joint = clip_jointly(g, noise)
-    with pytest.raises(LedgerError, match="correlated"):
-        ledger.release(draw, joint)
-    with pytest.raises(LedgerError, match="correlated"):
-        ledger.release(draw, {"residual": clip(g, Flat(), 1.0), "body": clip(g, Flat(), 1.0)}, noise)
-    with pytest.raises(LedgerError, match="together"):
-        ledger.release(draw, {"body": joint["body"]}, noise)
     with pytest.raises(LedgerError, match="made for"):
-        ledger.release(draw, joint, dice(1.0, 5.0))
+        ledger.release(draw, {"residual": clip(g, Flat(), 1.0), "body": clip(g, Flat(), 1.0)})
+    with pytest.raises(LedgerError, match="together"):
+        ledger.release(draw, {"body": joint["body"]})
+    with pytest.raises(LedgerError, match="made for"):
+        ledger.release(draw, clip_jointly(g, dice(1.0, 5.0)))
+    plain = Ledger(PrivacyPlan([Release(n, 10.0, Gaussian(2.0)) for n in noise.names], FullBatch(10, 5)))
+    with pytest.raises(LedgerError, match="made for"):
+        plain.release(here := plain.open(), clip_jointly(PrivateRows(rows([0.0]), here), noise))
     assert ledger.releases_left == {"batch": 5}
+
+
+def test_a_plan_gives_shared_noise_to_the_releases_that_it_names():
+    noise = dice(1.0, 10.0)
+    residual, body = (Release(name, 10.0, noise) for name in noise.names)
+    sampling = FullBatch(10, 5)
+    with pytest.raises(PlanError, match="exactly these"):
+        PrivacyPlan([residual], sampling)
+    with pytest.raises(PlanError, match="exactly these"):
+        PrivacyPlan([residual, body, Release("third", 10.0, noise)], sampling)
+    with pytest.raises(PlanError, match="exactly these"):
+        PrivacyPlan([residual, Release("body", 10.0, noise.scaled(2.0))], sampling)
+    with pytest.raises(PlanError, match="same draw"):
+        PrivacyPlan([residual, Release("body", 10.0, noise, count=2)], sampling)

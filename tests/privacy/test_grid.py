@@ -13,9 +13,12 @@ from scipy import stats
 
 from equipoise.privacy import (
     FullBatch,
+    Gaussian,
+    JointGaussian,
     Journal,
     Ledger,
     LedgerError,
+    PlanError,
     PrivacyPlan,
     Private,
     Release,
@@ -108,14 +111,14 @@ def test_the_noise_is_the_multiplier_times_the_sensitivity_on_the_grid(coordinat
 def test_a_grid_too_coarse_is_refused_before_anything_is_charged():
     with pytest.raises(LedgerError, match="half rounding"):
         grid_unit(1.0, 10**14, 1.0)
-    plan = PrivacyPlan([Release("sum", 1e7, max_bound=5.0)], FullBatch(100, 4))
+    plan = PrivacyPlan([Release("sum", 5.0, Gaussian(1e7))], FullBatch(100, 4))
     ledger = Ledger(plan, hardened=True)
     with pytest.raises(LedgerError, match="half rounding"):
         release(ledger)
     assert not any(entry.kind == "release" for entry in ledger.journal.entries())
 
 
-PLAN = PrivacyPlan([Release("sum", 2.0, max_bound=5.0)], FullBatch(100, 400))
+PLAN = PrivacyPlan([Release("sum", 5.0, Gaussian(2.0))], FullBatch(100, 400))
 
 
 def release(ledger, value=1.0, parameters=None):
@@ -139,7 +142,7 @@ def test_releases_are_odd_multiples_of_half_a_unit_with_the_planned_noise():
 
 def test_shapes_types_and_several_tensors():
     rows = {"a": torch.ones(2, 3, dtype=torch.float64), "b": torch.ones(4)}
-    ledger = Ledger(PrivacyPlan([Release("g", 1e-3, max_bound=9.0)], FullBatch(10, 2)), hardened=True)
+    ledger = Ledger(PrivacyPlan([Release("g", 9.0, Gaussian(1e-3))], FullBatch(10, 2)), hardened=True)
     draw = ledger.open("batch")
     made = make_bounded({n: Private(v, draw) for n, v in rows.items()}, 4.0, 8.0, draw)
     out = ledger.release(draw, {"g": made})["g"]
@@ -169,7 +172,16 @@ def test_the_statement_says_so():
     assert any(f.ok is False for f in check_with_journal(statement, entries))
 
 
-def test_correlated_noise_is_refused():
-    releases = [Release("a", 1.0, 1.0), Release("b", 1.0, 1.0, correlated_with="a")]
-    with pytest.raises(LedgerError, match="independent"):
-        Ledger(PrivacyPlan(releases, FullBatch(10, 2)), hardened=True)
+def test_shared_noise_is_refused_by_name():
+    noise = JointGaussian(("a",), [[1.0]], lambda norms: norms.clamp(max=1.0)[:, None], (1.0,))
+    with pytest.raises(PlanError, match=r"joint_gaussian.*independent"):
+        Ledger(PrivacyPlan([Release("a", 1.0, noise)], FullBatch(10, 2)), hardened=True)
+
+
+def test_a_plan_is_hardened_in_one_place_and_tells():
+    hard = PLAN.hardened()
+    assert (PLAN.arithmetic, hard.arithmetic) == ("floating_point", "grid")
+    assert hard.fingerprint() != PLAN.fingerprint()
+    assert hard.event() == PLAN.event()
+    assert Ledger(PLAN, hardened=True).plan == Ledger(hard).plan == hard.hardened()
+    assert statement_of(Ledger(hard), delta=1e-5).noise == "grid"

@@ -15,6 +15,7 @@ from equipoise.privacy import (
     ChangedQueryError,
     Draw,
     FullBatch,
+    Gaussian,
     Journal,
     JournalError,
     Ledger,
@@ -43,8 +44,8 @@ from equipoise.statements import statement_of
 
 PLAN = PrivacyPlan(
     [
-        Release("gradient", 4.0, max_bound=1.0),
-        Release("norms", 8.0, max_bound=2.0, count=2, replace_ratio=1.0),
+        Release("gradient", 1.0, Gaussian(4.0)),
+        Release("norms", 2.0, Gaussian(8.0), count=2, replace_ratio=1.0),
     ],
     FullBatch(100, 6),
 )
@@ -150,7 +151,7 @@ def test_spent_follows_what_was_released():
 
 
 def test_noise_scales_with_the_bound():
-    plan = PrivacyPlan([Release("gradient", 3.0, max_bound=1.0)], FullBatch(10, 1))
+    plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(3.0))], FullBatch(10, 1))
     stds = []
     for bound in (1.0, 0.25):
         ledger = Ledger(plan, secrets=Secrets(reproducible_seed=1))
@@ -226,13 +227,13 @@ def test_without_parameters_nothing_is_replayed(tmp_path):
 def test_a_run_keeps_its_plan(tmp_path):
     secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
     Ledger(PLAN, journal=Journal(path), secrets=secrets)
-    other = PrivacyPlan([Release("gradient", 5.0, 1.0)], FullBatch(100, 6))
+    other = PrivacyPlan([Release("gradient", 1.0, Gaussian(5.0))], FullBatch(100, 6))
     with pytest.raises(LedgerError, match="another plan"):
         Ledger(other, journal=Journal(path), secrets=secrets)
 
 
 def test_records_repeat_with_the_draw(tmp_path):
-    plan = PrivacyPlan([Release("gradient", 4.0, 1.0)], Poisson(30, 100, 5))
+    plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(4.0))], Poisson(30, 100, 5))
     secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
     ledger = Ledger(plan, journal=Journal(path), secrets=secrets)
     _, draw = step(ledger, "p0")
@@ -490,7 +491,7 @@ def test_a_disclosed_draw_is_repeated_after_a_resume(tmp_path):
 
 
 def test_an_unbounded_sum_is_never_released():
-    plan = PrivacyPlan([Release("gradient", 1.0, max_bound=math.inf)], Poisson(10, 100, 5))
+    plan = PrivacyPlan([Release("gradient", math.inf, Gaussian(1.0))], Poisson(10, 100, 5))
     ledger = Ledger(plan)
     draw = ledger.open()
     total = unbounded_sum(PrivateRows(rows([3.0, 4.0], [math.nan, 1.0]), draw))
@@ -531,7 +532,7 @@ def test_replay_ledger_forces_the_transcript():
 
 
 def test_statement():
-    plan = PrivacyPlan([Release("gradient", 6.0, 1.0)], Poisson(25, 1000, 100))
+    plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(6.0))], Poisson(25, 1000, 100))
     ledger = Ledger(plan, Budget(50.0, 0.01), secrets=Secrets(reproducible_seed=1))
     step(ledger)
     statement = statement_of(ledger, assumptions=["100 public records, disjoint from the data"])
@@ -592,7 +593,7 @@ def test_keyed_digest():
 
 
 def test_indicator_goes_through(tmp_path):
-    plan = PrivacyPlan([Release("n", 1.0, 1.0, replace_ratio=1.0)], FullBatch(10, 1))
+    plan = PrivacyPlan([Release("n", 1.0, Gaussian(1.0), replace_ratio=1.0)], FullBatch(10, 1))
     ledger = Ledger(plan)
     draw = ledger.open()
     out = ledger.release(draw, {"n": indicator(Private(torch.tensor([True, False]), draw))})

@@ -10,6 +10,7 @@ from scipy import stats
 
 from equipoise.privacy import (
     FullBatch,
+    Gaussian,
     Ledger,
     LedgerError,
     PrivacyPlan,
@@ -28,7 +29,7 @@ SIZE = 40_000
 def released_noise(multiplier: float, bound: float, dtype=torch.float32) -> torch.Tensor:
     """Noise of one release of a zero sum whose bound is below the plan's largest."""
     ledger = Ledger(
-        PrivacyPlan([Release("gradient", multiplier, max_bound=10 * bound)], FullBatch(10, 1)),
+        PrivacyPlan([Release("gradient", 10 * bound, Gaussian(multiplier))], FullBatch(10, 1)),
         secrets=Secrets(reproducible_seed=5),
     )
     draw = ledger.open()
@@ -77,7 +78,7 @@ def tensors(dtype, draw, bound):
     ],
 )
 def test_noise_that_the_type_cannot_carry_is_refused_and_free(multiplier, bound, dtype, hardened):
-    plan = PrivacyPlan([Release("gradient", multiplier, max_bound=1e305)], FullBatch(10, 1))
+    plan = PrivacyPlan([Release("gradient", 1e305, Gaussian(multiplier))], FullBatch(10, 1))
     ledger = Ledger(plan, hardened=hardened)
     draw = ledger.open()
     with pytest.raises(LedgerError, match="cannot carry"):

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from equipoise.privacy import (
-    CorrelatedNoise,
     FullBatch,
+    Gaussian,
+    JointGaussian,
     Journal,
     Ledger,
     Poisson,
@@ -26,19 +27,18 @@ def asked(secrets, kind, parameters="p", bound=1.0, value=0.0):
     if kind == "unproven":
         plan = PrivacyPlan([], FullBatch(10, 2), unproven=[Unproven("sum", "batch")])
     else:
-        plan = PrivacyPlan([Release("sum", 1.0, max_bound=2.0)], FullBatch(10, 2))
+        mechanism = Gaussian(1.0)
+        if kind == "joint":
+            mechanism = JointGaussian(("sum",), [[bound]], lambda n: n.clamp(max=bound)[:, None], (bound,))
+        plan = PrivacyPlan([Release("sum", 2.0, mechanism)], FullBatch(10, 2))
     ledger = Ledger(plan, journal=Journal(), secrets=secrets, hardened=kind == "hardened")
     draw = ledger.open("batch", parameters)
     raw = {"w": Private(torch.full((SIZE,), value, dtype=torch.float64), draw)}
     if kind == "unproven":
         out = ledger.release_unproven(draw, "sum", raw, bound, hole="a test")["w"]
     else:
-        noise = None
-        if kind == "correlated":
-            weights = lambda norms: norms.clamp(max=bound)[:, None]  # noqa: E731
-            noise = CorrelatedNoise(("sum",), [[bound]], weights, breakpoints=(bound,))
-        joint = None if noise is None else noise.identity
-        out = ledger.release(draw, {"sum": make_bounded(raw, bound, 2 * bound, draw, joint=joint)}, noise)
+        joint = plan["sum"].mechanism.made_for
+        out = ledger.release(draw, {"sum": make_bounded(raw, bound, 2 * bound, draw, joint=joint)})
         out = out["sum"]["w"]
     return (out - value) / bound
 
@@ -47,7 +47,7 @@ def correlation(a, b):
     return abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1]))
 
 
-@pytest.mark.parametrize("kind", ["floating point", "hardened", "correlated", "unproven"])
+@pytest.mark.parametrize("kind", ["floating point", "hardened", "joint", "unproven"])
 @pytest.mark.parametrize(
     "other",
     [{"parameters": "q"}, {"bound": 0.5}, {"value": 0.25}],
@@ -65,7 +65,7 @@ def test_another_question_at_an_index_that_comes_again_has_noise_of_its_own(kind
 
 def test_another_question_at_an_index_that_comes_again_has_records_and_coins_of_its_own():
     secrets = Secrets()
-    plan = PrivacyPlan([Release("sum", 1.0, max_bound=1.0)], Poisson(SIZE / 2, SIZE, 2))
+    plan = PrivacyPlan([Release("sum", 1.0, Gaussian(1.0))], Poisson(SIZE / 2, SIZE, 2))
 
     def drawn(parameters):
         ledger = Ledger(plan, journal=Journal(), secrets=secrets)

@@ -11,6 +11,7 @@ from scipy import stats
 
 from equipoise.privacy import (
     FullBatch,
+    Gaussian,
     Journal,
     Ledger,
     Poisson,
@@ -114,7 +115,7 @@ def test_laws_that_there_are_not(mean, shape, error):
 
 
 def test_a_shared_journal_counts_the_search_of_another_run():
-    plan = PrivacyPlan([Release("g", 5.0, max_bound=1.0)], FullBatch(100, 4))
+    plan = PrivacyPlan([Release("g", 1.0, Gaussian(5.0))], FullBatch(100, 4))
     journal = Journal()
     first = Ledger(plan, journal=journal)
     others = events_of(records_of(journal.entries()), plan.relation)

@@ -23,7 +23,7 @@ def run_folder(tmp_path):
         "releases": [
             {
                 "name": "gradient",
-                "noise_multiplier": 7.25,
+                "mechanism": {"kind": "gaussian", "noise_multiplier": 7.25},
                 "max_bound": 0.5,
                 "count": 80,
                 "draw": "batch",

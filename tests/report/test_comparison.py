@@ -19,7 +19,9 @@ STATEMENT = {
     "relation": "add_or_remove_one",
     "warnings": [],
     "holes": [],
-    "releases": [{"name": "gradient", "count": 40, "max_bound": 0.5, "noise_multiplier": 3.25}],
+    "releases": [
+        {"name": "gradient", "count": 40, "max_bound": 0.5, "mechanism": {"noise_multiplier": 3.25}}
+    ],
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from equipoise.privacy import (
+    Gaussian,
     Journal,
     JournalError,
     Ledger,
@@ -47,12 +48,12 @@ def released(ledger: Ledger, name: str, *names: str) -> None:
 def plain_run(sampling=None, relation="add_or_remove_one", journal=None, steps=3) -> Ledger:
     sampling = sampling or FixedEpochs(100, 100, 4)  # in closed form: quick
     releases = [
-        Release("gradient", 2.0, max_bound=5.0),
-        Release("norm", 6.0, max_bound=5.0, count=2),
-        Release("radius", 9.0, max_bound=5.0, draw="other", count=1, sampling=FullBatch(100, 1)),
+        Release("gradient", 5.0, Gaussian(2.0)),
+        Release("norm", 5.0, Gaussian(6.0), count=2),
+        Release("radius", 5.0, Gaussian(9.0), draw="other", count=1, sampling=FullBatch(100, 1)),
     ]
     if isinstance(sampling, FixedEpochs):
-        releases[1] = Release("norm", 6.0, max_bound=5.0, draw="other", count=1, sampling=FullBatch(100, 1))
+        releases[1] = Release("norm", 5.0, Gaussian(6.0), draw="other", count=1, sampling=FullBatch(100, 1))
     ledger = Ledger(PrivacyPlan(releases, sampling, relation), journal=journal)
     for step in range(steps):
         both = step < 2 and ledger.plan["norm"].draw == "batch"
@@ -63,7 +64,7 @@ def plain_run(sampling=None, relation="add_or_remove_one", journal=None, steps=3
 
 def unproven_run(multiplier) -> Ledger:
     plan = PrivacyPlan(
-        [Release("gradient", 2.0, max_bound=5.0)], FullBatch(100, 4), unproven=[Unproven("raw")]
+        [Release("gradient", 5.0, Gaussian(2.0))], FullBatch(100, 4), unproven=[Unproven("raw")]
     )
     ledger = Ledger(plan)
     draw = ledger.open("batch")
@@ -112,7 +113,9 @@ def verdicts(statement, ledger):
 
 def gappy_run(journal=None) -> Ledger:
     """Ten releases of an epoch's length, which lie in two."""
-    ledger = Ledger(PrivacyPlan([Release("gradient", 1.0, 5.0)], FixedEpochs(10, 100, 20)), journal=journal)
+    ledger = Ledger(
+        PrivacyPlan([Release("gradient", 5.0, Gaussian(1.0))], FixedEpochs(10, 100, 20)), journal=journal
+    )
     for ordinal in range(20):
         if 5 <= ordinal < 15:
             ledger.open("batch")
@@ -270,7 +273,7 @@ def test_edits_that_the_journal_alone_catches(edit):
 @pytest.mark.parametrize(
     ("line", "change", "words"),
     [
-        (0, lambda e: e["plan"]["releases"][0].update(noise_multiplier=9.0), "plan was edited"),
+        (0, lambda e: e["plan"]["releases"][0]["mechanism"].update(noise_multiplier=9.0), "plan was edited"),
         (1, lambda e: e["multipliers"].update(gradient=9.0), "noise multiplier"),
         (1, lambda e: e["bounds"].update(gradient=50.0), "bound"),
         (1, lambda e: e.update(pattern=["nothing"]), "holds no draw"),
@@ -401,7 +404,7 @@ def test_a_shared_journal_that_has_grown_since():
 def two_at_once():
     """A opens, B opens, B makes its releases and ends, A makes its own and ends."""
     journal = Journal()
-    plan = PrivacyPlan([Release("gradient", 2.0, max_bound=5.0)], FullBatch(100, 3))
+    plan = PrivacyPlan([Release("gradient", 5.0, Gaussian(2.0))], FullBatch(100, 3))
     first, second = Ledger(plan, journal=journal), Ledger(plan, journal=journal)
     alone = made_of(first, delta=DELTA)
     for ledger in (second, first):
@@ -475,7 +478,8 @@ def test_figures_of_other_versions_may_be_looser_and_not_tighter(key, factor, co
 
 def test_plans_are_compared_exactly_whatever_the_versions():
     ledger = plain_run()
-    for key, value in (("noise_multiplier", 2.0 * (1 + 1e-9)), ("max_bound", 5.0 * (1 + 1e-3))):
+    mechanism = Gaussian(2.0 * (1 + 1e-9)).describe()
+    for key, value in (("mechanism", mechanism), ("max_bound", 5.0 * (1 + 1e-3))):
         statement = statement_of(ledger) | {"versions": OLDER}
         statement["releases"][0][key] = value
         assert verdicts(statement, ledger) == (False, False)
@@ -513,7 +517,7 @@ def test_a_recipe_is_one_of_two_words(recipe):
 
 
 def test_a_reproducible_run_says_so():
-    plan = PrivacyPlan([Release("gradient", 2.0, max_bound=5.0)], FullBatch(100, 4))
+    plan = PrivacyPlan([Release("gradient", 5.0, Gaussian(2.0))], FullBatch(100, 4))
     ledger = Ledger(plan, secrets=Secrets(reproducible_seed=1))
     statement = statement_of(ledger)
     assert statement["private"] is False

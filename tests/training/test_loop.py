@@ -13,7 +13,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.methods import Abadi
-from equipoise.privacy import PrivacyPlan, Release, clip
+from equipoise.privacy import Gaussian, PrivacyPlan, Release, clip
 from equipoise.training.run_folder import RunFolder
 
 
@@ -328,8 +328,8 @@ def test_a_run_ends_where_one_kind_of_draw_is_used_up_though_another_is_not():
     class TwoDraws(eq.DPSGD):
         def plan(self, sampling, budget, relation, public_rng):
             releases = [
-                Release("gradient", 1.0, max_bound=0.5),
-                Release("rare", 1.0, max_bound=0.5, count=3, draw="rare"),
+                Release("gradient", 0.5, Gaussian(1.0)),
+                Release("rare", 0.5, Gaussian(1.0), count=3, draw="rare"),
             ]
             return PrivacyPlan(releases, sampling, relation)
 

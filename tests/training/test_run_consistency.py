@@ -29,7 +29,7 @@ STATEMENT = {
             "draw": "batch",
             "count": 3,
             "used": 3,
-            "noise_multiplier": 1.5,
+            "mechanism": {"kind": "gaussian", "noise_multiplier": 1.5},
             "max_bound": 0.1,
         }
     ],

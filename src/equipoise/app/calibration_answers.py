@@ -6,14 +6,15 @@ The plan is one clipped sum a step, which is DP-SGD's; nothing here needs data.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from equipoise._roots import crossing
 from equipoise.privacy import (
     Budget,
     FixedEpochs,
     FullBatch,
+    Gaussian,
     Poisson,
     PrivacyPlan,
     Release,
@@ -74,7 +75,7 @@ def make_sampling(name: str, batch_size: float, population: int, steps: int) -> 
 
 def _plan(question: Question, noise_multiplier: float) -> PrivacyPlan:
     sampling = make_sampling(question.sampling, question.batch_size, question.population, question.steps)
-    return PrivacyPlan([Release("gradient", noise_multiplier, max_bound=1.0)], sampling, question.relation)
+    return PrivacyPlan([Release("gradient", 1.0, Gaussian(noise_multiplier))], sampling, question.relation)
 
 
 def answer(question: Question) -> dict[str, Any]:
@@ -148,22 +149,10 @@ def _cell(question: Question, epochs: float, batch_size: float, centre: float) -
 
     if question.epsilon is None:
         return epsilon(centre)
-    return _least_noise(epsilon, question.epsilon, centre)
+    goal = math.log(question.epsilon)
 
+    def excess(log_noise: float) -> float:
+        return math.log(max(epsilon(math.exp(log_noise)), 1e-12)) - goal
 
-def _least_noise(epsilon: Callable[[float], float], target: float, start: float) -> float:
-    """The noise at which epsilon meets the target, to 0.5%: secant steps in log epsilon against log noise."""
-    noise, slope, before = start, -1.5, None
-    for _ in range(20):
-        value = epsilon(noise)
-        if not (math.isfinite(value) and value > 0):
-            noise *= 2
-            continue
-        off = math.log(value / target)
-        if abs(off) < 0.005:
-            break
-        if before is not None and noise != before[0]:
-            slope = min(-0.3, (off - before[1]) / math.log(noise / before[0]))
-        before = (noise, off)
-        noise *= math.exp(max(-1.5, min(1.5, -off / slope)))
-    return noise
+    _, enough = crossing(excess, math.log(centre), 0.5, tolerance=0.0025)
+    return math.exp(enough)

@@ -27,9 +27,9 @@ from equipoise.app.federation_settings import FederationSettings, check_federati
 from equipoise.app.options import delta_warning
 from equipoise.app.run_checks import FEDERATION_FILE
 from equipoise.federated import History, Round, simulate
-from equipoise.federated.errors import BROKEN_BOOKS
-from equipoise.federated.lazy_clients import ClientPool
-from equipoise.federated.local_training import end_of
+from equipoise.federated.client import end_of
+from equipoise.federated.client_pool import ClientPool
+from equipoise.federated.messages import CLIENT_FAILURES
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.base import Parameters
 from equipoise.report.federation import write_federation_report
@@ -72,7 +72,7 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
 
 
 def _train(text: str, maker: ClientMaker, path: Path, console: Console) -> tuple[dict[str, Any], Path]:
-    """The rounds, and what is written of them; `federation.json` last."""
+    """Run the rounds and write the results, `federation.json` last."""
     with console.status("loading the data"):
         made = federation(text)
     if not (path / FEDERATION_FILE).exists():
@@ -94,13 +94,13 @@ def _train(text: str, maker: ClientMaker, path: Path, console: Console) -> tuple
 
 
 def _finish(maker: ClientMaker, clients: int) -> None:
-    """Delete every client's key: all is written that it could be asked for."""
+    """Delete every client's key; everything that a client could be asked for is on disk."""
     for number in range(clients):
         place = maker.place(number)
         try:
             if place.exists() and end_of(place) is None:
-                maker.participant(number).finish()
-        except BROKEN_BOOKS:
+                maker.client(number).finish()
+        except CLIENT_FAILURES:
             _log.exception("client %s keeps its key: its ledger or folder is broken", number)
 
 
@@ -121,7 +121,7 @@ def resume_federation(folder: str, console: Console, data_dir: str | None = None
 
 
 def _inline(made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[Round], None]) -> History:
-    with ClientPool(maker.participant, len(made.parts)).closing() as clients:
+    with ClientPool(maker.client, len(made.parts)).closing() as clients:
         return simulate(made.strategy(), clients, *_common(made), **_options(made, path, on_round))
 
 
@@ -156,12 +156,11 @@ def _options(made: Federation, path: Path, on_round: Callable[[Round], None]) ->
         "evaluate": evaluate,
         "on_round": on_round,
         "folder": path / "server",
-        "secure": made.secure,
     }
 
 
 def _client_values(made: Federation, maker: ClientMaker, history: History, number: int) -> dict[str, Any]:
-    """What a client may claim; its statement is put into its folder. Nothing, where its books are broken."""
+    """What a client may claim: nothing if its ledger is broken. Its statement is written to its folder."""
     values: dict[str, Any] = {"client": number, "population": made.population(number)}
     if not maker.place(number).exists():  # never picked: nothing left it
         return {**values, "rounds": 0, "epsilon": 0.0, "guarantee": "proven", "statement": None}
@@ -172,7 +171,7 @@ def _client_values(made: Federation, maker: ClientMaker, history: History, numbe
             done = client.rounds_done
         finally:
             client.close()
-    except BROKEN_BOOKS:
+    except CLIENT_FAILURES:
         _log.exception("client %s has no statement", number)
         seen = sum(number in round_.answered for round_ in history.rounds)
         return {**values, "rounds": seen, "epsilon": None, "guarantee": "none", "statement": None}
@@ -190,7 +189,6 @@ def _client_values(made: Federation, maker: ClientMaker, history: History, numbe
 
 
 def _values(made: Federation, history: History, clients: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole federation as plain values."""
     epsilons = [one["epsilon"] for one in clients]
     claimed = [one["epsilon_claimed"] for one in clients if one.get("epsilon_claimed") is not None]
     settings = made.settings
@@ -220,7 +218,7 @@ def _values(made: Federation, history: History, clients: list[dict[str, Any]]) -
 
 
 def _doubt(made: Federation, rounds: Sequence[Round]) -> str | None:
-    """Why the radius may collapse, from what the server saw."""
+    """Why the radius may collapse, judged by the server's metrics; or None."""
     if made.setup.options.get("scale") != "self":
         return None
     noise = max((done.metrics.get("radius_noise", 0.0) for done in rounds), default=0.0)
@@ -262,7 +260,7 @@ def _introduce(made: Federation, console: Console) -> None:
 
 @contextmanager
 def _progress(made: Federation, console: Console) -> Iterator[Callable[[Round], None]]:
-    """A bar on a screen, a line now and then elsewhere."""
+    """Show a progress bar on a terminal, and print some rounds elsewhere."""
     from rich.progress import Progress
 
     rounds = made.setup.rounds

@@ -23,9 +23,9 @@ from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.options import SettingsError
 from equipoise.app.settings import Settings
 from equipoise.data import DataSet
-from equipoise.federated import Client, Moon, SecureClient, SecureSum, Strategy, dirichlet, iid, one_class
-from equipoise.federated.driver import pick_clients
+from equipoise.federated import Client, Moon, Strategy, dirichlet, iid, one_class
 from equipoise.federated.registry import FederatedMethod, Setup, find_federated
+from equipoise.federated.server import pick_clients
 from equipoise.privacy import Budget, Poisson, gaussian_mu
 
 __all__ = ["ClientMaker", "Federation", "federation"]
@@ -76,26 +76,18 @@ class Federation:
     line: FederatedMethod
 
     def model(self) -> nn.Module:
-        """With initial weights from the seed."""
         assert self.settings.base.model is not None
         return build_model(self.settings.base.model, self.dataset, seed=self.settings.base.seed)
 
     def strategy(self) -> Strategy:
-        """The server's side."""
         return self.line.strategy(self.setup)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Accuracy on the test records."""
         return {"accuracy": accuracy(model, self.dataset.test)}
 
     @property
-    def secure(self) -> SecureSum | None:
-        """Settings of the secure sums, where they were asked for."""
-        return SecureSum(self.setup.clients_per_round) if self.settings.secure_aggregation else None
-
-    @property
     def public_bytes(self) -> int:
-        """Of the public records, which every client is sent once."""
+        """Size of the public records, which every client is sent once."""
         return 0 if self.public is None else sum(t.numel() * t.element_size() for t in self.public.values())
 
     def rehearse(self) -> None:
@@ -113,7 +105,7 @@ class Federation:
         return len(self.parts[number])
 
     def client(self, number: int, folder: Path | None) -> Client:
-        """The client, in its folder, or in memory; it goes on with what lies there."""
+        """Client `number`, in its folder or in memory; a folder that holds a run is continued."""
         base, K = self.settings.base, self.setup.local_steps
         assert base.batch_size is not None
         assert base.delta is not None
@@ -153,24 +145,15 @@ class ClientMaker:
     folder: str
 
     def client(self, number: int) -> Client:
-        """The client of a number."""
         return federation(self.settings).client(number, self.place(number))
 
-    def participant(self, number: int) -> Client | SecureClient:
-        """The client as the server meets it: behind secure sums where they were asked for."""
-        rule = federation(self.settings).secure
-        client = self.client(number)
-        return client if rule is None else SecureClient(client, rule, number)
-
     def place(self, number: int) -> Path:
-        """The folder of a client."""
         return Path(self.folder) / f"{number:03d}"
 
-    def __call__(self, context: Any) -> Client | SecureClient:
-        """The participant of a Flower node."""
+    def __call__(self, context: Any) -> Client:
         from equipoise.federated.flower import client_number
 
-        return self.participant(client_number(context))
+        return self.client(client_number(context))
 
 
 @lru_cache(maxsize=1)
@@ -257,7 +240,6 @@ def _learning_rate(settings: FederationSettings, average: float, model: nn.Modul
 
 
 def _partition(settings: FederationSettings, dataset: DataSet) -> list[Tensor]:
-    """Record numbers of the clients; a simulation may look at the labels."""
     labels, seed, P = dataset.train.fields["label"], settings.base.seed, settings.clients
     deal: dict[str, Callable[[], list[Tensor]]] = {
         "iid": lambda: iid(len(labels), P, seed),

@@ -23,10 +23,6 @@ DRIVERS = ("inline", "flower")
 PARTITIONS = ("iid", "dirichlet", "one-class")
 
 
-# Methods whose server needs no more than the mean of parameters; and fedavg:NAME.
-SUMMED = ("dp-fedavg", "dp-fedavg-normalised", "adaptdp-fedavg", "fedprox", "moon")
-
-
 @dataclass(frozen=True, kw_only=True)
 class FederationSettings:
     """What a simulated federation needs to know; None where a default decides.
@@ -41,7 +37,6 @@ class FederationSettings:
         partition: iid, dirichlet or one-class.
         alpha: concentration of dirichlet.
         driver: inline, or flower for its simulation.
-        secure_aggregation: the server learns sums of the clients' answers alone (experimental).
     """
 
     base: Settings
@@ -52,7 +47,6 @@ class FederationSettings:
     partition: str = "iid"
     alpha: float = 0.5
     driver: str = "inline"
-    secure_aggregation: bool = False
 
     def check(self) -> None:
         """Refuse values that cannot be used.
@@ -74,29 +68,8 @@ class FederationSettings:
         if not self.alpha > 0:
             raise SettingsError(f"--alpha is {self.alpha:g}, but the concentration is above 0.")
         check_federated(self.base.method)
-        if self.secure_aggregation:
-            self._check_sums()
-        for asked, words in (
-            (self.driver == "flower", "--driver flower"),
-            (self.secure_aggregation, "--secure-aggregation"),
-        ):
-            if asked and find_spec("flwr") is None:
-                raise SettingsError(f"{words} needs Flower: pip install 'equipoise[federated]'")
-
-    def _check_sums(self) -> None:
-        """Refuse secure sums where there are none."""
-        method, count = self.base.method, self.clients_per_round or self.clients
-        if method not in SUMMED and not method.startswith("fedavg:"):
-            raise SettingsError(
-                "--secure-aggregation hides all but the mean of the clients' parameters, and --method "
-                f"{method} needs more than that. Leave it out, or take one of {', '.join(SUMMED)} and "
-                "fedavg:NAME."
-            )
-        if count < 2:
-            raise SettingsError(
-                f"--secure-aggregation adds up the answers of a round, and there is {count} client a round. "
-                "The sum of one is its answer: take at least 2, or leave the option out."
-            )
+        if self.driver == "flower" and find_spec("flwr") is None:
+            raise SettingsError("--driver flower needs Flower: pip install 'equipoise[federated]'")
 
     def public(self) -> dict[str, Any]:
         """The settings as plain values, without paths."""
@@ -106,19 +79,16 @@ class FederationSettings:
         """The command that repeats it, with placeholders for paths."""
         words = self.base.command().replace("equipoise train", "equipoise federate", 1)
         for name, value in self.own().items():
-            if value is True:
-                words += f" {flag(name)}"
-            elif name != "alpha" or self.partition == "dirichlet":
+            if name != "alpha" or self.partition == "dirichlet":
                 words += f" {flag(name)} {value:g}" if isinstance(value, float) else f" {flag(name)} {value}"
         return words
 
     def own(self) -> dict[str, Any]:
-        """The settings of a federation, without those of `base`."""
         own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "base"}
-        return {name: value for name, value in own.items() if value is not None and value is not False}
+        return {name: value for name, value in own.items() if value is not None}
 
     def to_json(self) -> str:
-        """All settings, for a folder that is gone on with, and for other processes."""
+        """All settings, to continue a folder and for other processes."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -153,7 +123,7 @@ class FederationSettings:
 
 
 def check_federation_folder(settings: FederationSettings, folder: str) -> None:
-    """A folder is gone on with under the settings that it was begun with.
+    """See that a folder is continued with the settings that it was begun with.
 
     Raises:
         SettingsError: the folder holds another federation, or something else.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from equipoise.app.options import SettingsError, parse_clip_norm
 from equipoise.app.settings import Settings
 from equipoise.methods import METHODS, ExponentialDecay, Method, ReleasedQuantile, Threshold
 from equipoise.methods.base import Setting
-from equipoise.privacy import Budget, Journal, Poisson, PrivacyPlan, epsilon
+from equipoise.privacy import Budget, BudgetError, Journal, Poisson, PrivacyPlan, calibrate, epsilon
 from equipoise.privacy.ledger.run_record import compose_events, events_of, records_of
 from equipoise.training.randomness import generator
 
@@ -28,9 +27,6 @@ __all__ = ["make_method", "read_clip_norm"]
 
 
 RELATION = "add_or_remove_one"
-
-
-MOST = 2.0**16  # so many times the noise that a method needs alone, and no more, is tried
 
 
 def make_method(
@@ -145,7 +141,7 @@ def _free_noise(method: Method, given: Mapping[str, Any], plan: PrivacyPlan) -> 
             f"--ledger holds other runs, and --method {method.name} with these settings has no noise that "
             "could be fitted to what they leave. Give this run a journal of its own."
         )
-    return free | {release.name for release in plan.releases if release.correlated_with in free}
+    return free | {name for release in free for name in plan[release].mechanism.shared_by}
 
 
 def _fitted(plan: PrivacyPlan, free: set[str], others: Sequence[DpEvent], budget: Budget) -> PrivacyPlan:
@@ -162,27 +158,17 @@ def _fitted(plan: PrivacyPlan, free: set[str], others: Sequence[DpEvent], budget
         )
 
     def scaled(factor: float) -> PrivacyPlan:
-        releases = [
-            replace(r, noise_multiplier=r.noise_multiplier * factor) if r.name in free else r
-            for r in plan.releases
-        ]
+        releases = [r.scaled(factor) if r.name in free else r for r in plan.releases]
         return PrivacyPlan(releases, plan.sampling, plan.relation, plan.unproven)
 
-    low, high = 1.0, 2.0
-    while _total(scaled(high), others, budget.delta) > budget.epsilon:
-        if high > MOST:
-            raise SettingsError(
-                f"--epsilon is {budget.epsilon:g}; the earlier runs in the shared ledger have taken "
-                f"{before:.4g} of it, and the releases of this method whose noise is a setting (such as "
-                "counts) take the rest. Give them more noise, or raise it."
-            )
-        low, high = high, high * 2
-    # one part in 500 of noise is worth less than the accountants' own precision
-    while high / low > 1.002:
-        middle = math.sqrt(low * high)
-        enough = _total(scaled(middle), others, budget.delta) <= budget.epsilon
-        low, high = (low, middle) if enough else (middle, high)
-    return scaled(high)
+    try:
+        return calibrate(scaled, budget, other_events=others)
+    except BudgetError:
+        raise SettingsError(
+            f"--epsilon is {budget.epsilon:g}; the earlier runs in the shared ledger have taken "
+            f"{before:.4g} of it, and the releases of this method whose noise is a setting (such as "
+            "counts) take the rest. Give them more noise, or raise it."
+        ) from None
 
 
 def read_clip_norm(text: str) -> float | Threshold:

@@ -30,7 +30,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
+from equipoise._roots import NoCrossing, crossing
+
 __all__ = ["OneRun", "certify_guesses", "guess_by_score", "p_value"]
+
+_LARGEST = 64.0  # no more is certified: a number of canaries that would refute it does not exist
 
 
 @dataclass(frozen=True)
@@ -89,16 +93,15 @@ def certify_guesses(
     """
     alpha = 1 - confidence
 
-    def refuted(epsilon: float) -> bool:
-        return p_value(epsilon, delta, canaries, guesses, correct) <= alpha
+    def excess(epsilon: float) -> float:
+        return alpha - p_value(epsilon, delta, canaries, guesses, correct)
 
-    low, high = 0.0, 1.0
-    if guesses and refuted(0.0):
-        while refuted(high) and high < 64:
-            low, high = high, 2 * high
-        for _ in range(50):
-            middle = (low + high) / 2
-            low, high = (middle, high) if refuted(middle) else (low, middle)
+    low = 0.0
+    if guesses and excess(0.0) > 0:
+        try:
+            low, _ = crossing(excess, 0.0, 1.0, most=_LARGEST, tolerance=1e-12)
+        except NoCrossing:
+            low = _LARGEST
     return OneRun(low, delta, confidence, canaries, guesses, correct)
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from equipoise.audit.canaries import Rows, canary_loss, canary_records, directed_records
 from equipoise.audit.designs import Design, with_options
@@ -23,6 +22,7 @@ from equipoise.audit.method_audit import Audit, audit_method, find_design
 from equipoise.audit.noise_checks import Check, noise_scale
 from equipoise.audit.rehearsal import Watching, open_stage, whitened
 from equipoise.privacy import Budget, Draw, FullBatch
+from equipoise.privacy.mechanisms.base import Sums
 
 __all__ = ["Probe", "check_noise", "probe_method"]
 
@@ -34,7 +34,7 @@ LONGEST, NUMBERS = 1500, 1500
 
 
 class Altered(Watching):
-    """Everything that leaves with other noise, or longer sums, than is booked; also correlated releases.
+    """Everything that leaves with other noise, or longer sums, than is booked, whatever the mechanism.
 
     Attributes:
         noise_by, sums_by: factors.
@@ -42,9 +42,9 @@ class Altered(Watching):
 
     noise_by, sums_by = 1.0, 1.0
 
-    def release(self, draw: Draw, sums: Mapping[str, Any], noise: Any = None) -> dict[str, dict[str, Tensor]]:
+    def release(self, draw: Draw, sums: Mapping[str, Any]) -> Sums:
         """As `Watching.release`, altered."""
-        out = super().release(draw, sums, noise)
+        out = super().release(draw, sums)
         for name, tensors in out.items():
             for key, value in tensors.items():
                 raw = self.sums[-1][name][key]
@@ -172,13 +172,16 @@ def check_noise(
     )
     ledger = stage.desk.ledger
     assert isinstance(ledger, Watching)
-    noises: dict[str, list[Tensor]] = {release.name: [] for release in stage.pieces.plan.releases}
-    while stage.stepper.done < LONGEST and min(sum(map(len, n)) for n in noises.values()) < NUMBERS:
-        seen = len(ledger.noted)
+    numbers = {release.name: 0 for release in stage.pieces.plan.releases}
+    while stage.stepper.done < LONGEST and min(numbers.values()) < NUMBERS:
+        seen = len(ledger.transcript)
         stage.run(1)
-        for index in range(seen, len(ledger.noted)):
-            noted = ledger.noted[index]
-            after, before = whitened(ledger.transcript[index], noted), whitened(ledger.sums[index], noted)
-            for name, tensors in after.items():
-                noises[name] += [(value - before[name][key]).flatten() for key, value in tensors.items()]
+        for released in ledger.transcript[seen:]:
+            for name, tensors in released.items():
+                numbers[name] += sum(value.numel() for value in tensors.values())
+    noises: dict[str, list[torch.Tensor]] = {name: [] for name in numbers}
+    left, raw = (whitened(ledger.plan, sums, ledger.noted) for sums in (ledger.transcript, ledger.sums))
+    for after, before in zip(left, raw, strict=True):
+        for name, tensors in after.items():
+            noises[name] += [(value - before[name][key]).flatten() for key, value in tensors.items()]
     return {name: noise_scale(torch.cat(parts), 1.0) for name, parts in noises.items()}

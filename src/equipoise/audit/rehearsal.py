@@ -17,7 +17,7 @@ gradient g or -g. The attacker replays both, and the ratio is that of the one ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,9 @@ from torch import Tensor
 
 from equipoise.audit.canaries import Row, Rows, canary_loss, canary_records, directed_records
 from equipoise.methods import Context, Method
-from equipoise.privacy import Bounded, Budget, CorrelatedNoise, Draw, PrivacyPlan, Sampling
+from equipoise.privacy import Bounded, Budget, Draw, PrivacyPlan, Sampling
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
-from equipoise.privacy.mechanisms.gaussian import Sums
+from equipoise.privacy.mechanisms.base import History, Sums
 from equipoise.training.distributed import Processes
 from equipoise.training.setup import Settings, TrainingSetup, prepare
 from equipoise.training.shared_ledger import SharedLedger
@@ -42,11 +42,10 @@ Directions = Callable[[Context], Tensor]
 
 @dataclass(frozen=True)
 class Noted:
-    """How a release was noised."""
+    """A release: its draw, and the bounds that its noise follows."""
 
     draw: Draw
-    stds: dict[str, float]
-    noise: CorrelatedNoise | None
+    bounds: dict[str, float]
 
 
 class Watching(RecordingLedger):
@@ -56,13 +55,10 @@ class Watching(RecordingLedger):
         super().__init__(plan, *args, **kwargs)
         self.noted: list[Noted] = []
 
-    def release(self, draw: Draw, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None = None) -> Sums:
+    def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
         """As `Ledger.release`, kept."""
-        out = super().release(draw, sums, noise)
-        stds = {name: self.plan[name].noise_multiplier * bounded.add_remove for name, bounded in sums.items()}
-        if noise is not None:
-            stds = dict.fromkeys(sums, self.plan[noise.names[0]].noise_multiplier)
-        self.noted.append(Noted(draw, stds, noise))
+        out = super().release(draw, sums)
+        self.noted.append(Noted(draw, {name: bounded.add_remove for name, bounded in sums.items()}))
         return out
 
 
@@ -250,9 +246,10 @@ def rehearse(
         replayed = attacker.desk.ledger
         assert isinstance(replayed, Everyone)
         ratios = torch.zeros(canaries, dtype=torch.float64)
-        for released, alone, noted in zip(watched.transcript, replayed.sums, watched.noted, strict=True):
-            rate = real.pieces.plan.sampling_of(noted.draw.name).sampling_rate
-            ratios += _log_ratio(released, alone, noted, rate, canaries)
+        plan, left = watched.plan, whitened(watched.plan, watched.transcript, watched.noted)
+        shifts = whitened(plan, replayed.sums, watched.noted)
+        for y, s, noted in zip(left, shifts, watched.noted, strict=True):
+            ratios += _log_ratio(y, s, plan.sampling_of(noted.draw.name).sampling_rate, canaries)
         return ratios
 
     ratios = replay(records(everyone))
@@ -261,9 +258,8 @@ def rehearse(
     return Rehearsal(present, ratios, moved, real.pieces.plan)
 
 
-def _log_ratio(released: Sums, alone: Sums, noted: Noted, rate: float, canaries: int) -> Tensor:
+def _log_ratio(y: Sums, s: Sums, rate: float, canaries: int) -> Tensor:
     """log(1 - q + q exp(<y, s> - |s|^2 / 2)) of one draw, [M]."""
-    y, s = whitened(released, noted), whitened(alone, noted)
     exponent = torch.zeros(canaries, dtype=torch.float64)
     for name, tensors in s.items():
         for tensor, shift in tensors.items():
@@ -277,19 +273,16 @@ def _log_ratio(released: Sums, alone: Sums, noted: Noted, rate: float, canaries:
     return torch.logaddexp(quiet, exponent + torch.tensor(rate, dtype=torch.float64).log())
 
 
-def whitened(sums: Sums, noted: Noted) -> Sums:
-    """Sums in units of their noise, which is then standard and independent."""
-    if noted.noise is None:
-        return {
-            name: {key: value.double() / noted.stds[name] for key, value in tensors.items()}
-            for name, tensors in sums.items()
-        }
-    factor, names = noted.noise.cholesky, noted.noise.names
-    out: Sums = {name: {} for name in names}
-    for key in sums[names[0]]:
-        for j, name in enumerate(names):
-            rest = sums[name][key].double() / noted.stds[name]
-            for k in range(j):
-                rest = rest - factor[j][k] * out[names[k]][key]
-            out[name][key] = rest / factor[j][j] if factor[j][j] > 0 else torch.zeros_like(rest)
+def whitened(plan: PrivacyPlan, transcript: Sequence[Sums], noted: Sequence[Noted]) -> list[Sums]:
+    """Releases, or raw sums, in units of their noise, which is then standard and independent."""
+    out: list[Sums] = []
+    past: History[Sums] = History()
+    for sums, here in zip(transcript, noted, strict=True):
+        white: Sums = {}
+        for mechanism, members in plan.groups(sums):
+            earlier = past.before(members[0], here.draw.ordinal, mechanism.memory)
+            own = mechanism.whitened({name: sums[name] for name in members}, here.bounds, earlier)
+            past.add(members[0], here.draw.ordinal, own, mechanism.memory)
+            white |= own
+        out.append(white)
     return out

@@ -56,12 +56,6 @@ def federate(
     driver: Annotated[
         str, typer.Option(help="inline, or flower: its simulation, with the extra 'federated'.")
     ] = "inline",
-    secure_aggregation: Annotated[
-        bool,
-        typer.Option(
-            "--secure-aggregation", help="The server learns sums of the answers alone (experimental)."
-        ),
-    ] = False,
     seed: Annotated[int, typer.Option(help="Initial weights, partition and choice of clients.")] = 0,
     reproducible: Annotated[
         bool, typer.Option("--reproducible", help="Noise follows the seed too: NOT PRIVATE.")
@@ -110,7 +104,6 @@ def federate(
         partition=partition,
         alpha=alpha,
         driver=driver,
-        secure_aggregation=secure_aggregation,
     )
     settings.check()
     name = f"runs/{method}-{data}-{time.strftime('%Y%m%d-%H%M%S')}".replace(":", "-")

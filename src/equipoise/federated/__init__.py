@@ -5,9 +5,7 @@ whatever leaves a client went through that client's ledger, and each client's ep
 """
 
 from equipoise.federated.client import Client
-from equipoise.federated.driver import Exchange, run_rounds, simulate
-from equipoise.federated.errors import Refused
-from equipoise.federated.history import History, Round
+from equipoise.federated.messages import Refused, Reply, Request
 from equipoise.federated.methods.fedlrs import FedLRS, SparseAverage
 from equipoise.federated.methods.fedpcdp import RoundPCDP, RoundPDP, SubspaceAverage
 from equipoise.federated.methods.moon import Moon, MoonLoss
@@ -16,16 +14,16 @@ from equipoise.federated.methods.proximal import Proximal
 from equipoise.federated.methods.round_subspace import RoundSubspace
 from equipoise.federated.methods.scaffold import Scaffold, ScaffoldAverage
 from equipoise.federated.methods.server_quantile import QuantileFedAvg, ServerQuantile
-from equipoise.federated.methods.server_radius import ServerRMS
+from equipoise.federated.methods.server_radius import AdaptDPFedAvg, ServerRMS
 from equipoise.federated.partitions import dirichlet, iid, one_class
-from equipoise.federated.secure_client import SecureClient, SumClaim, noise_share
-from equipoise.federated.secure_sum import SecureSum
-from equipoise.federated.strategies import AdaptDPFedAvg, FedAvg, Reply, Strategy
+from equipoise.federated.round_protocol import Extra, RoundProtocol, RoundWrapper
+from equipoise.federated.server import Exchange, FedAvg, History, Round, Strategy, run_rounds, simulate
 
 __all__ = [
     "AdaptDPFedAvg",
     "Client",
     "Exchange",
+    "Extra",
     "FedAvg",
     "FedLRS",
     "History",
@@ -36,23 +34,22 @@ __all__ = [
     "QuantileFedAvg",
     "Refused",
     "Reply",
+    "Request",
     "Round",
     "RoundPCDP",
     "RoundPDP",
+    "RoundProtocol",
     "RoundSubspace",
+    "RoundWrapper",
     "Scaffold",
     "ScaffoldAverage",
-    "SecureClient",
-    "SecureSum",
     "ServerQuantile",
     "ServerRMS",
     "SparseAverage",
     "Strategy",
     "SubspaceAverage",
-    "SumClaim",
     "dirichlet",
     "iid",
-    "noise_share",
     "one_class",
     "run_rounds",
     "simulate",

@@ -1,9 +1,9 @@
-"""How a data set is dealt to simulated clients.
+"""Partitions of a data set among simulated clients.
 
 =============  ==========================================================================================
 `iid`          a random partition into shares of equal size
 `dirichlet`    of every class, client p gets a share drawn from Dirichlet(alpha): small alpha, few classes
-`one_class`    every client holds records of one class alone
+`one_class`    every client holds records of a single class
 =============  ==========================================================================================
 
 A simulation's partition is public: it looks at labels, which real clients would never show.
@@ -60,7 +60,7 @@ def dirichlet(labels: Tensor, clients: int, alpha: float = 0.5, seed: int = 0) -
     """
     _check(len(labels), clients)
     if not alpha > 0:
-        raise ValueError(f"alpha={alpha!r}: the concentration is above zero")
+        raise ValueError(f"alpha={alpha!r}: give a concentration above zero")
     rng, shares = _rng(seed), numpy.random.default_rng(seed)
     for _ in range(100):
         parts: list[list[Tensor]] = [[] for _ in range(clients)]
@@ -82,7 +82,7 @@ def dirichlet(labels: Tensor, clients: int, alpha: float = 0.5, seed: int = 0) -
 
 
 def one_class(labels: Tensor, clients: int, seed: int = 0) -> list[Tensor]:
-    """Sorted record numbers of each client: client p holds records of the class number p mod (classes) alone.
+    """Sorted record numbers of each client: client p holds only records of class number p mod (classes).
 
     Clients that share a class split it evenly; the rest of an uneven division is left out.
 
@@ -112,7 +112,7 @@ def _check(num_records: int, clients: int) -> int:
     if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
         raise ValueError(f"clients={clients!r}: give a whole number of at least 1")
     if num_records < clients:
-        raise ValueError(f"clients={clients}: {num_records} records do not reach for so many")
+        raise ValueError(f"clients={clients}: {num_records} records are too few for so many")
     return num_records // clients
 
 

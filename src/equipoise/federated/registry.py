@@ -22,8 +22,8 @@ from equipoise.federated.methods.proximal import Proximal
 from equipoise.federated.methods.round_subspace import RoundSubspace
 from equipoise.federated.methods.scaffold import Scaffold, ScaffoldAverage
 from equipoise.federated.methods.server_quantile import QuantileFedAvg, ServerQuantile
-from equipoise.federated.methods.server_radius import ServerRMS
-from equipoise.federated.strategies import AdaptDPFedAvg, FedAvg, Strategy
+from equipoise.federated.methods.server_radius import AdaptDPFedAvg, ServerRMS
+from equipoise.federated.server import FedAvg, Strategy
 from equipoise.methods import DPSGD, METHODS, Method, ReleasedQuantile
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.training.input_checks import Loss

@@ -2,11 +2,8 @@
 
 Row i of G is the gradient of record i's loss, with B rows and P columns (all trainable parameters). Methods
 of differentially private training need its row norms, weighted sums of its rows and some inner products;
-they never need the B x P numbers themselves.
-
-The factors of one parameter's uses, put together over records or paired over two points.
-
-G held as factors, one a use of a parameter, and G with its rows formed.
+they never need the B x P numbers themselves. ``FactoredGradients`` holds G as factors, one per use of a
+parameter; ``DenseGradients`` with its rows formed.
 
 A parameter used more than once has several factors whose rows add, so that its norm has cross terms:
 
@@ -17,21 +14,21 @@ that cancel (each factor's ``difference``); what remains is the rounding of the 
 
     n_i = ||g_i(x) - g_i(w)|| + 4 eps (||g_i(x)|| + ||g_i(w)||)
 
-keeps a clip bound valid where the difference drowns in it. Rows whose own terms cancel have another
-(``rounding``).
+keeps a clip bound valid where the difference drowns in it. Rows whose own terms cancel have another guard
+(``numerics.guarded``).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from equipoise.gradients.factors.base import DenseFactor, Factor
+from equipoise.gradients.factors.pair_products import gram, inner
 from equipoise.gradients.numerics import (
     CANCELLATION_SHARE,
     GUARD,
@@ -42,12 +39,11 @@ from equipoise.gradients.numerics import (
     squared_rows,
 )
 
-if TYPE_CHECKING:
-    from equipoise.gradients.subspaces.base import Subspace
-
 __all__ = [
     "DenseGradients",
+    "Derived",
     "FactoredGradients",
+    "MaskedGradients",
     "PerSampleGradients",
     "checked_names",
     "concat",
@@ -151,41 +147,9 @@ class PerSampleGradients(ABC):
     def materialise(self) -> DenseGradients:
         """The same matrix with its rows formed."""
 
-    def residual(self, subspace: Subspace, coordinates: Tensor | None = None) -> PerSampleGradients:
-        """Rows minus their part in a subspace, ``g - V V^T g`` for the subspace's columns V.
-
-        Args:
-            subspace: the columns.
-            coordinates: the rows' coordinates [B, K], where they are known already.
-
-        The rows stay unformed where the subspace holds orthonormal columns; elsewhere their norms could not
-        be told from products, and they are formed (see `holds_orthonormal`).
-        """
-        from equipoise.gradients.subspaces.base import holds_orthonormal
-        from equipoise.gradients.views import ResidualGradients
-
-        rest = ResidualGradients(self, subspace, coordinates)
-        return rest if holds_orthonormal(subspace) else rest.materialise()
-
-    def projection(self, subspace: Subspace) -> PerSampleGradients:
-        """The rows' parts in a subspace, ``V V^T g``; formed as for `residual`."""
-        from equipoise.gradients.subspaces.base import holds_orthonormal
-        from equipoise.gradients.views import ProjectedGradients
-
-        parts = ProjectedGradients(self, subspace)
-        return parts if holds_orthonormal(subspace) else parts.materialise()
-
     def masked(self, masks: Mapping[str, Tensor]) -> PerSampleGradients:
         """Rows with the entries set to zero where the bool mask of a parameter's shape is False."""
-        from equipoise.gradients.views import MaskedGradients
-
         return MaskedGradients(self, masks)
-
-    @staticmethod
-    def concat(parts: Sequence[PerSampleGradients]) -> PerSampleGradients:
-        """The records of all parts, in order."""
-
-        return concat(parts)
 
     def __len__(self) -> int:
         return self.num_records
@@ -376,7 +340,7 @@ class FactoredGradients(PerSampleGradients):
                     total = self._zeros(right.num_records)
                 for factor in kept:
                     for opposite in right.factors[name]:
-                        total = total + factor.gram(opposite)
+                        total = total + gram(factor, opposite)
                 by_name[name] = total
         return by_name if per_tensor else total
 
@@ -390,7 +354,7 @@ class FactoredGradients(PerSampleGradients):
             for name, kept in self.factors.items():
                 for factor in kept:
                     for opposite in right.factors[name]:
-                        total = total + factor.inner(opposite)
+                        total = total + inner(factor, opposite)
         return total
 
     @override
@@ -483,7 +447,7 @@ class FactoredGradients(PerSampleGradients):
         )  # float64: the cross terms are of the size of the squares, and may cancel them
         for i, factor in enumerate(kept):
             for opposite in kept[i + 1 :]:
-                squares.add_(factor.inner(opposite), alpha=2)
+                squares.add_(inner(factor, opposite), alpha=2)
         squares.abs_()
         # Uses that cancel leave no digits in the sum: those rows are added before they are squared.
         limit = torch.maximum(CANCELLATION_SHARE * terms, CANCELLATION_SHARE**2 * sizes.double().square())
@@ -640,3 +604,114 @@ def factored_over(gradients: PerSampleGradients, shapes: Mapping[str, torch.Size
             "names and shapes must agree"
         )
     return G
+
+
+class Derived(PerSampleGradients):
+    """Rows that come from other rows, record by record and tensor by tensor.
+
+    Attributes:
+        gradients: the rows that they come from.
+    """
+
+    gradients: PerSampleGradients
+
+    @property
+    @override
+    def shapes(self) -> dict[str, torch.Size]:
+        return self.gradients.shapes
+
+    @property
+    @override
+    def num_records(self) -> int:
+        return self.gradients.num_records
+
+    @property
+    @override
+    def dtype(self) -> torch.dtype:
+        return self.gradients.dtype
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self.gradients.device
+
+    @property
+    @override
+    def losses(self) -> Tensor | None:
+        return self.gradients.losses
+
+    @override
+    def cross_gram(self, other: PerSampleGradients, per_tensor: bool = False) -> Tensor | dict[str, Tensor]:
+        return self.materialise().cross_gram(other.materialise(), per_tensor)
+
+    @override
+    def inner(self, other: PerSampleGradients) -> Tensor:
+        return self.materialise().inner(other.materialise())
+
+    @override
+    def __sub__(self, other: PerSampleGradients) -> PerSampleGradients:
+        return self.materialise() - other.materialise()
+
+    @override
+    def select(self, names: Sequence[str]) -> PerSampleGradients:
+        return self.materialise().select(names)
+
+
+class MaskedGradients(Derived):
+    """Rows with some of their entries set to zero.
+
+    Args:
+        gradients: the rows.
+        masks: parameter name -> bool tensor of the parameter's shape; True entries stay.
+
+    >>> G = DenseGradients({"w": torch.tensor([[3.0, 4.0, 12.0]])})
+    >>> G.masked({"w": torch.tensor([True, True, False])}).row_norms()
+    tensor([5.])
+    """
+
+    def __init__(self, gradients: PerSampleGradients, masks: Mapping[str, Tensor]) -> None:
+        found = {name: mask.shape for name, mask in masks.items()}
+        if found != gradients.shapes:
+            raise ValueError(
+                f"masks is over {sorted(found)}, the gradients over {sorted(gradients.shapes)}; give "
+                "one mask of "
+                "its shape a parameter"
+            )
+        self.gradients, self.masks = gradients, dict(masks)
+
+    @override
+    def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
+        squares = {name: self._squares(name) for name in self.names}
+        wanted = [self.names] if groups is None else groups
+        columns = [
+            torch.stack([squares[name] for name in names]).sum(0).sqrt_().to(self.dtype)
+            if names
+            else torch.zeros(self.num_records, dtype=self.dtype, device=self.device)
+            for names in wanted
+        ]
+        return columns[0] if groups is None else torch.stack(columns, dim=1)
+
+    def _squares(self, name: str) -> Tensor:
+        mask, part = self.masks[name], self.gradients.select([name])
+        out = torch.zeros(self.num_records, dtype=torch.float64, device=self.device)
+        for piece in chunks(self.num_records, mask.numel()):
+            out[piece] = squared_rows(part.rows(piece).materialise().tensors[name] * mask)
+        # the sums come from the terms of the whole rows
+        if not isinstance(part, FactoredGradients):
+            return out
+        return guarded(out, part.magnitudes(name), part.terms(name))
+
+    @override
+    def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: total * self.masks[name] for name, total in self.gradients.weighted_sums(weights).items()
+        }
+
+    @override
+    def rows(self, index: Tensor | slice) -> MaskedGradients:
+        return MaskedGradients(self.gradients.rows(index), self.masks)
+
+    @override
+    def materialise(self) -> DenseGradients:
+        rows = {name: kept * self.masks[name] for name, kept in self.gradients.materialise().tensors.items()}
+        return DenseGradients(rows, self.losses, num_records=self.num_records, device=self.device)

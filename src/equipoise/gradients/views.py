@@ -1,8 +1,8 @@
-"""What rows made from other rows share: the sizes of these, and rows formed for what has no shorter way.
+"""Rows seen from a subspace: what is left of them outside it, and what lies in it.
 
-Rows minus their part in a subspace, never formed.
+The rows stay unformed wherever their norms and weighted sums can be had from products.
 
-For columns V and coordinates y_i = V^T g_i the residual is ``r_i = g_i - V y_i`` and
+Residual: for columns V and coordinates y_i = V^T g_i the row is ``r_i = g_i - V y_i``, with
 
     ||r_i||^2 = ||g_i||^2 - 2 ||y_i||^2 + y_i^T (V^T V) y_i
     sum_i c_i r_i = sum_i c_i g_i - V (sum_i c_i y_i)
@@ -12,79 +12,86 @@ little of a row is left. What is left then is the rounding of y, a sum over all 
 ``||g_i||^2`` were measured for rows and columns of one sign, at 1e3 to 1e6 parameters. So the squared norm
 carries ``64 eps ||g_i||^2`` and the norm ``4 eps ||g_i||``: there it comes out too large (by 3e-3 ||g_i|| at
 most in float32) rather than too small. That covers columns that are held and orthonormal. For others y and
-V^T V may be wrong by far more: `PerSampleGradients.residual` then forms the rows.
+V^T V may be wrong by far more, and the rows are formed (see ``holds_orthonormal``).
 
-Rows projected on a subspace, and rows with masked entries; neither is formed where it need not be.
-
-For columns V and coordinates y_i = V^T g_i the projected row is ``V y_i``, with squared norm
-``y_i^T V^T V y_i`` and weighted sums ``V (sum_i c_i y_i)``. A masked row is ``m * g_i`` for a vector m of
-zeros and ones; its norm needs the row, formed parameter by parameter in chunks, its weighted sums do not.
+Projection: the row is ``V y_i``, with squared norm ``y_i^T V^T V y_i`` and weighted sums
+``V (sum_i c_i y_i)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equipoise.gradients.numerics import GUARD, chunks, full_precision, guarded, squared_rows
-from equipoise.gradients.operator import DenseGradients, FactoredGradients, PerSampleGradients
-from equipoise.gradients.subspaces.base import Subspace
+from equipoise.gradients.numerics import GUARD, full_precision
+from equipoise.gradients.operator import DenseGradients, Derived, PerSampleGradients
 
-__all__ = ["Derived", "MaskedGradients", "ProjectedGradients", "ResidualGradients"]
+__all__ = [
+    "Columns",
+    "ProjectedGradients",
+    "ResidualGradients",
+    "holds_orthonormal",
+    "projection",
+    "residual",
+]
 
 
-class Derived(PerSampleGradients):
-    """Rows that come from other rows, record by record and tensor by tensor.
+class Columns(Protocol):
+    """What a view needs of a subspace with columns V [P, K]; see `equipoise.gradients.subspaces.base`."""
 
-    Attributes:
-        gradients: the rows that they come from.
+    @property
+    def holds_columns(self) -> bool: ...
+
+    def coordinates(self, gradients: PerSampleGradients) -> Tensor: ...
+
+    def lift(self, y: Tensor) -> dict[str, Tensor]: ...
+
+    def gram(self) -> Tensor: ...
+
+
+def holds_orthonormal(subspace: Columns) -> bool:
+    """Whether the columns are in memory and orthonormal, V^T V within 0.01 of I in the Frobenius norm.
+
+    Only then do products give the norms of residuals and projections to rounding. A Gram matrix taken from
+    public rows, ``W^T (G_pub G_pub^T) W``, is off by eps times the ratio of the largest to the smallest
+    eigenvalue, and reads I where the columns are not orthonormal; long columns magnify rounding as well.
+
+    >>> from equipoise.gradients.subspaces.held import HeldSubspace
+    >>> holds_orthonormal(HeldSubspace({"w": torch.eye(2, 3)}))
+    True
+    >>> holds_orthonormal(HeldSubspace({"w": 2 * torch.eye(2, 3)}))
+    False
     """
+    if not subspace.holds_columns:
+        return False
+    gram = subspace.gram()
+    off = gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    return float(torch.linalg.matrix_norm(off)) <= 0.01
 
-    gradients: PerSampleGradients
 
-    @property
-    @override
-    def shapes(self) -> dict[str, torch.Size]:
-        return self.gradients.shapes
+def residual(
+    gradients: PerSampleGradients, subspace: Columns, coordinates: Tensor | None = None
+) -> PerSampleGradients:
+    """Rows minus their part in a subspace, ``g - V V^T g`` for the subspace's columns V.
 
-    @property
-    @override
-    def num_records(self) -> int:
-        return self.gradients.num_records
+    Args:
+        gradients: the rows.
+        subspace: the columns.
+        coordinates: the rows' coordinates [B, K], where they are known already.
+    """
+    rest = ResidualGradients(gradients, subspace, coordinates)
+    # Elsewhere the norms could not be told from products.
+    return rest if holds_orthonormal(subspace) else rest.materialise()
 
-    @property
-    @override
-    def dtype(self) -> torch.dtype:
-        return self.gradients.dtype
 
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.gradients.device
-
-    @property
-    @override
-    def losses(self) -> Tensor | None:
-        return self.gradients.losses
-
-    @override
-    def cross_gram(self, other: PerSampleGradients, per_tensor: bool = False) -> Tensor | dict[str, Tensor]:
-        return self.materialise().cross_gram(other.materialise(), per_tensor)
-
-    @override
-    def inner(self, other: PerSampleGradients) -> Tensor:
-        return self.materialise().inner(other.materialise())
-
-    @override
-    def __sub__(self, other: PerSampleGradients) -> PerSampleGradients:
-        return self.materialise() - other.materialise()
-
-    @override
-    def select(self, names: Sequence[str]) -> PerSampleGradients:
-        return self.materialise().select(names)
+def projection(gradients: PerSampleGradients, subspace: Columns) -> PerSampleGradients:
+    """The rows' parts in a subspace, ``V V^T g``; formed as for `residual`."""
+    parts = ProjectedGradients(gradients, subspace)
+    return parts if holds_orthonormal(subspace) else parts.materialise()
 
 
 #: In units of eps: what the guard of a squared norm is of the row's own square.
@@ -98,7 +105,7 @@ class ResidualGradients(Derived):
     """
 
     def __init__(
-        self, gradients: PerSampleGradients, subspace: Subspace, coordinates: Tensor | None = None
+        self, gradients: PerSampleGradients, subspace: Columns, coordinates: Tensor | None = None
     ) -> None:
         self.gradients, self.subspace = gradients, subspace
         self.coordinates = subspace.coordinates(gradients) if coordinates is None else coordinates
@@ -149,7 +156,7 @@ class ResidualGradients(Derived):
     @override
     def __sub__(self, other: PerSampleGradients) -> PerSampleGradients:
         if isinstance(other, ResidualGradients) and other.subspace is self.subspace:
-            return (self.gradients - other.gradients).residual(self.subspace)
+            return residual(self.gradients - other.gradients, self.subspace)
         return self.materialise() - other
 
     @override
@@ -170,12 +177,12 @@ class ProjectedGradients(Derived):
 
     >>> from equipoise.gradients.subspaces.held import HeldSubspace
     >>> G = DenseGradients({"w": torch.tensor([[3.0, 4.0, 12.0]])})
-    >>> G.projection(HeldSubspace({"w": torch.eye(2, 3)})).row_norms()
+    >>> projection(G, HeldSubspace({"w": torch.eye(2, 3)})).row_norms()
     tensor([5.])
     """
 
     def __init__(
-        self, gradients: PerSampleGradients, subspace: Subspace, coordinates: Tensor | None = None
+        self, gradients: PerSampleGradients, subspace: Columns, coordinates: Tensor | None = None
     ) -> None:
         self.gradients, self.subspace = gradients, subspace
         self.coordinates = subspace.coordinates(gradients) if coordinates is None else coordinates
@@ -214,64 +221,4 @@ class ProjectedGradients(Derived):
             else torch.zeros(0, *shape, dtype=self.dtype, device=self.device)
             for name, shape in self.shapes.items()
         }
-        return DenseGradients(rows, self.losses, num_records=self.num_records, device=self.device)
-
-
-class MaskedGradients(Derived):
-    """Rows with some of their entries set to zero.
-
-    Args:
-        gradients: the rows.
-        masks: parameter name -> bool tensor of the parameter's shape; True entries stay.
-
-    >>> G = DenseGradients({"w": torch.tensor([[3.0, 4.0, 12.0]])})
-    >>> G.masked({"w": torch.tensor([True, True, False])}).row_norms()
-    tensor([5.])
-    """
-
-    def __init__(self, gradients: PerSampleGradients, masks: Mapping[str, Tensor]) -> None:
-        found = {name: mask.shape for name, mask in masks.items()}
-        if found != gradients.shapes:
-            raise ValueError(
-                f"masks is over {sorted(found)}, the gradients over {sorted(gradients.shapes)}; give "
-                "one mask of "
-                "its shape a parameter"
-            )
-        self.gradients, self.masks = gradients, dict(masks)
-
-    @override
-    def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
-        squares = {name: self._squares(name) for name in self.names}
-        wanted = [self.names] if groups is None else groups
-        columns = [
-            torch.stack([squares[name] for name in names]).sum(0).sqrt_().to(self.dtype)
-            if names
-            else torch.zeros(self.num_records, dtype=self.dtype, device=self.device)
-            for names in wanted
-        ]
-        return columns[0] if groups is None else torch.stack(columns, dim=1)
-
-    def _squares(self, name: str) -> Tensor:
-        mask, part = self.masks[name], self.gradients.select([name])
-        out = torch.zeros(self.num_records, dtype=torch.float64, device=self.device)
-        for piece in chunks(self.num_records, mask.numel()):
-            out[piece] = squared_rows(part.rows(piece).materialise().tensors[name] * mask)
-        # the sums come from the terms of the whole rows
-        if not isinstance(part, FactoredGradients):
-            return out
-        return guarded(out, part.magnitudes(name), part.terms(name))
-
-    @override
-    def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            name: total * self.masks[name] for name, total in self.gradients.weighted_sums(weights).items()
-        }
-
-    @override
-    def rows(self, index: Tensor | slice) -> MaskedGradients:
-        return MaskedGradients(self.gradients.rows(index), self.masks)
-
-    @override
-    def materialise(self) -> DenseGradients:
-        rows = {name: kept * self.masks[name] for name, kept in self.gradients.materialise().tensors.items()}
         return DenseGradients(rows, self.losses, num_records=self.num_records, device=self.device)

@@ -97,7 +97,7 @@ class DrawHandle(Protocol):
 class Ledger(Protocol):
     """The part of the ledger that methods use."""
 
-    def release(self, draw: Any, sums: Mapping[str, Bounded], **options: Any) -> dict[str, dict[str, Tensor]]:
+    def release(self, draw: Any, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
         """Noise the sums of one draw, book the event, answer sum name -> tensor name -> released tensor."""
         ...
 

@@ -30,6 +30,7 @@ from equipoise.methods.thresholds import (
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.counts import centred_indicator, soft_indicator
+from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
@@ -108,10 +109,10 @@ class DPSGD(Method):
         return Plan(setting.calibrated(with_noise, self.noise_multiplier))
 
     def _plan(self, sampling: Sampling, relation: str, noise_multiplier: float) -> PrivacyPlan:
-        releases = [Release("gradient", noise_multiplier, max_bound=self.threshold.upper(sampling.steps))]
+        releases = [Release("gradient", self.threshold.upper(sampling.steps), Gaussian(noise_multiplier))]
         if isinstance(self.threshold, ReleasedQuantile):
             count_noise = self.threshold.count_noise_multiplier(sampling.expected_size)
-            releases.append(Release("below_threshold", count_noise, max_bound=0.5))
+            releases.append(Release("below_threshold", 0.5, Gaussian(count_noise)))
         return PrivacyPlan(releases, sampling, relation)
 
     def init(self, context: Context) -> State:

@@ -22,6 +22,7 @@ from equipoise.methods.card import Card
 from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import ClipRule, resolve_rule
 from equipoise.privacy.bounds.clipping import clip
+from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 
 if TYPE_CHECKING:
@@ -82,9 +83,8 @@ class RandomSparsification(Method):
         """One release of the gradient a step."""
 
         def at(scale: float) -> PrivacyPlan:
-            return PrivacyPlan(
-                [Release("gradient", scale, self.clip_norm)], setting.sampling, setting.relation
-            )
+            releases = [Release("gradient", self.clip_norm, Gaussian(scale))]
+            return PrivacyPlan(releases, setting.sampling, setting.relation)
 
         return Plan(setting.calibrated(at, self.noise_multiplier))
 

@@ -53,7 +53,12 @@ from equipoise.privacy.ledger.run_record import Hole as Hole
 from equipoise.privacy.ledger.run_record import RunRecord as RunRecord
 from equipoise.privacy.marks import mark as mark
 from equipoise.privacy.marks import unmark as unmark
-from equipoise.privacy.mechanisms.joint_gaussian import CorrelatedNoise as CorrelatedNoise
+from equipoise.privacy.mechanisms import MECHANISMS as MECHANISMS
+from equipoise.privacy.mechanisms import Gaussian as Gaussian
+from equipoise.privacy.mechanisms import GridGaussian as GridGaussian
+from equipoise.privacy.mechanisms import JointGaussian as JointGaussian
+from equipoise.privacy.mechanisms import Mechanism as Mechanism
+from equipoise.privacy.mechanisms import mechanism_from as mechanism_from
 from equipoise.privacy.mechanisms.joint_gaussian import radial_sensitivity as radial_sensitivity
 from equipoise.privacy.noise.secrets import Secrets as Secrets
 from equipoise.privacy.noise.secrets import coin_generator as coin_generator

@@ -1,17 +1,20 @@
 """Releases and plans: what will leave the private side, fixed before training from public constants alone.
 
-Releases that share a draw are one vector-valued Gaussian query. With each sum divided by its own bound times
-its noise multiplier, one record moves the vector by at most (z_1^-2 + z_2^-2 + ...)^(1/2), so the event is
-one Gaussian of multiplier
+**Releases of one draw** are one vector-valued Gaussian query. Whitened by its own mechanism, sum j moves by
+at most s_j = 1 / z_j when one record enters or leaves, so the event is one Gaussian of multiplier
 
-    z = (z_1^-2 + z_2^-2 + ...)^(-1/2)
+    z = (s_1^2 + s_2^2 + ...)^(-1/2)
 
-taken on the draw's sampling. Under replace-one every sum may move by `replace_ratio` times its add-or-remove
-bound, to which the noise is scaled: z_j becomes z_j / replace_ratio_j. For Poisson sampling the ratio is
-always taken as 2: there the distance of either record from no record counts too, and a sum that a replaced
-record moves by its bound alone is moved as far by a record that is there or not. With (z_1, z_2) = (1, 3)
-and ratios (2, 1) the multiplier (4 + 1/9)^(-1/2) = 0.493 would claim too little there; what is claimed is
-(4 + 4/9)^(-1/2) = 0.474.
+taken on the draw's sampling.
+
+**Under replace-one** every sum may move by `replace_ratio` times its add-or-remove bound, to which the noise
+is scaled: z_j becomes z_j / replace_ratio_j. For Poisson sampling the ratio is always taken as 2. There the
+distance of either record from no record counts too, and a sum that a replaced record moves by its bound once
+is moved as far by a record that is there or not. With (z_1, z_2) = (1, 3) and ratios (2, 1) the multiplier
+(4 + 1/9)^(-1/2) = 0.493 would claim too little there; what is claimed is (4 + 4/9)^(-1/2) = 0.474.
+
+**Noise over steps** (a mechanism with `memory`) is no composition of draws: its event is one Gaussian for the
+whole run, of multiplier 1 / s, where s depends on how often a record takes part and at what separation.
 """
 
 from __future__ import annotations
@@ -19,14 +22,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dp_accounting
 
+from equipoise import _validate
 from equipoise.privacy.accounting.epsilon import EpsilonResult, check_relation, epsilon
-from equipoise.privacy.errors import PlanError, check_count, check_positive
+from equipoise.privacy.errors import PlanError
+from equipoise.privacy.mechanisms import Mechanism, mechanism_from
 from equipoise.privacy.sampling import FixedEpochs, Poisson, Sampling, sampling_from
 
 
@@ -36,41 +41,48 @@ class Release:
 
     Args:
         name: its name in the ledger and the statement.
-        noise_multiplier: noise standard deviation divided by the add-or-remove bound of the released sum.
         max_bound: largest add-or-remove bound that a release of this name may have.
+        mechanism: how it gets its noise. Releases that share noise carry one mechanism that names them all.
         count: number of releases; None takes the steps of its sampling.
         draw: name of the draw; releases with one draw name share its draws and are one joint Gaussian event.
         sampling: sampling of the draw; None takes the plan's.
         replace_ratio: largest ratio of the replace-one bound to the add-or-remove bound: 2 for clipped sums,
             1 for sums of values in [0, U].
-        correlated_with: name of the release whose correlated noise covers this one; it then adds nothing to
-            the event.
     """
 
     name: str
-    noise_multiplier: float
     max_bound: float
+    mechanism: Mechanism
     count: int | None = None
     draw: str = "batch"
     sampling: Sampling | None = None
     replace_ratio: float = 2.0
-    correlated_with: str | None = None
 
     def __post_init__(self) -> None:
-        for label in ("name", "draw"):
-            value = getattr(self, label)
-            if not isinstance(value, str) or not value:
-                raise TypeError(f"{label} must be a non-empty string, got {value!r}")
-        check_positive("noise_multiplier", self.noise_multiplier)
-        if not math.isinf(self.max_bound):
-            check_positive("max_bound", self.max_bound)
+        _check_names(name=self.name, draw=self.draw)
+        if not isinstance(self.mechanism, Mechanism):
+            raise TypeError(
+                f"mechanism={self.mechanism!r} of release {self.name!r} is no mechanism; give "
+                "Gaussian(noise_multiplier), or another one of equipoise.privacy"
+            )
+        if self.max_bound != math.inf:
+            _validate.positive(max_bound=self.max_bound)
         if self.count is not None:
-            check_count("count", self.count, "the number of releases")
+            _validate.count("the number of releases", count=self.count)
         if not 1 <= self.replace_ratio <= 2:
             raise ValueError(
                 f"replace_ratio={self.replace_ratio} is outside [1, 2]: replacing a record is removing one "
                 "and adding another"
             )
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The mechanism's: the noise over what one record may add."""
+        return self.mechanism.noise_multiplier
+
+    def scaled(self, factor: float) -> Release:
+        """The release with `factor` times the noise."""
+        return replace(self, mechanism=self.mechanism.scaled(factor))
 
 
 @dataclass(frozen=True)
@@ -92,12 +104,15 @@ class Unproven:
     count: int | None = None
 
     def __post_init__(self) -> None:
-        for label in ("name", "draw"):
-            value = getattr(self, label)
-            if not isinstance(value, str) or not value:
-                raise TypeError(f"{label} must be a non-empty string, got {value!r}")
+        _check_names(name=self.name, draw=self.draw)
         if self.count is not None:
-            check_count("count", self.count, "the number of releases")
+            _validate.count("the number of releases", count=self.count)
+
+
+def _check_names(**named: object) -> None:
+    for label, value in named.items():
+        if not isinstance(value, str) or not value:
+            raise TypeError(f"{label} must be a non-empty string, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -121,7 +136,8 @@ class PrivacyPlan:
         unproven: what will leave without a proof, for recipes as published; it has no part in the event.
 
     Example:
-        >>> plan = PrivacyPlan([Release("gradient", 1.0, max_bound=1.0)], Poisson(256, 60_000, 4700))
+        >>> from equipoise.privacy import Gaussian
+        >>> plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0))], Poisson(256, 60_000, 4700))
         >>> round(plan.epsilon(1e-5).value, 3)
         1.571
     """
@@ -152,25 +168,24 @@ class PrivacyPlan:
         if twice:
             raise PlanError(f"release names must be unique; repeated: {twice}")
         for release in self.releases:
-            other = release.correlated_with
-            if other is None:
-                continue
-            if other not in {r.name for r in self.releases}:
-                raise PlanError(
-                    f"release {release.name!r} is correlated_with {other!r}, which the plan does not hold"
-                )
-            head = self[other]
-            if (
-                head.correlated_with is not None
-                or head.draw != release.draw
-                or self.count(head) != self.count(release)
-            ):
-                raise PlanError(
-                    f"releases {release.name!r} and {other!r} are correlated: they need the same draw and "
-                    "count, and "
-                    f"{other!r} must not be correlated with a third"
-                )
+            self._check_mechanism(release)
         self.patterns()  # raises for inconsistent draws
+
+    def _check_mechanism(self, release: Release) -> None:
+        mechanism = release.mechanism
+        mechanism.check_sampling(self.sampling_of(release.draw))
+        carrying = {other.name for other in self.releases if other.mechanism == mechanism}
+        if mechanism.shared_by and carrying != set(mechanism.shared_by):
+            raise PlanError(
+                f"release {release.name!r} carries noise that {list(mechanism.shared_by)} share, but in the "
+                f"plan {sorted(carrying)} carry it: give it to exactly these releases"
+            )
+        for name in mechanism.shared_by:
+            other = self[name]
+            if other.draw != release.draw or self.count(other) != self.count(release):
+                raise PlanError(
+                    f"releases {release.name!r} and {name!r} share noise: they need the same draw and count"
+                )
 
     def __getitem__(self, name: str) -> Release:
         for release in self.releases:
@@ -230,19 +245,33 @@ class PrivacyPlan:
                 return pattern
         raise PlanError(f"the plan holds no draw {draw!r} that releases {names!r} together")
 
-    def combined_multiplier(self, names: frozenset[str], sampling: Sampling) -> float:
-        """The multiplier of the joint event, relative to the sensitivity under the plan's relation."""
-        total = 0.0
+    def groups(self, names: Iterable[str]) -> list[tuple[Mechanism, tuple[str, ...]]]:
+        """These releases by the noise that they share: every mechanism with the releases that carry it."""
+        out: dict[tuple[str, ...], Mechanism] = {}
         for name in sorted(names):
-            release = self[name]
-            if release.correlated_with is not None:
-                continue
-            ratio = 1.0
-            if self.relation == "replace_one":
-                poisson = isinstance(sampling, Poisson) and sampling.sampling_rate < 1
-                ratio = 2.0 if poisson else release.replace_ratio
-            total += (ratio / release.noise_multiplier) ** 2
-        return total**-0.5
+            mechanism = self[name].mechanism
+            out.setdefault(mechanism.shared_by or (name,), mechanism)
+        return [(mechanism, members) for members, mechanism in out.items()]
+
+    def _square(self, mechanism: Mechanism, members: Sequence[str], *run: int) -> float:
+        """Squared whitened length of what one record moves, under the plan's relation."""
+        ratio = 1.0
+        if self.relation == "replace_one":
+            sampling = self.sampling_of(self[members[0]].draw)
+            poisson = isinstance(sampling, Poisson) and sampling.sampling_rate < 1
+            ratio = 2.0 if poisson else max(self[name].replace_ratio for name in members)
+        return ratio**2 * mechanism.whitened_square(*run)
+
+    def combined_multiplier(self, names: frozenset[str]) -> float:
+        """The multiplier of the joint event of one draw, relative to the sensitivity under the relation.
+
+        Infinite where all noise goes over steps: what that costs follows from the whole run alone.
+        """
+        total = 0.0
+        for mechanism, members in self.groups(names):
+            if not mechanism.memory:
+                total += self._square(mechanism, members)
+        return total**-0.5 if total else math.inf
 
     def event(
         self, counts: Mapping[Pattern, int] | None = None, epochs: Mapping[str, int] | None = None
@@ -255,18 +284,50 @@ class PrivacyPlan:
                 draws without gaps touch when None.
         """
         by_draw: dict[tuple[str, float], int] = {}
+        by_name: dict[str, int] = {}
         for pattern in self.patterns():
-            count = pattern.count if counts is None else counts.get(pattern, 0)
-            if count > 0:
-                key = (pattern.draw, self.combined_multiplier(pattern.names, pattern.sampling))
-                by_draw[key] = by_draw.get(key, 0) + count
+            made = pattern.count if counts is None else counts.get(pattern, 0)
+            if made > 0:
+                key = (pattern.draw, self.combined_multiplier(pattern.names))
+                by_draw[key] = by_draw.get(key, 0) + made
+                for name in pattern.names:
+                    by_name[name] = by_name.get(name, 0) + made
         events = []
-        for (draw, z), count in by_draw.items():
-            sampling = self.sampling_of(draw)
-            if isinstance(sampling, FixedEpochs) and epochs is not None:
-                count = epochs[draw] * sampling.draws_per_epoch
-            events.append(sampling.event(z, count))
+        # Noise that is fresh in every draw: the draws compose, each amplified by its sampling.
+        for (draw, z), made in by_draw.items():
+            if math.isfinite(z):
+                sampling = self.sampling_of(draw)
+                if isinstance(sampling, FixedEpochs) and epochs is not None:
+                    made = epochs[draw] * sampling.draws_per_epoch
+                events.append(sampling.event(z, made))
+        # Noise over steps: one Gaussian for all releases of a run, by how often a record may take part.
+        for mechanism, members in self.groups(by_name):
+            if mechanism.memory:
+                draw, made = self[members[0]].draw, by_name[members[0]]
+                sampling = self.sampling_of(draw)
+                times = sampling.participations(made)
+                if isinstance(sampling, FixedEpochs) and epochs is not None:
+                    times = epochs[draw]
+                # Gaps between draws can spread few releases over more of the run than their number tells.
+                length = max(made, (times - 1) * sampling.min_separation + 1)
+                square = self._square(mechanism, members, times, sampling.min_separation, length)
+                events.append(dp_accounting.GaussianDpEvent(square**-0.5))
         return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
+
+    @property
+    def arithmetic(self) -> str:
+        """ "grid" where all noise is exact and on a grid of integers, else "floating_point"."""
+        kinds = {release.mechanism.arithmetic for release in self.releases}
+        return kinds.pop() if len(kinds) == 1 else "floating_point"
+
+    def hardened(self) -> PrivacyPlan:
+        """The same plan with exact noise on a grid of integers, which resists floating-point attacks.
+
+        Raises:
+            PlanError: for noise that has no such form.
+        """
+        releases = [replace(release, mechanism=release.mechanism.on_grid()) for release in self.releases]
+        return PrivacyPlan(releases, self.sampling, self.relation, self.unproven)
 
     def epsilon(self, delta: float) -> EpsilonResult:
         """Epsilon of the whole plan at delta."""
@@ -280,13 +341,12 @@ class PrivacyPlan:
             rows.append(
                 {
                     "name": release.name,
-                    "noise_multiplier": release.noise_multiplier,
+                    "mechanism": release.mechanism.describe(),
                     "max_bound": None if math.isinf(release.max_bound) else release.max_bound,
                     "count": self.count(release),
                     "draw": release.draw,
                     "sampling": sampling.describe(),
                     "replace_ratio": release.replace_ratio,
-                    "correlated_with": release.correlated_with,
                 }
             )
         unproven = [
@@ -312,6 +372,7 @@ class PrivacyPlan:
         for row in description["releases"]:
             fields = dict(row)
             fields["sampling"] = sampling_from(fields["sampling"])
+            fields["mechanism"] = mechanism_from(fields["mechanism"])
             fields["max_bound"] = math.inf if fields["max_bound"] is None else fields["max_bound"]
             releases.append(Release(**fields))
         unproven = [

@@ -145,11 +145,11 @@ class PrivateRows:
                     "wrong; leave them out"
                 )
             known = self._known[2]
-        return self._call("residual", subspace, known)
+        return PrivateRows(subspace.residual(self._rows, known), self.draw)
 
     def projection(self, subspace: Any) -> PrivateRows:
         """The rows' parts in a subspace."""
-        return self._call("projection", subspace)
+        return PrivateRows(subspace.projection(self._rows), self.draw)
 
     def masked(self, masks: Mapping[str, torch.Tensor]) -> PrivateRows:
         """The rows with the entries set to zero where a public mask is False."""

@@ -27,8 +27,8 @@ from typing import Any
 import dp_accounting
 import torch
 
+from equipoise import _validate
 from equipoise.privacy.draw import Draw, as_draw
-from equipoise.privacy.errors import check_count, check_positive
 from equipoise.privacy.noise.secrets import Secrets
 
 
@@ -47,6 +47,15 @@ class Sampling(ABC):
     @abstractmethod
     def expected_size(self) -> float:
         """Expected number of records in a draw: the public divisor of noised sums."""
+
+    @property
+    def min_separation(self) -> int:
+        """How many draws lie at least from one draw with a record to the next with the same; 1 for any."""
+        return 1
+
+    def participations(self, count: int) -> int:
+        """In how many of `count` draws, without gaps, one record is at most."""
+        return count
 
     @abstractmethod
     def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
@@ -68,8 +77,8 @@ def _check_records(num_records: int) -> int:
     return num_records
 
 
-def _check_population(population: int) -> int:
-    return check_count("population", population, "the public number of records, which the user states")
+def _check_population(population: int) -> None:
+    _validate.count("the public number of records, which the user states", population=population)
 
 
 @dataclass(frozen=True)
@@ -91,9 +100,9 @@ class Poisson(Sampling):
     steps: int
 
     def __post_init__(self) -> None:
-        check_positive("expected_batch_size", self.expected_batch_size)
+        _validate.positive(expected_batch_size=self.expected_batch_size)
         _check_population(self.population)
-        check_count("steps", self.steps, "the number of draws")
+        _validate.count("the number of draws", steps=self.steps)
         if self.expected_batch_size > self.population:
             raise ValueError(
                 f"expected_batch_size={self.expected_batch_size} exceeds population={self.population}: the "
@@ -143,9 +152,9 @@ class WithoutReplacement(Sampling):
     steps: int
 
     def __post_init__(self) -> None:
-        check_count("batch_size", self.batch_size, "the number of records a draw")
+        _validate.count("the number of records a draw", batch_size=self.batch_size)
         _check_population(self.population)
-        check_count("steps", self.steps, "the number of draws")
+        _validate.count("the number of draws", steps=self.steps)
         if self.batch_size > self.population:
             raise ValueError(
                 f"batch_size={self.batch_size} exceeds population={self.population}; lower it or use "
@@ -203,7 +212,7 @@ class FullBatch(Sampling):
 
     def __post_init__(self) -> None:
         _check_population(self.population)
-        check_count("steps", self.steps, "the number of draws")
+        _validate.count("the number of draws", steps=self.steps)
 
     @property
     def sampling_rate(self) -> float:
@@ -234,16 +243,19 @@ class FixedEpochs(Sampling):
         batch_size: expected records a draw, in (0, population].
         population: public number of records.
         steps: number of draws.
+        same_slots: deal the records once, so that every epoch has the same slots. The cost is the same; two
+            draws of a record are then `draws_per_epoch` apart, which noise over steps may need.
     """
 
     batch_size: int
     population: int
     steps: int
+    same_slots: bool = False
 
     def __post_init__(self) -> None:
-        check_count("batch_size", self.batch_size, "the expected number of records a draw")
+        _validate.count("the expected number of records a draw", batch_size=self.batch_size)
         _check_population(self.population)
-        check_count("steps", self.steps, "the number of draws")
+        _validate.count("the number of draws", steps=self.steps)
         if self.batch_size > self.population:
             raise ValueError(
                 f"batch_size={self.batch_size} exceeds population={self.population}; lower it or use "
@@ -254,6 +266,14 @@ class FixedEpochs(Sampling):
     def draws_per_epoch(self) -> int:
         """Number of draws that together use every record once."""
         return max(1, round(self.population / self.batch_size))
+
+    @property
+    def min_separation(self) -> int:
+        """The draws of an epoch where records keep their slots; 1 where every epoch deals them anew."""
+        return self.draws_per_epoch if self.same_slots else 1
+
+    def participations(self, count: int) -> int:
+        return math.ceil(count / self.draws_per_epoch)
 
     @property
     def sampling_rate(self) -> float:
@@ -267,14 +287,14 @@ class FixedEpochs(Sampling):
 
     def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
         """One Gaussian for every epoch that the draws of ordinal 0 to `count` - 1 touch."""
-        epochs = math.ceil(count / self.draws_per_epoch)
-        return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(noise_multiplier), epochs)
+        gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+        return dp_accounting.SelfComposedDpEvent(gaussian, self.participations(count))
 
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
         """Sorted positions of the records dealt to slot `ordinal % draws_per_epoch` of the draw's epoch."""
         draw = as_draw(draw)
         epoch, slot = divmod(draw.ordinal, self.draws_per_epoch)
-        generator = secrets.generator(f"epoch {draw.name}", epoch)
+        generator = secrets.generator(f"epoch {draw.name}", 0 if self.same_slots else epoch)
         slots = torch.randint(self.draws_per_epoch, (_check_records(num_records),), generator=generator)
         return (slots == slot).nonzero().flatten()
 

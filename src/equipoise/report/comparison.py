@@ -232,7 +232,7 @@ def _statement(method: Mapping[str, Any]) -> dict[str, Any]:
             {
                 "name": readable(str(r["name"])),
                 "count": f"{r['count']:,}",
-                "noise": "" if r.get("noise_multiplier") is None else plain(r["noise_multiplier"], 4),
+                "noise": plain(r["mechanism"]["noise_multiplier"], 4) if r.get("mechanism") else "",
                 "bound": "" if r.get("max_bound") is None else plain(r["max_bound"], 4),
             }
             for r in statement["releases"]

@@ -194,13 +194,8 @@ def _charts(values: Mapping[str, Any]) -> list[dict[str, Any]]:
         Series(label, [(row["round"], row[name] / 1e6) for row in rows])
         for name, label in (("bytes_up", "up"), ("bytes_down", "down"))
     ]
-    sums = (
-        ", with the keys and shares of the secure sums"
-        if values["settings"].get("secure_aggregation")
-        else ""
-    )
     add(
-        "Megabytes by round", f"Of parameters and numbers{sums}, all clients together.", megabytes,
+        "Megabytes by round", "Of parameters and numbers, all clients together.", megabytes,
         y_label="MB", from_zero=True,
     )  # fmt: skip
     return charts

@@ -340,7 +340,7 @@ def _release_rows(statement: Mapping[str, Any]) -> list[dict[str, str]]:
                 "name": readable(str(release.get("name", ""))),
                 "count": _times(release),
                 "bound": _text(release.get("max_bound", "")),
-                "noise_multiplier": _text(release.get("noise_multiplier", "")),
+                "noise_multiplier": _text((release.get("mechanism") or {}).get("noise_multiplier", "")),
                 "sampling": sampling_in_words(release.get("sampling") or {}),
             }
         )

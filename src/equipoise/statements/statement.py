@@ -161,7 +161,7 @@ class Statement:
             parts.append(f"The figure includes {self.other_runs} other run(s) over the same data.")
         if self.releases:
             listed = "; ".join(
-                f"{r['name']} (noise multiplier {r['noise_multiplier']:.4g}, bound at most "
+                f"{r['name']} (noise multiplier {r['mechanism']['noise_multiplier']:.4g}, bound at most "
                 f"{'any' if r['max_bound'] is None else format(r['max_bound'], 'g')}, {r['used']} of "
                 f"{r['count']} times)"
                 for r in self.releases
@@ -207,8 +207,8 @@ def statement_of(
         recipe, unit, assumptions, epsilon_claimed: as for `make_statement`.
 
     Example:
-        >>> from equipoise.privacy import FullBatch, PrivacyPlan, Release
-        >>> ledger = Ledger(PrivacyPlan([Release("gradient", 2.0, max_bound=1.0)], FullBatch(100, 4)))
+        >>> from equipoise.privacy import FullBatch, Gaussian, PrivacyPlan, Release
+        >>> ledger = Ledger(PrivacyPlan([Release("gradient", 1.0, Gaussian(2.0))], FullBatch(100, 4)))
         >>> statement_of(ledger, delta=1e-5).guarantee
         'proven'
     """

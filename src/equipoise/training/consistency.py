@@ -146,7 +146,7 @@ def _other_noise(statement: Object, described: Object, arguments: Mapping[str, s
     named = {row.get("name"): row for row in rows or () if isinstance(row, Mapping)}
     wrong = []
     for argument, release in arguments.items():
-        given, planned = described.get(argument), named.get(release, {}).get("noise_multiplier")
+        given, planned = described.get(argument), _noise_of(named.get(release, {}))
         if given is not None and planned is not None and given != planned:
             wrong.append(f"{argument} is {given!r}, that of {release!r} {planned!r}"[:120])
     threshold = described.get("clip_norm")
@@ -248,3 +248,8 @@ def _fewer_releases(statement: Object, total: Any, taken: int) -> list[str]:
     if planned and planned == total and left < taken:
         wrong.append(f"{taken} steps were taken, {left} releases without a proof are named")
     return wrong
+
+
+def _noise_of(row: Object) -> object:
+    mechanism = row.get("mechanism")
+    return mechanism.get("noise_multiplier") if isinstance(mechanism, Mapping) else None

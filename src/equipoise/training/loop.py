@@ -262,7 +262,7 @@ class PrivateTraining:
         desk: SharedLedger | None = None
         try:
             with processes.together():
-                position, done, state = self._load_checkpoint() if resume else (0, 0, None)
+                place, done, state = self._load_checkpoint() if resume else ({}, 0, None)
                 if folder is not None and not resume:
                     processes.first(lambda: folder.write_config(self.config()))
                 self.desk = desk = SharedLedger(
@@ -271,10 +271,10 @@ class PrivateTraining:
                     folder,
                     pieces.settings,
                     processes,
-                    position=position,
                     resume=resume,
                     data_fingerprint=pieces.rows.source.fingerprint() if processes.is_first else "",
                     kernels=pieces.kernels(),
+                    **place,
                 )
                 self._stepper = StepRunner(pieces, desk, done, state)
                 self._notes = MetricsLog(pieces, folder, writers, done)
@@ -445,14 +445,14 @@ class PrivateTraining:
             "average": None if self._average is None else self._average.values,
             "method": mark(self._stepper.state),
             "engine": self.engine.state_dict(),
-            "ledger": self.desk.position(),
+            "ledger": {"position": self.desk.position(), "history": self.desk.history()},
             "evaluation": self._evaluation,
         }
         folder = self.folder
         self.processes.first(lambda: folder.checkpoints.save(self.steps_done, state))
 
-    def _load_checkpoint(self) -> tuple[int, int, Any]:
-        """Take over the state; the answer is the ledger's position, the steps done and the method's state."""
+    def _load_checkpoint(self) -> tuple[dict[str, Any], int, Any]:
+        """Take over the state; the answer is the ledger's place, the steps done and the method's state."""
         assert self.folder is not None
         done, state = self.folder.checkpoints.load()
         restore_state(state, self.model, self.optimizer, self.scheduler)
@@ -462,7 +462,11 @@ class PrivateTraining:
             self.engine.load_state_dict(state["engine"])
             self._evaluation = {name: float(value) for name, value in state["evaluation"].items()}
             method = unmark(map_batch(lambda value: value.to(self.device), state["method"]))
-            return int(state["ledger"]), done, method
+            place = {
+                "position": int(state["ledger"]["position"]),
+                "history": dict(state["ledger"]["history"]),
+            }
+            return place, done, method
         except Exception as error:
             raise CheckpointError(
                 f"the checkpoint of step {done} does not fit this run ({type(error).__name__}: {error}): it "

@@ -342,6 +342,8 @@ def prepare(
             public_rng=generator(settings.seed, "plan"),
         )
         method_plan = method.plan(setting)
+        if settings.hardened:
+            method_plan = replace(method_plan, releases=method_plan.releases.hardened())
         if settings.views > 1:
             loss = averaged_over_views(loss, settings.views)
         rows = RowSource(

@@ -16,7 +16,6 @@ from torch import Tensor
 from equipoise.privacy import (
     Bounded,
     Budget,
-    CorrelatedNoise,
     Draw,
     EpsilonResult,
     Journal,
@@ -46,7 +45,7 @@ class SharedLedger:
         folder: of the run, or None to keep key and journal in memory.
         settings: for `reproducible`, `seed` and `ledger_file`.
         processes: who shares the work.
-        position: the ledger's position in the checkpoint that is resumed.
+        position, history: the ledger's, in the checkpoint that is resumed.
         resume: the run was begun before: its journal is there, and nothing is made in its place.
         data_fingerprint, kernels: what the released numbers depend on besides the parameters.
         make_ledger: `Ledger`, or a kind of it that an audit looks through.
@@ -61,6 +60,7 @@ class SharedLedger:
         processes: Processes,
         *,
         position: int = 0,
+        history: Mapping[str, Any] | None = None,
         resume: bool = False,
         data_fingerprint: str = "",
         kernels: str = "",
@@ -74,7 +74,7 @@ class SharedLedger:
         self._used_up = False
 
         self._booked = -1
-        self._began: int | None = None
+        self._began: tuple[int, Mapping[str, Any] | None] | None = None
         self._other_key = os.urandom(32)
 
         def start() -> None:
@@ -87,13 +87,14 @@ class SharedLedger:
                 _check_own(settings.ledger_file, secrets)
             journal = Journal(place, existing=resume)
 
-            def open_at(position: int) -> Ledger:
+            def open_at(position: int, history: Mapping[str, Any] | None) -> Ledger:
                 return make_ledger(
                     plan,
                     budget,
                     journal,
                     secrets,
                     position=position,
+                    history=history,
                     data_fingerprint=data_fingerprint,
                     kernels=kernels,
                     hardened=settings.hardened,
@@ -101,7 +102,7 @@ class SharedLedger:
 
             self._open_at = open_at
             try:
-                self._take_over(open_at(position))
+                self._take_over(open_at(position, history))
             except BaseException:
                 journal.close()
                 raise
@@ -136,7 +137,7 @@ class SharedLedger:
         """Remember where the ledger stands; a step that does not end is repeated from there."""
         if self._ledger is not None:
             self._settle()
-            self._began = self.ledger.position
+            self._began = self.ledger.position, self.ledger.history
 
     def end_step(self) -> None:
         """The step is done: its releases will not be asked for again."""
@@ -149,7 +150,7 @@ class SharedLedger:
         question, with the same noise and without a charge.
         """
         if self._began is not None:
-            self._take_over(self._open_at(self._began))
+            self._take_over(self._open_at(*self._began))
             self._began = None
 
     def open(self, name: str, parameters: Callable[[], str], num_records: int) -> tuple[Draw, Tensor]:
@@ -161,18 +162,14 @@ class SharedLedger:
 
         return self._processes.first(compute)
 
-    def release(
-        self, draw: TrainingDraw, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None = None
-    ) -> dict[str, dict[str, Tensor]]:
+    def release(self, draw: TrainingDraw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
         """As `Ledger.release`, on every process."""
         name, first = next(iter(sums.items()))
-        scale = first.add_remove
-        if noise is not None and name in noise.names:
-            scale = noise.standard_deviations[noise.names.index(name)]
-        self._noise = (self._plan[name].noise_multiplier * scale, first.add_remove)
+        std = self._plan[name].mechanism.standard_deviation(name, first.add_remove)
+        self._noise = (std, first.add_remove)
         # A private value of another process must not reach this one unnoised: only the result is broadcast.
         like: dict[str, dict[str, Tensor]] = {n: dict(bounded.value) for n, bounded in sums.items()}
-        return self._processes.first_tensors(lambda: self.ledger.release(draw.token, sums, noise), like)
+        return self._processes.first_tensors(lambda: self.ledger.release(draw.token, sums), like)
 
     def disclose(self, value: Any, hole: str) -> Any:
         """As `Ledger.disclose`, on every process."""
@@ -220,6 +217,10 @@ class SharedLedger:
             return self.ledger.position
 
         return self._processes.first(settled)
+
+    def history(self) -> dict[str, Any]:
+        """For checkpoints, after `position`: keys of noise that later releases may use again; private."""
+        return self._processes.first(lambda: self.ledger.history)
 
     def spent(self, delta: float) -> EpsilonResult:
         """Epsilon of all releases so far, by the exact accountant."""

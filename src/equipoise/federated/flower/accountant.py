@@ -23,6 +23,7 @@ from flwr.serverapp import (
     SamplingMethod,
 )
 
+from equipoise._roots import crossing
 from equipoise.privacy import epsilon
 
 __all__ = ["LedgerAccountant"]
@@ -57,12 +58,10 @@ class LedgerAccountant:
 
     @property
     def config(self) -> PrivacyConfig:
-        """Flower's settings."""
         return self._config
 
     @property
     def num_releases(self) -> int:
-        """How many releases were composed."""
         return sum(count for _, count in self._booked)
 
     def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
@@ -83,16 +82,16 @@ class LedgerAccountant:
         if not epsilon >= 0:
             raise ValueError(f"epsilon={epsilon!r}: give a number of at least 0")
         low, high = math.log(_SMALLEST_DELTA), math.log(1 - 1e-9)
-        if self._epsilon(self._booked, math.exp(low)) <= epsilon:
+
+        def excess(log_delta: float) -> float:
+            return self._epsilon(self._booked, math.exp(log_delta)) - epsilon
+
+        if excess(low) <= 0:
             return 0.0 if not self._booked else math.exp(low)
-        if self._epsilon(self._booked, math.exp(high)) > epsilon:
+        if excess(high) > 0:
             return 1.0
-        while high - low > 0.01:
-            middle = (low + high) / 2
-            low, high = (
-                (low, middle) if self._epsilon(self._booked, math.exp(middle)) <= epsilon else (middle, high)
-            )
-        return math.exp(high)
+        _, enough = crossing(excess, low, high - low, most=high, tolerance=0.005)
+        return math.exp(enough)
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
         """Epsilon at `delta`, or at the settings' delta."""
@@ -110,7 +109,6 @@ class LedgerAccountant:
         return self._epsilon([*self._booked, (event, count)], self._config.target_delta) > limit
 
     def state_dict(self) -> dict[str, object]:
-        """What was booked, as plain values."""
         return {
             "config": _plain(self._config),
             "booked": [{**asdict(event), "count": count} for event, count in self._booked],

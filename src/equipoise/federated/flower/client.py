@@ -1,33 +1,40 @@
 """A Flower `ClientApp` around a `Client`.
 
 A message is answered by a client that is opened from its folder and closed again: Flower may run every
-message in another process, and keeps its own `context.state` in memory alone. What counts is the journal in
+message in another process, and keeps its own `context.state` only in memory. What counts is the journal in
 the client's folder.
 
-Nothing but a client's own answers leaves. An error is told in full to the node's own log, and to the server
-only that there was one: its words could hold a record.
+Only a client's own replies leave. An error goes in full to the node's own log, and the server learns only
+that there was one: its message could hold a record.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from equipoise.federated.client import Client
-from equipoise.federated.errors import Refused
-from equipoise.federated.flower.wire import ANSWER, read_request, to_record, write_refusal
-from equipoise.federated.secure_client import SecureClient
+from equipoise.federated.flower.wire import MESSAGE_TYPES, read_request, write_refusal, write_reply
+from equipoise.federated.messages import Kind, Refused
+from equipoise.federated.server import Participant
 
-__all__ = ["client_app", "client_number"]
+__all__ = ["OpenClient", "answer_message", "client_app", "client_number", "introduction_app"]
 
 _log = logging.getLogger("equipoise.federated")
 
+CLIENT, NUMBER = "client", "number"  # the record of an introduction, and the name in it
 FAILED = "the client could not answer; its own log says why"
+
+
+class OpenClient(Participant, Protocol):
+    """What an app needs of a client; see `Client`."""
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        ...
 
 
 def client_number(context: Context) -> int:
@@ -45,94 +52,52 @@ def client_number(context: Context) -> int:
     return number
 
 
-def client_app(build: Callable[[Context], Client | SecureClient]) -> ClientApp:
+def client_app(build: Callable[[Context], OpenClient]) -> ClientApp:
     """An app that answers the requests of `GridExchange` and `FlowerStrategy`.
 
     Args:
         build: makes the client of a node, with a `folder` that only this client uses; called for every
-            message. It must be picklable where Flower's simulation runs it. A `SecureClient` answers in
-            secure sums alone.
+            message. It must be picklable where Flower's simulation runs it.
 
     Returns:
-        An app with `train`, `query.radius`, `query.secure` and `query.introduce`.
+        An app with `train`, `query.reports` and `query.introduce`.
     """
-    app = ClientApp()
+    app = introduction_app()
 
-    @app.query("introduce")
-    def introduce(message: Message, context: Context) -> Message:
-        return Message(
-            RecordDict({ANSWER: ConfigRecord({"client": client_number(context)})}), reply_to=message
-        )
-
-    @app.query("radius")
-    def ask(message: Message, context: Context) -> Message:
-        return _answer(message, context, build, _ask)
-
-    @app.query("secure")
-    def secure(message: Message, context: Context) -> Message:
-        return _answer(message, context, build, _secure)
+    @app.query(MESSAGE_TYPES["query"].removeprefix("query."))
+    def query(message: Message, context: Context) -> Message:
+        return answer_message(message, context, build, lambda client: _reply(client, message, "query"))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _answer(message, context, build, _train)
+        return answer_message(message, context, build, lambda client: _reply(client, message, "train"))
 
     return app
 
 
-def _ask(sealed: Client | SecureClient, content: RecordDict) -> RecordDict:
-    client = _plain(sealed)
-    number, params, values = read_request(content)
-    _check_names(client.ask, values)
-    mean = client.ask(number, params, **values)
-    return RecordDict({ANSWER: MetricRecord({"mean": mean, "noise": client.radius_noise})})
+def introduction_app() -> ClientApp:
+    """An app that only tells `GridExchange` which client it is."""
+    app = ClientApp()
+
+    @app.query("introduce")
+    def introduce(message: Message, context: Context) -> Message:
+        content = RecordDict({CLIENT: ConfigRecord({NUMBER: client_number(context)})})
+        return Message(content, reply_to=message)
+
+    return app
 
 
-def _train(sealed: Client | SecureClient, content: RecordDict) -> RecordDict:
-    client = _plain(sealed)
-    number, params, values = read_request(content)
-    _check_names(client.train, values)
-    return RecordDict({ANSWER: to_record(client.train(number, params, **values))})
-
-
-def _secure(client: Client | SecureClient, content: RecordDict) -> RecordDict:
-    if not isinstance(client, SecureClient):
-        raise Refused("this client takes part in no secure sums; nothing was spent")
-    return RecordDict({ANSWER: ConfigRecord(client.answer(*read_request(content)))})
-
-
-def _plain(client: Client | SecureClient) -> Client:
-    if isinstance(client, SecureClient):
-        raise Refused("this client answers in secure sums alone; nothing was spent")
-    return client
-
-
-def _check_names(method: Callable[..., Any], values: dict[str, Any]) -> None:
-    """Names come from outside: what a client does not take is refused, not raised."""
-    names = list(inspect.signature(method).parameters)[2:]
-    unknown = sorted(set(values) - set(names))
-    if unknown:
-        raise Refused(f"the request holds {', '.join(unknown)}, which this client does not take")
-    missing = [
-        name
-        for name in names
-        if inspect.signature(method).parameters[name].default is inspect.Parameter.empty
-        and name not in values
-    ]
-    if missing:
-        raise Refused(f"the request lacks {', '.join(missing)}; nothing was spent")
-
-
-def _answer(
+def answer_message(
     message: Message,
     context: Context,
-    build: Callable[[Context], Client | SecureClient],
-    work: Callable[[Client | SecureClient, RecordDict], RecordDict],
+    build: Callable[[Context], Any],
+    work: Callable[[Any], RecordDict],
 ) -> Message:
     """Open the client, work, close it; whatever goes wrong becomes an answer without details."""
     try:
         client = build(context)
         try:
-            content = work(client, message.content)
+            content = work(client)
         finally:
             client.close()
     except Refused as refused:
@@ -141,3 +106,7 @@ def _answer(
         _log.exception("client %s could not answer", context.node_config.get("partition-id"))
         content = write_refusal(FAILED)
     return Message(content, reply_to=message)
+
+
+def _reply(client: OpenClient, message: Message, kind: Kind) -> RecordDict:
+    return write_reply(client.answer(read_request(message.content, kind)))

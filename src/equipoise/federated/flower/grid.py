@@ -1,24 +1,21 @@
 """The clients behind a Flower grid, as an `Exchange`: the driver's rounds over real or simulated nodes.
 
 Nodes introduce themselves with their client's number, once and again whenever a new node appears: a client
-whose node died comes back under another node's name and goes on. Who is not there, or answers too late, is
-out of the round.
+whose node died comes back under another node's name and goes on. Clients that are not there, or answer too
+late, are out of the round.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from torch import Tensor
 
-from equipoise.federated.flower.wire import ANSWER, read_reply, read_values, write_request
-from equipoise.federated.secure_exchange import Request
-from equipoise.federated.strategies import Reply
-from equipoise.methods.base import Parameters
+from equipoise.federated.flower.client import CLIENT, NUMBER
+from equipoise.federated.flower.wire import MESSAGE_TYPES, read_reply, write_request
+from equipoise.federated.messages import Reply, Request
 
 __all__ = ["GridExchange"]
 
@@ -29,8 +26,8 @@ class GridExchange:
     Args:
         grid: of the server app.
         clients: P, how many there are; their numbers are 0 to P - 1.
-        timeout: seconds that the clients have for an answer, and new nodes for their introduction; who takes
-            longer is out of the round.
+        timeout: seconds that the clients have for an answer, and new nodes for their introduction. Clients
+            that take longer are out of the round.
     """
 
     def __init__(self, grid: Grid, clients: int, *, timeout: float = 3600.0) -> None:
@@ -51,61 +48,35 @@ class GridExchange:
             time.sleep(0.2)
         return len(self._nodes)
 
-    def ask(
-        self, present: Sequence[int], number: int, params: Parameters, square_limit: float
-    ) -> dict[int, Reply | str]:
-        """The clients' answers to the radius query."""
-        content = write_request(number, params, {"square_limit": square_limit})
-        found = self._exchange(self.messages(present, "query.radius", content))
-        return {p: r if isinstance(r, Reply | str) else "an answer of another kind" for p, r in found.items()}
+    def send(self, request: Request, clients: Sequence[int]) -> dict[int, Reply | str]:
+        """Each client's reply; clients that did not answer are not in it."""
+        replies = self.receive(self.messages(request, clients))
+        return {index: read_reply(message) for index, message in replies.items()}
 
-    def train(
-        self, present: Sequence[int], number: int, params: Parameters, instructions: Mapping[str, Any]
-    ) -> dict[int, dict[str, Tensor] | str]:
-        """The clients' parameters after the local steps."""
-        content = write_request(number, params, instructions)
-        found = self._exchange(self.messages(present, "train", content))
-        return {p: r if isinstance(r, dict | str) else "an answer of another kind" for p, r in found.items()}
+    def messages(self, request: Request, clients: Sequence[int]) -> list[Message]:
+        """The request as a message to each of these clients that is there."""
+        content = write_request(request)
+        return self.address(MESSAGE_TYPES[request.kind], dict.fromkeys(clients, content))
 
-    def relay(self, number: int, requests: Mapping[int, Request]) -> dict[int, dict[str, Any] | str]:
-        """The clients' answers to messages of secure sums, each client's its own."""
-        self._refresh()
-        messages = [
-            Message(
-                write_request(number, params, values),
-                dst_node_id=self._nodes[index],
-                message_type="query.secure",
-            )
-            for index, (params, values) in requests.items()
-            if index in self._nodes
-        ]
-        replies = self._grid.send_and_receive(messages, timeout=self._timeout) if messages else []
-        numbers = {node: index for index, node in self._nodes.items()}
-        known = [reply for reply in replies if reply.metadata.src_node_id in numbers]
-        return {numbers[reply.metadata.src_node_id]: read_values(reply) for reply in known}
-
-    def messages(self, present: Sequence[int], kind: str, content: RecordDict) -> list[Message]:
+    def address(self, message_type: str, contents: Mapping[int, RecordDict]) -> list[Message]:
         """A message to each of these clients that is there."""
         self._refresh()
         return [
-            Message(content, dst_node_id=self._nodes[index], message_type=kind)
-            for index in present
+            Message(content, dst_node_id=self._nodes[index], message_type=message_type)
+            for index, content in contents.items()
             if index in self._nodes
         ]
 
-    def answers(self, replies: Sequence[Message]) -> dict[int, Reply | dict[str, Tensor] | str]:
-        """client -> its answer, in the order of the clients."""
-        numbers = {node: index for index, node in self._nodes.items()}
-        found = {
-            numbers[reply.metadata.src_node_id]: read_reply(reply)
-            for reply in replies
-            if reply.metadata.src_node_id in numbers
-        }
-        return dict(sorted(found.items()))
+    def receive(self, messages: Sequence[Message]) -> dict[int, Message]:
+        """Send messages and wait: client -> its answer."""
+        answers = self._grid.send_and_receive(messages, timeout=self._timeout) if messages else []
+        return self.by_client(answers)
 
-    def _exchange(self, messages: list[Message]) -> dict[int, Reply | dict[str, Tensor] | str]:
-        replies = self._grid.send_and_receive(messages, timeout=self._timeout) if messages else []
-        return self.answers(list(replies))
+    def by_client(self, answers: Iterable[Message]) -> dict[int, Message]:
+        """client -> its answer; answers of unknown nodes are left out."""
+        numbers = {node: index for index, node in self._nodes.items()}
+        senders = ((numbers.get(answer.metadata.src_node_id), answer) for answer in answers)
+        return {index: answer for index, answer in senders if index is not None}
 
     def _refresh(self) -> int:
         """Forget the nodes that are gone, and let new ones introduce themselves; how many are known."""
@@ -122,6 +93,6 @@ class GridExchange:
 
 
 def _introduced(reply: Message) -> int | None:
-    answer = None if reply.has_error() else reply.content.get(ANSWER)
-    number = answer.get("client") if isinstance(answer, ConfigRecord) else None
+    record = None if reply.has_error() else reply.content.get(CLIENT)
+    number = record.get(NUMBER) if isinstance(record, ConfigRecord) else None
     return number if isinstance(number, int) and number >= 0 else None

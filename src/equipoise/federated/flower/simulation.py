@@ -8,12 +8,9 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from equipoise.federated.client import Client
-from equipoise.federated.flower.client import client_app
+from equipoise.federated.flower.client import OpenClient, client_app
 from equipoise.federated.flower.strategy import serve
-from equipoise.federated.history import History
-from equipoise.federated.secure_client import SecureClient
-from equipoise.federated.strategies import Strategy
+from equipoise.federated.server import History, Strategy
 from equipoise.methods.base import Parameters
 
 __all__ = ["simulate_on_flower"]
@@ -21,7 +18,7 @@ __all__ = ["simulate_on_flower"]
 
 def simulate_on_flower(
     strategy: Strategy,
-    build: Callable[[Context], Client | SecureClient],
+    build: Callable[[Context], OpenClient],
     clients: int,
     params: Parameters,
     rounds: int,

@@ -1,7 +1,7 @@
 """Our strategies as strategies of Flower's message API, for a server that runs Flower's own loop.
 
 `strategy.start(grid, initial_arrays, num_rounds)` of Flower calls `configure_train` and `aggregate_train` in
-turn. `serve` is the alternative: the driver's own loop over the grid, with the server's state on disk.
+turn. `serve` is the alternative: this library's own loop over the grid, with the server's state on disk.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy as Base
 
-from equipoise.federated.driver import pick_clients, run_rounds
 from equipoise.federated.flower.grid import GridExchange
-from equipoise.federated.flower.wire import read_params, to_record, write_request
-from equipoise.federated.history import History, Round
-from equipoise.federated.secure_exchange import SecureExchange, check_secure
-from equipoise.federated.secure_sum import SecureSum
-from equipoise.federated.strategies import Reply, Strategy
+from equipoise.federated.flower.wire import read_params, read_reply, to_record
+from equipoise.federated.messages import Request
+from equipoise.federated.server import (
+    History,
+    Round,
+    RoundRequests,
+    Strategy,
+    pick_clients,
+    run_rounds,
+    usable_replies,
+)
 from equipoise.methods.base import Parameters
 
 __all__ = ["FlowerStrategy", "serve"]
@@ -53,40 +58,49 @@ class FlowerStrategy(Base):
         self.strategy, self._clients, self._count = strategy, clients, count
         self._seed, self._timeout = seed, timeout
         self._exchange: GridExchange | None = None
-        self._params: Parameters = {}
+        # The round under way between `configure_train` and `aggregate_train`.
+        self._requests: RoundRequests | None = None
+        self._request: Request | None = None
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of a round; asks the round's clients first where the strategy does."""
+        """The messages of a round; queries the round's clients first where the strategy does."""
         if self._exchange is None:
             self._exchange = GridExchange(grid, self._clients, timeout=self._timeout)
             self._exchange.wait()
-        exchange, params = self._exchange, read_params(arrays)
-        present = list(pick_clients(self._clients, self._count, self._seed, server_round))
-
-        def ask(square_limit: float) -> list[Reply]:
-            found = exchange.ask(present, server_round, params, square_limit)
-            replies = {index: reply for index, reply in found.items() if isinstance(reply, Reply)}
-            present[:] = replies
-            return list(replies.values())
-
-        self._params = params
-        instructions = self.strategy.instructions(ask)
-        return exchange.messages(present, "train", write_request(server_round, params, instructions))
+        clients = list(pick_clients(self._clients, self._count, self._seed, server_round))
+        self._requests = self.strategy.round(server_round, read_params(arrays))
+        request = next(self._requests)
+        while request.kind != "train":
+            found = self._exchange.send(request, clients)
+            replies, _ = usable_replies(self.strategy, request, clients, found)
+            clients = list(replies)
+            request = self._requests.send(list(replies.values()))
+        self._request = request
+        return self._exchange.messages(request, clients)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The next global model from those that answered; None, that is the old one, if nobody did."""
         assert self._exchange is not None
-        found = self._exchange.answers(list(replies)).values()
-        refusal = self.strategy.refusal
-        answers = [a for a in found if isinstance(a, dict) and refusal(self._params, a) is None]
-        metrics = MetricRecord({**self.strategy.metrics(), "answered": len(answers)})
-        if not answers:
-            return None, metrics
-        return to_record(self.strategy.aggregate(self._params, answers)), metrics
+        assert self._requests is not None
+        assert self._request is not None
+        answers = self._exchange.by_client(replies)
+        found = {index: read_reply(message) for index, message in answers.items()}
+        usable, _ = usable_replies(self.strategy, self._request, sorted(found), found)
+        try:
+            self._requests.send(list(usable.values()))
+        except StopIteration as finished:
+            params = finished.value
+        else:
+            raise TypeError(
+                f"strategy={type(self.strategy).__name__} sends a request after the training of its round, "
+                "which Flower's loop cannot carry: run it with serve"
+            )
+        metrics = MetricRecord({**self.strategy.metrics(), "answered": len(usable)})
+        return (to_record(params) if usable else None), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -95,7 +109,6 @@ class FlowerStrategy(Base):
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """None."""
         return None
 
     def summary(self) -> None:
@@ -112,7 +125,6 @@ def serve(
     folder: str | os.PathLike[str] | None = None,
     timeout: float = 3600.0,
     wait: float = 60.0,
-    secure: SecureSum | None = None,
     clients_per_round: int | None = None,
     seed: int = 0,
     evaluate: Callable[[Parameters], Mapping[str, float]] | None = None,
@@ -128,15 +140,11 @@ def serve(
         timeout: seconds that clients have for an answer.
         wait: seconds to wait for the clients before the first round; then it goes on with those that are
             there.
-        secure: let the server learn sums alone, of nodes that are `SecureClient`s (experimental).
 
     Raises:
-        ValueError: as `run_rounds`, or a strategy that needs more than sums.
+        ValueError: as `run_rounds`.
     """
-    if secure is not None:
-        check_secure(strategy)
-    nodes = GridExchange(grid, clients, timeout=timeout)
-    nodes.wait(seconds=wait)
-    exchange = nodes if secure is None else SecureExchange(nodes, secure)
+    exchange = GridExchange(grid, clients, timeout=timeout)
+    exchange.wait(seconds=wait)
     options: dict[str, Any] = {"clients_per_round": clients_per_round, "seed": seed, "folder": folder}
     return run_rounds(strategy, exchange, params, rounds, evaluate=evaluate, on_round=on_round, **options)

@@ -1,8 +1,9 @@
-"""What travels: named tensors and plain values as Flower's records, and back.
+"""What travels: requests and replies as Flower's records, and back.
 
-A request holds the round's number and plain values in a `ConfigRecord`, the global model in an `ArrayRecord`,
-and every further group of tensors in one of its own. An answer holds tensors, or two released numbers, or the
-reason why there is none. Arrays travel as NumPy writes them: bit for bit, and without pickles.
+A request's global model is an `ArrayRecord`, its round and numbers a `ConfigRecord`, and every extra that is
+a group of named tensors an `ArrayRecord` of its own. A reply holds tensors, reports, or both, or the reason
+why there is none. The kind of a request is the message's type. Arrays travel as NumPy writes them: bit for
+bit, and without pickles.
 """
 
 from __future__ import annotations
@@ -14,22 +15,28 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from equipoise.federated.errors import Refused
-from equipoise.federated.strategies import Reply
+from equipoise.federated.messages import Kind, Refused, Reply, Request
 from equipoise.methods.base import Parameters
 
 __all__ = [
+    "MESSAGE_TYPES",
     "read_params",
     "read_reply",
     "read_request",
-    "read_values",
+    "refusal_of",
     "to_record",
     "write_refusal",
+    "write_reply",
     "write_request",
 ]
 
-MODEL, VALUES, ANSWER, REFUSAL = "model", "values", "answer", "refusal"
-ROUND, GROUP = "round", "group."
+#: Flower's message type of each kind of request.
+MESSAGE_TYPES: Mapping[Kind, str] = {"train": "train", "query": "query.reports"}
+
+# Names of records in a message, and of the round in a record.
+MODEL, EXTRAS, GROUP = "model", "extras", "group."
+REPORTS, REFUSAL = "reports", "refusal"
+ROUND = "round"
 
 
 def to_record(params: Parameters) -> ArrayRecord:
@@ -62,77 +69,78 @@ def read_params(record: Any) -> dict[str, Tensor]:
         raise ValueError("the bytes are no arrays of numbers") from error
 
 
-def write_request(number: int, params: Parameters, values: Mapping[str, Any]) -> RecordDict:
-    """A request for round `number` from the global model; values are plain, or groups of named tensors.
+def write_request(request: Request) -> RecordDict:
+    """A request as the content of a message.
 
     Example:
-        >>> read_request(write_request(3, {"w": torch.zeros(1)}, {"clip_norm": 0.5}))
-        (3, {'w': tensor([0.])}, {'clip_norm': 0.5})
+        >>> content = write_request(Request(3, {"w": torch.zeros(1)}, {"clip_norm": 0.5}))
+        >>> read_request(content, "train")
+        Request(round=3, params={'w': tensor([0.])}, extras={'clip_norm': 0.5}, kind='train')
     """
-    groups = {GROUP + name: to_record(value) for name, value in values.items() if isinstance(value, Mapping)}
-    plain = {name: value for name, value in values.items() if not isinstance(value, Mapping)}
-    return RecordDict(
-        {MODEL: to_record(params), VALUES: ConfigRecord({**plain, ROUND: number}), **groups}  # type: ignore[dict-item,unused-ignore]
-    )
+    groups, numbers = {}, {}
+    for name, value in request.extras.items():
+        if isinstance(value, Mapping):
+            groups[GROUP + name] = to_record(value)
+        else:
+            numbers[name] = value
+    values = ConfigRecord({**numbers, ROUND: request.round})
+    return RecordDict({MODEL: to_record(request.params), EXTRAS: values, **groups})  # type: ignore[dict-item,unused-ignore]
 
 
-def read_request(content: RecordDict) -> tuple[int, dict[str, Tensor], dict[str, Any]]:
-    """Round, global model and values of a request.
+def read_request(content: RecordDict, kind: Kind) -> Request:
+    """The request of a message's content.
 
     Raises:
         Refused: it cannot be read. Nothing was spent.
     """
-    config = content.get(VALUES)
+    config = content.get(EXTRAS)
     if not isinstance(config, ConfigRecord) or ROUND not in config:
         raise Refused("the request names no round; nothing was spent")
-    values: dict[str, Any] = dict(config)
+    extras: dict[str, Any] = dict(config)
+    number: Any = extras.pop(ROUND)
     try:
         params = read_params(content.get(MODEL))
-        groups = {
-            name.removeprefix(GROUP): read_params(record)
-            for name, record in content.items()
-            if name.startswith(GROUP)
-        }
+        for name, record in content.items():
+            if name.startswith(GROUP):
+                extras[name.removeprefix(GROUP)] = read_params(record)
     except ValueError as error:
         raise Refused(f"the request cannot be read: {error}; nothing was spent") from error
-    return values.pop(ROUND), params, values | groups
+    return Request(number, params, extras, kind)
+
+
+def write_reply(reply: Reply) -> RecordDict:
+    """A reply as the content of a message; what is empty is left out."""
+    content = RecordDict()
+    if reply.params:
+        content[MODEL] = to_record(reply.params)
+    if reply.reports:
+        content[REPORTS] = MetricRecord(dict(reply.reports))
+    return content
 
 
 def write_refusal(reason: str) -> RecordDict:
-    """An answer that says why there is none."""
+    """The content of a message that says why there is no reply."""
     return RecordDict({REFUSAL: ConfigRecord({"reason": reason})})
 
 
-def read_reply(message: Message) -> Reply | dict[str, Tensor] | str:
-    """What a client answered: two released numbers, tensors, or why neither.
-
-    What cannot be read counts as no answer.
-    """
-    why = _why_none(message)
+def read_reply(message: Message) -> Reply | str:
+    """What a client replied, or why there is nothing; what cannot be read counts as no reply."""
+    why = refusal_of(message)
     if why is not None:
         return why
-    answer = message.content.get(ANSWER)
-    if isinstance(answer, MetricRecord):
-        try:
-            return Reply(float(answer["mean"]), float(answer["noise"]))  # type: ignore[arg-type,unused-ignore]
-        except (KeyError, TypeError):
-            return "the answer cannot be read"
+    content = message.content
+    reports = content.get(REPORTS, MetricRecord())
+    if not isinstance(reports, MetricRecord) or not (MODEL in content or REPORTS in content):
+        return "the reply cannot be read"
     try:
-        return read_params(answer)
+        params = read_params(content[MODEL]) if MODEL in content else {}
     except ValueError as error:
-        return f"the answer cannot be read: {error}"
+        return f"the reply cannot be read: {error}"
+    return Reply(params, dict(reports))  # type: ignore[arg-type,unused-ignore]
 
 
-def read_values(message: Message) -> dict[str, Any] | str:
-    """Plain values that a client answered, or why there are none."""
-    why = _why_none(message)
-    if why is not None:
-        return why
-    answer = message.content.get(ANSWER)
-    return dict(answer) if isinstance(answer, ConfigRecord) else "the answer cannot be read"
-
-
-def _why_none(message: Message) -> str | None:
+def refusal_of(message: Message) -> str | None:
+    """Why a message holds no reply, or None."""
     if message.has_error():
         return f"no answer (Flower's error {message.error.code})"
     refusal = message.content.get(REFUSAL)

@@ -4,7 +4,7 @@
     sent: the share s of the entries of y - x with the largest absolute values, as positions and values
 
 Both act on noised iterates and cost nothing. The source bounds updates for guarantees that cover a whole
-client; here the unit is a record, and each step is noised, so that S is a setting of the pull alone.
+client; here the unit is a record, and each step is noised, so that S only sets the pull.
 
 Source: Cheng, Wang, Zhang and Cheng 2022, "Differentially Private Federated Learning with Local
 Regularization and Sparsification": its two parts, with steps that are private by themselves.
@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.federated.methods.round_wrapper import Wrapped
-from equipoise.federated.round_protocol import reports
-from equipoise.federated.strategies import FedAvg
+from equipoise.federated.messages import Reply
+from equipoise.federated.round_protocol import RoundWrapper
+from equipoise.federated.server import FedAvg
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
@@ -29,7 +29,7 @@ from equipoise.methods.checks import require_positive
 __all__ = ["FedLRS", "SparseAverage"]
 
 
-class FedLRS(Wrapped):
+class FedLRS(RoundWrapper):
     """The client's half.
 
     Args:
@@ -70,7 +70,6 @@ class FedLRS(Wrapped):
         self.bound, self.strength, self.share = float(bound), float(strength), float(share)
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """The inner estimate, pulled where the update is longer than the bound."""
         estimate, state = super().step(context, state)
         away = {name: value - state["start"][name] for name, value in context.params.items()}
         length = math.sqrt(math.fsum(float(value.double().square().sum()) for value in away.values()))
@@ -78,19 +77,18 @@ class FedLRS(Wrapped):
             estimate = {name: value + self.strength * away[name] for name, value in estimate.items()}
         return estimate, state
 
-    def answer(self, state: State, start: Parameters, end: Parameters) -> dict[str, Tensor]:
+    def reply(self, state: State, start: Parameters, end: Parameters) -> Reply:
         """Positions [n] and values [n] of the kept entries, over all parameters in their order.
 
-        What the inner method sends beside the parameters stays beside them.
+        The inner method's reports are sent with them.
         """
-        beside = reports(super().answer(state, start, end))
         update = torch.cat([(end[name] - value).flatten() for name, value in start.items()])
         kept = max(1, round(self.share * len(update)))
         positions = update.abs().topk(kept).indices.sort().values
-        return {"positions": positions.to(torch.int32), "values": update[positions], **beside}
+        sent = {"positions": positions.to(torch.int32), "values": update[positions]}
+        return Reply(sent, super().reply(state, start, end).reports)
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
         own = {"bound": self.bound, "strength": self.strength, "share": self.share}
         return {**super().config(), **own}
 
@@ -100,14 +98,14 @@ class SparseAverage(FedAvg):
 
     Example:
         >>> sent = {"positions": torch.tensor([1], dtype=torch.int32), "values": torch.tensor([0.5])}
-        >>> SparseAverage().aggregate({"w": torch.zeros(2)}, [sent])["w"]
+        >>> SparseAverage().aggregate({"w": torch.zeros(2)}, [Reply(sent)])["w"]
         tensor([0.0000, 0.5000])
     """
 
-    def received(self, params: Parameters, answer: Parameters) -> Parameters:
+    def received(self, params: Parameters, sent: Parameters) -> Parameters:
         """The client's parameters: the global ones, moved at the kept positions."""
         sizes = [value.numel() for value in params.values()]
-        positions, values = answer["positions"].long(), answer["values"]
+        positions, values = sent["positions"].long(), sent["values"]
         if positions.shape != values.shape or not bool(((positions >= 0) & (positions < sum(sizes))).all()):
             raise ValueError(
                 f"a client sent {len(values)} values at {len(positions)} positions of {sum(sizes)}; one "

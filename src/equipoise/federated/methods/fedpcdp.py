@@ -26,11 +26,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from torch import Tensor
-
+from equipoise.federated.messages import Reply
 from equipoise.federated.methods.round_subspace import FORMS, Form, RoundSubspace
-from equipoise.federated.round_protocol import RoundProtocol, reports
-from equipoise.federated.strategies import FedAvg
+from equipoise.federated.round_protocol import RoundProtocol
+from equipoise.federated.server import FedAvg
 from equipoise.gradients.subspaces.blocks import BlockSubspace
 from equipoise.gradients.subspaces.principal import PrincipalSubspace
 from equipoise.methods import PCDPSGD, PDPSGD, Context, State
@@ -53,11 +52,11 @@ class SubspaceUpload(RoundProtocol):
     directions: RoundSubspace
     form: Form
 
-    def answer(self, state: State, start: Parameters, end: Parameters) -> dict[str, Tensor]:
-        """Coordinates, or a combination of public gradients; and what was sent beside the parameters."""
-        beside = reports(super().answer(state, start, end))
+    def reply(self, state: State, start: Parameters, end: Parameters) -> Reply:
+        """Coordinates, or a combination of public gradients, with the inner method's reports."""
         displacement = {name: value - end[name] for name, value in start.items()}
-        return {**self.directions.at(start).encode(displacement, self.form), **beside}
+        sent = self.directions.at(start).encode(displacement, self.form)
+        return Reply(sent, super().reply(state, start, end).reports)
 
 
 class RoundProjection(SubspaceUpload, ProjectedGradient):
@@ -116,10 +115,8 @@ class SubspaceAverage(FedAvg):
         super().__init__(server_rate)
         self.directions = directions
 
-    def received(self, params: Parameters, answer: Parameters) -> Parameters:
+    def received(self, params: Parameters, sent: Parameters) -> Parameters:
         """The client's parameters: the global ones less the lifted displacement."""
-        beside = reports(answer)
-        sent = {name: value for name, value in answer.items() if name not in beside}
         lifted = self.directions.at(params).decode(sent)
         return {name: value - lifted[name].to(value) for name, value in params.items()}
 
@@ -131,11 +128,9 @@ class _RoundSource(SubspaceSource):
     directions: RoundSubspace
 
     def refresh(self, context: Context, number: int) -> Key:
-        """The parameters as the server set them."""
         return {"anchor": copied(context.params)}
 
     def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
-        """The columns at the anchor."""
         return PrincipalSubspace(self.directions.at(key["anchor"]).columns, None, {})
 
 

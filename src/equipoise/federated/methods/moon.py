@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.federated.methods.round_wrapper import Wrapped
+from equipoise.federated.round_protocol import RoundWrapper
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
@@ -75,7 +75,6 @@ class MoonLoss:
                         parameter.copy_(values[name])
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """[B] losses."""
         z = self.features(model, batch)
         with torch.no_grad():
             near, far = self.features(self._global, batch), self.features(self._last, batch)
@@ -83,7 +82,7 @@ class MoonLoss:
         return self.loss(model, batch) + self.strength * F.softplus(apart / self.temperature)
 
 
-class Moon(Wrapped):
+class Moon(RoundWrapper):
     """Any method on a `MoonLoss`, which it keeps supplied with the two models to compare with.
 
     Args:
@@ -110,13 +109,12 @@ class Moon(Wrapped):
         self.term = term
 
     def init(self, context: Context) -> State:
-        """The last local model is the global one."""
         return {**super().init(context), "last": copied(context.params)}
 
-    def ask(self, context: Context, state: State) -> float:
-        """The inner answer, for the loss of this round."""
+    def query(self, context: Context, state: State) -> dict[str, float]:
+        """The inner reports, for the loss of this round."""
         self.term.compare_with(state["start"], state["last"])
-        return super().ask(context, state)
+        return super().query(context, state)
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """The inner estimate, for the loss of this round."""
@@ -124,10 +122,8 @@ class Moon(Wrapped):
         return super().step(context, state)
 
     def end_round(self, state: State, end: Parameters) -> State:
-        """What is sent becomes the last local model."""
         return {**super().end_round(state, end), "last": copied(end)}
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
         own = {"strength": self.term.strength, "temperature": self.term.temperature}
         return {**super().config(), **own}

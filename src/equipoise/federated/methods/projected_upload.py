@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from equipoise.federated.methods.fedpcdp import SubspaceUpload, checked_form
 from equipoise.federated.methods.round_subspace import Form, RoundSubspace
-from equipoise.federated.methods.round_wrapper import Wrapped
+from equipoise.federated.round_protocol import RoundWrapper
 from equipoise.methods import Method
 from equipoise.methods.base import Plan
 from equipoise.methods.card import Card
@@ -27,7 +27,7 @@ from equipoise.methods.public_records import PublicRecords
 __all__ = ["ProjectedUpload"]
 
 
-class ProjectedUpload(SubspaceUpload, Wrapped):
+class ProjectedUpload(SubspaceUpload, RoundWrapper):
     """The client's half.
 
     Args:
@@ -61,6 +61,5 @@ class ProjectedUpload(SubspaceUpload, Wrapped):
         return (*self.inner.public_batches(), self.directions.public)
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
         own = {"form": self.form, "public": self.directions.public.describe()}
         return {**super().config(), **own}

@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from equipoise.federated.methods.round_wrapper import Wrapped
+from equipoise.federated.round_protocol import RoundWrapper
 from equipoise.methods import Context, Method, State
 from equipoise.methods.card import Card
 
 __all__ = ["Proximal"]
 
 
-class Proximal(Wrapped):
+class Proximal(RoundWrapper):
     """Any method with FedProx' pull; its releases, its plan and its cost are the inner method's.
 
     Args:
@@ -55,7 +55,6 @@ class Proximal(Wrapped):
         self.strength = float(strength)
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """The inner estimate, pulled."""
         estimate, state = super().step(context, state)
         pulled = {
             name: value + self.strength * (context.params[name] - state["start"][name])
@@ -64,5 +63,4 @@ class Proximal(Wrapped):
         return pulled, state
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
         return {**super().config(), "strength": self.strength}

@@ -151,7 +151,6 @@ class RoundSubspace:
 
     @property
     def sent_once(self) -> int:
-        """Bytes of the public records."""
         return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(self.public.batch))
 
     def at(self, params: Parameters) -> RoundBasis:

@@ -6,7 +6,7 @@
 
 x is the global model of the round, c_p the client's control variate, c the server's. Both are computed from
 displacements, which came out of noised steps: they cost nothing, and the change of c_p need not be sent,
-since the server finds it from y_p as the client does. What comes down is c beside x.
+since the server finds it from y_p as the client does. What comes down is c with x.
 
 If an answer is lost on its way, the client's control has changed and the server's has not.
 
@@ -17,13 +17,15 @@ for Federated Learning".
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.federated.methods.round_wrapper import Wrapped
-from equipoise.federated.strategies import Asker, FedAvg
+from equipoise.federated.messages import Reply, check_tensors
+from equipoise.federated.round_protocol import Extra, RoundWrapper
+from equipoise.federated.server import FedAvg
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
@@ -33,7 +35,7 @@ from equipoise.methods.named_tensors import copied
 __all__ = ["Scaffold", "ScaffoldAverage"]
 
 
-class Scaffold(Wrapped):
+class Scaffold(RoundWrapper):
     """The client's half: any method, corrected by control variates.
 
     Args:
@@ -67,36 +69,32 @@ class Scaffold(Wrapped):
             raise ValueError(f"local_steps={local_steps!r}: give a whole number of at least 1")
         self.local_steps, self.learning_rate = local_steps, float(learning_rate)
 
-    @property
-    def follows_control(self) -> bool:
-        """The server's control variate."""
-        return True
+    def takes(self, kind: str) -> Mapping[str, Extra] | None:
+        """Also the server's control variate; without one it is zero."""
+        inner = super().takes(kind)
+        if inner is None or kind != "train":
+            return inner
+        return {**inner, "control": Extra(partial(check_tensors, "control"), required=False)}
 
     def init(self, context: Context) -> State:
-        """Controls of zero."""
         nothing = {name: torch.zeros_like(value) for name, value in context.params.items()}
         return {**super().init(context), "own": nothing, "server": nothing}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """The inner estimate, corrected."""
         estimate, state = super().step(context, state)
         own, server = state["own"], state["server"]
         return {name: value + (server[name] - own[name]) for name, value in estimate.items()}, state
 
-    def with_control(self, state: State, control: Parameters | None) -> State:
-        """The server's control variate of the round."""
+    def follow(self, state: State, extras: Mapping[str, Any]) -> State:
         zeros = {name: torch.zeros_like(value) for name, value in state["own"].items()}
-        state = super().with_control(state, control)
-        return {**state, "server": zeros if control is None else copied(control)}
+        return {**super().follow(state, extras), "server": copied(extras.get("control", zeros))}
 
     def end_round(self, state: State, end: Parameters) -> State:
-        """The client's control variate moves."""
         state = super().end_round(state, end)
         moved = control_change(state["start"], end, state["server"], self.local_steps * self.learning_rate)
         return {**state, "own": {name: value + moved[name] for name, value in state["own"].items()}}
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
         return {
             **super().config(), "local_steps": self.local_steps, "learning_rate": self.learning_rate,
         }  # fmt: skip
@@ -112,10 +110,10 @@ class ScaffoldAverage(FedAvg):
 
     Example:
         >>> server = ScaffoldAverage(clients=2, local_steps=1, learning_rate=0.5)
-        >>> x, answers = {"w": torch.ones(1)}, [{"w": torch.zeros(1)}, {"w": torch.full((1,), 0.5)}]
-        >>> server.aggregate(x, answers)["w"].item()
+        >>> replies = [Reply({"w": torch.zeros(1)}), Reply({"w": torch.full((1,), 0.5)})]
+        >>> server.aggregate({"w": torch.ones(1)}, replies)["w"].item()
         0.25
-        >>> server.instructions(lambda limit: [])["control"]["w"].item()  # the mean of 2 and 1
+        >>> server.extras()["control"]["w"].item()  # the mean of 2 and 1
         1.5
     """
 
@@ -128,26 +126,24 @@ class ScaffoldAverage(FedAvg):
         self.clients, self._length = clients, local_steps * learning_rate
         self._control: dict[str, Tensor] | None = None
 
-    def instructions(self, ask: Asker) -> dict[str, Any]:
-        """The server's control variate; none before the first answers."""
+    def extras(self) -> dict[str, Any]:
+        """The server's control variate; none before the first replies."""
         return {} if self._control is None else {"control": self._control}
 
-    def aggregate(self, params: Parameters, answers: Sequence[Parameters]) -> dict[str, Tensor]:
+    def aggregate(self, params: Parameters, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """The mean of the clients' parameters; the control variate follows."""
         now = self._control or {name: torch.zeros_like(value) for name, value in params.items()}
-        changes = [control_change(params, answer, now, self._length) for answer in answers]
+        changes = [control_change(params, reply.params, now, self._length) for reply in replies]
         self._control = {
             name: value + torch.stack([change[name] for change in changes]).sum(0) / self.clients
             for name, value in now.items()
         }
-        return super().aggregate(params, answers)
+        return super().aggregate(params, replies)
 
     def state_dict(self) -> dict[str, Any]:
-        """The control variate."""
         return {} if self._control is None else {"control": self._control}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
         if not set(state) <= {"control"}:
             raise ValueError(f"state has {sorted(state)}, SCAFFOLD has a control variate")
         self._control = dict(state["control"]) if state else None

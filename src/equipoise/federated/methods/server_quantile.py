@@ -1,7 +1,7 @@
 """DP-FedAvg with a clip norm that follows one quantile of all clients' gradient norms.
 
     at a client, every step, jointly with the gradient:   b = sum_i (1[n_i <= C] - 1/2) + N(0, sigma_b^2)
-    sent with the answer:                                  s_p = mean over the round's steps of b / B + 1/2
+    reported:                                              s_p = mean over the round's steps of b / B + 1/2
     server:                                                C <- C exp(-eta (mean_p s_p - gamma))
 
 Every client clips at the same C in a round, and the noise of the shares averages over steps and clients. The
@@ -17,19 +17,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from equipoise.federated.methods.server_radius import agreed
-from equipoise.federated.round_protocol import REPORT, RoundProtocol
-from equipoise.federated.strategies import Asker, FedAvg
+from equipoise.federated.messages import Reply, Request
+from equipoise.federated.methods.server_radius import agreed_number
+from equipoise.federated.round_protocol import Extra, RoundProtocol
+from equipoise.federated.server import FedAvg
 from equipoise.methods import DPSGD, Context, ReleasedQuantile, State
 from equipoise.methods.base import Parameters
 
 __all__ = ["QuantileFedAvg", "ServerQuantile"]
 
 
-SHARE = REPORT + "share"
+#: The report: the noised share of rows below the clip norm.
+SHARE = "share"
 
 
 class ServerQuantile(RoundProtocol, DPSGD):
@@ -40,8 +41,8 @@ class ServerQuantile(RoundProtocol, DPSGD):
         clip_rule, noise_multiplier: as for `DPSGD`.
 
     Example:
-        >>> ServerQuantile(ReleasedQuantile(0.1)).follows_clip_norm
-        True
+        >>> list(ServerQuantile(ReleasedQuantile(0.1)).takes("train"))
+        ['clip_norm']
     """
 
     name: ClassVar[str] = "quantile-client"
@@ -54,13 +55,13 @@ class ServerQuantile(RoundProtocol, DPSGD):
         super().__init__(threshold, clip_rule, noise_multiplier=noise_multiplier)
         self._quantile = threshold
 
-    @property
-    def follows_clip_norm(self) -> bool:
-        """The server's clip norm."""
-        return True
+    def takes(self, kind: str) -> Mapping[str, Extra] | None:
+        """The server's clip norm, within the agreed limits."""
+        low, high = self._quantile.limits
+        clip_norm = Extra(lambda value, mine: agreed_number("clip_norm", value, high, low))
+        return {"clip_norm": clip_norm} if kind == "train" else None
 
     def init(self, context: Context) -> State:
-        """The first clip norm, and no counts."""
         return {**super().init(context), "shares": 0.0, "steps": 0}
 
     def learn(self, state: State, count: float, expected_size: float) -> State:
@@ -69,22 +70,15 @@ class ServerQuantile(RoundProtocol, DPSGD):
         return {**state, "shares": state["shares"] + share, "steps": state["steps"] + 1}
 
     def rebase(self, state: State, params: Parameters) -> State:
-        """A new round: no counts."""
         return {**super().rebase(state, params), "shares": 0.0, "steps": 0}
 
-    def with_radius(self, state: State, clip_norm: float) -> State:
-        """The state with the server's clip norm.
+    def follow(self, state: State, extras: Mapping[str, Any]) -> State:
+        return {**state, "threshold": extras["clip_norm"]}
 
-        Raises:
-            Refused: it is no finite number, or lies outside of the agreed limits.
-        """
-        low, high = self._quantile.limits
-        return {**state, "threshold": agreed("clip_norm", clip_norm, high, low)}
-
-    def answer(self, state: State, start: Parameters, end: Parameters) -> dict[str, Tensor]:
+    def reply(self, state: State, start: Parameters, end: Parameters) -> Reply:
         """The parameters, and the released share of rows below the clip norm."""
-        share = torch.tensor(state["shares"] / max(1, state["steps"]), dtype=torch.float64)
-        return {**super().answer(state, start, end), SHARE: share}
+        share = float(state["shares"] / max(1, state["steps"]))
+        return Reply(super().reply(state, start, end).params, {SHARE: share})
 
 
 class QuantileFedAvg(FedAvg):
@@ -96,10 +90,10 @@ class QuantileFedAvg(FedAvg):
 
     Example:
         >>> server = QuantileFedAvg(ReleasedQuantile(0.1, quantile=0.5, learning_rate=0.2))
-        >>> answer = {"w": torch.ones(1), SHARE: torch.tensor(1.0)}  # all below: the clip norm goes down
-        >>> server.aggregate({"w": torch.zeros(1)}, [answer])["w"].item()
+        >>> reply = Reply({"w": torch.ones(1)}, {SHARE: 1.0})  # all below: the clip norm goes down
+        >>> server.aggregate({"w": torch.zeros(1)}, [reply])["w"].item()
         1.0
-        >>> round(server.instructions(lambda limit: [])["clip_norm"], 6)  # 0.1 exp(-0.2 * 0.5)
+        >>> round(server.extras()["clip_norm"], 6)  # 0.1 exp(-0.2 * 0.5)
         0.090484
     """
 
@@ -107,37 +101,31 @@ class QuantileFedAvg(FedAvg):
         super().__init__(server_rate)
         self.rule, self._clip_norm = rule, rule.start()
 
-    def instructions(self, ask: Asker) -> dict[str, Any]:
-        """The clip norm of the round."""
+    def extras(self) -> dict[str, Any]:
         return {"clip_norm": self._clip_norm}
 
-    def refusal(self, params: Parameters, answer: Any) -> str | None:
-        """Also where the share beside the parameters is not one number."""
-        found = super().refusal(params, answer)
-        if found is None and (SHARE not in answer or answer[SHARE].numel() != 1):
-            return f"it sent no single number for {SHARE!r}"
+    def refusal(self, request: Request, reply: Any) -> str | None:
+        """Also where the share is missing."""
+        found = super().refusal(request, reply)
+        if found is None and SHARE not in reply.reports:
+            return f"it sent no report {SHARE!r}"
         return found
 
-    def aggregate(self, params: Parameters, answers: Sequence[Parameters]) -> dict[str, Tensor]:
+    def aggregate(self, params: Parameters, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """The mean of the parameters; the clip norm follows the mean share."""
-        shares = [float(answer[SHARE]) for answer in answers if SHARE in answer]
-        shares = [share for share in shares if math.isfinite(share)]
-        if shares:
-            # One client's answer, whatever number it is, moves the clip norm by one step at most.
-            mean = min(max(math.fsum(shares) / len(shares), 0.0), 1.0)
-            self._clip_norm = self.rule.update(self._clip_norm, mean - 0.5, 1.0)
-        return super().aggregate(params, answers)
+        shares = [float(reply.reports[SHARE]) for reply in replies]
+        # One client's share, whatever number it is, moves the clip norm by one step at most.
+        mean = min(max(math.fsum(shares) / len(shares), 0.0), 1.0)
+        self._clip_norm = self.rule.update(self._clip_norm, mean - 0.5, 1.0)
+        return super().aggregate(params, replies)
 
     def metrics(self) -> Mapping[str, float]:
-        """The clip norm of the next round."""
         return {"radius": self._clip_norm}
 
     def state_dict(self) -> dict[str, Any]:
-        """The clip norm of the next round."""
         return {"clip_norm": self._clip_norm}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
         if set(state) != {"clip_norm"}:
             raise ValueError(f"state has {sorted(state)}, a quantile has a clip norm")
         self._clip_norm = float(state["clip_norm"])

@@ -1,15 +1,15 @@
-"""RMS-adaptive clipping at a client: the server sets the radius, from the noised mean squares of all.
+"""AdaptDP-FedAvg: the server sets the clipping radius, from the noised mean squares of all clients.
 
 A round has two phases. Every client releases its mean of min(|g|^2 / U, 1) at the global model, noised; the
 server makes a radius of the mean of these and sends it; every client takes K steps of DP-SGD at that radius.
 
 variant="fused": no query. Every local step is one Gaussian release of the clipped gradients and of the
-squared norms of the same batch, and what is sent beside the parameters is
+squared norms of the same batch, and what is reported with the parameters is
 
     s_p = mean over the round's steps of (sum_i min(|g_i|^2 / U, 1) + N(0, z_C^2)) / B,
 
 with noise of z_C / (B sqrt(K)), which sets the radius of the next round. With query_steps="first" the squares
-join the first local step alone, the one at the global model: R steps are Gaussians of multiplier
+join only the first local step, the one at the global model: R steps are Gaussians of multiplier
 (z^-2 + z_C^-2)^(-1/2) and the other R (K - 1) of multiplier z, and the noise of s_p is z_C / B. U of a round
 is the server's, so that both ends know it, whatever rounds a client has missed.
 
@@ -20,25 +20,28 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
-from equipoise.federated.errors import Refused
-from equipoise.federated.round_protocol import REPORT, RoundProtocol
+from equipoise.federated.messages import Refused, Reply, Request
+from equipoise.federated.round_protocol import Extra, RoundProtocol
+from equipoise.federated.server import FedAvg, RoundRequests
 from equipoise.methods import AdaptiveRMS, Context, State
+from equipoise.methods.adaptive_rms.radius import RadiusState, RMSRadius
 from equipoise.methods.base import Parameters, Plan, Setting
 from equipoise.methods.checks import require_one_of
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs, Sampling
 
-__all__ = ["SQUARES", "ServerRMS", "agreed"]
+__all__ = ["SQUARES", "SQUARES_NOISE", "AdaptDPFedAvg", "ServerRMS", "agreed_number"]
 
 
-SQUARES = REPORT + "squares"  # [2] the mean of the squared norms in units of U, and its noise
+#: The reports: the released mean of min(|g|^2 / U, 1), and the public standard deviation of its noise.
+SQUARES, SQUARES_NOISE = "squares", "squares_noise"
 
 
 _ROUNDING = 1 + 1e-6
@@ -62,10 +65,10 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         ValueError: a value out of range, or one that the variant does not have.
 
     Example:
-        >>> ServerRMS(0.5, round_length=3).answers_query
-        True
-        >>> ServerRMS(0.5, round_length=3, variant="fused").answers_query
-        False
+        >>> list(ServerRMS(0.5, round_length=3).takes("query"))
+        ['square_limit']
+        >>> list(ServerRMS(0.5, round_length=3, variant="fused").takes("train"))
+        ['clip_norm', 'square_limit']
     """
 
     name: ClassVar[str] = "adaptive-rms-client"
@@ -97,20 +100,21 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         """Whether squared norms are released with every step."""
         return self.variant == "fused"
 
-    @property
-    def follows_clip_norm(self) -> bool:
-        """The server's radius."""
-        return True
+    def takes(self, kind: str) -> Mapping[str, Extra] | None:
+        """The server's radius, up to G; the scale U of the squares, up to G^2, where squares are released."""
+        g_hat = self.radius.g_hat
+        clip_norm = Extra(lambda value, mine: agreed_number("clip_norm", value, g_hat, SMALLEST_RADIUS))
+        square_limit = Extra(lambda value, mine: agreed_number("square_limit", value, g_hat**2))
+        if kind == "train":
+            return {"clip_norm": clip_norm} | ({"square_limit": square_limit} if self.fused else {})
+        return {"square_limit": square_limit} if kind == "query" and not self.fused else None
 
-    @property
-    def follows_limit(self) -> bool:
-        """Fused: the server's scale of the squares."""
-        return self.fused
-
-    @property
-    def answers_query(self) -> bool:
-        """Not fused: the noised mean square."""
-        return not self.fused
+    def check_local_steps(self, local_steps: int) -> None:
+        if self.round_length != local_steps:
+            raise ValueError(
+                f"local_steps={local_steps} differs from the method's round_length={self.round_length}: its "
+                "plan or its reports count on the steps of a round; give both the same"
+            )
 
     @property
     def squares_per_round(self) -> int:
@@ -137,12 +141,11 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         )
 
     def init(self, context: Context) -> State:
-        """The first radius, and no squares; fused, the noise of the mean that will be sent."""
+        """The first radius, and no squares; fused, also the noise of the mean that will be reported."""
         state = self._without_squares(super().init(context))
         return {**state, "noise": self.radius_noise(context.plan)} if self.fused else state
 
     def rebase(self, state: State, params: Parameters) -> State:
-        """A new round: no squares."""
         return self._without_squares(super().rebase(state, params))
 
     def _without_squares(self, state: State) -> State:
@@ -153,43 +156,33 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         return self.fused and (self.query_steps == "all" or state["squares"] is None)
 
     def learn(self, plan: Plan, state: State, mean: float) -> State:
-        """The radius stays for the round; the squares are kept for the answer."""
+        """The radius stays for the round; the squares are kept for the reply."""
         return {**state, "squares": (state["squares"] or 0.0) + mean}
 
     def begin_round(self, context: Context, state: State) -> State:
         """The server has set the radius already."""
         return state
 
-    def with_radius(self, state: State, clip_norm: float) -> State:
-        """The state with the server's radius.
+    def follow(self, state: State, extras: Mapping[str, Any]) -> State:
+        own = {name: extras[name] for name in ("clip_norm", "square_limit") if name in extras}
+        return {**state, **own}
 
-        Raises:
-            Refused: it is no finite number, below `SMALLEST_RADIUS`, or above G.
-        """
-        return {**state, "clip_norm": agreed("clip_norm", clip_norm, self.radius.g_hat, SMALLEST_RADIUS)}
+    def query(self, context: Context, state: State) -> dict[str, float]:
+        return {SQUARES: self.ask(context, state), SQUARES_NOISE: self.radius_noise(context.plan)}
 
-    def with_limit(self, state: State, square_limit: float) -> State:
-        """The state with the server's scale U of the squares.
-
-        Raises:
-            Refused: it is no finite number above zero, or above G^2.
-        """
-        return {**state, "square_limit": agreed("square_limit", square_limit, self.radius.g_hat**2)}
-
-    def answer(self, state: State, start: Parameters, end: Parameters) -> dict[str, Tensor]:
+    def reply(self, state: State, start: Parameters, end: Parameters) -> Reply:
         """The parameters; fused also the mean of the squares that the round's steps have released."""
-        sent = super().answer(state, start, end)
+        sent = super().reply(state, start, end)
         if not self.fused:
             return sent
-        mean = [state["squares"] / self.squares_per_round, state["noise"]]
-        return {**sent, SQUARES: torch.tensor(mean, dtype=torch.float64)}
+        mean = state["squares"] / self.squares_per_round
+        return Reply(sent.params, {SQUARES: mean, SQUARES_NOISE: state["noise"]})
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values."""
         return {**super().config(), "query_steps": self.query_steps}
 
 
-def agreed(name: str, value: float, largest: float, least: float = 0.0) -> float:
+def agreed_number(name: str, value: float, largest: float, least: float = 0.0) -> float:
     """A number of the server, if it lies in (0, largest] and not below `least`.
 
     Raises:
@@ -204,3 +197,125 @@ def agreed(name: str, value: float, largest: float, least: float = 0.0) -> float
         low = f"[{least:g}" if least else "(0"
         raise Refused(f"{name}={value!r} lies outside the agreed {low}, {largest:g}]; nothing was spent")
     return min(float(value), largest)
+
+
+class AdaptDPFedAvg(FedAvg):
+    """The server's half: FedAvg with a clipping radius that follows the clients' mean squared gradient norm.
+
+    It asks every client of the round for its noised mean square at the global model first, makes the radius
+    of the round of these, and sends it along. With variant="fused" it asks nothing: the clients report the
+    noised mean square of their local steps with the parameters, and it sets the radius of the next round.
+
+    Args:
+        radius: the rule; `RMSRadius(g_hat, offset="paper")` is the published one.
+        rounds: R, and
+        clients: P, for the paper's offset, which counts all R P released numbers.
+        variant: as at the clients' `ServerRMS`: "round", or "fused", whose radius is a round late.
+        initial_clip_norm: radius of the first round of variant "fused"; G when None.
+
+    Raises:
+        ValueError: an argument out of range, or one that the variant does not have.
+
+    Example:
+        >>> strategy = AdaptDPFedAvg(RMSRadius(1.0, offset="none"), rounds=10, clients=2)
+        >>> requests = strategy.round(1, {})
+        >>> next(requests).extras
+        {'square_limit': 1.0}
+        >>> replies = [Reply(reports={SQUARES: mean, SQUARES_NOISE: 0.0}) for mean in (0.1, 0.3)]
+        >>> round(requests.send(replies).extras["clip_norm"], 6)  # sqrt(2 * 0.2)
+        0.632456
+        >>> fused = AdaptDPFedAvg(RMSRadius(1.0, offset="none"), rounds=10, clients=2, variant="fused")
+        >>> next(fused.round(1, {})).extras
+        {'clip_norm': 1.0, 'square_limit': 1.0}
+    """
+
+    def __init__(
+        self,
+        radius: RMSRadius,
+        rounds: int,
+        clients: int,
+        *,
+        variant: Literal["round", "fused"] = "round",
+        initial_clip_norm: float | None = None,
+    ) -> None:
+        super().__init__()
+        require_one_of("variant", variant, ("round", "fused"))
+        if initial_clip_norm is not None and variant == "round":
+            raise ValueError(
+                f"initial_clip_norm={initial_clip_norm!r} belongs to variant='fused': a round of variant="
+                "'round' begins with a radius of its own"
+            )
+        self.radius, self.variant, self._releases = radius, variant, rounds * clients
+        self._state: RadiusState = radius.start(initial_clip_norm)
+        self._used = self._state["clip_norm"]
+        self._relative_noise: float | None = None
+
+    def round(self, number: int, params: Parameters) -> RoundRequests:
+        if self.variant == "round":
+            limit = {"square_limit": self._state["square_limit"]}
+            self._follow((yield Request(number, params, limit, "query")))
+        self._used = self._state["clip_norm"]
+        return (yield from super().round(number, params))
+
+    def extras(self) -> dict[str, Any]:
+        """The radius of the round; of variant "fused" also U, in whose units squares are to be sent."""
+        limit = {"square_limit": self._state["square_limit"]} if self.variant == "fused" else {}
+        return {"clip_norm": self._state["clip_norm"], **limit}
+
+    def refusal(self, request: Request, reply: Any) -> str | None:
+        """Also where the squares, or their noise, are missing from a reply that must report them."""
+        found = super().refusal(request, reply)
+        if found is not None or (self.variant == "round" and request.kind == "train"):
+            return found
+        if not {SQUARES, SQUARES_NOISE} <= set(reply.reports):
+            return f"it sent no reports {SQUARES!r} and {SQUARES_NOISE!r}"
+        return "it sent noise below zero" if reply.reports[SQUARES_NOISE] < 0 else None
+
+    def aggregate(self, params: Parameters, replies: Sequence[Reply]) -> dict[str, Tensor]:
+        """The mean of the parameters; the radius of variant "fused" follows."""
+        if self.variant == "fused":
+            self._follow(replies)
+        return super().aggregate(params, replies)
+
+    def _follow(self, replies: Sequence[Reply]) -> None:
+        """Move the radius.
+
+        The number of replies takes the place of P in the noise of their mean. Without any the radius stays.
+        """
+        if not replies:
+            return
+        limit = self._state["square_limit"]
+        mean = limit * math.fsum(reply.reports[SQUARES] for reply in replies) / len(replies)
+        variance = math.fsum(reply.reports[SQUARES_NOISE] ** 2 for reply in replies)
+        noise = limit * math.sqrt(variance) / len(replies)
+        doubt = self.radius.doubt(noise / limit)
+        if doubt is not None and self.radius.doubt(self._relative_noise or 0.0) is None:
+            warnings.warn(doubt, stacklevel=3)
+        self._relative_noise = noise / limit
+        self._state = self.radius.update(self._state, mean, noise, self._releases)
+
+    def metrics(self) -> Mapping[str, float]:
+        """The round's radius; where it scales itself also s / U, which decides whether it may collapse."""
+        own = {"radius": self._used}
+        if self.radius.scale == "self" and self._relative_noise is not None:
+            own["radius_noise"] = self._relative_noise
+        return own
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"variant": self.variant, **self._state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave.
+
+        Raises:
+            ValueError: it is another strategy's, or that of the other variant.
+        """
+        if set(state) != set(self.state_dict()):
+            raise ValueError(f"state has {sorted(state)}, a radius has {sorted(self.state_dict())}")
+        if state["variant"] != self.variant:
+            raise ValueError(
+                f"variant={self.variant!r}: the state is of variant={state['variant']!r}, whose clients "
+                "answer otherwise; give that one to go on with it, or another folder to start anew"
+            )
+        self._state = {name: state[name] for name in self._state}
+        self._used = self._state["clip_norm"]

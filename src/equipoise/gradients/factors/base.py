@@ -118,18 +118,6 @@ class Factor(ABC):
         """The way in which norms are taken: the chosen one, or the one predicted to be fastest."""
         return self.kernels()[0] if self.kernel == "auto" else self.kernel
 
-    def inner(self, other: Factor) -> Tensor:
-        """Dot products of matching rows, [B]; ``other`` may be of any kind."""
-        from equipoise.gradients.factors.pair_products import inner
-
-        return inner(self, other)
-
-    def gram(self, other: Factor) -> Tensor:
-        """Dot products of all rows with all rows, [B, B']; ``other`` may be of any kind."""
-        from equipoise.gradients.factors.pair_products import gram
-
-        return gram(self, other)
-
     @staticmethod
     def concat(parts: Sequence[Factor]) -> Factor:
         """The records of all parts, in order."""

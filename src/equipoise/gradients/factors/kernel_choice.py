@@ -17,7 +17,7 @@ import torch
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.numerics import full_precision
 
-__all__ = ["apply", "candidates", "choose", "measure", "predict"]
+__all__ = ["candidates", "choose", "measure", "predict"]
 
 
 #: A factor this small is not worth a measurement: its time is a step's rounding error.
@@ -75,7 +75,7 @@ def choose(factors: Iterable[Factor], measured: bool = True, repeats: int = 3) -
         repeats: timed runs of each way, after one to warm up.
 
     Returns:
-        signature -> name, for ``apply``. Plain strings, fit for a checkpoint.
+        signature -> name. Plain strings, fit for a checkpoint.
     """
     choices: dict[str, str] = {}
     for factor in factors:
@@ -85,11 +85,6 @@ def choose(factors: Iterable[Factor], measured: bool = True, repeats: int = 3) -
         small = factor.num_records * (factor.input_elements() + factor.shape.numel()) < SMALL_ELEMENTS
         choices[signature] = measure(factor, repeats) if measured and not small else predict(factor)
     return choices
-
-
-def apply(factor: Factor, choices: dict[str, str]) -> Factor:
-    """The factor in its chosen form, by count where its signature has no choice."""
-    return factor.with_kernel(choices.get(factor.signature()) or predict(factor))
 
 
 def _seconds(factor: Factor, name: str) -> float:

@@ -8,26 +8,25 @@ A subspace has columns V [P, K], seldom held as such:
 
 The columns need not be orthonormal; ``gram()`` says what they are. For a column vec(u w^T) of a matrix
 parameter (Khatri-Rao structure) the coordinate of a factor's row is ``sum_s (b_s . u)(a_s . w)``, and the
-Gram matrix is ``(U^T U) * (W^T W)``, so that no column is formed. Columns that are combinations of public
-rows, ``V = G_pub^T W``, need only the cross-Gram matrix of public and private rows.
+Gram matrix is ``(U^T U) * (W^T W)``, so that no column is formed.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.factors.lookup import IndexFactor
 from equipoise.gradients.factors.outer import OuterFactor
-from equipoise.gradients.numerics import accumulation_dtype, chunks, full_precision, widen
+from equipoise.gradients.factors.pair_products import gram
+from equipoise.gradients.numerics import accumulation_dtype, chunks, widen
 from equipoise.gradients.operator import PerSampleGradients
+from equipoise.gradients.views import projection, residual
 
-__all__ = ["SpanSubspace", "Subspace", "holds_orthonormal"]
+__all__ = ["Subspace"]
 
 
 class Subspace(ABC):
@@ -55,113 +54,26 @@ class Subspace(ABC):
         """Whether the columns are in memory, so that `gram` is true to rounding."""
         return False
 
+    def residual(
+        self, gradients: PerSampleGradients, coordinates: Tensor | None = None
+    ) -> PerSampleGradients:
+        """The rows minus their part in the subspace; see `equipoise.gradients.views.residual`."""
+        return residual(gradients, self, coordinates)
+
+    def projection(self, gradients: PerSampleGradients) -> PerSampleGradients:
+        """The rows' parts in the subspace; see `equipoise.gradients.views.projection`."""
+        return projection(gradients, self)
+
     def _check_coordinates(self, y: Tensor) -> Tensor:
         if y.shape != (self.dimension,):
             raise ValueError(f"y has shape {tuple(y.shape)}; it needs [{self.dimension}], the coordinates")
         return y.detach()
 
 
-def holds_orthonormal(subspace: Subspace) -> bool:
-    """Whether the columns are in memory and orthonormal, V^T V within 0.01 of I in the Frobenius norm.
-
-    Only then do products give the norms of residuals and projections to rounding. A Gram matrix taken from
-    public rows, ``W^T (G_pub G_pub^T) W``, is off by eps times the ratio of the largest to the smallest
-    eigenvalue, and reads I where the columns are not orthonormal; long columns magnify rounding as well.
-
-    >>> from equipoise.gradients.subspaces.held import HeldSubspace
-    >>> holds_orthonormal(HeldSubspace({"w": torch.eye(2, 3)}))
-    True
-    >>> holds_orthonormal(HeldSubspace({"w": 2 * torch.eye(2, 3)}))
-    False
-    """
-    if not subspace.holds_columns:
-        return False
-    gram = subspace.gram()
-    off = gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    return float(torch.linalg.matrix_norm(off)) <= 0.01
-
-
-class SpanSubspace(Subspace):
-    """Combinations of public rows: ``V = G_pub^T W``, the weights W by parameter or common.
-
-    Args:
-        public: m public rows, at their own parameter point.
-        weights: name -> W [m, K_l], when each parameter has coordinates of its own (K = sum of K_l, in the
-            order of ``public.names``); or one W [m, K] for all.
-
-    >>> from equipoise.gradients.operator import DenseGradients
-    >>> V = SpanSubspace(DenseGradients({"w": torch.eye(2, 3)}), torch.tensor([[1.0], [1.0]]))
-    >>> V.coordinates(DenseGradients({"w": torch.tensor([[1.0, 2.0, 3.0]])})), V.gram()
-    (tensor([[3.]]), tensor([[2.]]))
-    """
-
-    def __init__(self, public: PerSampleGradients, weights: Tensor | Mapping[str, Tensor]) -> None:
-        self.public = public
-        self.per_tensor = not isinstance(weights, Tensor)
-        self.weights: dict[str, Tensor]
-        if isinstance(weights, Tensor):
-            self.weights = {"": weights.detach()}
-        else:
-            if set(weights) != set(public.names):
-                raise ValueError(
-                    f"weights has entries for {', '.join(sorted(weights))}; the public rows are over "
-                    f"{', '.join(public.names)}, and each needs one"
-                )
-            self.weights = {name: weights[name].detach() for name in public.names}
-        for name, W in self.weights.items():
-            if W.ndim != 2 or W.shape[0] != public.num_records:
-                raise ValueError(
-                    f"weights {name} has shape {tuple(W.shape)}; it needs [{public.num_records}, K], a row a "
-                    "public record"
-                )
-
-    @property
-    @override
-    def dimension(self) -> int:
-        return sum(W.shape[1] for W in self.weights.values())
-
-    @override
-    def coordinates(self, gradients: PerSampleGradients) -> Tensor:
-        products = gradients.cross_gram(self.public, per_tensor=self.per_tensor)
-        if isinstance(products, Tensor):
-            products = {"": products}
-        with full_precision(gradients.device):
-            return torch.cat(
-                [products[name] @ W.to(products[name]) for name, W in self.weights.items()], dim=1
-            )
-
-    @override
-    def lift(self, y: Tensor) -> dict[str, Tensor]:
-        y = self._check_coordinates(y)
-        rows, start = {}, 0
-        with full_precision(self.public.device):
-            for name, W in self.weights.items():
-                rows[name] = W @ y[start : start + W.shape[1]].to(W)
-                start += W.shape[1]
-        return self.public.weighted_sums(rows if self.per_tensor else rows[""])
-
-    @override
-    def gram(self) -> Tensor:
-        products = self.public.cross_gram(self.public, per_tensor=self.per_tensor)
-        if isinstance(products, Tensor):
-            products = {"": products}
-        with full_precision(self.public.device):
-            blocks = [
-                W.to(products[n]).t() @ products[n] @ W.to(products[n]) for n, W in self.weights.items()
-            ]
-            out = blocks[0].new_zeros(self.dimension, self.dimension)
-            start = 0
-            for block in blocks:
-                stop = start + block.shape[0]
-                out[start:stop, start:stop] = block
-                start = stop
-            return out
-
-
 def _coordinates(factor: Factor, block: Factor) -> Tensor:
     """Dot products of a factor's rows with columns; with Khatri-Rao columns by two narrow products."""
     if not isinstance(block, OuterFactor):
-        return factor.gram(block)
+        return gram(factor, block)
     u, w = block.b[:, 0], block.a[:, 0]
     dtype = torch.promote_types(widen(u[:0]).dtype, accumulation_dtype(factor.dtype))
     u, w = u.to(dtype), w.to(dtype)

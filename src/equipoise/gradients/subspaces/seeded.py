@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.factors.outer import OuterFactor
+from equipoise.gradients.factors.pair_products import gram
 from equipoise.gradients.numerics import accumulation_dtype, full_precision
 from equipoise.gradients.operator import DenseGradients, PerSampleGradients, factored_over
 from equipoise.gradients.subspaces.base import Subspace, _coordinates
@@ -104,7 +105,7 @@ class SeededSubspace(Subspace):
         with full_precision(self.device):
             for name in self.shapes:
                 block = self.block(name)
-                out += block.gram(block)
+                out += gram(block, block)
         return out
 
 

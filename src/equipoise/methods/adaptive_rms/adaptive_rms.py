@@ -35,6 +35,7 @@ from equipoise.privacy import calibrate, gaussian_mu
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.counts import capped
+from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
@@ -239,8 +240,8 @@ class AdaptiveRMS(Method):
     def _plan(self, setting: Setting, query: Sampling, z: float, radius_z: float) -> PrivacyPlan:
         of_draw: dict[str, Any] = {} if self.variant == "fused" else {"draw": "radius", "sampling": query}
         releases = [
-            Release("gradient", z, max_bound=self.radius.g_hat),
-            Release("squares", radius_z, max_bound=1.0, replace_ratio=1.0, **of_draw),
+            Release("gradient", self.radius.g_hat, Gaussian(z)),
+            Release("squares", 1.0, Gaussian(radius_z), replace_ratio=1.0, **of_draw),
         ]
         return PrivacyPlan(releases, setting.sampling, setting.relation)
 

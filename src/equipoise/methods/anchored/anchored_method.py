@@ -29,6 +29,7 @@ from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, S
 from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.named_tensors import copied
 from equipoise.privacy import calibrate, calibrate_noise_multiplier
+from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.sampling import FixedEpochs, FullBatch, Poisson, Sampling, WithoutReplacement
 
@@ -166,15 +167,15 @@ class AnchoredMethod(Method):
         counts = self.counts(sampling.expected_size, anchor.expected_size)
 
         def with_noise(coupled: float, at_anchor: float) -> PrivacyPlan:
-            releases = [Release("anchor", at_anchor, anchor_bound, anchors, "anchor", anchor)]
+            releases = [Release("anchor", anchor_bound, Gaussian(at_anchor), anchors, "anchor", anchor)]
             if "anchor" in counts:
                 name, number = "anchor_count", schedule.num_anchors
-                releases.append(Release(name, counts["anchor"], 0.5, number, "anchor", anchor))
+                releases.append(Release(name, 0.5, Gaussian(counts["anchor"]), number, "anchor", anchor))
             if schedule.num_coupled:
                 number = schedule.num_coupled
-                releases.insert(0, Release("coupled", coupled, coupled_bound, number))
+                releases.insert(0, Release("coupled", coupled_bound, Gaussian(coupled), number))
                 if "coupled" in counts:
-                    releases.append(Release("coupled_count", counts["coupled"], 0.5, number))
+                    releases.append(Release("coupled_count", 0.5, Gaussian(counts["coupled"]), number))
             return PrivacyPlan(releases, sampling, setting.relation)
 
         given = (self.noise_multiplier, self.anchor_noise_multiplier)

@@ -36,7 +36,7 @@ from equipoise.methods.named_tensors import mean_of
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.joint import clip_jointly
-from equipoise.privacy.mechanisms.joint_gaussian import CorrelatedNoise
+from equipoise.privacy.mechanisms import JointGaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 
@@ -135,7 +135,7 @@ class DiceSGD(Method):
         return self.clip_norm if self.feedback_clip_norm is None else self.feedback_clip_norm
 
     @cached_property
-    def noise(self) -> CorrelatedNoise | None:
+    def noise(self) -> JointGaussian | None:
         """The noise of the two sums; None where they are one, at Ce = C1."""
         return self.variant.of(self.clip_norm, self.residual_radius)
 
@@ -211,9 +211,7 @@ class DiceSGD(Method):
             return {"body": clip(rows, Abadi(), limits, groups)}
 
         draw = context.draw("batch")
-        if noise is None:
-            return context.ledger.release(draw, draw.query(sums))
-        return context.ledger.release(draw, draw.query(sums), noise=noise)
+        return context.ledger.release(draw, draw.query(sums))
 
     def _warn(self, norm: float) -> None:
         warnings.warn(

@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.privacy.mechanisms.joint_gaussian import CorrelatedNoise, radial_sensitivity
+from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian, radial_sensitivity
 
 __all__ = [
     "Automatic",
@@ -46,7 +46,7 @@ class SumNoise(ABC):
     """Whether gradients and feedback are brought to their radii, and not only shortened to them."""
 
     @abstractmethod
-    def of(self, clip_norm: float, residual_clip_norm: float) -> CorrelatedNoise | None:
+    def of(self, clip_norm: float, residual_clip_norm: float) -> JointGaussian | None:
         """The noise at the radii C1 and Ce; None where the two sums are one, at Ce = C1."""
 
 
@@ -65,7 +65,7 @@ class Joint(SumNoise):
     def __post_init__(self) -> None:
         _require_inflation(self.noise_inflation)
 
-    def of(self, clip_norm: float, residual_clip_norm: float) -> CorrelatedNoise | None:
+    def of(self, clip_norm: float, residual_clip_norm: float) -> JointGaussian | None:
         if residual_clip_norm == clip_norm:
             return None
         return joint_noise(clip_norm, residual_clip_norm, self.noise_inflation)
@@ -77,7 +77,7 @@ class Independent(SumNoise):
 
     kind: ClassVar[str] = "independent"
 
-    def of(self, clip_norm: float, residual_clip_norm: float) -> CorrelatedNoise | None:
+    def of(self, clip_norm: float, residual_clip_norm: float) -> JointGaussian | None:
         if residual_clip_norm == clip_norm:
             return None
         return independent_noise(clip_norm, residual_clip_norm)
@@ -102,7 +102,7 @@ class Automatic(SumNoise):
         if not 0 <= self.regulariser < math.inf:
             raise ValueError(f"regulariser={self.regulariser!r}: it is a finite number of at least 0")
 
-    def of(self, clip_norm: float, residual_clip_norm: float) -> CorrelatedNoise:
+    def of(self, clip_norm: float, residual_clip_norm: float) -> JointGaussian:
         return normalising_noise(clip_norm, residual_clip_norm, self.noise_inflation, self.regulariser)
 
 
@@ -145,7 +145,7 @@ def _lower(beta: float, b: float, tail: float) -> list[list[float]]:
     return [[body, 0.0], [beta * tail * tail / body, tail * b / body]]
 
 
-def joint_noise(clip_norm: float, residual_clip_norm: float, noise_inflation: float = 1.0) -> CorrelatedNoise:
+def joint_noise(clip_norm: float, residual_clip_norm: float, noise_inflation: float = 1.0) -> JointGaussian:
     """The correlated noise of body (clipped at C1) and total (clipped at Ce > C1).
 
     Example:
@@ -159,10 +159,10 @@ def joint_noise(clip_norm: float, residual_clip_norm: float, noise_inflation: fl
         return torch.stack([norms.clamp(max=clip_norm), norms.clamp(max=residual_clip_norm)], dim=1)
 
     factor = _lower(beta, b, noise_inflation * residual_clip_norm)
-    return CorrelatedNoise(("body", "total"), factor, lengths, (clip_norm, residual_clip_norm))
+    return JointGaussian(("body", "total"), factor, lengths, (clip_norm, residual_clip_norm))
 
 
-def independent_noise(clip_norm: float, residual_clip_norm: float) -> CorrelatedNoise:
+def independent_noise(clip_norm: float, residual_clip_norm: float) -> JointGaussian:
     """Independent noise for body and residual (total minus body): a naive split, also of sensitivity 1.
 
     Standard deviations (C1 Ce)^(1/2) and ((Ce - C1) Ce)^(1/2). The body's noise is 2.3 times that of the
@@ -179,12 +179,12 @@ def independent_noise(clip_norm: float, residual_clip_norm: float) -> Correlated
         return torch.stack([body, norms.clamp(max=residual_clip_norm) - body], dim=1)
 
     factor = [[math.sqrt(clip_norm * residual_clip_norm), 0.0], [0.0, math.sqrt(span * residual_clip_norm)]]
-    return CorrelatedNoise(("body", "residual"), factor, lengths, (clip_norm, residual_clip_norm))
+    return JointGaussian(("body", "residual"), factor, lengths, (clip_norm, residual_clip_norm))
 
 
 def normalising_noise(
     clip_norm: float, residual_clip_norm: float, noise_inflation: float = 1.0, regulariser: float = 0.0
-) -> CorrelatedNoise:
+) -> JointGaussian:
     """The joint noise where the body holds *normalised* gradients, C1 g / (|g| + gamma).
 
     Constants beta = C1 / Ce and b = C1: with t = min(n, Ce) / Ce the whitened length is
@@ -209,7 +209,7 @@ def normalising_noise(
     if above > 1:
         above *= 1 + 1e-6  # the grid on which the supremum is taken is fine, not infinite
     scaled = [[above * entry for entry in row] for row in factor]
-    return CorrelatedNoise(("body", "total"), scaled, lengths, marks)
+    return JointGaussian(("body", "total"), scaled, lengths, marks)
 
 
 def reach(

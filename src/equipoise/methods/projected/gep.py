@@ -27,6 +27,7 @@ from equipoise.methods.projected.projected_gradient import Origin, ProjectedGrad
 from equipoise.methods.projected.sources import Blocks
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip, clip_coordinates
+from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import Release
 from equipoise.privacy.rows import PrivateRows
 
@@ -171,8 +172,8 @@ class GEP(ProjectedGradient):
         if second is None:
             second = first * math.sqrt((1 - share) / share)
         parts = [
-            Release("gradient", first, self.clip_norm),
-            Release("residual", second, self.residual_clip_norm),
+            Release("gradient", self.clip_norm, Gaussian(first)),
+            Release("residual", self.residual_clip_norm, Gaussian(second)),
         ]
         return parts, 1 / math.hypot(1 / first, 1 / second)
 

@@ -52,6 +52,7 @@ from equipoise.methods.public_records import PublicRecords, require_public
 from equipoise.methods.published.pcdp_sgd_formulas import check_orthonormal, projected, renyi_2017
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip, clip_coordinates
+from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
@@ -219,7 +220,7 @@ class ProjectedGradient(Method):
 
     def _parts(self, scale: float) -> tuple[list[Release], float]:
         """What a step in the subspace releases, and the multiplier that all of it together costs as."""
-        return [Release("gradient", scale, self.clip_norm)], scale
+        return [Release("gradient", self.clip_norm, Gaussian(scale))], scale
 
     def gradients_per_step(self, plan: Plan) -> float:
         """With those of the public records at every refresh."""

@@ -32,6 +32,7 @@ from equipoise.methods.clip_rules import Abadi, layers
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.public_records import PublicRecords
 from equipoise.privacy.bounds.second_moments import moment_action, second_moment
+from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import Release
 from equipoise.privacy.sampling import Poisson, Sampling
 
@@ -280,7 +281,11 @@ class _PrivateSource(SubspaceSource):
         """The moments, on draws of their own."""
         own = self.sampling(sampling, refreshes)
         bound = self.clip_norm**2
-        return [Release("moment", noise_multiplier, bound, own.steps, SUBSPACE_DRAW, own, replace_ratio=2.0)]
+        return [
+            Release(
+                "moment", bound, Gaussian(noise_multiplier), own.steps, SUBSPACE_DRAW, own, replace_ratio=2.0
+            )
+        ]
 
     def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
         """The columns of the key."""

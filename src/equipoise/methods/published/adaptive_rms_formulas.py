@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from equipoise._roots import NoCrossing, crossing
 from equipoise.privacy import BudgetError
 
 __all__ = ["claimed_epsilon", "order", "published_noise", "subsampled_rdp"]
@@ -96,8 +97,8 @@ def published_noise(
     """
     alpha, rate, share = order(epsilon, delta), min(batch / population, 1.0), epsilon / _QUARTER
 
-    def fits(noise_multiplier: float) -> bool:
-        return steps * subsampled_rdp(noise_multiplier, rate, alpha) <= share
+    def excess(noise_multiplier: float) -> float:
+        return steps * subsampled_rdp(noise_multiplier, rate, alpha) / share - 1
 
     least = steps * subsampled_rdp(math.inf, rate, alpha)
     if least >= share:
@@ -107,7 +108,7 @@ def published_noise(
             f"{share:.4g} of epsilon that equation (1) grants them. Raise epsilon, take smaller batches or "
             "fewer steps, or use recipe='library', whose accounting has no such floor"
         )
-    return _least(fits, 1.0) / batch
+    return _least(excess) / batch
 
 
 def claimed_epsilon(
@@ -132,28 +133,21 @@ def claimed_epsilon(
         parts.append((radius_noise, radius_batch or batch, rounds))
     share = 1 / (2 * len(parts))
 
-    def fits(epsilon: float) -> bool:
+    def excess(epsilon: float) -> float:
         alpha = order(epsilon, delta)
-        return all(
-            count * subsampled_rdp(sigma * size, min(size / population, 1.0), alpha) <= share * epsilon
+        return max(
+            count * subsampled_rdp(sigma * size, min(size / population, 1.0), alpha) / (share * epsilon) - 1
             for sigma, size, count in parts
         )
 
-    return _least(fits, 1.0)
+    return _least(excess)
 
 
-def _least(fits: Callable[[float], bool], start: float) -> float:
-    """The least value that fits, for a condition that holds from some value on."""
-    low = high = start
-    while not fits(high):
-        low, high = high, 2 * high
-        if high > _LARGEST_EPSILON:
-            return math.inf
-    while fits(low):
-        high, low = low, low / 2
-        if low < 1e-9:
-            return low
-    for _ in range(60):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+def _least(excess: Callable[[float], float]) -> float:
+    """The least value at which a falling function is at most zero; infinite beyond the largest epsilon."""
+    limits = {"least": math.log(1e-9), "most": math.log(_LARGEST_EPSILON)}
+    try:
+        _, found = crossing(lambda x: excess(math.exp(x)), 0.0, math.log(2), tolerance=1e-12, **limits)
+    except NoCrossing as error:
+        return math.inf if error.above else 1e-9
+    return math.exp(found)

@@ -34,9 +34,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from scipy import optimize
 from torch import Tensor
 
+from equipoise._roots import crossing
 from equipoise.methods.base import Context
 from equipoise.methods.clip_rules import ClipRule
 from equipoise.methods.two_thresholds.scores import record_normals, sub_weibull
@@ -69,7 +69,8 @@ def _multiplier(epsilon: float, delta: float, sampling: Sampling) -> float:
         event = sampling.event(math.exp(log_sigma), sampling.steps)
         return math.log(max(rdp_epsilon(event, delta), 1e-9) / epsilon)
 
-    return math.exp(optimize.brentq(excess, math.log(0.2), math.log(1e4), xtol=1e-4))
+    _, found = crossing(excess, 0.0, 1.0, least=math.log(0.2), most=math.log(1e4), tolerance=1e-4)
+    return math.exp(found)
 
 
 def claimed(multipliers: tuple[float, float], sampling: Sampling, delta: float) -> float:

@@ -21,12 +21,18 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from scipy import optimize, stats
+from scipy import stats
 from torch import Tensor
 
+<<<<<<< HEAD:src/equipoise/methods/published/dice_sgd.py
+from equipoise._roots import crossing
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_one_of, require_positive
+=======
+from equipoise._roots import crossing
+from equipoise.methods.base import Context, Setting
+>>>>>>> m1:src/equipoise/methods/published/dice_sgd_formulas.py
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.feedback.memory import clipped, zeros_like
 from equipoise.privacy import (
@@ -326,7 +332,5 @@ def hidden_state_epsilon(
 
     if excess(0.0) <= 0:
         return 0.0
-    high = 1.0
-    while excess(high) > 0:
-        high *= 2
-    return float(optimize.brentq(excess, 0.0, high, xtol=1e-9 * high, rtol=1e-12)) * (1 + 1e-9)
+    _, enough = crossing(excess, 0.0, 1.0, tolerance=1e-12, relative=1e-9)
+    return enough

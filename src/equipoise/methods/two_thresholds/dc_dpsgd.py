@@ -70,6 +70,7 @@ from equipoise.methods.two_thresholds.scores import (
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.counts import capped, soft_indicator
 from equipoise.privacy.bounds.two_thresholds import clip_channels, clip_either, clip_selected, top_share
+from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release, Unproven
 from equipoise.privacy.private import Private, join
 from equipoise.privacy.rows import PrivateRows
@@ -270,10 +271,10 @@ class DCDPSGD(Method):
         """One release of the gradient a step, the count beside it where the threshold is learned."""
 
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
-            releases = [Release("gradient", noise_multiplier, max_bound=self._bound)]
+            releases = [Release("gradient", self._bound, Gaussian(noise_multiplier))]
             if self._counts:
                 sigma = self.count_noise * setting.sampling.expected_size
-                releases.append(Release("tail_count", sigma, max_bound=1.0, replace_ratio=1.0))
+                releases.append(Release("tail_count", 1.0, Gaussian(sigma), replace_ratio=1.0))
             return PrivacyPlan(releases, setting.sampling, setting.relation)
 
         if self.recipe == "as_published":
@@ -296,7 +297,7 @@ class DCDPSGD(Method):
             self.tail_fraction,
             sampling.expected_size,
         )
-        releases = [Release("gradient", multiplier, max_bound=self._bound)]
+        releases = [Release("gradient", self._bound, Gaussian(multiplier))]
         return Plan(PrivacyPlan(releases, sampling, relation), multipliers)
 
     @classmethod

@@ -33,7 +33,7 @@ its RDP accountant does not; the difference is settled here.
 
 Closed form: a composition of Gaussians of multipliers z_j is mu-GDP with mu^2 = sum 1/z_j^2, and
 delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (Balle and Wang 2018; Dong, Roth
-and Su 2022), solved by bisection in the log domain, where it works for any mu.
+and Su 2022), solved in the log domain, where it works for any mu.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ import numpy as np
 from absl import logging
 from dp_accounting import rdp
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
-from scipy import optimize, special
+from scipy import special
 
+from equipoise._roots import crossing
 from equipoise.privacy.errors import PlanError
 
 _Adjacency = privacy_loss_mechanism.AdjacencyType
@@ -294,19 +295,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     target = math.log(delta)
     if gaussian_log_delta(0.0, mu) <= target:
         return 0.0
-    high = (
-        mu * mu / 2 + mu * math.sqrt(-2 * target) + 1.0
-    )  # the loss is normal with mean mu^2/2 and deviation mu
-    low = 0.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        if gaussian_log_delta(middle, mu) > target:
-            low = middle
-        else:
-            high = middle
-        if high - low <= 1e-12 * high:
-            break
-    return high
+    # The privacy loss is normal with mean mu^2 / 2 and deviation mu.
+    high = mu * mu / 2 + mu * math.sqrt(-2 * target) + 1.0
+    _, enough = crossing(
+        lambda epsilon: gaussian_log_delta(epsilon, mu) - target, 0.0, high, tolerance=1e-12 * high
+    )
+    return enough
 
 
 # ---- the front door
@@ -514,9 +508,7 @@ def _rdp_at(parts: Parts, delta: float, relation: str, orders: Sequence[float] |
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """The largest mu for which mu-GDP implies (epsilon, delta)-DP."""
     target = math.log(check_delta(delta))
-    low, high = 1e-12, 1.0
-    while gaussian_log_delta(epsilon, high) < target:
-        high *= 2
-    return float(
-        optimize.brentq(lambda mu: max(gaussian_log_delta(epsilon, mu), -1e6) - target, low, high, xtol=1e-14)
+    largest, _ = crossing(
+        lambda mu: target - gaussian_log_delta(epsilon, mu), 1.0, 1.0, least=1e-12, tolerance=1e-14
     )
+    return largest

@@ -32,7 +32,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import dp_accounting
-from scipy import optimize
+
+from equipoise._roots import crossing
 
 __all__ = ["PrivateSearch"]
 
@@ -126,8 +127,8 @@ class PrivateSearch:
             return math.log(share * -math.expm1(log_gamma) / gamma)
 
         target = math.log(self.mean)
-        found = optimize.brentq(lambda x: log_mean(x) - target, -80.0, -1e-12, xtol=1e-13)
-        return float(math.exp(found))
+        found, _ = crossing(lambda x: log_mean(x) - target, -80.0, 80.0, most=-1e-12, tolerance=1e-13)
+        return math.exp(found)
 
     def describe(self) -> dict[str, Any]:
         """Plain values, for the journal and the statement; the shape of a Poisson law is null."""

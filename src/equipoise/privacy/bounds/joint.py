@@ -1,4 +1,8 @@
-"""TODO."""
+"""Joint sums: several bounded sums of the same rows, made for noise that they share.
+
+A record of norm n contributes lengths w_1(n), ..., w_m(n) along its own direction. `clip_jointly` takes them
+from the mechanism, and keeps every record within the whitened length and within the sums' bounds.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,14 @@ import torch
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded
 from equipoise.privacy.bounds.clipping import as_private, weights_for, with_cut, without_bad
 from equipoise.privacy.bounds.requirements import check_groups, public_threshold, require_each_alone
-from equipoise.privacy.mechanisms.joint_gaussian import (
-    CorrelatedNoise,
-)
+from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian
 from equipoise.privacy.private import unwrap
 from equipoise.privacy.rows import PrivateRows
 
 
 def clip_jointly(
     rows: PrivateRows,
-    noise: CorrelatedNoise,
+    noise: JointGaussian,
     groups: Sequence[Sequence[str]] | None = None,
     shares: Sequence[float] | None = None,
 ) -> dict[str, Bounded]:
@@ -71,12 +73,12 @@ def clip_jointly(
     return out
 
 
-def _joint_weights(noise: CorrelatedNoise, norms: torch.Tensor, share: float) -> torch.Tensor:
+def _joint_weights(noise: JointGaussian, norms: torch.Tensor, share: float) -> torch.Tensor:
     """Weights [B, m] of rows with these norms [B]: s w_j(n / s) / n, less where n is too small to be read."""
     # Raised by some units in the last place: rounding must not carry a record above its length.
     relative = norms * ((1 + 4 * torch.finfo(norms.dtype).eps) / share)
-    lengths = noise._lengths(relative)
-    require_each_alone("radial_weights", noise._lengths, relative, lengths, max(noise.bounds), proved=False)
+    lengths = noise.lengths(relative)
+    require_each_alone("radial_weights", noise.lengths, relative, lengths, max(noise.bounds), proved=False)
     weights = weights_for(lengths * noise.shrinkage(lengths)[:, None], relative)
     # Beyond the largest floats: such rows count nothing.
     return torch.where(torch.isfinite(weights), weights, torch.zeros_like(weights))

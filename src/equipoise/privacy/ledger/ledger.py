@@ -1,20 +1,27 @@
-"""What the ledger lets out: sums of the draw that is released, within the plan, while some are left.
+"""The ledger: the only door out of the private side.
 
-The ledger: the only door out of the private side. It adds the noise and books the event in one call.
+`Ledger.release` adds the noise to bounded sums and books their event in one call. A release is refused
+unless the plan holds it, its sums are within the planned bounds, and some of its number are left.
 
-Order of a release: check everything, write the journal line, add the noise, hand out. So a crash at any
+**Order of a release**: check everything, write the journal line, add the noise, hand out. So a crash at any
 point leaves either no line and nothing out, or a line (a charge) whose release can be given again, with the
 same noise, to the same question.
 
-Draws have indices. A ledger that resumes at a saved position opens its draws again; an index whose journal
-line has the same digest (plan, draw, parameters, data, kernels) is replayed: same records, same noise, no
-charge. Any other digest takes the next index that the journal does not hold, with fresh records and fresh
-noise, and is charged.
+**Draws have indices.** A ledger that resumes at a saved position opens its draws again; an index whose
+journal line has the same digest (plan, draw, parameters, data, kernels) is replayed: same records, same
+noise, no charge. Any other digest takes the next index that the journal does not hold, with fresh records and
+fresh noise, and is charged.
 
-A journal can be put back from an older copy, and nothing in it tells. So where the key is private, records
-follow the key, the index and that digest, and noise follows these and what is released (bounds and exact
-sums): another question at an index that comes again gets noise, and records, that are independent of the
-first one's. What the lost journal had booked is not charged then.
+**Noise follows the question.** A journal can be put back from an older copy, and nothing in it tells. So
+where the key is private, records follow the key, the index and that digest, and noise follows these and what
+is released (bounds and exact sums). Another question at an index that comes again gets noise, and records,
+that are independent of the first one's. What the lost journal had booked is not charged then.
+
+**Noise over steps.** A mechanism that uses earlier noise again gets the keys of the releases just before,
+which are this ledger's `history`. It is private, goes into the checkpoint beside `position`, and is given
+back on resuming. The digest of the keys is part of the question, so a ledger that was opened without its
+history takes other noise and does not mix the old one in another way. After a gap between draws (a void draw,
+or a changed question) the noise starts afresh.
 """
 
 from __future__ import annotations
@@ -35,7 +42,6 @@ from equipoise.privacy.digests import Digestible, as_digest, keyed_digest
 from equipoise.privacy.draw import Draw
 from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError, PlanUsedUpError
 from equipoise.privacy.ledger.journal import (
-    NOISES,
     BookedDraw,
     DisclosureEntry,
     Journal,
@@ -53,20 +59,16 @@ from equipoise.privacy.ledger.run_record import (
     spent,
     spent_roughly,
 )
-from equipoise.privacy.mechanisms.gaussian import Streams, Sums, noised
-from equipoise.privacy.mechanisms.grid_gaussian import GridStream, grid_unit, on_grid
-from equipoise.privacy.mechanisms.joint_gaussian import CorrelatedNoise, correlated
+from equipoise.privacy.mechanisms.base import History, Mechanism, Sums, history_key, require_carried
 from equipoise.privacy.noise.secrets import Secrets
-from equipoise.privacy.noise.streams import carries
+from equipoise.privacy.noise.streams import ReleaseStreams, add_normals
 from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.privacy.private import Private, unwrap
 
 _ROUNDING = 1 + 1e-6
 
 
-def check_sums(
-    plan: PrivacyPlan, draw: Draw, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None
-) -> None:
+def check_sums(plan: PrivacyPlan, draw: Draw, sums: Mapping[str, Bounded]) -> None:
     """Refuse sums that the plan does not hold, or holds with other bounds, another draw or other noise.
 
     Raises:
@@ -74,56 +76,13 @@ def check_sums(
     """
     if not sums:
         raise LedgerError("nothing to release: sums is empty; do not release a draw that no sum came from")
-    joint = None if noise is None else noise.identity
     for name, bounded in sums.items():
-        _check_sum(plan, draw, name, bounded, joint)
-    if noise is not None and set(noise.names) != set(sums):
-        raise LedgerError(
-            f"correlated noise covers {noise.names}, but {sorted(sums)} are released; release them together"
-        )
-    groups = {plan[name].correlated_with or name for name in sums}
-    if noise is not None and groups != {noise.names[0]}:
-        raise LedgerError(
-            f"the plan does not hold {noise.names} as one correlated release: all but "
-            f"{noise.names[0]!r} need "
-            f"correlated_with={noise.names[0]!r}"
-        )
-    if noise is None and any(plan[name].correlated_with for name in sums):
-        raise LedgerError(
-            f"the plan holds {sorted(sums)} with correlated noise; pass noise=CorrelatedNoise(...)"
-        )
-
-
-def check_noise(plan: PrivacyPlan, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None) -> None:
-    """Refuse noise that the type of a released sum cannot carry.
-
-    Raises:
-        LedgerError: naming the sum.
-    """
-    for name, bounded in sums.items():
-        stds = [plan[name].noise_multiplier * bounded.add_remove]
-        if noise is not None:
-            # what is drawn, what of it is this sum's own, and all that this sum gets
-            j, scale = noise.names.index(name), plan[noise.names[0]].noise_multiplier
-            own = noise.cholesky[j][j]
-            stds = [scale, own, scale * own, scale * noise.standard_deviations[j]]
-        require_carried(f"sums[{name!r}]", bounded.value, stds)
-
-
-def require_carried(what: str, value: Mapping[str, torch.Tensor], stds: Sequence[float]) -> None:
-    """Refuse standard deviations beyond the range of the types that the named tensors are released in.
-
-    Raises:
-        LedgerError: saying which.
-    """
-    for tensor, raw in value.items():
-        dtype = torch.float64 if raw.dtype == torch.float64 else torch.float32
-        wrong = [std for std in stds if not carries(dtype, std)]
-        if wrong:
+        _check_sum(plan, draw, name, bounded)
+    for _, members in plan.groups(sums):
+        missing = sorted(set(members) - set(sums))
+        if missing:
             raise LedgerError(
-                f"{what}[{tensor!r}] would get noise of standard deviation {wrong[0]:.3g}, which {dtype} "
-                "cannot carry: the noise would vanish or overflow. Keep the threshold away from the ends of "
-                "the type's range (a floor for one that shrinks), or compute in float64. Nothing was released"
+                f"the releases {list(members)} share noise, but {missing} are missing; release them together"
             )
 
 
@@ -173,11 +132,11 @@ def check_unproven(plan: PrivacyPlan, used: Mapping[str, int], draw: Draw, name:
         )
 
 
-def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded, joint: str | None) -> None:
+def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> None:
     if not isinstance(bounded, Bounded):
         raise TypeError(
-            f"sums[{name!r}] must be Bounded, got {type(bounded).__name__}; bound it: clip, indicator, "
-            "capped or top_k"
+            f"sums[{name!r}] must be Bounded, got {type(bounded).__name__}; bound it: clip, indicator "
+            "or capped"
         )
     try:
         release = plan[name]
@@ -189,11 +148,11 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded, joint
         raise LedgerError(
             f"sums[{name!r}] comes from {bounded.draw}, not from the draw being released, {draw}"
         )
-    if bounded.joint != joint:
+    made_for = release.mechanism.made_for
+    if bounded.joint != made_for:
         raise LedgerError(
-            f"sums[{name!r}] was made for correlated noise {bounded.joint}, but is released with "
-            f"{joint}; sums of "
-            "clip_jointly(rows, noise) go with release(..., noise=noise) and no others do"
+            f"sums[{name!r}] was made for the shared noise {bounded.joint}, but the plan releases it with "
+            f"{made_for}; take the sums of clip_jointly for the mechanism of the plan, and no others"
         )
     if not (0 < bounded.add_remove < math.inf and bounded.add_remove <= release.max_bound * _ROUNDING):
         raise LedgerError(
@@ -217,6 +176,10 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded, joint
             )
 
 
+def _keys_of(history: Mapping[str, Any]) -> dict[str, list[tuple[int, bytes]]]:
+    return {name: [(int(o), bytes.fromhex(key)) for o, key in rows] for name, rows in history.items()}
+
+
 #: How streams follow from questions. Another version must not repeat what this one released: it charges anew.
 _STREAMS = "noise of the question"
 
@@ -233,17 +196,20 @@ class Ledger:
         data_fingerprint: digest of the records; changed data are never answered with old noise.
         kernels: digest of kernel choices or of anything else that the numbers depend on.
         forbid_unproven: refuse `disclose` and `release_unproven` (proven recipes run under it in tests).
-        hardened: exact noise on a grid of integers, which withstands attacks on floating-point noise.
+        hardened: take the plan's noise on a grid of integers (`PrivacyPlan.hardened`), which resists attacks
+            on floating-point noise.
+        history: keys of the noise that later releases may use again, as `ledger.history` gave them when the
+            checkpoint was written.
 
     Raises:
         BudgetError: if the journal does not hold this run yet, and the plan with what it holds exceeds the
             budget.
-        LedgerError: if the journal holds this run with another plan or another kind of noise, or the plan
-            has correlated noise, which there is not on a grid.
+        LedgerError: if the journal holds this run with another plan or another kind of noise.
+        PlanError: if hardened, and some of the plan's noise has no form on a grid.
 
     Example:
-        >>> from equipoise.privacy import Poisson, PrivateRows, Release, capped
-        >>> plan = PrivacyPlan([Release("total", 1.0, max_bound=5.0)], Poisson(10, 100, 3))
+        >>> from equipoise.privacy import Gaussian, Poisson, PrivateRows, Release, capped
+        >>> plan = PrivacyPlan([Release("total", 5.0, Gaussian(1.0))], Poisson(10, 100, 3))
         >>> ledger = Ledger(plan)
         >>> draw = ledger.open("batch")
         >>> values = Private(torch.tensor([1.0, 9.0]), draw)
@@ -264,12 +230,13 @@ class Ledger:
         kernels: str = "",
         forbid_unproven: bool = False,
         hardened: bool = False,
+        history: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(position, bool) or not isinstance(position, int) or position < 0:
             raise ValueError(
                 f"position must be a non-negative integer (the saved ledger.position), got {position!r}"
             )
-        self.plan = plan
+        self.plan = plan = plan.hardened() if hardened else plan
         self.budget = budget
         self.journal = Journal() if journal is None else journal
         self.secrets = Secrets() if secrets is None else secrets
@@ -277,12 +244,8 @@ class Ledger:
         self.data_fingerprint = data_fingerprint
         self.kernels = kernels
         self.forbid_unproven = forbid_unproven
-        self.hardened = hardened
-        if hardened and any(release.correlated_with for release in plan.releases):
-            raise LedgerError(
-                "hardened noise covers independent releases, and the plan has correlated ones; take the "
-                "method's variant with independent noise, or leave hardened out"
-            )
+        self.noise = "grid" if hardened else plan.arithmetic
+        self._history: History[bytes] = History(_keys_of(history or {}))
         self.run = self.secrets.identity
         self._open: dict[Draw, bool] = {}
         with self.journal.locked():
@@ -308,14 +271,14 @@ class Ledger:
                 )
                 self.journal.append(began)
                 mine = RunRecord.begun(began)
+        if mine.noise != self.noise:
+            raise LedgerError(
+                f"the journal holds this run with another noise than {self.noise!r}; a run keeps its noise"
+            )
         if mine.plan.fingerprint() != plan.fingerprint():
             raise LedgerError(
                 "the journal holds this run with another plan; a run keeps its plan. Start a new run "
                 "folder (a new key) for the new plan: the old one stays charged"
-            )
-        if mine.noise != self.noise:
-            raise LedgerError(
-                f"the journal holds this run with another noise than {self.noise!r}; a run keeps its noise"
             )
         self.record = mine
         self._ordinals: dict[str, int] = {}  # draw name -> how many draws of that name were opened
@@ -323,9 +286,9 @@ class Ledger:
             self._note_ordinal(draw.booked.name, draw.booked.ordinal)
 
     @property
-    def noise(self) -> str:
-        """ "floating_point" or "grid"."""
-        return NOISES[int(self.hardened)]
+    def history(self) -> dict[str, list[tuple[int, str]]]:
+        """Keys of the noise that later releases may use again; private, for the checkpoint."""
+        return {name: [(o, key.hex()) for o, key in rows] for name, rows in self._history.kept.items()}
 
     # ---- opening draws
 
@@ -366,13 +329,12 @@ class Ledger:
 
     # ---- releasing
 
-    def release(self, draw: Draw, sums: Mapping[str, Bounded], noise: CorrelatedNoise | None = None) -> Sums:
+    def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
         """Add noise to the bounded sums of a draw, book them as one event, and hand them out.
 
         Args:
             draw: an open draw; a draw is released once.
-            sums: {release name: bounded sum}.
-            noise: correlated noise for sums made by `clip_jointly`; all its names are released together.
+            sums: {release name: bounded sum}; releases that share noise are released together.
 
         Returns:
             {release name: {tensor name: noised tensor}}, float32 at least.
@@ -384,19 +346,19 @@ class Ledger:
         """
         sums = dict(sums)
         self._check_draw(draw)
-        check_sums(self.plan, draw, sums, noise)
-        check_noise(self.plan, sums, noise)
+        check_sums(self.plan, draw, sums)
+        groups = self.plan.groups(sums)
+        for mechanism, members in groups:
+            mechanism.check_sums({name: sums[name] for name in members})
         record, pattern = self.record, None
         if not draw.replayed:
             self._check_open()
             pattern = pattern_for(record.patterns, record.used, draw, frozenset(sums))
         bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
-        if self.hardened:
-            for name, bounded in sums.items():  # refuses what does not fit on the grid before it is charged
-                coordinates = sum(value.numel() for value in bounded.value.values())
-                grid_unit(bounded.add_remove, coordinates, self.plan[name].noise_multiplier)
         answer = self._answer({name: bounded.value for name, bounded in sums.items()})
-        joint = None if noise is None else noise.identity
+        past = [self._history.before(names[0], draw.ordinal, m.memory) for m, names in groups]
+        asked = [m.question(keys) for (m, _), keys in zip(groups, past, strict=True)]
+        joint = "+".join(filter(None, asked)) or None
         if pattern is None:
             booked = record.draws[draw.index].release
             if booked is None or (booked.bounds, booked.answer, booked.joint) != (bounds, answer, joint):
@@ -414,21 +376,12 @@ class Ledger:
             self.journal.append(entry)
             record.add(entry)
         self._open[draw] = False
-        purpose = "grid noise" if self.hardened else "noise"
-        purpose = self.secrets.bound(purpose, draw.parameters, bounds, answer, joint)
-        if noise is not None:
-            scale = self.plan[noise.names[0]].noise_multiplier
-            return correlated(self.secrets, draw, sums, noise, scale, purpose)
-        streams: Streams = {}
-        grids: list[GridStream] = []
+        streams = self._streams(draw, draw.parameters, bounds, answer, joint)
         out: Sums = {}
-        for name in sorted(sums):
-            if self.hardened:
-                multiplier = self.plan[name].noise_multiplier
-                out[name] = on_grid(self.secrets, draw, sums[name], multiplier, purpose, grids)
-                continue
-            std = self.plan[name].noise_multiplier * sums[name].add_remove
-            out[name] = self._noised(draw, sums[name].value, std, purpose, streams)
+        for (mechanism, members), keys in zip(groups, past, strict=True):
+            out |= self._noised(mechanism, {name: sums[name] for name in members}, streams, keys)
+            key = history_key(streams, members[0])
+            self._history.add(members[0], draw.ordinal, key, mechanism.memory)
         return {name: out[name] for name in sums}
 
     def _answer(self, values: Mapping[str, Mapping[str, Private]]) -> str:
@@ -448,11 +401,21 @@ class Ledger:
             "again: it gets new records and new noise and is charged"
         )
 
+    # Audits plant their bugs in the next two.
+
+    def _streams(self, draw: Draw, *question: object) -> ReleaseStreams:
+        """The random numbers of a release."""
+        return self.secrets.streams(draw.index, *question)
+
     def _noised(
-        self, draw: Draw, value: Mapping[str, torch.Tensor], std: float, purpose: str, streams: Streams
-    ) -> dict[str, torch.Tensor]:
-        """Where the noise is added; audits plant their bugs here."""
-        return noised(self.secrets, draw, value, std, purpose, streams)
+        self,
+        mechanism: Mechanism,
+        sums: Mapping[str, Bounded],
+        streams: ReleaseStreams,
+        past: Sequence[bytes],
+    ) -> Sums:
+        """Where the noise is added."""
+        return mechanism.noised(sums, streams, past)
 
     # ---- what is not proved
 
@@ -527,13 +490,13 @@ class Ledger:
             self.record.add(entry)
         elif booked.question != entry.question:
             self._void(draw)
-        streams: Streams = {}
-        purpose = self.secrets.bound(f"unproven noise {name}", draw.parameters, entry.question)
+        purpose = f"unproven noise {name}"
+        streams = self._streams(draw, draw.parameters, entry.question)
         if through is None:
-            return self._noised(draw, value, std, purpose, streams)
+            return add_normals(streams, value, std, purpose)
         shapes = value if like is None else like
         zero = {key: torch.zeros_like(unwrap(tensor)) for key, tensor in shapes.items()}
-        noise = through(self._noised(draw, zero, std, purpose, streams))
+        noise = through(add_normals(streams, zero, std, purpose))
         return {key: unwrap(tensor) + noise[key] for key, tensor in value.items()}
 
     def _unproven(self, what: str, hole: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.draw import Draw
 from equipoise.privacy.ledger.ledger import Ledger
-from equipoise.privacy.mechanisms.gaussian import Sums
+from equipoise.privacy.mechanisms.base import Sums
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.private import Private, unwrap
 
@@ -38,9 +38,9 @@ class RecordingLedger(Ledger):
         self.transcript = Transcript()
         self.sums: list[Sums] = []
 
-    def release(self, draw: Draw, sums: Mapping[str, Bounded], noise: Any = None) -> Sums:
+    def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
         """As `Ledger.release`, recorded."""
-        out = super().release(draw, sums, noise)
+        out = super().release(draw, sums)
         self.sums.append(_raw_sums(sums))
         self.transcript.append({n: {k: t.clone() for k, t in v.items()} for n, v in out.items()})
         return out
@@ -72,10 +72,10 @@ class ReplayLedger(RecordingLedger):
         self._answers = list(transcript)
         self._next = 0
 
-    def release(self, draw: Draw, sums: Mapping[str, Bounded], noise: Any = None) -> Sums:
+    def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
         """As `Ledger.release`, with the transcript's answer instead of fresh noise."""
         answer = self._answer_to({n: {k: t.shape for k, t in b.value.items()} for n, b in sums.items()})
-        super().release(draw, sums, noise)
+        super().release(draw, sums)
         return self._handed(answer)
 
     def release_unproven(

@@ -100,9 +100,9 @@ class RunRecord:
         closed: whether the run has ended.
 
     Example:
-        >>> from equipoise.privacy import Ledger, Private, Release, capped
+        >>> from equipoise.privacy import Gaussian, Ledger, Private, Release, capped
         >>> import torch
-        >>> ledger = Ledger(PrivacyPlan([Release("total", 1.0, 5.0)], FixedEpochs(10, 100, 20)))
+        >>> ledger = Ledger(PrivacyPlan([Release("total", 5.0, Gaussian(1.0))], FixedEpochs(10, 100, 20)))
         >>> for ordinal in range(12):
         ...     draw = ledger.open("batch")
         ...     if ordinal in (0, 4, 11):

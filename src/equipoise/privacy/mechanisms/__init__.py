@@ -1,1 +1,33 @@
-"""The noise of one release, and what it costs: a file per mechanism."""
+"""The noise of one release, and what it costs: a file per mechanism, and the table that reads them back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from equipoise.privacy.errors import PlanError
+from equipoise.privacy.mechanisms.base import Mechanism
+from equipoise.privacy.mechanisms.gaussian import Gaussian
+from equipoise.privacy.mechanisms.grid_gaussian import GridGaussian
+from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian
+
+__all__ = ["MECHANISMS", "Gaussian", "GridGaussian", "JointGaussian", "Mechanism", "mechanism_from"]
+
+MECHANISMS: dict[str, type[Mechanism]] = {c.kind: c for c in (Gaussian, JointGaussian, GridGaussian)}
+"""Every mechanism by its kind. A new one is its file and a word here."""
+
+
+def mechanism_from(description: Mapping[str, Any]) -> Mechanism:
+    """The mechanism that `Mechanism.describe` wrote.
+
+    Raises:
+        PlanError: of a kind that is not in the table.
+
+    Example:
+        >>> mechanism_from(Gaussian(1.5).describe())
+        Gaussian(noise_multiplier=1.5)
+    """
+    kind = description["kind"]
+    if kind not in MECHANISMS:
+        raise PlanError(f"mechanism kind={kind!r} is unknown; this version has {', '.join(MECHANISMS)}")
+    return MECHANISMS[kind].from_description(description)

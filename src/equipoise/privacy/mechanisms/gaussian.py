@@ -1,61 +1,62 @@
-"""Noise on released tensors: one piece of a draw's stream for all tensors of one device and type."""
+"""The Gaussian mechanism: every coordinate of a sum of bound C gets independent noise of deviation z C.
+
+One record adds a vector of at most C, which is 1 / z in units of the noise: one Gaussian of multiplier z per
+release. Releases of one draw are one Gaussian on one sample (`PrivacyPlan.event`).
+
+Source: Dwork and Roth 2014, "The algorithmic foundations of differential privacy", appendix A.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
 
-import torch
-
-from equipoise.privacy.draw import Draw
-from equipoise.privacy.noise.secrets import Secrets
-from equipoise.privacy.noise.streams import NormalStream
-from equipoise.privacy.private import unwrap
-
-Sums = dict[str, dict[str, torch.Tensor]]
-
-
-Streams = dict[torch.device, NormalStream]
+from equipoise import _validate
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.mechanisms.base import Mechanism, Sums
+from equipoise.privacy.mechanisms.grid_gaussian import GridGaussian
+from equipoise.privacy.noise.streams import ReleaseStreams, add_normals
 
 
-def noised(
-    secrets: Secrets,
-    draw: Draw,
-    value: Mapping[str, torch.Tensor],
-    std: float,
-    purpose: str,
-    streams: Streams,
-) -> dict[str, torch.Tensor]:
-    """The named tensors with independent normal noise of this standard deviation, float32 at least.
+@final
+@dataclass(frozen=True)
+class Gaussian(Mechanism):
+    """Independent normal noise.
 
     Args:
-        secrets: whose noise it is.
-        draw: whose index picks the stream.
-        value: raw or `Private` tensors.
-        std: standard deviation.
-        purpose: of the stream.
-        streams: the streams begun for this release, one a device; a release with several sums goes on with
-            them.
+        noise_multiplier: z, the noise's standard deviation over the add-or-remove bound of the sum.
+
+    Example:
+        >>> Gaussian(2.0).whitened_square(participations=3)
+        0.75
     """
-    raws = {name: unwrap(value[name]) for name in sorted(value)}
-    noise = _normals(secrets, draw, raws, std, purpose, streams)
-    out = {name: noise[name].add_(raw) for name, raw in raws.items()}  # the noise's memory becomes the result
-    return {name: out[name] for name in value}
 
+    noise_multiplier: float
+    kind: ClassVar[str] = "gaussian"
 
-def _normals(
-    secrets: Secrets, draw: Draw, like: Mapping[str, torch.Tensor], std: float, purpose: str, streams: Streams
-) -> dict[str, torch.Tensor]:
-    """Normal noise in the shapes of `like`, in float32 at least; one piece of the stream a kind."""
-    kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
-    for name, raw in like.items():
-        dtype = torch.float64 if raw.dtype == torch.float64 else torch.float32
-        kinds.setdefault((raw.device, dtype), []).append(name)
-    out = {}
-    for (device, dtype), names in kinds.items():
-        if device not in streams:
-            where = purpose if device.type == "cpu" else f"{purpose} {device}"  # two devices, two streams
-            streams[device] = secrets.noise(draw.index, device, where)
-        flat = streams[device].draw(sum(like[name].numel() for name in names), std, dtype)
-        pieces = torch.split(flat, [like[name].numel() for name in names])
-        out.update({name: piece.view(like[name].shape) for name, piece in zip(names, pieces, strict=True)})
-    return out
+    def __post_init__(self) -> None:
+        _validate.positive(noise_multiplier=self.noise_multiplier)
+
+    def standard_deviation(self, name: str, bound: float) -> float:
+        return self.noise_multiplier * bound
+
+    def noised(
+        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, past: Sequence[bytes] = ()
+    ) -> Sums:
+        return {
+            name: add_normals(streams, bounded.value, self.standard_deviation(name, bounded.add_remove))
+            for name, bounded in sums.items()
+        }
+
+    def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Sums] = ()) -> Sums:
+        return {
+            name: {
+                key: value.double() / self.standard_deviation(name, bounds[name])
+                for key, value in tensors.items()
+            }
+            for name, tensors in values.items()
+        }
+
+    def on_grid(self) -> GridGaussian:
+        return GridGaussian(self.noise_multiplier)

@@ -1,4 +1,4 @@
-"""Exact normal noise on a grid of integers, for who must fear attacks on floating-point noise.
+"""Exact normal noise on a grid of integers, for deployments that must resist floating-point attacks.
 
 Floating-point noise added to a floating-point sum has holes: some results can come from one data set and not
 from its neighbour, which an observer of exact bits can use (Mironov 2012). Here the sum is rounded to an
@@ -28,17 +28,20 @@ from __future__ import annotations
 import decimal
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
+from equipoise import _validate
 from equipoise.privacy.bounds.bounded import Bounded
-from equipoise.privacy.draw import Draw
 from equipoise.privacy.errors import LedgerError
-from equipoise.privacy.noise.secrets import Secrets
+from equipoise.privacy.mechanisms.base import Mechanism, Sums
+from equipoise.privacy.noise.streams import ReleaseStreams, released_type
 from equipoise.privacy.private import unwrap
 
 BITS = 24
@@ -194,35 +197,58 @@ def _accepted_exactly(v: int, f: int, u: int, more: Callable[[], int]) -> bool:
         u, bits_u = (u << 64) | more(), bits_u + 64
 
 
-def on_grid(
-    secrets: Secrets,
-    draw: Draw,
-    bounded: Bounded,
-    multiplier: float,
-    purpose: str,
-    streams: list[GridStream],
-) -> dict[str, torch.Tensor]:
-    """The sum with exact normal noise on a grid of integers; see `grid`.
+@final
+@dataclass(frozen=True)
+class GridGaussian(Mechanism):
+    """Independent normal noise, exact and on a grid of integers.
 
     Args:
-        secrets: whose noise it is.
-        draw: whose index picks the stream.
-        bounded: the sum.
-        multiplier: noise multiplier.
-        purpose: of the stream.
-        streams: the stream begun for this release, or nothing yet; a release with several sums goes on with
-            it.
+        noise_multiplier: z, the noise's standard deviation over the add-or-remove bound of the sum.
     """
-    if not streams:
-        streams.append(GridStream(secrets.stream_key(draw.index, purpose)))
-    raws = {name: unwrap(value) for name, value in bounded.value.items()}
-    unit = grid_unit(bounded.add_remove, sum(raw.numel() for raw in raws.values()), multiplier)
-    out = {}
-    for name in sorted(raws):
-        raw = raws[name]
-        sums = to_grid(raw, unit) + streams[0].draw(raw.numel())
-        # from here on post-processing: half a unit makes up for rounding down
-        values = torch.from_numpy(sums).to(torch.float64).add_(0.5).mul_(unit)
-        dtype = torch.float64 if raw.dtype == torch.float64 else torch.float32
-        out[name] = values.to(dtype).view(raw.shape).to(raw.device)
-    return {name: out[name] for name in bounded.value}
+
+    noise_multiplier: float
+    kind: ClassVar[str] = "grid_gaussian"
+    arithmetic: ClassVar[str] = "grid"
+
+    def __post_init__(self) -> None:
+        _validate.positive(noise_multiplier=self.noise_multiplier)
+
+    def standard_deviation(self, name: str, bound: float) -> float:
+        return self.noise_multiplier * bound
+
+    def check_sums(self, sums: Mapping[str, Bounded]) -> None:
+        super().check_sums(sums)
+        for bounded in sums.values():
+            self._unit(bounded)
+
+    def _unit(self, bounded: Bounded) -> float:
+        coordinates = sum(value.numel() for value in bounded.value.values())
+        return grid_unit(bounded.add_remove, coordinates, self.noise_multiplier)
+
+    def noised(
+        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, past: Sequence[bytes] = ()
+    ) -> Sums:
+        stream = streams.get("grid noise", GridStream)
+        return {name: self._noised(bounded, stream) for name, bounded in sums.items()}
+
+    def _noised(self, bounded: Bounded, stream: GridStream) -> dict[str, torch.Tensor]:
+        unit, out = self._unit(bounded), {}
+        for name in sorted(bounded.value):
+            raw = unwrap(bounded.value[name])
+            integers = to_grid(raw, unit) + stream.draw(raw.numel())
+            # From here on it is post-processing: half a unit makes up for rounding down.
+            values = torch.from_numpy(integers).to(torch.float64).add_(0.5).mul_(unit)
+            out[name] = values.to(released_type(raw)).view(raw.shape).to(raw.device)
+        return {name: out[name] for name in bounded.value}
+
+    def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Sums] = ()) -> Sums:
+        return {
+            name: {
+                key: value.double() / self.standard_deviation(name, bounds[name])
+                for key, value in tensors.items()
+            }
+            for name, tensors in values.items()
+        }
+
+    def on_grid(self) -> GridGaussian:
+        return self

@@ -1,4 +1,4 @@
-"""Joint releases with correlated noise for sums of the same directions.
+"""Several sums of the same directions with correlated noise, as one Gaussian mechanism.
 
 Several sums of one draw whose summands are collinear, record by record:
 
@@ -9,12 +9,14 @@ After whitening by L, a record of norm n contributes a vector of length
 
     h(n) = |L^-1 (w_1(n), ..., w_m(n))|,
 
-so that sup_n h(n) <= 1 makes the joint release one Gaussian of multiplier sigma (DiceSGD's joint form; Zhang
-et al. 2024 for the method). `radial_sensitivity` looks for the supremum on a grid of norms, which tells
-whether the noise fits the weights. The proof does not rest on the grid: `clip_jointly` computes h of every
-record from the lengths that it is about to use, and makes a record shorter, in all sums alike, where h or one
-of the sums' bounds is exceeded. By how much that may happen between the points of the grid is of no
-consequence.
+so that sup_n h(n) <= 1 makes the joint release one Gaussian of multiplier sigma.
+
+`radial_sensitivity` looks for the supremum on a grid of norms, which tells whether the noise fits the
+weights. The proof does not rest on the grid: `clip_jointly` computes h of every record from the lengths that
+it is about to use. Where h or one of the sums' bounds is exceeded, it makes the record shorter in all sums
+alike. So it does not matter by how much h exceeds 1 between the points of the grid.
+
+Source: this library, for DiceSGD (`methods/feedback/joint_noise.py`; Zhang et al. 2024 for the method).
 """
 
 from __future__ import annotations
@@ -23,54 +25,62 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
 
+from equipoise import _validate
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.requirements import public_threshold
-from equipoise.privacy.draw import Draw
-from equipoise.privacy.mechanisms.gaussian import Streams, Sums, _normals
-from equipoise.privacy.noise.secrets import Secrets
+from equipoise.privacy.mechanisms.base import Mechanism, Sums, require_carried
+from equipoise.privacy.noise.streams import ReleaseStreams, normals
 from equipoise.privacy.private import unwrap
 
 RadialWeights = Callable[[torch.Tensor], torch.Tensor]
+"""From norms [B] to lengths [B, m] of a record's contribution to each sum, non-negative."""
+
+TOLERANCE = 1e-6  # of whitened lengths and of bounds: the rounding of float32
 
 
-TOLERANCE = 1e-6  # of whitened lengths and of bounds, the rounding of float32
-
-
+@final
 @dataclass(frozen=True)
-class CorrelatedNoise:
-    """Noise shared between the sums `names` of a draw.
+class JointGaussian(Mechanism):
+    """Noise that the sums `names` of a draw share. All their releases carry it, and leave together.
 
     Args:
-        names: release names, in the order of the factor's rows; the first one carries the multiplier.
+        names: release names, in the order of the factor's rows.
         cholesky: lower triangular [m, m] in units of the gradient, with a diagonal above 0; the noise is
             `noise_multiplier * cholesky @ z`.
         radial_weights: from norms [B] to lengths [B, m] of a record's contribution to each sum, non-negative.
+            None in a mechanism that was read back: sums cannot be made for it, all else can be computed.
         breakpoints: norms where the weights bend (thresholds); beyond the largest the weights must be
             constant.
+        noise_multiplier: sigma.
+        bounds, identity: largest length of each sum, and a digest of all but sigma; computed where
+            `radial_weights` is given.
 
     Raises:
         ValueError: if the whitened length of some record exceeds 1, or a sum has no noise of its own.
 
     Example:
         >>> flat = lambda n: n.clamp(max=2.0)[:, None]
-        >>> noise = CorrelatedNoise(("gradient",), [[2.0]], flat, breakpoints=(2.0,))
+        >>> noise = JointGaussian(("gradient",), [[2.0]], flat, breakpoints=(2.0,))
         >>> round(noise.sensitivity, 6)
         1.0
     """
 
     names: tuple[str, ...]
     cholesky: Sequence[Sequence[float]]
-    radial_weights: RadialWeights
+    radial_weights: RadialWeights | None = field(compare=False)
     breakpoints: tuple[float, ...]
-    sensitivity: float = field(init=False)
-    bounds: tuple[float, ...] = field(init=False)
-    identity: str = field(init=False)
+    noise_multiplier: float = 1.0
+    bounds: tuple[float, ...] = ()
+    identity: str = ""
+    kind: ClassVar[str] = "joint_gaussian"
 
     def __post_init__(self) -> None:
+        _validate.positive(noise_multiplier=self.noise_multiplier)
         factor = np.asarray(self.cholesky, dtype=np.float64)
         size = len(self.names)
         if factor.shape != (size, size) or not np.allclose(factor, np.tril(factor)):
@@ -83,27 +93,46 @@ class CorrelatedNoise:
                 "noise follows from the others' is a function of theirs up to rounding, which would show; "
                 "release such sums once"
             )
-        grid = radial_grid(self.breakpoints)
-        lengths = self._lengths(grid)
-        sensitivity = radial_sensitivity(self.radial_weights, factor, self.breakpoints)
+        object.__setattr__(self, "names", tuple(self.names))
+        object.__setattr__(self, "cholesky", tuple(map(tuple, factor.tolist())))
+        object.__setattr__(self, "breakpoints", tuple(self.breakpoints))
+        if self.radial_weights is None:
+            self._check_read_back()
+            return
+        lengths = self.lengths(radial_grid(self.breakpoints))
+        sensitivity = self.sensitivity
         if not sensitivity <= 1 + TOLERANCE:
             raise ValueError(
                 f"the whitened length of a record reaches {sensitivity:.6g}, above 1: the noise would not "
                 "cover it; multiply "
                 f"cholesky by {sensitivity:.6g}"
             )
-        object.__setattr__(self, "cholesky", tuple(map(tuple, factor.tolist())))
-        object.__setattr__(self, "sensitivity", sensitivity)
         object.__setattr__(self, "bounds", tuple(float(b) for b in lengths.max(dim=0).values))
         text = repr((self.names, self.cholesky, self.breakpoints, lengths.numpy().tobytes().hex()))
         object.__setattr__(self, "identity", hashlib.sha256(text.encode()).hexdigest()[:16])
 
+    def _check_read_back(self) -> None:
+        if len(self.bounds) != len(self.names) or not isinstance(self.identity, str) or not self.identity:
+            raise ValueError(
+                f"radial_weights=None needs the bounds and the identity of all of {self.names}: give the "
+                "weights, or a whole description"
+            )
+        object.__setattr__(self, "bounds", tuple(map(float, self.bounds)))
+
+    @property
+    def sensitivity(self) -> float:
+        """The largest whitened length on the grid of norms."""
+        return radial_sensitivity(self.lengths, self.cholesky, self.breakpoints)
+
     @property
     def standard_deviations(self) -> tuple[float, ...]:
-        """Standard deviation of each sum's noise, to be multiplied by the noise multiplier."""
+        """Standard deviation of each sum's noise at `noise_multiplier` 1."""
         return tuple(math.hypot(*row) for row in self.cholesky)
 
-    def _lengths(self, norms: torch.Tensor) -> torch.Tensor:
+    def lengths(self, norms: torch.Tensor) -> torch.Tensor:
+        """Lengths [B, m] of the contributions of records with these norms [B]."""
+        if self.radial_weights is None:
+            raise ValueError("this noise was read from a description, which holds no weights; make it anew")
         lengths = self.radial_weights(norms)
         if lengths.shape != (norms.shape[0], len(self.names)):
             raise ValueError(
@@ -123,6 +152,64 @@ class CorrelatedNoise:
             if bound > 0:  # the ledger releases no sum without a bound
                 excess = torch.maximum(excess, length / bound)
         return torch.where(excess > 1 + TOLERANCE, 1 / excess, torch.ones_like(excess))
+
+    # ---- the mechanism
+
+    @property
+    def shared_by(self) -> tuple[str, ...]:
+        return self.names
+
+    @property
+    def made_for(self) -> str:
+        return self.identity
+
+    def standard_deviation(self, name: str, bound: float) -> float:
+        return self.noise_multiplier * self.standard_deviations[self.names.index(name)]
+
+    def check_sums(self, sums: Mapping[str, Bounded]) -> None:
+        sigma = self.noise_multiplier
+        for j, name in enumerate(self.names):
+            # what is drawn, what of it is this sum's own, and all that this sum gets
+            own = self.cholesky[j][j]
+            stds = [sigma, own, sigma * own, self.standard_deviation(name, 0.0)]
+            require_carried(f"sums[{name!r}]", sums[name].value, stds)
+
+    def noised(
+        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, past: Sequence[bytes] = ()
+    ) -> Sums:
+        like = {name: unwrap(raw) for name, raw in sums[self.names[0]].value.items()}
+        drawn = [normals(streams, like, self.noise_multiplier) for _ in self.names]
+        out: Sums = {}
+        for j, name in enumerate(self.names):
+            out[name] = {}
+            for tensor in like:
+                total = unwrap(sums[name].value[tensor]).to(drawn[0][tensor].dtype).clone()
+                for k in range(j + 1):
+                    total.add_(drawn[k][tensor], alpha=self.cholesky[j][k])
+                out[name][tensor] = total
+        return out
+
+    def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Sums] = ()) -> Sums:
+        out: Sums = {}
+        for j, (name, row) in enumerate(zip(self.names, self.cholesky, strict=True)):
+            out[name] = {}
+            for key, value in values[name].items():
+                rest = value.double() / self.noise_multiplier
+                for k in range(j):
+                    rest = rest - row[k] * out[self.names[k]][key]
+                out[name][key] = rest / row[j]
+        return out
+
+    def describe(self) -> dict[str, Any]:
+        """All but the weights, which `bounds` and `identity` stand for."""
+        description = super().describe()
+        del description["radial_weights"]
+        lists = {name: list(description[name]) for name in ("names", "breakpoints", "bounds")}
+        return description | lists | {"cholesky": [list(row) for row in self.cholesky]}
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> JointGaussian:
+        return super().from_description({**description, "radial_weights": None})
 
 
 def radial_grid(breakpoints: Sequence[float], points: int = 4001) -> torch.Tensor:
@@ -162,28 +249,3 @@ def _whitened_norms(lengths: torch.Tensor, cholesky: np.ndarray | Sequence) -> t
             rest = rest - whitened[k] * float(row[k])
         whitened.append(rest / float(row[j]))
     return torch.stack(whitened, dim=1).norm(dim=1)
-
-
-def correlated(
-    secrets: Secrets,
-    draw: Draw,
-    sums: Mapping[str, Bounded],
-    noise: CorrelatedNoise,
-    scale: float,
-    purpose: str,
-) -> Sums:
-    """The sums of one draw with noise that they share: scale * (L z)_j for the j-th of them.
-
-    `purpose` is the stream's.
-    """
-    streams: Streams = {}
-    first = {name: unwrap(raw) for name, raw in sums[noise.names[0]].value.items()}
-    normals = [_normals(secrets, draw, first, scale, purpose, streams) for _ in noise.names]
-    out: Sums = {name: {} for name in sums}
-    for j, name in enumerate(noise.names):
-        for tensor in first:
-            total = unwrap(sums[name].value[tensor]).to(normals[0][tensor].dtype).clone()
-            for k in range(j + 1):
-                total.add_(normals[k][tensor], alpha=noise.cholesky[j][k])
-            out[name][tensor] = total
-    return out

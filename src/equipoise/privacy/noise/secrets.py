@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from equipoise.privacy.draw import Draw
-from equipoise.privacy.noise.streams import NormalStream
+from equipoise.privacy.noise.streams import NormalStream, ReleaseStreams
 
 _WORDS = 624
 
@@ -108,11 +108,20 @@ class Secrets:
 
     def noise(self, index: int, device: torch.device | str = "cpu", purpose: str = "noise") -> NormalStream:
         """The stream of normal numbers of release `index`."""
-        return NormalStream(self._hash(purpose, index).digest(32), device)
+        return NormalStream(self.stream_key(index, purpose), device)
 
     def stream_key(self, index: int, purpose: str) -> bytes:
-        """32 bytes for a stream of release `index` of another kind."""
+        """32 bytes for a stream of release `index`."""
         return bytes(self._hash(purpose, index).digest(32))
+
+    def streams(self, index: int, *question: object) -> ReleaseStreams:
+        """The streams of release `index` for this question (see `bound`)."""
+
+        def key_of(purpose: str, device: str) -> bytes:
+            text = self.bound(purpose, *question)
+            return self.stream_key(index, f"{text} {device}" if device else text)
+
+        return ReleaseStreams(key_of)
 
     def bound(self, purpose: str, *question: object) -> str:
         """The purpose of a stream that serves this question alone.

@@ -17,12 +17,19 @@ bits could use (Mironov 2012).
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-__all__ = ["NormalStream", "carries"]
+from equipoise.privacy.private import unwrap
+
+__all__ = ["NormalStream", "ReleaseStreams", "add_normals", "carries", "normals", "released_type"]
+
+Stream = TypeVar("Stream")
 
 
 _CHUNK = 1 << 18  # numbers made at once: large enough for several threads, small enough for the cache
@@ -110,3 +117,76 @@ def _transform(out: torch.Tensor, std: float, scratch: torch.Tensor) -> None:
     torch.cos(angle.mul_(math.pi * scale), out=scratch)
     angle.sin_().mul_(radius)
     radius.mul_(scratch)
+
+
+class ReleaseStreams:
+    """The streams of one release. Each begins once; whatever asks again goes on where the last one stopped.
+
+    So two tensors, or two sums, of one release never share a number, in whatever order a mechanism asks.
+
+    Args:
+        key_of: from a stream's purpose and its device ("" for the CPU) to its 32 secret bytes.
+    """
+
+    def __init__(self, key_of: Callable[[str, str], bytes]) -> None:
+        self.key_of = key_of
+        self._begun: dict[tuple[str, str], Any] = {}
+
+    @staticmethod
+    def under(key: bytes) -> ReleaseStreams:
+        """Streams that follow from 32 secret bytes: those of an earlier release, whose noise is had again."""
+
+        def key_of(purpose: str, device: str) -> bytes:
+            return hashlib.shake_256(b"equipoise stream" + key + f"{purpose} {device}".encode()).digest(32)
+
+        return ReleaseStreams(key_of)
+
+    def key(self, purpose: str) -> bytes:
+        """32 secret bytes of this release and purpose."""
+        return self.key_of(purpose, "")
+
+    def get(self, purpose: str, make: Callable[[bytes], Stream], device: str = "") -> Stream:
+        """The stream of this purpose and device, made from its key when it is asked for first."""
+        if (purpose, device) not in self._begun:
+            self._begun[purpose, device] = make(self.key_of(purpose, device))
+        stream: Stream = self._begun[purpose, device]
+        return stream
+
+    def normal(self, device: torch.device, purpose: str = "noise") -> NormalStream:
+        """The stream of normal numbers on this device; two devices have two streams."""
+        place = "" if device.type == "cpu" else str(device)
+        return self.get(purpose, lambda key: NormalStream(key, device), place)
+
+
+def released_type(tensor: torch.Tensor) -> torch.dtype:
+    """The type that a tensor is released in: float32 at least."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def normals(
+    streams: ReleaseStreams, like: Mapping[str, torch.Tensor], std: float, purpose: str = "noise"
+) -> dict[str, torch.Tensor]:
+    """Independent normal numbers in the shapes of the named tensors, raw or `Private`.
+
+    All tensors of one device and type get one piece of the stream, in the order of `like`.
+    """
+    kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, tensor in like.items():
+        kinds.setdefault((tensor.device, released_type(tensor)), []).append(name)
+    out = {}
+    for (device, dtype), names in kinds.items():
+        sizes = [like[name].numel() for name in names]
+        flat = streams.normal(device, purpose).draw(sum(sizes), std, dtype)
+        for name, piece in zip(names, torch.split(flat, sizes), strict=True):
+            out[name] = piece.view(like[name].shape)
+    return out
+
+
+def add_normals(
+    streams: ReleaseStreams, value: Mapping[str, torch.Tensor], std: float, purpose: str = "noise"
+) -> dict[str, torch.Tensor]:
+    """The named tensors, raw or `Private`, with independent normal noise of this standard deviation."""
+    raws = {name: unwrap(value[name]) for name in sorted(value)}
+    noise = normals(streams, raws, std, purpose)
+    # The noise's memory becomes the result: a sum may be as large as the model.
+    return {name: noise[name].add_(raws[name]) for name in value}

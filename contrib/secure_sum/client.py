@@ -1,4 +1,4 @@
-"""A client whose answers leave inside secure sums alone (experimental).
+"""A client whose replies leave only inside secure sums (experimental).
 
 The answers are the client's usual ones: the noised mean square of a radius query, or the displacement y - x
 of the K local steps. With noise="local" the ledger's guarantee holds whatever becomes of the masks, since
@@ -22,21 +22,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equipoise.federated.client import Client
-from equipoise.federated.errors import Refused
-from equipoise.federated.methods.round_wrapper import innermost
-from equipoise.federated.methods.server_radius import SQUARES, ServerRMS
-from equipoise.federated.secure_sum import Party, SecureSum
+from contrib.secure_sum.protocol import Party, SecureSum
+from equipoise.federated import Client, Refused, Reply, Request, ServerRMS
+from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
 from equipoise.methods import DPSGD
 from equipoise.methods.base import Parameters
 from equipoise.methods.thresholds import Fixed
+from equipoise.methods.wrapper import MethodWrapper
 from equipoise.privacy import PrivacyPlan, digest
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.statements import Statement
@@ -90,7 +89,7 @@ class SumClaim:
 
 
 class SecureClient:
-    """A `Client` behind secure sums; give the server this one alone.
+    """A `Client` behind secure sums; the server must reach the client only through this one.
 
     Args:
         client: the client; "distributed" takes `DPSGD` at a fixed clip norm or `ServerRMS`, with their noise
@@ -140,10 +139,7 @@ class SecureClient:
         if self.honest is None:
             raise ValueError("noise='local': the statement is the whole claim")
         plan, h, c = self.client.training.plan, self.honest, self.rule.colluding
-        summed = [
-            replace(release, noise_multiplier=release.noise_multiplier * math.sqrt(h))
-            for release in plan.releases
-        ]
+        summed = [release.scaled(math.sqrt(h)) for release in plan.releases]
         return SumClaim(
             guarantee="none",
             epsilon=None,
@@ -173,7 +169,9 @@ class SecureClient:
 
     # ---- what the server may ask
 
-    def answer(self, round_number: int, params: Parameters, values: Mapping[str, Any]) -> dict[str, Any]:
+    def answer_stage(
+        self, round_number: int, params: Parameters, values: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """One stage of a secure sum.
 
         Args:
@@ -181,7 +179,7 @@ class SecureClient:
             params: the global model, at the stage "masked"; empty elsewhere.
             values: ``stage``; at "keys" ``request``, the `request_digest` of what "masked" will ask; at
                 "shares" ``key.3``, ``terms.3`` and so on, of every client; at "masked"
-                ``share.3`` and so on, ``query`` ("ask" or "train") and the arguments of that; at "unmask"
+                ``share.3`` and so on, ``kind`` ("query" or "train") and the extras of that; at "unmask"
                 ``survivors``.
 
         Raises:
@@ -192,9 +190,11 @@ class SecureClient:
             terms = self._terms(values.get("request"))
             self._party = Party(self.rule, self.number, terms=terms)
             found: dict[str, Any] = {"key": self._party.keys(), "terms": terms}
-            inner = innermost(self.client.method)
-            if isinstance(inner, ServerRMS):
-                found["noise"] = inner.radius_noise(self.client.training.method_plan)
+            method = self.client.method
+            while isinstance(method, MethodWrapper):
+                method = method.inner
+            if isinstance(method, ServerRMS):
+                found["noise"] = method.radius_noise(self.client.training.method_plan)
         elif stage == "shares":
             given = _numbered(values, "terms.", str)
             keys = _numbered(values, "key.", bytes)
@@ -221,12 +221,13 @@ class SecureClient:
         shares = _numbered(values, "share.", bytes)
         if len({*shares, self.number}) < self._least():
             raise Refused(f"fewer than {self._least()} clients in a secure sum; nothing was spent")
-        query = values.get("query")
-        given = {name: v for name, v in values.items() if "." not in name and name not in ("stage", "query")}
+        kind = values.get("kind")
+        extras = {name: v for name, v in values.items() if "." not in name and name not in ("stage", "kind")}
         if type(round_number) is not int:
             raise Refused(f"round_number={round_number!r:.80}: rounds are numbered; nothing was spent")
+        request = Request(round_number, params, extras, kind)  # type: ignore[arg-type]
         try:
-            asked = self._terms(request_digest(round_number, params, {"query": query, **given}))
+            asked = self._terms(request_digest(request))
         except (TypeError, ValueError, RuntimeError) as error:
             raise Refused("the request holds what no digest can be made of; nothing was spent") from error
         if asked != self._party.terms:
@@ -235,18 +236,14 @@ class SecureClient:
             )
         self._party.check(shares)
         if self.honest is not None:
-            entry = {"type": "sum", "query": query, "round": round_number}
+            entry = {"type": "sum", "kind": kind, "round": round_number}
             if any(old == entry for old in self._log.read()):
                 raise Refused(f"round {round_number}: this client has uploaded once; nothing more leaves")
             self._log.write(entry)  # before anything leaves
-        if query == "ask" and set(given) == {"square_limit"}:
-            mean = self.client.ask(round_number, params, given["square_limit"])
-            return self._party.masked(torch.tensor([mean], dtype=torch.float64), shares)
-        if query == "train" and set(given) <= {"clip_norm", "square_limit"}:
-            ends = self.client.train(round_number, params, **given)
-            beside = ends.pop(SQUARES, torch.empty(0))[:1]  # its noise is public and was told with the key
-            return self._party.masked(torch.cat([flat(params, ends), beside]), shares)
-        raise Refused(f"query={query!r:.80} with {sorted(given)!r:.80} is not offered in a secure sum")
+        if kind not in ("query", "train") or not set(extras) <= {"clip_norm", "square_limit"}:
+            raise Refused(f"kind={kind!r:.80} with {sorted(extras)!r:.80} is not offered in a secure sum")
+        reply = self.client.answer(request)
+        return self._party.masked(_numbers(request, reply), shares)
 
     def _least(self) -> int:
         """How many clients must be in a sum: h honest ones whatever the c others are."""
@@ -270,22 +267,25 @@ class SecureClient:
         return digest(terms)
 
 
-def request_digest(round_number: int, params: Parameters, query: Mapping[str, Any]) -> str:
-    """What the clients of a sum are asked, by which they tell that all are asked the same.
-
-    Args:
-        round_number: from 1.
-        params: the global model.
-        query: ``query`` and its arguments.
-    """
-    return digest({"round": round_number, "params": dict(params), "query": dict(query)})
+def request_digest(request: Request) -> str:
+    """A digest of what the clients of a sum are asked, by which they see that all are asked the same."""
+    named = {"kind": request.kind, "round": request.round}
+    return digest({**named, "params": dict(request.params), "extras": dict(request.extras)})
 
 
-def flat(params: Parameters, ends: Parameters) -> Tensor:
-    """[d] the displacements, in the order of the names, float64."""
-    if set(ends) != set(params) or any(ends[name].shape != value.shape for name, value in params.items()):
-        raise Refused("the client's method sends something else than parameters, which sums do not take")
-    return torch.cat([(ends[name].double() - params[name].double()).flatten() for name in sorted(params)])
+def _numbers(request: Request, reply: Reply) -> Tensor:
+    """[d] the displacements in the order of the names, and the mean square where there is one; float64."""
+    start, ends = request.params, reply.params
+    # The noise of the squares is public and was sent with the key.
+    squares = [reply.reports[SQUARES]] if SQUARES in reply.reports else []
+    if set(reply.reports) - {SQUARES, SQUARES_NOISE}:
+        raise Refused("the client's method reports numbers that secure sums do not take")
+    parts = [torch.tensor(squares, dtype=torch.float64)]
+    if request.kind == "train":
+        if set(ends) != set(start) or any(ends[name].shape != value.shape for name, value in start.items()):
+            raise Refused("the client's method sends something else than parameters, which sums do not take")
+        parts = [(ends[name].double() - start[name].double()).flatten() for name in sorted(start)] + parts
+    return torch.cat(parts)
 
 
 def _check_distributed(client: Client, rule: SecureSum, honest: int) -> None:

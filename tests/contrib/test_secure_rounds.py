@@ -9,29 +9,31 @@ import torch
 from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, charges, client, same, start
 
 import equipoise as eq
+from contrib.secure_sum import InProcessRelay, SecureClient, SecureExchange, SecureSum, noise_share
+from contrib.secure_sum import simulate as simulate_secure
+from contrib.secure_sum.client import request_digest
 from equipoise.federated import (
     AdaptDPFedAvg,
     FedAvg,
     Proximal,
     Refused,
+    Request,
     ScaffoldAverage,
-    SecureClient,
-    SecureSum,
     ServerRMS,
-    noise_share,
+    run_rounds,
     simulate,
 )
-from equipoise.federated.history import size_in_bytes
-from equipoise.federated.secure_client import request_digest
+from equipoise.federated.messages import size_in_bytes
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.base import Setting
-from equipoise.privacy import Release
+from equipoise.privacy import Gaussian, Release
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
 
 from flower_grid import Building, LocalGrid
 
-from equipoise.federated.flower import client_app, serve
+from contrib.secure_sum.flower import secure_client_app, serve
+from equipoise.federated.flower import client_app
 
 CLIENTS = 3
 RULE, RULE4 = SecureSum(CLIENTS), SecureSum(4)
@@ -49,6 +51,12 @@ def adaptive():
 
 def sealed(method=None, count=CLIENTS, **options):
     return [SecureClient(client(method and method(), p, **options), RULE, p) for p in range(count)]
+
+
+def digest_of(number, params, asked):
+    """Of a request whose kind and extras are one mapping."""
+    extras = {name: value for name, value in asked.items() if name != "kind"}
+    return request_digest(Request(number, params, extras, asked["kind"]))
 
 
 def close(a, b, rounds=ROUNDS):
@@ -79,7 +87,7 @@ def test_secure_rounds_are_the_plain_rounds_to_the_rounding(kind):
     method, strategy = KINDS[kind]
     plain = simulate(strategy(), [client(method and method(), p) for p in range(CLIENTS)], start(), ROUNDS)
     clients = sealed(method)
-    found = simulate(strategy(), clients, start(), ROUNDS, secure=RULE)
+    found = simulate_secure(strategy(), clients, start(), ROUNDS, RULE)
     close(found.params, plain.params)
     for ours, theirs in zip(found.rounds, plain.rounds, strict=True):
         assert ours.answered == theirs.answered
@@ -95,20 +103,22 @@ def test_the_bytes_of_a_round_are_all_that_was_sent():
         def __init__(self, inner):
             self.inner = inner
 
-        def answer(self, number, params, values):
-            found = self.inner.answer(number, params, values)
+        def answer_stage(self, number, params, values):
+            found = self.inner.answer_stage(number, params, values)
             seen["down"] += size_in_bytes(params) + size_in_bytes(values)
             seen["up"] += size_in_bytes(found)
             return found
 
     clients = [Counting(one) for one in sealed(follower)]
-    (done,) = simulate(adaptive(), clients, start(), 1, secure=RULE).rounds
-    assert (done.bytes_down, done.bytes_up) == (seen["down"], seen["up"])
+    exchange = SecureExchange(InProcessRelay(clients), RULE)
+    run_rounds(adaptive(), exchange, start(), 1)
+    down, up = exchange.sent()
+    assert (down, up) == (seen["down"], seen["up"])
     numbers = sum(value.numel() for value in start().values())
     masked = CLIENTS * 4 * (numbers + 1)
     terms, noise, key, box, share = 32, 8, 64, 2 * 52 + 28, 52
     beside = CLIENTS * (terms + noise + key + (CLIENTS - 1) * box + CLIENTS * share)
-    assert done.bytes_up == masked + 2 * beside
+    assert up == masked + 2 * beside
 
 
 class Building3(Building):
@@ -119,26 +129,24 @@ class Building3(Building):
 
 
 def test_over_the_grid_the_server_sees_masks_alone(tmp_path):
-    nodes = LocalGrid(client_app(Building3(tmp_path, follower)), CLIENTS)
-    found = serve(nodes, adaptive(), CLIENTS, start(), 1, secure=RULE)
+    nodes = LocalGrid(secure_client_app(Building3(tmp_path, follower)), CLIENTS)
+    found = serve(nodes, adaptive(), CLIENTS, start(), 1, RULE)
     plain = simulate(adaptive(), [client(follower(), p) for p in range(CLIENTS)], start(), 1)
     close(found.params, plain.params)
     kinds = {kind for kind, _, _ in nodes.sent}
     assert kinds == {"query.introduce", "query.secure"}
-    uploads = [c["answer"]["masked"] for _, c in nodes.replies if "masked" in c.get("answer", {})]
+    uploads = [c["stage"]["masked"] for _, c in nodes.replies if "masked" in c.get("stage", {})]
     assert len(uploads) == 2 * CLIENTS
     assert len(set(uploads)) == len(uploads)
     for _, content in nodes.replies:
         assert all(type(record).__name__ == "ConfigRecord" for record in content.values())  # no arrays
-        for name, value in content["answer"].items():
-            assert name in ("client", "key", "terms", "noise", "masked") or name.startswith("share.")
-            assert isinstance(value, bytes) or name in ("client", "terms", "noise")
-    refused = nodes.deliver("train", 100, nodes.sent[-1][2])
-    assert "secure sums alone" in refused.content["refusal"]["reason"]
-    refused = LocalGrid(client_app(Building(tmp_path / "plain")), 1).deliver(
-        "query.secure", 100, nodes.sent[-1][2]
-    )
-    assert "no secure sums" in refused.content["refusal"]["reason"]
+        for name, value in content.get("stage", {}).items():
+            assert name in ("key", "terms", "noise", "masked") or name.startswith("share.")
+            assert isinstance(value, bytes) or name in ("terms", "noise")
+    with pytest.raises(ValueError, match="train"):  # such a node has nothing that answers in the clear
+        nodes.deliver("train", 100, nodes.sent[-1][2])
+    with pytest.raises(ValueError, match="secure"):
+        LocalGrid(client_app(Building(tmp_path / "plain")), 1).deliver("query.secure", 100, nodes.sent[-1][2])
 
 
 class Leaving(SecureClient):
@@ -146,11 +154,11 @@ class Leaving(SecureClient):
 
     gone = ()
 
-    def answer(self, number, params, values):
-        if (number, values["stage"], values.get("query", self.asked)) in self.gone:
+    def answer_stage(self, number, params, values):
+        if (number, values["stage"], values.get("kind", self.asked)) in self.gone:
             raise ConnectionError("away")
-        self.asked = values.get("query", self.asked)
-        return super().answer(number, params, values)
+        self.asked = values.get("kind", self.asked)
+        return super().answer_stage(number, params, values)
 
     asked = None
 
@@ -165,7 +173,7 @@ def leaving(gone, **options):
 def test_clients_that_drop_out_before_and_after_their_upload():
     """Before: the mean of the two others. After: it counts, although it did not help to unmask."""
     clients = leaving({0: [(1, "masked", "train")], 1: [(2, "unmask", "train")]})
-    found = simulate(FedAvg(), clients, start(), 2, secure=RULE)
+    found = simulate_secure(FedAvg(), clients, start(), 2, RULE)
     assert [done.answered for done in found.rounds] == [(1, 2), (0, 1, 2)]
     assert "away" in found.rounds[0].absent[0]
     assert [charges(one.client) for one in clients] == [LOCAL_STEPS, 2 * LOCAL_STEPS, 2 * LOCAL_STEPS]
@@ -174,10 +182,10 @@ def test_clients_that_drop_out_before_and_after_their_upload():
         def __init__(self, inner):
             self.inner = inner
 
-        def train(self, number, params, **options):
-            if number == 1:
+        def answer(self, request):
+            if request.round == 1:
                 raise ConnectionError("away")
-            return self.inner.train(number, params, **options)
+            return self.inner.answer(request)
 
     plain = [client(None, p) for p in range(CLIENTS)]
     close(found.params, simulate(FedAvg(), [Flaky(plain[0]), *plain[1:]], start(), 2).params)
@@ -185,7 +193,7 @@ def test_clients_that_drop_out_before_and_after_their_upload():
 
 def test_below_the_threshold_the_model_stays_and_the_ledgers_hold_what_was_released():
     clients = leaving({0: [(1, "unmask", "train")], 1: [(1, "unmask", "train")]})
-    found = simulate(FedAvg(), clients, start(), 1, secure=RULE)
+    found = simulate_secure(FedAvg(), clients, start(), 1, RULE)
     assert same(found.params, start())
     assert found.rounds[0].answered == ()
     assert "threshold of 2" in found.rounds[0].absent[2]
@@ -194,16 +202,16 @@ def test_below_the_threshold_the_model_stays_and_the_ledgers_hold_what_was_relea
 
 def test_clients_without_the_squares_that_are_asked_for_are_left_out():
     clients = [SecureClient(client(fused() if p else follower(), p), RULE4, p) for p in range(4)]
-    (done,) = simulate(adaptive_fused(), clients, start(), 1, secure=RULE4).rounds
+    (done,) = simulate_secure(adaptive_fused(), clients, start(), 1, RULE4).rounds
     assert done.answered == (1, 2, 3)
-    assert "square_limit is none" in done.absent[0]
+    assert "'square_limit'] is not supported" in done.absent[0]
     assert charges(clients[0].client) == 0
 
 
 def test_clients_with_other_settings_are_left_out():
     clients = sealed()
     clients[1] = SecureClient(client(None, 1), SecureSum(CLIENTS, limit=4.0), 1)
-    done = simulate(FedAvg(), clients, start(), 1, secure=RULE).rounds[0]
+    done = simulate_secure(FedAvg(), clients, start(), 1, RULE).rounds[0]
     assert done.answered == (0, 2)
     assert "differ" in done.absent[1]
 
@@ -213,13 +221,13 @@ def test_clients_with_other_settings_are_left_out():
 )
 def test_a_client_whose_noise_is_no_number_is_left_out(noise):
     class Odd(SecureClient):
-        def answer(self, number, params, values):
-            found = super().answer(number, params, values)
+        def answer_stage(self, number, params, values):
+            found = super().answer_stage(number, params, values)
             return found | {"noise": noise} if values["stage"] == "keys" else found
 
     clients = sealed(follower)
     clients[1] = Odd(client(follower(), 1), RULE, 1)
-    done = simulate(adaptive(), clients, start(), 1, secure=RULE).rounds[0]
+    done = simulate_secure(adaptive(), clients, start(), 1, RULE).rounds[0]
     assert done.answered == (0, 2)
     assert charges(clients[1].client) == 0
 
@@ -227,7 +235,7 @@ def test_a_client_whose_noise_is_no_number_is_left_out(noise):
 @pytest.mark.parametrize("change", ["missing", "further"])
 def test_every_key_comes_with_its_clients_terms(change):
     clients = sealed()
-    keys = {p: one.answer(1, {}, {"stage": "keys", "request": "r"}) for p, one in enumerate(clients)}
+    keys = {p: one.answer_stage(1, {}, {"stage": "keys", "request": "r"}) for p, one in enumerate(clients)}
     values = {f"key.{p}": found["key"] for p, found in keys.items()}
     values |= {f"terms.{p}": found["terms"] for p, found in keys.items()}
     wrong = dict(values)
@@ -236,15 +244,15 @@ def test_every_key_comes_with_its_clients_terms(change):
     else:
         wrong["terms.7"] = values["terms.2"]
     with pytest.raises(Refused, match="other settings"):
-        clients[0].answer(1, {}, {"stage": "shares", **wrong})
-    assert clients[0].answer(1, {}, {"stage": "shares", **values})
+        clients[0].answer_stage(1, {}, {"stage": "shares", **wrong})
+    assert clients[0].answer_stage(1, {}, {"stage": "shares", **values})
 
 
-FIRST = (1, {"query": "train", "clip_norm": 0.5}, 0.0)
+FIRST = (1, {"kind": "train", "clip_norm": 0.5}, 0.0)
 OTHERS = {
     "round": (2, FIRST[1], 0.0),
-    "radius": (1, {"query": "train", "clip_norm": 0.25}, 0.0),
-    "query": (1, {"query": "ask", "square_limit": 0.25}, 0.0),
+    "radius": (1, {"kind": "train", "clip_norm": 0.25}, 0.0),
+    "query": (1, {"kind": "query", "square_limit": 0.25}, 0.0),
     "parameters": (1, FIRST[1], 1e-12),
 }
 
@@ -263,21 +271,21 @@ def test_clients_that_are_asked_different_things_never_sum(kind, server, other):
     def opening(p):
         return {
             "stage": "keys",
-            "request": request_digest(*asked(2 if server == "asks otherwise later" else p)),
+            "request": digest_of(*asked(2 if server == "asks otherwise later" else p)),
         }
 
-    keys = {p: clients[p].answer(asked(p)[0], {}, opening(p)) for p in range(CLIENTS)}
+    keys = {p: clients[p].answer_stage(asked(p)[0], {}, opening(p)) for p in range(CLIENTS)}
     everyone = {f"key.{p}": found["key"] for p, found in keys.items()}
     boxes = {}
 
     def share(p):
         terms = {f"terms.{q}": keys[p if server == "tells everyone their own" else q]["terms"] for q in keys}
-        boxes[p] = clients[p].answer(asked(p)[0], {}, {"stage": "shares", **everyone, **terms})
+        boxes[p] = clients[p].answer_stage(asked(p)[0], {}, {"stage": "shares", **everyone, **terms})
 
     def upload(p):
         inbox = {f"share.{q}": boxes[q][f"share.{p}"] for q in boxes if q != p}
         number, params, query = asked(p)
-        return clients[p].answer(number, params, {"stage": "masked", **query, **inbox})
+        return clients[p].answer_stage(number, params, {"stage": "masked", **query, **inbox})
 
     for p in range(CLIENTS):
         if server == "tells the terms":
@@ -297,7 +305,7 @@ def test_clients_that_are_asked_different_things_never_sum(kind, server, other):
 
 def test_a_strategy_that_needs_more_than_the_mean_is_refused():
     with pytest.raises(ValueError, match="ScaffoldAverage"):
-        simulate(ScaffoldAverage(3, local_steps=2, learning_rate=0.3), sealed(), start(), 1, secure=RULE)
+        simulate_secure(ScaffoldAverage(3, local_steps=2, learning_rate=0.3), sealed(), start(), 1, RULE)
 
 
 # ---- distributed noise
@@ -312,12 +320,12 @@ def shared(number, honest=3, rule=RULE, method=None, **options):
 
 def test_the_statement_is_that_of_the_own_noise_and_the_sums_claim_no_guarantee():
     clients = [shared(p) for p in range(CLIENTS)]
-    history = simulate(adaptive(), clients, start(), ROUNDS, secure=RULE)
+    history = simulate_secure(adaptive(), clients, start(), ROUNDS, RULE)
     assert all(done.answered == (0, 1, 2) for done in history.rounds)
     whole = eq.PrivacyPlan(
         [
-            Release("gradient", 2.0, max_bound=0.5, draw="batch"),
-            Release("squares", 6.0, max_bound=1.0, draw="radius", sampling=eq.FullBatch(RECORDS, ROUNDS)),
+            Release("gradient", 0.5, Gaussian(2.0), draw="batch"),
+            Release("squares", 1.0, Gaussian(6.0), draw="radius", sampling=eq.FullBatch(RECORDS, ROUNDS)),
         ],
         eq.Poisson(20, RECORDS, ROUNDS),
     )
@@ -340,7 +348,7 @@ def test_a_fused_radius_with_shares_of_the_noise():
         return shared(p, method=fused(local_steps=1, noise_multiplier=z, radius_noise_multiplier=squares))
 
     clients = [made(p) for p in range(CLIENTS)]
-    history = simulate(adaptive_fused(), clients, start(), ROUNDS, secure=RULE)
+    history = simulate_secure(adaptive_fused(), clients, start(), ROUNDS, RULE)
     assert all(done.answered == (0, 1, 2) for done in history.rounds)
     whole = eq.DPSGD(noise_multiplier=(2.0**-2 + 6.0**-2) ** -0.5)
     plan = whole.plan(Setting(sampling=eq.Poisson(20, RECORDS, ROUNDS))).releases
@@ -359,7 +367,7 @@ def test_the_noise_of_a_sum_is_the_whole_noise():
         )
         for p in range(CLIENTS)
     ]  # fmt: skip
-    moved = simulate(FedAvg(), clients, zero, 1, secure=RULE).params["weight"] * CLIENTS
+    moved = simulate_secure(FedAvg(), clients, zero, 1, RULE).params["weight"] * CLIENTS
     assert moved.std().item() == pytest.approx(0.3 * 2.0 * 0.5 / 20, rel=0.03)  # rate z C / B
 
 
@@ -368,24 +376,24 @@ def test_under_distributed_noise_a_client_uploads_once_and_among_enough(tmp_path
 
     def upload(members, number=1, query="train"):
         given = {"clip_norm": 0.5} if query == "train" else {"square_limit": 0.25}
-        opening = {"stage": "keys", "request": request_digest(number, start(), {"query": query, **given})}
-        keys = {p: clients[p].answer(number, {}, opening) for p in members}
+        opening = {"stage": "keys", "request": digest_of(number, start(), {"kind": query, **given})}
+        keys = {p: clients[p].answer_stage(number, {}, opening) for p in members}
         everyone = {f"key.{p}": a["key"] for p, a in keys.items()}
         everyone |= {f"terms.{p}": a["terms"] for p, a in keys.items()}
-        boxes = {p: clients[p].answer(number, {}, {"stage": "shares", **everyone}) for p in members}
+        boxes = {p: clients[p].answer_stage(number, {}, {"stage": "shares", **everyone}) for p in members}
         inbox = {f"share.{p}": boxes[p]["share.0"] for p in members if p != 0}
-        return clients[0].answer(number, start(), {"stage": "masked", "query": query, **given, **inbox})
+        return clients[0].answer_stage(number, start(), {"stage": "masked", "kind": query, **given, **inbox})
 
     with pytest.raises(Refused, match="fewer than 3"):
         upload([0, 1])
     assert charges(clients[0].client) == 0
     assert upload([0, 1, 2])["masked"]
     with pytest.raises(Refused, match="fewer than 3"):
-        clients[0].answer(1, {}, {"stage": "unmask", "survivors": [0, 1]})
-    assert upload([0, 1, 2], query="ask", number=2)["masked"]
+        clients[0].answer_stage(1, {}, {"stage": "unmask", "survivors": [0, 1]})
+    assert upload([0, 1, 2], query="query", number=2)["masked"]
     clients[0].close()
     clients[0] = shared(0, folder=tmp_path / "0")  # the journal remembers
-    for number, query in ((1, "train"), (2, "ask")):
+    for number, query in ((1, "train"), (2, "query")):
         with pytest.raises(Refused, match="uploaded once"):
             upload([0, 1, 2], number, query)
 
@@ -411,13 +419,13 @@ def test_distributed_noise_is_refused_where_its_claim_does_not_hold(options, mes
 
 def test_a_client_that_has_finished_is_in_no_sum(tmp_path):
     clients = [SecureClient(client(None, p, folder=tmp_path / str(p)), RULE, p) for p in range(CLIENTS)]
-    simulate(FedAvg(), clients, start(), 1, secure=RULE)
+    simulate_secure(FedAvg(), clients, start(), 1, RULE)
     assert (tmp_path / "1" / "private" / "secure_sum.json").exists()
     statement = clients[1].finish()
     clients[1].close()
     assert clients[1].statement() == statement
     assert not (tmp_path / "1" / "private" / "secure_sum.json").exists()
-    done = simulate(FedAvg(), clients, start(), 1, first_round=2, secure=RULE).rounds[0]
+    done = simulate_secure(FedAvg(), clients, start(), 1, RULE, first_round=2).rounds[0]
     assert done.answered == (0, 2)
     assert "has finished" in done.absent[1]
     with pytest.raises(Refused, match="has finished"):
@@ -433,10 +441,10 @@ def test_bad_words_are_named():
     nonsense = [
         {}, {"stage": "nothing"}, {"stage": "keys"}, {"stage": "keys", "request": 3},
         {"stage": "unmask", "survivors": "all"}, {"stage": "shares", "key.x": b""},
-        {"stage": "masked", "query": "train"}, {"stage": "shares", "key.0": 1.0}, {"stage": "shares"},
+        {"stage": "masked", "kind": "train"}, {"stage": "shares", "key.0": 1.0}, {"stage": "shares"},
     ]  # fmt: skip
     for values in nonsense:
         with pytest.raises(Refused):
-            one.answer(1, start(), values)
+            one.answer_stage(1, start(), values)
     assert charges(one.client) == 0
     assert math.isfinite(one.epsilon())

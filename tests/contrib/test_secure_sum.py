@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from contrib.secure_sum.protocol import Party, SecureSum, TooFewClients, recover
 from equipoise.federated import Refused
-from equipoise.federated.secure_sum import Party, SecureSum, TooFewClients, recover
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
 
@@ -168,7 +168,7 @@ def test_flowers_masks_hang_on_32_bits_and_ours_do_not():
     """Two secrets whose 32-bit words have the same exclusive-or give the same masks in Flower's protocol."""
     from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
-    from equipoise.federated.secure_sum import _mask
+    from contrib.secure_sum.protocol import _mask
 
     secret = bytes(range(32))
     other = secret[4:8] + secret[:4] + secret[8:]

@@ -1,4 +1,4 @@
-"""The server's end of secure sums: an `Exchange` over which it learns sums alone (experimental).
+"""The server's end of secure sums: an `Exchange` over which it learns only sums (experimental).
 
 A query or a round of training takes four messages to every client: public keys, encrypted shares, masked
 answers, shares that unmask the sum. Who is gone before the third is not in the sum; who is gone after it
@@ -17,19 +17,28 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from equipoise.federated.errors import Refused
-from equipoise.federated.history import size_in_bytes
-from equipoise.federated.methods.server_radius import SQUARES
-from equipoise.federated.secure_client import request_digest
-from equipoise.federated.secure_sum import SecureSum, TooFewClients, recover
-from equipoise.federated.strategies import AdaptDPFedAvg, FedAvg, Reply, Strategy
+from contrib.secure_sum.client import SecureClient, request_digest
+from contrib.secure_sum.protocol import SecureSum, TooFewClients, recover
+from equipoise.federated import (
+    AdaptDPFedAvg,
+    Exchange,
+    FedAvg,
+    History,
+    Refused,
+    Reply,
+    Request,
+    Strategy,
+    run_rounds,
+)
+from equipoise.federated.messages import CLIENT_FAILURES, size_in_bytes
+from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
 from equipoise.methods.base import Parameters
 
-__all__ = ["Relay", "SecureExchange", "check_secure"]
+__all__ = ["InProcessRelay", "Relay", "SecureExchange", "check_secure", "simulate"]
 
 _log = logging.getLogger("equipoise.federated")
 
-Request = tuple[Parameters, Mapping[str, Any]]
+StageRequest = tuple[Parameters, Mapping[str, Any]]
 
 
 class Relay(Protocol):
@@ -39,8 +48,10 @@ class Relay(Protocol):
         """The number of clients."""
         ...
 
-    def relay(self, number: int, requests: Mapping[int, Request]) -> Mapping[int, Mapping[str, Any] | str]:
-        """What `SecureClient.answer` says of round `number` and the request; a string says why nothing."""
+    def relay(
+        self, number: int, requests: Mapping[int, StageRequest]
+    ) -> Mapping[int, Mapping[str, Any] | str]:
+        """What `SecureClient.answer_stage` says of round `number`; a string says why nothing."""
         ...
 
 
@@ -57,8 +68,55 @@ def check_secure(strategy: Strategy) -> None:
         )
 
 
-class SecureExchange:
+class InProcessRelay:
+    """A relay to clients of this process.
+
+    Args:
+        clients: in the order of their numbers.
+    """
+
+    def __init__(self, clients: Sequence[SecureClient]) -> None:
+        self._clients = clients
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def relay(self, number: int, requests: Mapping[int, StageRequest]) -> dict[int, dict[str, Any] | str]:
+        return {p: self._answer(p, number, *request) for p, request in requests.items()}
+
+    def _answer(
+        self, index: int, number: int, params: Parameters, values: Mapping[str, Any]
+    ) -> dict[str, Any] | str:
+        try:
+            return self._clients[index].answer_stage(number, params, values)
+        except (Refused, ConnectionError, TimeoutError) as error:
+            return f"{type(error).__name__}: {error}"
+        except CLIENT_FAILURES as error:  # the message is for the client's own log, not for the server
+            _log.exception("client %s could not answer", index)
+            return f"{type(error).__name__}: the client's ledger or folder is broken; its own log says why"
+
+
+def simulate(
+    strategy: Strategy,
+    clients: Sequence[SecureClient],
+    params: Parameters,
+    rounds: int,
+    rule: SecureSum,
+    **options: Any,
+) -> History:
+    """Run rounds over secure sums with clients of this process; `options` as for `run_rounds`.
+
+    Raises:
+        ValueError: as `run_rounds`, or a strategy that needs more than sums.
+    """
+    check_secure(strategy)
+    return run_rounds(strategy, SecureExchange(InProcessRelay(clients), rule), params, rounds, **options)
+
+
+class SecureExchange(Exchange):
     """An `Exchange` over secure sums.
+
+    The bytes of a `Round` are those of the plain messages; `sent` counts keys, shares and masked answers.
 
     Args:
         relay: reaches the clients, each a `SecureClient`.
@@ -74,7 +132,9 @@ class SecureExchange:
         sent, self._down, self._up = (self._down, self._up), 0, 0
         return sent
 
-    def relay(self, number: int, requests: Mapping[int, Request]) -> Mapping[int, Mapping[str, Any] | str]:
+    def relay(
+        self, number: int, requests: Mapping[int, StageRequest]
+    ) -> Mapping[int, Mapping[str, Any] | str]:
         """Hand messages on, and count them."""
         found = self._relay.relay(number, requests)
         self._down += sum(size_in_bytes(request) for request in requests.values())
@@ -84,63 +144,48 @@ class SecureExchange:
     def __len__(self) -> int:
         return len(self._relay)
 
-    def ask(
-        self, present: Sequence[int], number: int, params: Parameters, square_limit: float
-    ) -> dict[int, Reply | str]:
-        """The mean of the answers to the radius query, for each whose answer is in it."""
-        request = {"query": "ask", "square_limit": square_limit}
-        return self._sum(present, number, params, request, 1, lambda mean, noise: Reply(mean.item(), noise))
+    def send(self, request: Request, clients: Sequence[int]) -> dict[int, Reply | str]:
+        """The mean of the replies, for each client whose reply is in it.
 
-    def train(
-        self, present: Sequence[int], number: int, params: Parameters, instructions: Mapping[str, Any]
-    ) -> dict[int, dict[str, Tensor] | str]:
-        """The global model moved by the mean displacement, for each whose displacement is in it.
-
-        Where squared norms are asked for, their mean is one more number of the sum.
+        It is the global model moved by the mean displacement; where squared norms are asked for, their mean
+        is one more number of the sum.
         """
-        request = {"query": "train", **instructions}
+        params = request.params if request.kind == "train" else {}
         size = sum(value.numel() for value in params.values())
-        if "square_limit" not in instructions:
-            return self._sum(present, number, params, request, size, lambda mean, _: _moved(params, mean))
+        squares = request.kind == "query" or "square_limit" in request.extras
 
-        def answer(mean: Tensor, noise: float) -> dict[str, Tensor]:
-            squares = torch.tensor([mean[size].item(), noise], dtype=torch.float64)
-            return {**_moved(params, mean[:size]), SQUARES: squares}
+        def reply(mean: Tensor, noise: float) -> Reply:
+            reports = {SQUARES: mean[size].item(), SQUARES_NOISE: noise} if squares else {}
+            return Reply(_moved(params, mean[:size]), reports)
 
-        return self._sum(present, number, params, request, size + 1, answer)
+        return self._sum(clients, request, size + squares, reply)
 
     def _sum(
-        self,
-        present: Sequence[int],
-        number: int,
-        params: Parameters,
-        query: Mapping[str, Any],
-        size: int,
-        answer: Callable[[Tensor, float], Any],
-    ) -> dict[int, Any]:
-        """Client -> `answer` of the mean and of the client's public noise, or why it is not in the sum."""
-        stages = _Stages(self, self._rule, number)
+        self, clients: Sequence[int], request: Request, size: int, reply: Callable[[Tensor, float], Reply]
+    ) -> dict[int, Reply | str]:
+        """Client -> `reply` of the mean and of the client's public noise, or why it is not in the sum."""
+        stages = _Stages(self, self._rule, request)
         try:
-            mean = stages.mean(present, params, query, size)
+            mean = stages.mean(clients, size)
         except (TooFewClients, Refused, ValueError) as error:
-            _log.warning("round %s: no secure sum: %s", number, error)
-            return {index: stages.absent.get(index, f"no secure sum: {error}") for index in present}
-        counted = {index: answer(mean, noise) for index, noise in stages.noise.items()}
-        return {index: counted[index] if index in counted else stages.absent[index] for index in present}
+            _log.warning("round %s: no secure sum: %s", request.round, error)
+            return {index: stages.absent.get(index, f"no secure sum: {error}") for index in clients}
+        counted = {index: reply(mean, noise) for index, noise in stages.noise.items()}
+        return {index: counted[index] if index in counted else stages.absent[index] for index in clients}
 
 
 class _Stages:
     """The four messages of one sum."""
 
-    def __init__(self, relay: Relay, rule: SecureSum, number: int) -> None:
-        self._relay, self._rule, self._number = relay, rule, number
+    def __init__(self, relay: Relay, rule: SecureSum, request: Request) -> None:
+        self._relay, self._rule, self._request = relay, rule, request
         self.absent: dict[int, str] = {}
         self.noise: dict[int, float] = {}
 
-    def mean(self, present: Sequence[int], params: Parameters, query: Mapping[str, Any], size: int) -> Tensor:
+    def mean(self, clients: Sequence[int], size: int) -> Tensor:
         """[size] the mean over the clients whose uploads came; `noise` names them."""
-        opening = {"stage": "keys", "request": request_digest(self._number, params, query)}
-        first = self._stage({p: ({}, opening) for p in present}, lambda p: ["key"])
+        opening = {"stage": "keys", "request": request_digest(self._request)}
+        first = self._stage({p: ({}, opening) for p in clients}, lambda p: ["key"])
         terms = Counter(str(one.get("terms")) for one in first.values()).most_common(1)[0][0]
         keys = {p: one["key"] for p, one in first.items() if str(one.get("terms")) == terms}
         for index in set(first) - set(keys):
@@ -155,11 +200,12 @@ class _Stages:
             lambda p: [f"share.{u}" for u in keys if u != p],
         )
 
-        def request(p: int) -> Request:
+        def upload(p: int) -> StageRequest:
             shares = {f"share.{u}": boxes[u][f"share.{p}"] for u in boxes if u != p}
-            return params, {"stage": "masked", **query, **shares}
+            asked = {"kind": self._request.kind, **self._request.extras}
+            return self._request.params, {"stage": "masked", **asked, **shares}
 
-        masked = self._stage({p: request(p) for p in boxes}, lambda p: ["masked"])
+        masked = self._stage({p: upload(p) for p in boxes}, lambda p: ["masked"])
         uploads = {p: one["masked"] for p, one in masked.items() if len(one["masked"]) == 4 * size}
         for index in set(masked) - set(uploads):
             self.absent[index] = "its upload has another length"
@@ -173,10 +219,10 @@ class _Stages:
         return total / len(uploads)
 
     def _stage(
-        self, requests: Mapping[int, Request], names: Callable[[int], Sequence[str]]
+        self, requests: Mapping[int, StageRequest], names: Callable[[int], Sequence[str]]
     ) -> dict[int, Mapping[str, Any]]:
         """The answers that hold bytes under all these names."""
-        found, kept = self._relay.relay(self._number, requests), {}
+        found, kept = self._relay.relay(self._request.round, requests), {}
         for index in requests:
             got = found.get(index, "no answer")
             if isinstance(got, str):

@@ -41,7 +41,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
-from equipoise.federated.errors import Refused
+from equipoise.federated import Refused
 
 __all__ = ["Party", "SecureSum", "TooFewClients", "recover"]
 

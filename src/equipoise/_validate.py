@@ -1,0 +1,92 @@
+"""Checks of public arguments: one-liners that name the argument, its value, what is wrong, and the remedy.
+
+    positive(clip_norm=clip_norm, noise_multiplier=z)
+    count("the number of draws", steps=steps)
+    share(residual_share=share)
+    one_of(("once", "every_step"), anchor_noise=anchor_noise)
+
+The values are public settings, never data. A value of another type than a number raises a `TypeError`, a
+number out of range a `ValueError`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["count", "one_of", "positive", "share"]
+
+
+def positive(remedy: str = "", /, **named: Any) -> None:
+    """Each must be a finite number above zero.
+
+    Args:
+        remedy: what the number means, or what else may be given.
+        named: the arguments.
+
+    Example:
+        >>> positive(clip_norm=1.0)
+        >>> positive("a bound on the norm", clip_norm=-1.0)
+        Traceback (most recent call last):
+        ValueError: clip_norm=-1.0 must be positive and finite: it is a number above zero, a bound on the norm
+    """
+    for name, value in named.items():
+        also = f", {remedy}" if remedy else ""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(
+                f"{name}={value!r} must be a number, not {type(value).__name__}: give a finite number "
+                f"above zero{also}"
+            )
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name}={value!r} must be positive and finite: it is a number above zero{also}")
+
+
+def count(meaning: str = "", /, **named: Any) -> None:
+    """Each must be a whole number of at least 1.
+
+    Args:
+        meaning: what is counted.
+        named: the arguments.
+
+    Example:
+        >>> count("the number of draws", steps=0)
+        Traceback (most recent call last):
+        ValueError: steps=0 must be at least 1: it is the number of draws, a whole number
+    """
+    for name, value in named.items():
+        what = f"{meaning}, a whole number" if meaning else "a whole number"
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}={value!r} must be an integer, not {type(value).__name__}: it is {what}")
+        if value < 1:
+            raise ValueError(f"{name}={value!r} must be at least 1: it is {what}")
+
+
+def share(**named: Any) -> None:
+    """Each must lie strictly between 0 and 1.
+
+    Example:
+        >>> share(radius_share=1.0)
+        Traceback (most recent call last):
+        ValueError: radius_share=1.0 is a share: it must lie strictly between 0 and 1
+    """
+    for name, value in named.items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (number and 0 < value < 1):
+            raise (ValueError if number else TypeError)(
+                f"{name}={value!r} is a share: it must lie strictly between 0 and 1"
+            )
+
+
+def one_of(choices: Iterable[str], /, **named: Any) -> None:
+    """Each must be one of the choices.
+
+    Example:
+        >>> one_of(("rbs", "ibs"), split="halves")
+        Traceback (most recent call last):
+        ValueError: split='halves' is unknown; give one of 'rbs', 'ibs'
+    """
+    known = tuple(choices)
+    for name, value in named.items():
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(map(repr, known))}")

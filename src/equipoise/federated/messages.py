@@ -1,0 +1,145 @@
+"""Requests, replies and refusals, and the checks that every request passes before anything is spent.
+
+A request holds the round's number, the global model, and `extras`: numbers or named tensors that the strategy
+sends with the model, such as a clip norm or a control variate. A reply holds the parameters, or what the
+client's method sends in their place, and `reports`: released numbers. The in-process driver and Flower move
+the same two types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from equipoise.methods.base import Parameters
+from equipoise.privacy.errors import JournalError, LedgerError
+from equipoise.training.checkpoint import CheckpointError
+
+__all__ = [
+    "CLIENT_FAILURES",
+    "Kind",
+    "Refused",
+    "Reply",
+    "Request",
+    "check_round",
+    "check_tensors",
+    "size_in_bytes",
+]
+
+
+Kind = Literal["train", "query"]
+
+#: Errors of a client's own ledger, journal or folder. The other clients go on without it.
+CLIENT_FAILURES = (LedgerError, JournalError, CheckpointError)
+
+
+class Refused(RuntimeError):
+    """A client refuses a request: it makes no sense, is out of order, or is beyond the client's budget.
+
+    Where the request made no sense or was out of order, nothing was spent. The message holds nothing private.
+    """
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the server asks of every client of a round.
+
+    Attributes:
+        round: from 1, rising; rounds may be left out.
+        params: the global model.
+        extras: name -> number, or named tensors. A client refuses names that its method does not take.
+        kind: "train" for the local steps, "query" for released numbers about the global model.
+    """
+
+    round: int
+    params: Parameters
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    kind: Kind = "train"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client answers.
+
+    Attributes:
+        params: the parameters after the local steps, or the tensors that the method sends in their place;
+            empty in the reply to a query.
+        reports: name -> released number, or a public one such as the deviation of its noise.
+    """
+
+    params: Mapping[str, Tensor] = field(default_factory=dict)
+    reports: Mapping[str, float] = field(default_factory=dict)
+
+
+def size_in_bytes(value: Any) -> int:
+    """The size of what a message holds: tensors, bytes and text as they are, 8 per number.
+
+    Example:
+        >>> size_in_bytes(Request(3, {"w": torch.zeros(2)}, {"clip_norm": 0.5}))
+        16
+        >>> size_in_bytes({"masked": b"1234", "survivors": [0, 2], "round": 1})
+        28
+    """
+    if isinstance(value, Request):
+        return size_in_bytes(value.params) + size_in_bytes(value.extras)
+    if isinstance(value, Reply):
+        return size_in_bytes(value.params) + size_in_bytes(value.reports)
+    if isinstance(value, Mapping):
+        return sum(map(size_in_bytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(size_in_bytes, value))
+    if isinstance(value, bytes | str):
+        return len(value)
+    return value.numel() * value.element_size() if isinstance(value, Tensor) else 8
+
+
+def check_round(number: Any) -> None:
+    """Refuse what is not the number of a round."""
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < 2**63:
+        shown = "a whole number beyond 64 bits" if isinstance(number, int) else repr(number)
+        raise Refused(f"round={shown:.80}: rounds are numbered 1, 2, ...; nothing was spent")
+
+
+def check_tensors(what: str, sent: Any, mine: Parameters) -> dict[str, Tensor]:
+    """The server's tensors, with the type and device of the client's.
+
+    Args:
+        what: the name in the request, for messages.
+        sent: what came.
+        mine: the client's parameters.
+
+    Raises:
+        Refused: other names or shapes, or numbers that are not finite.
+    """
+    if not isinstance(sent, Mapping) or set(sent) != set(mine):
+        found = sorted(map(repr, sent)) if isinstance(sent, Mapping) else type(sent).__name__
+        raise Refused(
+            f"{what} of the request has the tensors {found!s:.400}, the client's parameters are "
+            f"{sorted(mine)}; nothing was spent"
+        )
+    values = {}
+    for name, parameter in mine.items():
+        value = sent[name]
+        if isinstance(value, Tensor) and (value.is_nested or value.is_meta):
+            raise Refused(f"{what}[{name!r}] is a nested tensor or has no values; nothing was spent")
+        if not isinstance(value, Tensor) or value.shape != parameter.shape:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise Refused(
+                f"{what}[{name!r}] has shape {shape}, the client's {tuple(parameter.shape)}; nothing was "
+                "spent"
+            )
+        if not value.is_floating_point() or value.layout is not torch.strided:
+            raise Refused(
+                f"{what}[{name!r}] is a tensor of {value.dtype} in layout {value.layout}; dense floating "
+                "point numbers are exchanged. Nothing was spent"
+            )
+        # The conversion may overflow, so finiteness is checked after it.
+        moved = value.detach().to(parameter.device, parameter.dtype)
+        if not bool(torch.isfinite(moved).all()):
+            raise Refused(f"{what}[{name!r}] holds numbers that are not finite; nothing was spent")
+        values[name] = moved
+    return values

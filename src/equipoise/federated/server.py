@@ -1,0 +1,445 @@
+"""The server: strategies, and the loop that runs their rounds over any exchange of messages.
+
+A strategy is a generator of requests. It yields a request, is sent the usable replies, and returns the next
+global model. `FedAvg` averages the clients' parameters with equal weights: x' = (1/P) sum_p y_p over the P
+that answered. Weights by size would be public too, but the sizes are then part of the claim; equal ones ask
+for nothing. With clients that clip at a fixed or learned radius this is DP-FedAvg, with `Proximal` clients
+FedProx. The server holds released values only; nothing here is private, and nothing here adds noise.
+
+Each round a public generator picks the clients. Clients that refuse or cannot be reached, before a query or
+in the middle of the round, are left out of it, and so are those whose own ledger or folder is broken; the
+others' replies make the next model. If none answers the model stays. What a client released before it dropped
+out is in its ledger.
+
+With a folder the server's state is on disk after every round. A server that was killed in the middle of a
+round asks the same again: clients that had answered give the same replies, and nothing is charged twice.
+
+Source of `FedAvg`: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized
+Data".
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from equipoise.federated.messages import CLIENT_FAILURES, Refused, Reply, Request, size_in_bytes
+from equipoise.methods.base import Parameters
+from equipoise.methods.checks import require_positive
+from equipoise.methods.named_tensors import copied
+from equipoise.training.checkpoint import Checkpoints
+
+__all__ = [
+    "Exchange",
+    "FedAvg",
+    "History",
+    "Participant",
+    "Round",
+    "RoundRequests",
+    "Strategy",
+    "pick_clients",
+    "run_rounds",
+    "simulate",
+    "usable_replies",
+]
+
+_log = logging.getLogger("equipoise.federated")
+
+#: What takes a client out of a round without ending the training.
+ABSENT = (Refused, ConnectionError, TimeoutError)
+
+#: The largest report: squares of reports, and sums over clients, stay finite.
+LARGEST_REPORT = 1e100
+
+#: Of the largest float: sums over a million replies, and steps of 1e-6 into them, stay finite.
+_LARGEST_SHARE = 1e-6
+
+RoundRequests = Generator[Request, Sequence[Reply], Parameters]
+"""Yields the requests of a round, is sent the usable replies to each, and returns the next global model."""
+
+
+# ---- strategies
+
+
+class Strategy(ABC):
+    """The server's side of the training."""
+
+    @abstractmethod
+    def round(self, number: int, params: Parameters) -> RoundRequests:
+        """The requests of round `number`, which begins at the global model `params`.
+
+        A client without a usable reply is out of the round and gets no further request of it. The model stays
+        where there are no replies.
+        """
+
+    def refusal(self, request: Request, reply: Any) -> str | None:
+        """Why a client's reply cannot be used, or None; such a client is out of the round."""
+        if not isinstance(reply, Reply):
+            return f"it sent a {type(reply).__name__} for a reply"
+        if not isinstance(reply.params, Mapping) or not isinstance(reply.reports, Mapping):
+            return "it sent a reply without named tensors or named numbers"
+        for name, value in reply.params.items():
+            dense = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
+            if not dense or value.is_meta:
+                return f"it sent something else than a dense tensor for {name!r:.80}"
+            try:
+                usable = not value.is_complex() and bool(torch.isfinite(value).all())
+            except RuntimeError:  # a type that torch does not compute with
+                usable = False
+            if not usable:
+                return f"it sent numbers for {name!r:.80} that are not finite or not real"
+        for name, number in reply.reports.items():
+            real = isinstance(number, int | float) and not isinstance(number, bool)
+            if not real or not abs(number) <= LARGEST_REPORT:
+                return f"it sent no finite number of usual size for {name!r:.80}"
+        return None
+
+    def metrics(self) -> Mapping[str, float]:
+        """Public numbers of the round under way."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it carries from round to round, as tensors and plain values, for a server that restarts."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state:
+            raise ValueError(
+                f"state has {sorted(state)}, but {type(self).__name__} carries nothing: the folder belongs "
+                "to another strategy"
+            )
+
+
+class FedAvg(Strategy):
+    """The unweighted mean of the clients' parameters.
+
+    Args:
+        server_rate: the step from the global model to the mean; 1 goes all the way.
+
+    Example:
+        >>> replies = [Reply({"w": torch.ones(1)}), Reply({"w": 3 * torch.ones(1)})]
+        >>> FedAvg().aggregate({"w": torch.zeros(1)}, replies)["w"].item()
+        2.0
+    """
+
+    def __init__(self, server_rate: float = 1.0) -> None:
+        require_positive("server_rate", server_rate)
+        self.server_rate = float(server_rate)
+
+    def round(self, number: int, params: Parameters) -> RoundRequests:
+        replies = yield Request(number, params, self.extras())
+        return self.aggregate(params, replies) if replies else params
+
+    def extras(self) -> dict[str, Any]:
+        """Numbers and named tensors that are sent with the global model."""
+        return {}
+
+    def received(self, params: Parameters, sent: Parameters) -> Parameters:
+        """The parameters of a client, from the tensors that it sent: here they are what it sent."""
+        return sent
+
+    def refusal(self, request: Request, reply: Any) -> str | None:
+        """Also where what it sent does not make parameters of the model's names, shapes and finite values."""
+        found = super().refusal(request, reply)
+        if found is not None or request.kind != "train":
+            return found
+        try:
+            end = self.received(request.params, reply.params)
+        except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+            return f"what it sent does not fit the model ({type(error).__name__})"
+        for name, value in request.params.items():
+            got = end.get(name)
+            if got is None or got.shape != value.shape or got.dtype != value.dtype:
+                return f"what it sent for {name!r} has not the model's shape and type"
+            if not bool((got.abs() <= _LARGEST_SHARE * torch.finfo(got.dtype).max).all()):
+                return f"what it sent for {name!r} is not finite, or so large that sums overflow"
+        return None
+
+    def aggregate(self, params: Parameters, replies: Sequence[Reply]) -> dict[str, Tensor]:
+        """The next global model from at least one reply; of one, at rate 1, its parameters bit for bit."""
+        if not replies:
+            raise ValueError("replies is empty: keep the global model where nobody answered")
+        ends = [self.received(params, reply.params) for reply in replies]
+        mean = {
+            name: torch.stack([end[name] for end in ends]).mean(0) if len(ends) > 1 else ends[0][name].clone()
+            for name in params
+        }
+        if self.server_rate == 1:
+            return mean
+        return {name: value + self.server_rate * (mean[name] - value) for name, value in params.items()}
+
+
+# ---- exchanges of messages
+
+
+class Exchange(Protocol):
+    """Carries one request to many clients at once."""
+
+    def __len__(self) -> int:
+        """The number of clients."""
+        ...
+
+    def send(self, request: Request, clients: Sequence[int]) -> Mapping[int, Reply | str]:
+        """Each client's reply; a string in place of one says why there is none."""
+        ...
+
+
+class Participant(Protocol):
+    """What the exchange within one process needs of a client; see `Client`."""
+
+    def answer(self, request: Request) -> Reply:
+        """Do what is asked, or raise `Refused`."""
+        ...
+
+
+class InProcessExchange:
+    """An exchange with clients of this process.
+
+    Args:
+        clients: in the order of their numbers.
+    """
+
+    def __init__(self, clients: Sequence[Participant]) -> None:
+        self._clients = clients
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def send(self, request: Request, clients: Sequence[int]) -> dict[int, Reply | str]:
+        return {index: self._reply(index, request) for index in clients}
+
+    def _reply(self, index: int, request: Request) -> Reply | str:
+        try:
+            return self._clients[index].answer(request)
+        except ABSENT as error:
+            return f"{type(error).__name__}: {error}"
+        except CLIENT_FAILURES as error:  # the message is for the client's own log, not for the server
+            _log.exception("client %s could not answer", index)
+            return f"{type(error).__name__}: the client's ledger or folder is broken; its own log says why"
+
+
+def usable_replies(
+    strategy: Strategy, request: Request, clients: Sequence[int], found: Mapping[int, Any]
+) -> tuple[dict[int, Reply], dict[int, str]]:
+    """The replies that the strategy can use, and why each of the other clients is out of the round."""
+    replies: dict[int, Reply] = {}
+    absent: dict[int, str] = {}
+    for index in clients:
+        reply = found.get(index, "no answer")
+        why = reply if isinstance(reply, str) else strategy.refusal(request, reply)
+        if why is None:
+            replies[index] = reply
+        else:
+            absent[index] = why
+    return replies, absent
+
+
+# ---- rounds
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the server saw of a round.
+
+    Attributes:
+        number: from 1.
+        asked: clients that were picked.
+        answered: clients whose replies made the next model.
+        absent: client -> why it is not among them.
+        metrics: the strategy's public numbers, and those of `evaluate`.
+        bytes_down, bytes_up: of tensors and numbers sent to and by the clients.
+    """
+
+    number: int
+    asked: tuple[int, ...]
+    answered: tuple[int, ...]
+    absent: Mapping[int, str]
+    metrics: Mapping[str, float]
+    bytes_down: int
+    bytes_up: int
+
+
+@dataclass
+class History:
+    """The rounds, and the global model after the last.
+
+    Attributes:
+        params: named tensors.
+        rounds: in order.
+    """
+
+    params: dict[str, Tensor]
+    rounds: list[Round] = field(default_factory=list)
+
+
+def simulate(
+    strategy: Strategy, clients: Sequence[Participant], params: Parameters, rounds: int, **options: Any
+) -> History:
+    """Run rounds of federated training with clients of this process; arguments as for `run_rounds`."""
+    return run_rounds(strategy, InProcessExchange(clients), params, rounds, **options)
+
+
+def run_rounds(
+    strategy: Strategy,
+    exchange: Exchange,
+    params: Parameters,
+    rounds: int,
+    *,
+    clients_per_round: int | None = None,
+    seed: int = 0,
+    first_round: int = 1,
+    evaluate: Callable[[Parameters], Mapping[str, float]] | None = None,
+    on_round: Callable[[Round], None] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> History:
+    """Run rounds of federated training over any exchange of messages.
+
+    Args:
+        strategy: the server's side.
+        exchange: reaches the clients.
+        params: the global model to begin with.
+        rounds: how many; those that `folder` holds already count.
+        clients_per_round: picked at random each round; all when None. It amplifies nothing: the server knows
+            who took part.
+        seed: of the public choice of clients; round r's depends on (seed, r) only.
+        first_round: number of the first round, to go on from parameters of an earlier training.
+        evaluate: params -> public numbers, from public data.
+        on_round: called after every round that is run now, when it is on disk.
+        folder: the server's own; model, strategy and rounds lie there after every round, and a folder that
+            holds some goes on after the last. None keeps everything in memory.
+
+    Raises:
+        ValueError: numbers that make no sense, or a folder of another training.
+    """
+    for name, value in (("rounds", rounds), ("first_round", first_round)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
+    count = len(exchange) if clients_per_round is None else clients_per_round
+    if not 1 <= count <= len(exchange):
+        raise ValueError(f"clients_per_round={clients_per_round!r}: give 1 to {len(exchange)} or None")
+    history, disk = History(copied(params)), None
+    if folder is not None:
+        settings = {"clients": len(exchange), "clients_per_round": count}
+        disk = ServerFolder(folder, settings | {"seed": seed, "first_round": first_round})
+        history = disk.load(strategy, params) or history
+    silent = False
+    for number in range(first_round + len(history.rounds), first_round + rounds):
+        asked = pick_clients(len(exchange), count, seed, number)
+        present = list(asked)
+        absent: dict[int, str] = {}
+        bytes_down = bytes_up = 0
+        requests = strategy.round(number, history.params)
+        request = next(requests)
+        while True:
+            found = exchange.send(request, present)
+            bytes_down += len(present) * size_in_bytes(request)
+            replies, gone = usable_replies(strategy, request, present, found)
+            bytes_up += sum(map(size_in_bytes, replies.values()))
+            present, absent = list(replies), absent | gone
+            try:
+                request = requests.send(list(replies.values()))
+            except StopIteration as finished:
+                history.params = dict(finished.value)
+                break
+        if not present and not silent:
+            silent = True
+            client, why = next(iter(absent.items()))
+            warnings.warn(
+                f"round {number}: no client answered, so the model stays as it is (client {client}: {why}). "
+                "`history.rounds[i].absent` has the reasons of this and later rounds",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        metrics = dict(strategy.metrics())
+        if evaluate is not None:
+            metrics |= evaluate(history.params)
+        done = Round(number, asked, tuple(present), absent, metrics, bytes_down, bytes_up)
+        history.rounds.append(done)
+        if disk is not None:
+            disk.save(strategy, history)
+        if on_round is not None:
+            on_round(done)
+    return history
+
+
+def pick_clients(clients: int, count: int, seed: int, number: int) -> tuple[int, ...]:
+    """The clients of round `number`, sorted: `count` of them, by the public seed.
+
+    Example:
+        >>> [pick_clients(5, 2, seed=0, number=r) for r in (1, 2)]
+        [(0, 4), (3, 4)]
+    """
+    if count == clients:
+        return tuple(range(clients))
+    rng = torch.Generator().manual_seed((seed << 20) ^ number)
+    return tuple(sorted(torch.randperm(clients, generator=rng)[:count].tolist()))
+
+
+class ServerFolder:
+    """The state of a server after its last round, in `checkpoint/` of its folder.
+
+    Everything in it is made of what clients released. A file is written under another name, synced and
+    renamed, so that a kill at any moment leaves the last whole round.
+
+    Args:
+        path: the folder; made when the first round is saved.
+        settings: the public settings of the rounds; a folder goes on only under the same.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
+        self._store, self._path = Checkpoints(Path(path) / "checkpoint"), Path(path)
+        self._settings = dict(settings)
+
+    def save(self, strategy: Strategy, history: History) -> None:
+        """Put the state after the last of the rounds on disk."""
+        state = {
+            "plan": {**self._settings, "strategy": type(strategy).__name__},
+            "params": history.params,
+            "strategy": strategy.state_dict(),
+            "rounds": [
+                asdict(done) | {"asked": list(done.asked), "answered": list(done.answered)}
+                for done in history.rounds
+            ],
+        }
+        self._store.save(history.rounds[-1].number, state)
+
+    def load(self, strategy: Strategy, params: Parameters) -> History | None:
+        """The rounds so far, with the strategy's state loaded; None where there are none.
+
+        Args:
+            strategy: takes over its state.
+            params: what the model looks like.
+
+        Raises:
+            ValueError: the folder holds another training.
+        """
+        if not self._store.steps():
+            return None
+        _, state = self._store.load()
+        settings = {**self._settings, "strategy": type(strategy).__name__}
+        if state["plan"] != settings:
+            raise ValueError(
+                f"folder={str(self._path)!r} holds rounds under {state['plan']}, and now {settings} is asked "
+                "for. Give the settings that they were begun with, or another folder."
+            )
+        held = {name: value.shape for name, value in state["params"].items()}
+        if held != {name: value.shape for name, value in params.items()}:
+            raise ValueError(
+                f"folder={str(self._path)!r} holds another model: {sorted(held)} of its shapes. Give the "
+                "model that it was begun with, or another folder."
+            )
+        strategy.load_state_dict(state["strategy"])
+        rounds = [
+            Round(**{**values, "asked": tuple(values["asked"]), "answered": tuple(values["answered"])})
+            for values in state["rounds"]
+        ]
+        return History(dict(state["params"]), rounds)

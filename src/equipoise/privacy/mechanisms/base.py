@@ -1,0 +1,217 @@
+"""A mechanism: how sums of a draw get their noise, what that costs, and how it is undone in an audit.
+
+A release is y = x + n, where x is a bounded sum and n is normal noise of a known covariance. Whitening (the
+inverse of the covariance's factor) makes the noise independent and standard; what one record adds to the
+whitened release has some largest length s, and the release is a Gaussian mechanism of multiplier 1 / s.
+Everything that the ledger, the accountant and the audits need follows from that:
+
+| asked by | member |
+|---|---|
+| ledger | `noised`: the sums with their noise, from streams keyed by the release |
+| ledger | `check_sums`: can the noise be carried? `question`: what else must key the noise? |
+| ledger | `memory`: how many earlier releases' noise it uses again |
+| accountant | `whitened_square`: s^2, of one release or of a run |
+| plan | `check_sampling`: what it asks of the sampling; `shared_by`: the releases that share its noise |
+| audits | `whitened` |
+| journal, statement | `describe`, and `from_description` as its inverse |
+
+**Noise over steps.** A mechanism with `memory` m may use again the noise of up to m releases before. Noise is
+keyed by the whole question, so the ledger keeps the secret keys of the last m releases (`History`) and hands
+them over. It does so only while draw follows draw without a gap: after a draw that was opened and not
+released, a void draw, or another question at an index that the journal holds, the noise starts afresh. The
+keys are private state: they go into the checkpoint, and their digest is part of the next release's question,
+so that no noise is mixed in two ways.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import torch
+
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.errors import LedgerError, PlanError
+from equipoise.privacy.noise.streams import ReleaseStreams, carries, released_type
+from equipoise.privacy.sampling import Sampling
+
+Sums = dict[str, dict[str, torch.Tensor]]
+"""Release name -> tensor name -> tensor."""
+
+
+class Mechanism(ABC):
+    """What all mechanisms share. A mechanism is a frozen dataclass of plain values.
+
+    Attributes:
+        kind: its name in descriptions.
+        arithmetic: "floating_point", or "grid" for exact noise on integers.
+        noise_multiplier: 1 / s of one release: the noise over what one record may add.
+    """
+
+    kind: ClassVar[str]
+    arithmetic: ClassVar[str] = "floating_point"
+    noise_multiplier: float
+
+    @property
+    def shared_by(self) -> tuple[str, ...]:
+        """The releases that share its noise and leave together; empty where each has noise of its own."""
+        return ()
+
+    @property
+    def made_for(self) -> str | None:
+        """What its sums must have been made for (`Bounded.joint`); None for any bounded sum."""
+        return None
+
+    @property
+    def memory(self) -> int:
+        """How many earlier releases' noise it uses again."""
+        return 0
+
+    def check_sampling(self, sampling: Sampling) -> None:  # noqa: B027 - most ask for nothing
+        """Refuse a sampling for which `whitened_square` would not hold.
+
+        Raises:
+            PlanError: saying what the mechanism needs.
+        """
+
+    def whitened_square(self, participations: int = 1, separation: int = 1, count: int = 1) -> float:
+        """The largest squared length, after whitening, of what one record adds to a run.
+
+        A run that ended early, or whose noise started afresh on the way, must have no more.
+
+        Args:
+            participations: how often the record may take part.
+            separation: how many draws lie at least between two times, 1 for consecutive draws.
+            count: releases in the run.
+        """
+        return participations / self.noise_multiplier**2
+
+    @abstractmethod
+    def standard_deviation(self, name: str, bound: float) -> float:
+        """Standard deviation of the noise on the sum of this name whose add-or-remove bound is `bound`."""
+
+    def check_sums(self, sums: Mapping[str, Bounded]) -> None:
+        """Refuse sums whose noise their types cannot carry, before anything is charged.
+
+        Raises:
+            LedgerError: naming the sum.
+        """
+        for name, bounded in sums.items():
+            std = self.standard_deviation(name, bounded.add_remove)
+            require_carried(f"sums[{name!r}]", bounded.value, [std])
+
+    def question(self, past: Sequence[bytes]) -> str | None:
+        """What keys the noise, besides sums, bounds and all that the draw depends on."""
+        if not self.memory:
+            return self.made_for
+        return hashlib.sha256(b"".join([(self.made_for or "").encode(), *past])).hexdigest()[:32]
+
+    @abstractmethod
+    def noised(
+        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, past: Sequence[bytes] = ()
+    ) -> Sums:
+        """The sums of one draw with their noise, float32 at least.
+
+        Args:
+            sums: of one release, or of all releases in `shared_by`.
+            streams: of this release.
+            past: keys of the releases just before, newest first; at most `memory`. The key of this one is
+                `history_key`.
+        """
+
+    @abstractmethod
+    def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Sums] = ()) -> Sums:
+        """Sums in units of their noise, which is then independent and standard.
+
+        Args:
+            values: of one draw, noised or raw.
+            bounds: add-or-remove bounds of the sums.
+            past: what this gave for the draws just before, newest first, as for `noised`.
+        """
+
+    def scaled(self, factor: float) -> Self:
+        """The same with `factor` times the noise."""
+        return replace(self, noise_multiplier=self.noise_multiplier * factor)  # type: ignore[type-var]
+
+    def on_grid(self) -> Mechanism:
+        """The same noise, exact and on a grid of integers.
+
+        Raises:
+            PlanError: it has no such form.
+        """
+        raise PlanError(
+            f"hardened noise covers independent releases: {self.kind} noise has no form on a grid of "
+            "integers. Take the method's variant with independent noise, or leave hardened out"
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for the journal and the statement, with `kind`."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {"kind": self.kind, **values}
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> Self:
+        """The mechanism that `describe` wrote."""
+        values = dict(description)
+        if values.pop("kind") != cls.kind:
+            raise PlanError(f"a {cls.kind} mechanism has another kind: {description['kind']!r}")
+        return cls(**values)
+
+
+def history_key(streams: ReleaseStreams, name: str) -> bytes:
+    """The key of a release's noise that later releases may use again."""
+    return streams.key(f"noise over steps of {name}")
+
+
+Kept = TypeVar("Kept")
+
+
+class History(Generic[Kept]):
+    """What the latest releases of each name left, as far as draw followed draw without a gap.
+
+    Example:
+        >>> history = History()
+        >>> for ordinal in (0, 1, 3, 4):
+        ...     history.add("gradient", ordinal, f"noise {ordinal}", memory=2)
+        >>> history.before("gradient", 5, memory=2), history.before("gradient", 6, memory=2)
+        (('noise 4', 'noise 3'), ())
+    """
+
+    def __init__(self, kept: Mapping[str, Sequence[tuple[int, Kept]]] | None = None) -> None:
+        self.kept = {name: [(int(o), value) for o, value in rows] for name, rows in (kept or {}).items()}
+
+    def before(self, name: str, ordinal: int, memory: int) -> tuple[Kept, ...]:
+        """Of the releases just before the draw of this ordinal, newest first; at most `memory`."""
+        found: list[Kept] = []
+        for earlier, value in reversed(self.kept.get(name, [])):
+            if len(found) == memory or earlier != ordinal - 1 - len(found):
+                break
+            found.append(value)
+        return tuple(found)
+
+    def add(self, name: str, ordinal: int, value: Kept, memory: int) -> None:
+        """Note what the draw of this ordinal left."""
+        if memory:
+            # What does not lead up to this draw without a gap is never asked for again.
+            rows = self.kept.get(name, []) if self.before(name, ordinal, 1) else []
+            self.kept[name] = [*rows, (ordinal, value)][-memory:]
+
+
+def require_carried(what: str, value: Mapping[str, torch.Tensor], stds: Sequence[float]) -> None:
+    """Refuse standard deviations beyond the range of the types that the named tensors are released in.
+
+    Raises:
+        LedgerError: saying which.
+    """
+    for tensor, raw in value.items():
+        dtype = released_type(raw)
+        wrong = [std for std in stds if not carries(dtype, std)]
+        if wrong:
+            raise LedgerError(
+                f"{what}[{tensor!r}] would get noise of standard deviation {wrong[0]:.3g}, which {dtype} "
+                "cannot carry: the noise would vanish or overflow. Keep the threshold away from the ends of "
+                "the type's range (a floor for one that shrinks), or compute in float64. Nothing was released"
+            )

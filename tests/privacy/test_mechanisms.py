@@ -1,0 +1,406 @@
+"""The laws of mechanisms, the same for all: a new mechanism is a case here.
+
+`BandedGaussian` is not shipped. It shows that the interface carries noise that is correlated over steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from equipoise.privacy import (
+    MECHANISMS,
+    ChangedQueryError,
+    FixedEpochs,
+    FullBatch,
+    Gaussian,
+    GridGaussian,
+    JointGaussian,
+    Journal,
+    Ledger,
+    Mechanism,
+    PlanError,
+    Poisson,
+    PrivacyPlan,
+    Private,
+    Release,
+    Secrets,
+    epsilon,
+    gaussian_epsilon,
+    mechanism_from,
+)
+from equipoise.privacy.bounds.bounded import make_bounded
+from equipoise.privacy.ledger.replay import RecordingLedger
+from equipoise.privacy.mechanisms.base import History, Sums, history_key
+from equipoise.privacy.noise.streams import ReleaseStreams, normals
+from equipoise.privacy.private import unwrap
+
+SIZE = 20_000
+DELTA = 1e-5
+
+
+# ---- noise over steps, as a user would write it
+
+
+@dataclass(frozen=True)
+class BandedGaussian(Mechanism):
+    """Noise z sum_k c_k w_{t-k} on the sum of step t, with fresh standard normal vectors w_t.
+
+    With M the lower triangular Toeplitz matrix of c, whitening is M^-1. A record that takes part in the steps
+    S moves the whitened run by at most (sum_{s,t in S} sum_i |C_is| |C_it|)^(1/2), C = M^-1: absolute values,
+    so that a run that ends early or starts its noise afresh has no more. Nothing is amplified.
+    """
+
+    coefficients: tuple[float, ...]
+    noise_multiplier: float
+    kind: ClassVar[str] = "banded_gaussian"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coefficients", tuple(self.coefficients))
+
+    @property
+    def memory(self) -> int:
+        return len(self.coefficients) - 1
+
+    def check_sampling(self, sampling) -> None:
+        if sampling.min_separation < len(self.coefficients):
+            raise PlanError(
+                f"banded_gaussian noise over {len(self.coefficients)} steps needs a sampling whose draws of "
+                f"one record are as far apart, got min_separation={sampling.min_separation}"
+            )
+
+    def matrix(self, count: int) -> np.ndarray:
+        """M of a run of this length."""
+        return sum(c * np.eye(count, k=-k) for k, c in enumerate(self.coefficients))
+
+    def whitened_square(self, participations: int = 1, separation: int = 1, count: int = 1) -> float:
+        inverse = np.abs(np.linalg.inv(self.matrix(count)))
+        gram, most = inverse.T @ inverse, 0.0
+        for steps in itertools.combinations(range(count), min(participations, count)):
+            if all(b - a >= separation for a, b in itertools.pairwise(steps)):
+                most = max(most, gram[np.ix_(steps, steps)].sum())
+        return most / self.noise_multiplier**2
+
+    def standard_deviation(self, name: str, bound: float) -> float:
+        return self.noise_multiplier * bound * math.hypot(*self.coefficients)
+
+    def noised(self, sums, streams: ReleaseStreams, past: Sequence[bytes] = ()) -> Sums:
+        out: Sums = {}
+        for name, bounded in sums.items():
+            like = {key: unwrap(value) for key, value in bounded.value.items()}
+            out[name] = {key: value.clone() for key, value in like.items()}
+            for c, key in zip(self.coefficients, [history_key(streams, name), *past], strict=False):
+                std = abs(c) * self.noise_multiplier * bounded.add_remove
+                for tensor, noise in normals(ReleaseStreams.under(key), like, std).items():
+                    out[name][tensor] += math.copysign(1, c) * noise
+        return out
+
+    def whitened(self, values: Sums, bounds, past: Sequence[Sums] = ()) -> Sums:
+        first, *others = self.coefficients
+        out: Sums = {}
+        for name, tensors in values.items():
+            out[name] = {}
+            for key, value in tensors.items():
+                rest = value.double() / (self.noise_multiplier * bounds[name])
+                for c, earlier in zip(others, past, strict=False):
+                    rest = rest - c * earlier[name][key]
+                out[name][key] = rest / first
+        return out
+
+    def describe(self) -> dict:
+        return super().describe() | {"coefficients": list(self.coefficients)}
+
+
+# ---- the cases
+
+
+def dice(scale: float = 1.0) -> JointGaussian:
+    def lengths(norms: torch.Tensor) -> torch.Tensor:
+        return torch.stack([norms.clamp(max=3.0), norms.clamp(max=1.0)], dim=1)
+
+    b = math.sqrt(2 / 4)
+    return JointGaussian(("a", "b"), [[3.0, 0.0], [1.0, b]], lengths, (1.0, 3.0), noise_multiplier=scale)
+
+
+EPOCHS = FixedEpochs(10, 40, 8, same_slots=True)  # four draws an epoch, two epochs
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mechanism of multiplier z, the releases that carry it with their bounds, and worked epsilons.
+
+    Attributes:
+        worked: sampling -> epsilon of the whole plan at delta 1e-5, for `make(1.0)`.
+    """
+
+    make: Callable[[float], Mechanism]
+    bounds: dict[str, float]
+    worked: tuple
+
+    def plan(self, z: float = 2.0, sampling=EPOCHS) -> PrivacyPlan:
+        mechanism = self.make(z)
+        return PrivacyPlan([Release(name, 5.0, mechanism) for name in self.bounds], sampling)
+
+
+# Of one Gaussian per draw, multiplier 1: the closed form, and the worked number of DP-SGD.
+FRESH = (
+    (FullBatch(40, 8), gaussian_epsilon(math.sqrt(8), DELTA)),
+    (EPOCHS, gaussian_epsilon(math.sqrt(2), DELTA)),
+    (Poisson(256, 60_000, 4700), 1.571),
+)
+# C = M^-1 for c = (1, -1/2) has the columns (1, 1/2, 1/4, ...): |C_0|^2 = (1 - 4^-8) / (1 - 1/4) over eight
+# steps, |C_4|^2 = (1 - 4^-4) / (1 - 1/4), <C_0, C_4> = 2^-4 |C_4|^2.
+TAIL = (1 - 4.0**-4) / 0.75
+BANDED_SQUARE = (1 - 4.0**-8) / 0.75 + TAIL + 2 * TAIL / 16
+
+CASES = {
+    "gaussian": Case(Gaussian, {"a": 1.5}, FRESH),
+    "grid_gaussian": Case(GridGaussian, {"a": 1.5}, FRESH),
+    "joint_gaussian": Case(dice, {"a": 3.0, "b": 1.0}, FRESH),
+    "banded_gaussian": Case(
+        lambda z: BandedGaussian((1.0, -0.5), z),
+        {"a": 1.5},
+        ((EPOCHS, gaussian_epsilon(math.sqrt(BANDED_SQUARE), DELTA)),),
+    ),
+}
+every_mechanism = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+@pytest.fixture(autouse=True)
+def in_the_table(monkeypatch):
+    monkeypatch.setitem(MECHANISMS, BandedGaussian.kind, BandedGaussian)
+
+
+def test_every_mechanism_of_the_table_is_a_case():
+    assert set(CASES) == set(MECHANISMS)
+
+
+def take(ledger, parameters="p", value=0.0, size=SIZE):
+    """One draw, released: the same sum for every name of the plan."""
+    draw = ledger.open("batch", parameters)
+    sums = {}
+    for release in ledger.plan.releases:
+        bound = CASES[release.mechanism.kind].bounds[release.name]
+        raw = {"w": Private(torch.full((size,), value, dtype=torch.float64), draw)}
+        sums[release.name] = make_bounded(raw, bound, 2 * bound, draw, joint=release.mechanism.made_for)
+    return ledger.release(draw, sums)
+
+
+def whitened_run(ledger, mechanism, case, steps):
+    """Whitened noise of some steps, one row per step and release."""
+    past: History[Sums] = History()
+    rows = []
+    for ordinal in range(steps):
+        earlier = past.before("all", ordinal, mechanism.memory)
+        own = mechanism.whitened(take(ledger, f"p{ordinal}"), case.bounds, earlier)
+        past.add("all", ordinal, own, mechanism.memory)
+        rows += [own[name]["w"] for name in case.bounds]
+    return torch.stack(rows)
+
+
+# ---- the laws
+
+
+@every_mechanism
+def test_whitening_makes_the_noise_white_and_of_scale_one(case):
+    """And tells a wrong scale: the noise of 1.1 times less is no standard normal noise."""
+    white = whitened_run(Ledger(case.plan(), secrets=Secrets(reproducible_seed=1)), case.make(2.0), case, 4)
+    for row in white:
+        assert stats.kstest(row.numpy(), "norm").pvalue > 1e-4
+    correlations = torch.corrcoef(white) - torch.eye(len(white))
+    assert float(correlations.abs().max()) < 5 / SIZE**0.5
+    ledger = Ledger(case.plan(2.0 / 1.1), secrets=Secrets(reproducible_seed=1))
+    for row in whitened_run(ledger, case.make(2.0), case, 2):
+        assert stats.kstest(row.numpy(), "norm").pvalue < 1e-8
+
+
+@every_mechanism
+def test_standard_deviations_are_those_of_the_noise(case):
+    mechanism, ledger = case.make(2.0), Ledger(case.plan(), secrets=Secrets(reproducible_seed=2))
+    for step in range(mechanism.memory + 1):  # noise over steps has its full size once its history is full
+        out = take(ledger, f"p{step}")
+    for name, bound in case.bounds.items():
+        assert float(out[name]["w"].std()) == pytest.approx(
+            mechanism.standard_deviation(name, bound), rel=0.03
+        )
+
+
+@every_mechanism
+def test_the_event_gives_the_worked_epsilons(case):
+    for sampling, worked in case.worked:
+        assert case.plan(1.0, sampling).epsilon(DELTA).value == pytest.approx(worked, rel=0.005)
+
+
+@every_mechanism
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+def test_a_part_of_a_run_costs_no_more_than_the_whole(case, relation):
+    plan = PrivacyPlan(case.plan().releases, EPOCHS, relation)
+    (pattern,) = plan.patterns()
+
+    def cost(count, epochs=None):
+        event = plan.event({pattern: count}, None if epochs is None else {"batch": epochs})
+        return epsilon(event, DELTA, relation).value
+
+    costs = [cost(count) for count in range(1, 9)]
+    assert costs == sorted(costs)
+    assert costs[-1] == plan.epsilon(DELTA).value
+    # Draws with gaps between them lie in more epochs than their number tells.
+    assert cost(2, 1) < cost(2, 2) <= costs[-1]
+
+
+@every_mechanism
+def test_replace_one_moves_a_clipped_sum_twice_as_far(case):
+    one, two = (
+        PrivacyPlan(case.plan(z).releases, EPOCHS, relation).epsilon(DELTA).value
+        for z, relation in ((2.0, "add_or_remove_one"), (4.0, "replace_one"))
+    )
+    assert two == pytest.approx(one, rel=1e-9)
+
+
+@every_mechanism
+def test_descriptions_round_trip_through_json(case):
+    mechanism = case.make(1.7)
+    text = json.dumps(mechanism.describe())
+    again = mechanism_from(json.loads(text))
+    assert again == mechanism
+    assert json.dumps(again.describe()) == text
+    plan = case.plan(1.7)
+    read = PrivacyPlan.from_description(json.loads(json.dumps(plan.describe())))
+    assert (read.fingerprint(), read.event()) == (plan.fingerprint(), plan.event())
+
+
+@every_mechanism
+def test_scaling_scales_noise_and_cost(case):
+    twice = case.make(1.0).scaled(2.0)
+    assert twice == case.make(2.0)
+    assert twice.whitened_square(2, 4, 8) == pytest.approx(case.make(1.0).whitened_square(2, 4, 8) / 4)
+
+
+@every_mechanism
+def test_the_same_question_has_the_same_noise_and_another_has_its_own(case):
+    secrets, plan = Secrets(), case.plan()
+    asked = [take(Ledger(plan, journal=Journal(), secrets=secrets), *q) for q in (("p", 0.0), ("p", 0.0))]
+    others = [take(Ledger(plan, journal=Journal(), secrets=secrets), *q) for q in (("q", 0.0), ("p", 1.0))]
+    for name in case.bounds:
+        first, again = (out[name]["w"] for out in asked)
+        assert torch.equal(first, again)
+        for other in others:
+            pair = torch.stack([first, other[name]["w"]])
+            assert abs(float(torch.corrcoef(pair)[0, 1])) < 5 / SIZE**0.5
+
+
+@every_mechanism
+def test_a_resumed_run_gives_the_same_noise_without_a_charge(case, tmp_path):
+    """Killed after a release, resumed from the checkpoint before it."""
+    secrets, path, plan = Secrets(tmp_path), tmp_path / "journal", case.plan()
+    ledger = Ledger(plan, journal=Journal(path), secrets=secrets)
+    take(ledger, "p0")
+    position, history = ledger.position, json.loads(json.dumps(ledger.history))
+    outs = [take(ledger, f"p{step}") for step in (1, 2)]
+    spent = ledger.spent(DELTA).value
+    again = Ledger(plan, journal=Journal(path), secrets=secrets, position=position, history=history)
+    for step, out in zip((1, 2), outs, strict=True):
+        repeated = take(again, f"p{step}")
+        assert all(torch.equal(repeated[name]["w"], out[name]["w"]) for name in case.bounds)
+    assert again.spent(DELTA).value == spent
+    assert again.history == ledger.history
+
+
+# ---- what noise over steps adds
+
+
+BANDED = CASES["banded_gaussian"]
+
+
+def noise_of(ledger, steps):
+    return torch.stack([take(ledger, f"p{step}")["a"]["w"] for step in steps])
+
+
+@pytest.mark.parametrize(("coefficients", "fits"), [((1.0, -0.5), True), ((1.0, -0.4), False)])
+def test_noise_over_steps_has_its_covariance_and_no_other(coefficients, fits):
+    ledger = Ledger(BANDED.plan(), secrets=Secrets(reproducible_seed=3))
+    found = np.cov(noise_of(ledger, range(5)).numpy())
+    matrix = BandedGaussian(coefficients, 2.0).matrix(5) * 2.0 * BANDED.bounds["a"]
+    error = np.abs(found - matrix @ matrix.T).max()
+    assert bool(error < 5 * 1.25 * 9 * math.sqrt(2 / SIZE)) is fits
+
+
+def test_a_voided_step_starts_the_noise_afresh_and_its_z_is_not_used_again(tmp_path):
+    """Steps 0, 1 are made; resumed before step 1, its sums have changed: void, and step 1 is taken again."""
+    secrets, path, plan = Secrets(tmp_path), tmp_path / "journal", BANDED.plan()
+    ledger = Ledger(plan, journal=Journal(path), secrets=secrets)
+    zero = take(ledger, "p0")["a"]["w"]
+    saved = ledger.position, ledger.history
+    one = take(ledger, "p1")["a"]["w"]
+    again = Ledger(plan, journal=Journal(path), secrets=secrets, position=saved[0], history=saved[1])
+    with pytest.raises(ChangedQueryError):
+        take(again, "p1", value=1.0)
+    new, after = (take(again, p, value=1.0)["a"]["w"] - 1.0 for p in ("p1", "p2"))
+    pairs = [(new, zero), (new, one), (after, zero), (after, one)]
+    assert max(abs(float(torch.corrcoef(torch.stack(p))[0, 1])) for p in pairs) < 5 / SIZE**0.5
+    assert float(new.std()) == pytest.approx(2.0 * 1.5, rel=0.03)  # c_0 alone: the history is empty
+    assert float(torch.corrcoef(torch.stack([new, after]))[0, 1]) == pytest.approx(
+        -0.5 / math.hypot(1, 0.5), abs=0.03
+    )
+    assert again.spent(DELTA).value <= plan.epsilon(DELTA).value
+
+
+def test_a_draw_that_is_not_released_starts_the_noise_afresh():
+    ledger = Ledger(BANDED.plan(), secrets=Secrets(reproducible_seed=3))
+    before = take(ledger, "p0")["a"]["w"]
+    ledger.open("batch", "skipped")
+    after = take(ledger, "p2")["a"]["w"]
+    assert abs(float(torch.corrcoef(torch.stack([before, after]))[0, 1])) < 5 / SIZE**0.5
+
+
+def test_a_ledger_without_its_history_does_not_mix_the_old_noise_in_another_way(tmp_path):
+    """y - y' would be the raw noise of the step before; so the digest of the history keys the noise."""
+    secrets, path, plan = Secrets(tmp_path), tmp_path / "journal", BANDED.plan()
+    ledger = Ledger(plan, journal=Journal(path), secrets=secrets)
+    take(ledger, "p0")
+    position = ledger.position
+    one = take(ledger, "p1")["a"]["w"]
+    lost = Ledger(plan, journal=Journal(path), secrets=secrets, position=position)
+    with pytest.raises(ChangedQueryError):
+        take(lost, "p1")
+    # Also where the journal was lost with the history, and cannot tell.
+    forgetful = Ledger(plan, journal=Journal(), secrets=secrets)
+    forgetful.open("batch", "p0")
+    other = take(forgetful, "p1")["a"]["w"]
+    assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 5 / SIZE**0.5
+
+
+def test_history_is_kept_as_long_as_it_is_needed():
+    mechanism = BandedGaussian((1.0, 0.5, 0.25), 2.0)
+    ledger = Ledger(PrivacyPlan([Release("a", 5.0, mechanism)], EPOCHS))
+    for step in range(4):
+        take(ledger, f"p{step}", size=3)
+    assert [ordinal for ordinal, _ in ledger.history["a"]] == [2, 3]
+    fresh = RecordingLedger(CASES["gaussian"].plan())
+    take(fresh, size=3)
+    assert fresh.history == {}
+
+
+def test_a_mechanism_says_what_it_asks_of_the_sampling():
+    with pytest.raises(PlanError, match="min_separation=1"):
+        BANDED.plan(sampling=Poisson(10, 40, 8))
+    with pytest.raises(PlanError, match="min_separation=1"):
+        BANDED.plan(sampling=replace(EPOCHS, same_slots=False))
+
+
+def test_what_is_no_mechanism_is_refused():
+    with pytest.raises(TypeError, match=r"mechanism=2\.0"):
+        Release("a", 1.0, 2.0)
+    with pytest.raises(PlanError, match="unknown"):
+        mechanism_from({"kind": "laplace", "noise_multiplier": 1.0})
+    with pytest.raises(PlanError, match="banded_gaussian noise has no form on a grid"):
+        BANDED.plan().hardened()
