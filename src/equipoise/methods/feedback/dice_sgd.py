@@ -143,10 +143,13 @@ class DiceSGD(Method):
         """One joint release a step, of DP-SGD's cost whatever the radii."""
 
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
-            releases = [Release("body", noise_multiplier, max_bound=self.clip_norm)]
-            if self.noise is not None:
-                (_, name), (_, bound) = self.noise.names, self.noise.bounds
-                releases.append(Release(name, noise_multiplier, max_bound=bound, correlated_with="body"))
+            if self.noise is None:
+                releases = [Release("body", self.clip_norm, Gaussian(noise_multiplier))]
+            else:
+                noise = self.noise.scaled(noise_multiplier)
+                releases = [
+                    Release(name, bound, noise) for name, bound in zip(noise.names, noise.bounds, strict=True)
+                ]
             return PrivacyPlan(releases, setting.sampling, setting.relation)
 
         return Plan(setting.calibrated(with_noise, self.noise_multiplier))

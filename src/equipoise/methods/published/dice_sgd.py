@@ -24,15 +24,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-<<<<<<< HEAD:src/equipoise/methods/published/dice_sgd.py
 from equipoise._roots import crossing
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.checks import require_one_of, require_positive
-=======
-from equipoise._roots import crossing
-from equipoise.methods.base import Context, Setting
->>>>>>> m1:src/equipoise/methods/published/dice_sgd_formulas.py
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.feedback.memory import clipped, zeros_like
 from equipoise.privacy import (
