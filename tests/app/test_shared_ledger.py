@@ -44,7 +44,7 @@ def plan_of(method, seed=0):
         ("dp-c4-plus", {}),
         ("dp-svrg", {"options": {"routine": 1, "anchor_period": 3}, "seed": 3}),
         ("adaptive-rms", {}),
-        ("adaptive-rms", {"variant": "round", "options": {"round_length": 5}}),
+        ("adaptive-rms", {"variant": "round", "options": {"variant.length": 5}}),
         ("dc-dpsgd", {}),
         ("pcdp-sgd", {"options": {"subspace": "private_moment"}}),
     ],

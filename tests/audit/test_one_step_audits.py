@@ -15,6 +15,7 @@ from equipoise.audit.one_step import probe_method
 from equipoise.audit.rehearsal import rehearse
 from equipoise.federated import ServerQuantile
 from equipoise.methods import METHODS, ReleasedQuantile
+from equipoise.methods.adaptive_rms.adaptive_rms import Round
 from equipoise.methods.feedback.joint_noise import Automatic, Independent
 
 NOTHING = ("clip-sgd", "ef-sgd", "public-only")
@@ -26,7 +27,7 @@ VARIANTS = {
     "dice-sgd, independent": ("dice-sgd", {"variant": Independent()}),
     "dice-sgd, automatic": ("dice-sgd", {"variant": Automatic()}),
     "dc-dpsgd, two_channel": ("dc-dpsgd", {"variant": "two_channel"}),
-    "adaptive-rms, round": ("adaptive-rms", {"variant": "round", "round_length": 1}),
+    "adaptive-rms, round": ("adaptive-rms", {"variant": Round()}),
 }
 PROBES = {name: (name, {}) for name in METHODS} | VARIANTS
 EACH = 1 - 0.01 / (3 * len(PROBES))

@@ -30,7 +30,7 @@ from federated_problem import (
 )
 
 import equipoise as eq
-from equipoise.federated import Proximal, Refused, ServerRMS
+from equipoise.federated import Proximal, PublishedServerRMS, Refused, ServerRMS
 from equipoise.federated.methods.server_radius import SQUARES
 from equipoise.methods import METHODS
 from equipoise.methods.named_tensors import copied
@@ -481,7 +481,7 @@ LOCAL = {
     "rpdp": lambda: eq.RandomProjection(clip_norm=0.5, dimension=10),
     "rsdp": lambda: eq.RandomSparsification(clip_norm=0.5),
     "dc-dpsgd": lambda: eq.DCDPSGD(0.5, count_noise=0.3),
-    "adaptive-rms": lambda: eq.AdaptiveRMS(0.5),
+    "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5),
     "public-only": lambda: eq.PublicOnly(public()),
     "public-warm-start": lambda: eq.PublicWarmStart(public(), warm_steps=2, clip_norm=0.5),
 }
@@ -526,7 +526,7 @@ def test_a_shuffled_loader_gets_no_amplification():
     amplified = client()
     rounds_of(amplified, start())
     assert one.training.desk.spent(1e-3).value > 1.2 * amplified.training.desk.spent(1e-3).value
-    published = ServerRMS(0.5, round_length=LOCAL_STEPS, recipe="as_published")
+    published = PublishedServerRMS(clip_norm=0.5, round_length=LOCAL_STEPS)
     with pytest.raises(ValueError, match="fresh sample"):
         client(published, sampling=slices, relation="replace_one", budget=eq.Budget(8.0, 1e-3))
 

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.methods import Method, published
+from equipoise.methods.adaptive_rms.adaptive_rms import Round
+from equipoise.methods.adaptive_rms.radius import MeanSquareRule
 from equipoise.methods.feedback.joint_noise import Automatic, Independent
 from equipoise.privacy import Ledger, Private
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
@@ -100,10 +102,12 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "dice-sgd automatic": lambda: eq.DiceSGD(clip_norm=0.1, variant=Automatic(regulariser=0.01)),
     "dice-sgd as published": lambda: published.DiceSGD(clip_norm=0.1),
     "dice-sgd algorithm 4": lambda: published.DiceSGD(variant="algorithm_4"),
-    "adaptive-rms": lambda: eq.AdaptiveRMS(0.5, radius_share=0.5),
-    "adaptive-rms self": lambda: eq.AdaptiveRMS(2.0, scale="self", ema_beta=0.5, radius_share=0.5),
-    "adaptive-rms round": lambda: eq.AdaptiveRMS(0.5, variant="round", round_length=2),
-    "adaptive-rms published": lambda: eq.AdaptiveRMS(0.5, recipe="as_published", round_length=2),
+    "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5, radius_share=0.5),
+    "adaptive-rms self": lambda: eq.AdaptiveRMS(
+        clip_norm=2.0, radius=MeanSquareRule(scale="self", ema_beta=0.5), radius_share=0.5
+    ),
+    "adaptive-rms round": lambda: eq.AdaptiveRMS(clip_norm=0.5, variant=Round(length=2)),
+    "adaptive-rms published": lambda: published.AdaptiveRMS(clip_norm=0.5, round_length=2),
     "clip-sgd": lambda: eq.ClipSGD(clip_norm=0.1),
     "ef-sgd": lambda: eq.EFSGD(clip_norm=0.1),
 }

@@ -116,7 +116,7 @@ SYSTEMS = {
     "dc-dpsgd": lambda: eq.DCDPSGD(0.5, **NOISE),
     "dc-dpsgd two channels": lambda: eq.DCDPSGD(0.5, variant="two_channel", **NOISE),
     "pcdp-sgd": lambda: eq.PCDPSGD(PUBLIC, 0.5, dimension=5, **NOISE),
-    "adaptive-rms": lambda: eq.AdaptiveRMS(0.5, **NOISE),
+    "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5, **NOISE),
 }
 WHOLE_DRAWS = {
     "joint_topk": lambda: eq.DCDPSGD(variant="joint_topk", **NOISE),

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from equipoise.methods.adaptive_rms.radius import MeanSquareRule
 from equipoise.methods.clip_rules import CLIP_RULES
 from equipoise.methods.feedback.joint_noise import Automatic, Independent, Joint
 from equipoise.methods.thresholds import THRESHOLDS
@@ -38,7 +39,7 @@ def plain(value: Any) -> Any:
     return {"opaque": getattr(value, "__qualname__", type(value).__name__)}
 
 
-OPTIONS: dict[str, type] = {kind.__name__: kind for kind in (Joint, Independent, Automatic)}
+OPTIONS: dict[str, type] = {kind.__name__: kind for kind in (Joint, Independent, Automatic, MeanSquareRule)}
 
 
 def rebuild(described: Any) -> Any:

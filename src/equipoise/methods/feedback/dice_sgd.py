@@ -36,11 +36,14 @@ from equipoise.methods.named_tensors import mean_of
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.joint import clip_jointly
-from equipoise.privacy.mechanisms import JointGaussian
+from equipoise.privacy.mechanisms import Gaussian, JointGaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 
 __all__ = ["DiceSGD"]
+
+
+DEFAULT_VARIANT = Joint()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +91,7 @@ class DiceSGD(Method):
     noise_arguments: ClassVar[Mapping[str, str]] = {"noise_multiplier": "body"}
 
     clip_norm: float = 1.0
-    variant: SumNoise = Joint()
+    variant: SumNoise = DEFAULT_VARIANT
     residual_clip_norm: float | None = None
     feedback_clip_norm: float | None = None
     feedback_rate: float = 1.0

@@ -23,6 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from equipoise.methods.options import Option
 from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian, radial_sensitivity
 
 __all__ = [
@@ -38,10 +39,9 @@ __all__ = [
 ]
 
 
-class SumNoise(ABC):
+class SumNoise(Option, ABC):
     """How DiceSGD's two sums are bounded and noised together."""
 
-    kind: ClassVar[str]
     normalises: ClassVar[bool] = False
     """Whether gradients and feedback are brought to their radii, and not only shortened to them."""
 

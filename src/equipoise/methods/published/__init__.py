@@ -1,5 +1,6 @@
 """What papers printed, each a class of its own with its formulas: algorithm, noise and claim."""
 
+from equipoise.methods.published.adaptive_rms import AdaptiveRMS
 from equipoise.methods.published.dice_sgd import DiceSGD
 
-__all__ = ["DiceSGD"]
+__all__ = ["AdaptiveRMS", "DiceSGD"]
