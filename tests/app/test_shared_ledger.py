@@ -73,7 +73,11 @@ def test_a_method_that_releases_nothing_needs_nothing(journal):
         ("dp-sgd", {"epsilon": 0.1}, "the earlier ones have taken"),
         ("dice-sgd", {"recipe": "as_published"}, "no noise that could be fitted"),
         ("dc-dpsgd", {"recipe": "as_published"}, "cannot be fitted"),
-        ("dc-dpsgd", {"epsilon": 0.77, "options": {"count_noise": 0.011}}, "whose noise is a setting"),
+        (
+            "dc-dpsgd",
+            {"epsilon": 0.77, "options": {"tail_threshold.count_noise": 0.011}},
+            "whose noise is a setting",
+        ),
     ],
     ids=str,
 )

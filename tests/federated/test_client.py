@@ -34,6 +34,7 @@ from equipoise.federated import Proximal, PublishedServerRMS, Refused, ServerRMS
 from equipoise.federated.methods.server_radius import SQUARES
 from equipoise.methods import METHODS
 from equipoise.methods.named_tensors import copied
+from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail
 from equipoise.privacy import BudgetError, Journal, Ledger, LedgerError, Secrets
 from equipoise.privacy.errors import PlanUsedUpError
 from equipoise.statements import Statement
@@ -480,7 +481,7 @@ LOCAL = {
     "pdp": lambda: eq.PDPSGD(public(), clip_norm=0.5),
     "rpdp": lambda: eq.RandomProjection(clip_norm=0.5, dimension=10),
     "rsdp": lambda: eq.RandomSparsification(clip_norm=0.5),
-    "dc-dpsgd": lambda: eq.DCDPSGD(0.5, count_noise=0.3),
+    "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, tail_threshold=AdaptiveTail(count_noise=0.3)),
     "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5),
     "public-only": lambda: eq.PublicOnly(public()),
     "public-warm-start": lambda: eq.PublicWarmStart(public(), warm_steps=2, clip_norm=0.5),

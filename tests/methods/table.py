@@ -18,6 +18,8 @@ from equipoise.methods import Method, published
 from equipoise.methods.adaptive_rms.adaptive_rms import Round
 from equipoise.methods.adaptive_rms.radius import MeanSquareRule
 from equipoise.methods.feedback.joint_noise import Automatic, Independent
+from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail, NullTail, TopShare, TwoChannel
+from equipoise.methods.two_thresholds.scores import Random, Trace
 from equipoise.privacy import Ledger, Private
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.training import shared_ledger as desk
@@ -71,16 +73,20 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
         public_batch(), eq.PCDPSGD(public_batch(), clip_norm=0.5), warm_steps=2, public_batch_size=8
     ),
     "rsdp": lambda: eq.RandomSparsification(clip_norm=0.5),
-    "dc-dpsgd": lambda: eq.DCDPSGD(0.5, count_noise=0.3),
-    "dc-dpsgd trace": lambda: eq.DCDPSGD(0.5, score="trace", subspace_dimension=3, tail_threshold="null"),
+    "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, tail_threshold=AdaptiveTail(count_noise=0.3)),
+    "dc-dpsgd trace": lambda: eq.DCDPSGD(clip_norm=0.5, score=Trace(dimension=3), tail_threshold=NullTail()),
     "dc-dpsgd trace without signs": lambda: eq.DCDPSGD(
-        0.5, score="trace_abs", subspace_dimension=3, count_noise=0.3
+        clip_norm=0.5,
+        score=Trace(dimension=3, absolute=True),
+        tail_threshold=AdaptiveTail(count_noise=0.3),
     ),
-    "dc-dpsgd random": lambda: eq.DCDPSGD(0.5, score="random"),
-    "dc-dpsgd two channels": lambda: eq.DCDPSGD(0.5, variant="two_channel", count_noise=0.3),
-    "dc-dpsgd top share": lambda: eq.DCDPSGD(0.5, variant="joint_topk"),
-    "dc-dpsgd alg1": lambda: eq.DCDPSGD(0.5, recipe="as_published", subspace_dimension=3),
-    "dc-dpsgd code": lambda: eq.DCDPSGD(0.5, recipe="as_published", variant="code", subspace_dimension=3),
+    "dc-dpsgd random": lambda: eq.DCDPSGD(clip_norm=0.5, score=Random()),
+    "dc-dpsgd two channels": lambda: eq.DCDPSGD(
+        clip_norm=0.5, variant=TwoChannel(), tail_threshold=AdaptiveTail(count_noise=0.3)
+    ),
+    "dc-dpsgd top share": lambda: eq.DCDPSGD(clip_norm=0.5, variant=TopShare()),
+    "dc-dpsgd alg1": lambda: published.DCDPSGD(clip_norm=0.5, trace=Trace(dimension=3, structure="dense")),
+    "dc-dpsgd code": lambda: published.DCDPSGD(clip_norm=0.5, variant="code", trace=Trace(dimension=3)),
     "dp-sgd learned threshold": lambda: eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.5, count_noise=0.3)),
     "dp-sgd decaying threshold": lambda: eq.DPSGD(clip_norm=eq.ExponentialDecay(0.5, rate=0.9)),
     "dp-svrg": lambda: eq.DPSVRG(clip_norm=0.5, anchor_batch_size=40),

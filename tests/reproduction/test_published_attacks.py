@@ -105,7 +105,7 @@ def test_no_scale_of_the_authors_program_is_wider_than_the_public_one():
             return super().release_unproven(draw, name, value, std, **options)
 
     sampling, budget = eq.Poisson(8, 200, 60), eq.Budget(8.0, 1e-5)
-    method = eq.DCDPSGD(1.0, recipe="as_published", variant="code")
+    method = published.DCDPSGD(variant="code")
     index = torch.arange(200) % 4
     data = {"index": index, "scale": torch.rand(200, 1)}
     open_stage(method, Rows(4), canary_loss(), data, sampling, budget, seed=0, make_ledger=Scales).run()

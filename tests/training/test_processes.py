@@ -13,6 +13,9 @@ import torch.multiprocessing as mp
 from small_problems import loss, network, parameters, records, training
 
 import equipoise as eq
+from equipoise.methods import published
+from equipoise.methods.two_thresholds.dc_dpsgd import TopShare, TwoChannel
+from equipoise.methods.two_thresholds.scores import Trace
 from equipoise.training.distributed import ProcessError
 
 
@@ -113,15 +116,15 @@ SYSTEMS = {
         coupled_rule="tracked", anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE
     ),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.2, **NOISE),
-    "dc-dpsgd": lambda: eq.DCDPSGD(0.5, **NOISE),
-    "dc-dpsgd two channels": lambda: eq.DCDPSGD(0.5, variant="two_channel", **NOISE),
+    "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, **NOISE),
+    "dc-dpsgd two channels": lambda: eq.DCDPSGD(clip_norm=0.5, variant=TwoChannel(), **NOISE),
     "pcdp-sgd": lambda: eq.PCDPSGD(PUBLIC, 0.5, dimension=5, **NOISE),
     "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5, **NOISE),
 }
 WHOLE_DRAWS = {
-    "joint_topk": lambda: eq.DCDPSGD(variant="joint_topk", **NOISE),
-    "alg1": lambda: eq.DCDPSGD(recipe="as_published", subspace_dimension=5, **NOISE),
-    "code": lambda: eq.DCDPSGD(recipe="as_published", variant="code", **NOISE),
+    "joint_topk": lambda: eq.DCDPSGD(variant=TopShare(), **NOISE),
+    "alg1": lambda: published.DCDPSGD(trace=Trace(dimension=5, structure="dense"), **NOISE),
+    "code": lambda: published.DCDPSGD(variant="code", **NOISE),
 }
 
 

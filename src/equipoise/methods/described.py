@@ -10,9 +10,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from equipoise.methods.adaptive_rms.radius import MeanSquareRule
 from equipoise.methods.clip_rules import CLIP_RULES
-from equipoise.methods.feedback.joint_noise import Automatic, Independent, Joint
+from equipoise.methods.options import Option
 from equipoise.methods.thresholds import THRESHOLDS
 
 __all__ = ["plain", "rebuild"]
@@ -21,10 +20,11 @@ __all__ = ["plain", "rebuild"]
 def plain(value: Any) -> Any:
     """A value as JSON can hold it: a settings object becomes its kind and fields, a function only its name.
 
-    Example:
-        >>> from equipoise.methods.thresholds import Fixed
-        >>> plain(Fixed(0.5))
-        {'kind': 'Fixed', 'clip_norm': 0.5}
+        Example:
+            >>> from equipoise.methods.options import Option
+    from equipoise.methods.thresholds import Fixed
+            >>> plain(Fixed(0.5))
+            {'kind': 'Fixed', 'clip_norm': 0.5}
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -39,7 +39,8 @@ def plain(value: Any) -> Any:
     return {"opaque": getattr(value, "__qualname__", type(value).__name__)}
 
 
-OPTIONS: dict[str, type] = {kind.__name__: kind for kind in (Joint, Independent, Automatic, MeanSquareRule)}
+def _options(kind: Any) -> dict[str, Any]:
+    return {name: one for s in kind.__subclasses__() for name, one in {s.__name__: s, **_options(s)}.items()}
 
 
 def rebuild(described: Any) -> Any:
@@ -50,7 +51,9 @@ def rebuild(described: Any) -> Any:
     """
     if not isinstance(described, Mapping) or not described.keys() & {"kind", "opaque"}:
         return described
-    table: dict[str, type] = {rule.__name__: rule for rule in CLIP_RULES.values()} | THRESHOLDS | OPTIONS
+    table: dict[str, type] = (
+        {rule.__name__: rule for rule in CLIP_RULES.values()} | THRESHOLDS | _options(Option)
+    )
     fields = {name: value for name, value in described.items() if name != "kind"}
     opaque = [
         value["opaque"]

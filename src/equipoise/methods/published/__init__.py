@@ -1,6 +1,7 @@
 """What papers printed, each a class of its own with its formulas: algorithm, noise and claim."""
 
 from equipoise.methods.published.adaptive_rms import AdaptiveRMS
+from equipoise.methods.published.dc_dpsgd import DCDPSGD
 from equipoise.methods.published.dice_sgd import DiceSGD
 
-__all__ = ["AdaptiveRMS", "DiceSGD"]
+__all__ = ["DCDPSGD", "AdaptiveRMS", "DiceSGD"]
