@@ -42,7 +42,7 @@ def plan_of(method, seed=0):
         ("dp-sgd", {"clip_norm": "quantile"}),
         ("dice-sgd", {}),
         ("dp-c4-plus", {}),
-        ("dp-svrg", {"options": {"routine": 1, "anchor_period": 3}, "seed": 3}),
+        ("dp-svrg", {"options": {"schedule": "at_random", "schedule.period": 3}, "seed": 3}),
         ("adaptive-rms", {}),
         ("adaptive-rms", {"variant": "round", "options": {"variant.length": 5}}),
         ("dc-dpsgd", {}),

@@ -33,6 +33,7 @@ import equipoise as eq
 from equipoise.federated import Proximal, PublishedServerRMS, Refused, ServerRMS
 from equipoise.federated.methods.server_radius import SQUARES
 from equipoise.methods import METHODS
+from equipoise.methods.anchored.anchor_thresholds import Quantile
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail
 from equipoise.privacy import BudgetError, Journal, Ledger, LedgerError, Secrets
@@ -469,9 +470,9 @@ def public():
 
 LOCAL = {
     "dp-sgd": lambda: eq.DPSGD(eq.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=1.0),
-    "dp-svrg": lambda: eq.DPSVRG(0.5, anchor_batch_size=40),
-    "dp-c4": lambda: eq.DPC4(0.5, count_noise=0.3),
-    "dp-c4-plus": lambda: eq.DPC4Plus(0.5, count_noise=0.3),
+    "dp-svrg": lambda: eq.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
+    "dp-c4": lambda: eq.DPC4(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
+    "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
     "clip-sgd": lambda: eq.ClipSGD(0.1),
     "ef-sgd": lambda: eq.EFSGD(0.1),

@@ -17,6 +17,8 @@ import equipoise as eq
 from equipoise.methods import Method, published
 from equipoise.methods.adaptive_rms.adaptive_rms import Round
 from equipoise.methods.adaptive_rms.radius import MeanSquareRule
+from equipoise.methods.anchored.anchor_thresholds import Constant, Quantile, ReleasedNorm, Tracked
+from equipoise.methods.anchored.schedule import AtRandom, Every
 from equipoise.methods.feedback.joint_noise import Automatic, Independent
 from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail, NullTail, TopShare, TwoChannel
 from equipoise.methods.two_thresholds.scores import Random, Trace
@@ -90,18 +92,24 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "dp-sgd learned threshold": lambda: eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.5, count_noise=0.3)),
     "dp-sgd decaying threshold": lambda: eq.DPSGD(clip_norm=eq.ExponentialDecay(0.5, rate=0.9)),
     "dp-svrg": lambda: eq.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
-    "dp-svrg decaying threshold": lambda: eq.DPSVRG(clip_norm=eq.ExponentialDecay(0.5, rate=0.9), routine=3),
-    "dp-c4": lambda: eq.DPC4(clip_norm=0.5, count_noise=0.3),
-    "dp-c4 coins": lambda: eq.DPC4(clip_norm=0.5, anchor_rule="released", routine=1),
-    "dp-c4 as published": lambda: eq.DPC4(clip_norm=0.5, anchor_scale=0.1, recipe="as_published"),
-    "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, count_noise=0.3),
+    "dp-svrg decaying threshold": lambda: eq.DPSVRG(
+        clip_norm=eq.ExponentialDecay(0.5, rate=0.9), schedule=AtRandom(takes_next=True)
+    ),
+    "dp-c4": lambda: eq.DPC4(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
+    "dp-c4 coins": lambda: eq.DPC4(clip_norm=0.5, anchor=ReleasedNorm(), schedule=AtRandom()),
+    "dp-c4 as published": lambda: published.DPC4(clip_norm=0.5, anchor_scale=0.1),
+    "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
     "dp-c4-plus tracked": lambda: eq.DPC4Plus(
-        clip_norm=0.5, count_noise=0.3, coupled_rule="tracked", routine=4, anchor_batch_size=40
+        clip_norm=0.5,
+        anchor=Quantile(count_noise=0.3),
+        coupled=Tracked(),
+        schedule=Every(takes_next=True),
+        anchor_batch_size=40,
     ),
     "dp-c4-plus noise at every step": lambda: eq.DPC4Plus(
-        clip_norm=0.5, anchor_rule="fixed", anchor_noise="every_step"
+        clip_norm=0.5, anchor=Constant(), schedule=Every(fresh_noise=True)
     ),
-    "dp-c4-plus as published": lambda: eq.DPC4Plus(clip_norm=0.5, anchor_scale=0.1, recipe="as_published"),
+    "dp-c4-plus as published": lambda: published.DPC4Plus(clip_norm=0.5, anchor_scale=0.1),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
     "dice-sgd per layer": lambda: eq.DiceSGD(clip_norm=0.1, feedback_rate=0.5, per_layer=True),
     "dice-sgd independent": lambda: eq.DiceSGD(clip_norm=0.1, variant=Independent(), memory_clip_norm=3.0),

@@ -15,6 +15,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.gradients.operator import FactoredGradients
+from equipoise.methods.anchored.anchor_thresholds import Quantile
 from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail, PerSample, TwoChannel
 from equipoise.privacy import FullBatch
 
@@ -81,8 +82,7 @@ def test_tail_labels(variant, threshold):
         (lambda: eq.DPSGD(eq.ReleasedQuantile(1.0, learning_rate=1.0), **QUIET), "threshold"),
         (
             lambda: eq.DPC4Plus(
-                quantile=0.1,
-                quantile_learning_rate=1.0,
+                anchor=Quantile(0.1, learning_rate=1.0),
                 anchor_batch_size=RECORDS,
                 anchor_noise_multiplier=1.0,
                 **QUIET,

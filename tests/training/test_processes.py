@@ -14,6 +14,7 @@ from small_problems import loss, network, parameters, records, training
 
 import equipoise as eq
 from equipoise.methods import published
+from equipoise.methods.anchored.anchor_thresholds import Tracked
 from equipoise.methods.two_thresholds.dc_dpsgd import TopShare, TwoChannel
 from equipoise.methods.two_thresholds.scores import Trace
 from equipoise.training.distributed import ProcessError
@@ -113,7 +114,7 @@ PUBLIC = records(count=20, dtype=torch.float64, seed=9)
 SYSTEMS = {
     "dp-c4": lambda: eq.DPC4(anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE),
     "dp-c4-plus": lambda: eq.DPC4Plus(
-        coupled_rule="tracked", anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE
+        coupled=Tracked(), anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE
     ),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.2, **NOISE),
     "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, **NOISE),

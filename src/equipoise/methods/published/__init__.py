@@ -3,5 +3,6 @@
 from equipoise.methods.published.adaptive_rms import AdaptiveRMS
 from equipoise.methods.published.dc_dpsgd import DCDPSGD
 from equipoise.methods.published.dice_sgd import DiceSGD
+from equipoise.methods.published.dp_c4 import DPC4, DPC4Plus
 
-__all__ = ["DCDPSGD", "AdaptiveRMS", "DiceSGD"]
+__all__ = ["DCDPSGD", "DPC4", "AdaptiveRMS", "DPC4Plus", "DiceSGD"]
