@@ -13,6 +13,7 @@ import torch.multiprocessing as mp
 from small_problems import loss, network, parameters, records, training
 
 import equipoise as eq
+from equipoise.methods import PublicRecords, PublicSubspace
 from equipoise.training.distributed import ProcessError
 
 
@@ -115,7 +116,9 @@ SYSTEMS = {
     "dice-sgd": lambda: eq.DiceSGD(0.2, **NOISE),
     "dc-dpsgd": lambda: eq.DCDPSGD(0.5, **NOISE),
     "dc-dpsgd two channels": lambda: eq.DCDPSGD(0.5, variant="two_channel", **NOISE),
-    "pcdp-sgd": lambda: eq.PCDPSGD(PUBLIC, 0.5, dimension=5, **NOISE),
+    "pcdp-sgd": lambda: eq.PCDPSGD(
+        source=PublicSubspace(PublicRecords(PUBLIC), dimension=5), clip_norm=0.5, **NOISE
+    ),
     "adaptive-rms": lambda: eq.AdaptiveRMS(0.5, **NOISE),
 }
 WHOLE_DRAWS = {

@@ -132,7 +132,7 @@ class AdaptiveRMS(Method):
             "noise_multiplier": noise_multiplier, "radius_noise_multiplier": radius_noise_multiplier,
         }  # fmt: skip
         require_positive("clip_norm", clip_norm)
-        self.recipe, self._published = recipe, recipe == "as_published"
+        self.recipe, self._published = recipe, recipe == "as_published"  # type: ignore[misc]
         self.variant = variant or ("round" if self._published else "fused")
         self.round_length = 1 if round_length is None else round_length
         self.radius_sampling_rate = radius_sampling_rate

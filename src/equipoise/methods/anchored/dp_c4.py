@@ -134,7 +134,7 @@ class _DPC4(AnchoredMethod):
                 f"min_anchor_clip_norm={min_anchor_clip_norm!r}: it lies between 0 and "
                 f"clip_norm={clip_norm!r}"
             )
-        self.recipe = recipe
+        self.recipe = recipe  # type: ignore[misc]
         rules = self.published_rules if recipe == "as_published" else self.proven_rules
         self.coupled_rule = coupled_rule or rules[0]
         self.anchor_rule = anchor_rule or rules[1]

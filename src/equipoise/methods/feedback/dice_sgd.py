@@ -136,7 +136,7 @@ class DiceSGD(Method):
         if noise_multiplier is not None:
             require_positive("noise_multiplier", noise_multiplier)
         require_one_of("published_noise", published_noise, PUBLISHED_NOISE)
-        self.clip_norm, self.recipe, self.variant = float(clip_norm), recipe, variant
+        self.clip_norm, self.recipe, self.variant = float(clip_norm), recipe, variant  # type: ignore[misc]
         self.residual_clip_norm = 10 * self.clip_norm if residual_clip_norm is None else residual_clip_norm
         self.feedback_clip_norm = self.clip_norm if feedback_clip_norm is None else feedback_clip_norm
         self.noise_inflation, self.feedback_rate = noise_inflation, feedback_rate

@@ -214,7 +214,7 @@ class DCDPSGD(Method):
             raise ValueError(f"tail_index={tail_index!r}: the sub-Weibull laws have theta of at least 1/2")
         for argument, count in (("subspace_dimension", subspace_dimension), ("refresh_every", refresh_every)):
             require_count(argument, count)
-        self.recipe, self.variant, self.score = recipe, variant, score
+        self.recipe, self.variant, self.score = recipe, variant, score  # type: ignore[misc]
         self.tail_fraction, self.tail_weight = float(tail_fraction), float(tail_weight)
         self.tail_threshold, self.initial_threshold = tail_threshold, initial_threshold
         self.count_noise = float(count_noise)
