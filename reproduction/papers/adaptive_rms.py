@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from equipoise.methods import DPSGD, AdaptiveRMS, Method, ReleasedQuantile
+from equipoise.methods import DPSGD, AdaptiveRMS, AutoS, Method, ReleasedQuantile
 from equipoise.methods.adaptive_rms.adaptive_rms import Fused, MeanSquareQuery, Round
 from equipoise.methods.adaptive_rms.radius import MeanSquareRule
 from equipoise.privacy import FullBatch, Poisson, Sampling, gaussian_mu
@@ -80,11 +80,11 @@ def _methods(
     count = scale / math.sqrt(0.1) / (2 * batch)
     quantile = ReleasedQuantile(clip_norm, learning_rate=0.5, count_noise=count, minimum=clip_norm * 1e-15)
     return {
-        "fixed": lambda: DPSGD(clip_norm, noise_multiplier=scale),
-        "AUTO-S": lambda: DPSGD(clip_norm, clip_rule="auto_s", noise_multiplier=scale),
+        "fixed": lambda: DPSGD(clip_norm=clip_norm, noise_multiplier=scale),
+        "AUTO-S": lambda: DPSGD(clip_norm=clip_norm, clip_rule=AutoS(), noise_multiplier=scale),
         "published": adaptive(0.5, offset="paper"),
         "self-scaled": adaptive(0.2, scale="self", kappa=kappa),
-        "quantile": lambda: DPSGD(quantile, noise_multiplier=scale / math.sqrt(0.9)),
+        "quantile": lambda: DPSGD(clip_norm=quantile, noise_multiplier=scale / math.sqrt(0.9)),
     }
 
 

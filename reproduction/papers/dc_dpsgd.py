@@ -53,7 +53,7 @@ def _arms() -> list[Arm]:
         for clip_norm in (80.0, 100.0, 120.0):
             for rate in (0.005, 0.01):
                 label = f"DP-SGD C={clip_norm:g} lr={rate:g}"
-                arms.append(Arm(label, "skewed", epsilon, lambda c=clip_norm: DPSGD(c), rate))  # type: ignore[misc]
+                arms.append(Arm(label, "skewed", epsilon, lambda c=clip_norm: DPSGD(clip_norm=c), rate))  # type: ignore[misc]
         trace: dict[str, Any] = {"score": Trace(dimension=SUBSPACE), "tail_fraction": 0.1}
         algorithm_1 = Trace(dimension=SUBSPACE, structure="dense")
         wide = 320.0 if epsilon == 4 else 160.0
@@ -68,9 +68,9 @@ def _arms() -> list[Arm]:
         ]
         arms += [Arm(label, "skewed", epsilon, make, rate) for label, make, rate in settings]
     arms += [
-        Arm("DP-SGD", "Gaussian", 4.0, lambda: DPSGD(40.0), 0.01),
+        Arm("DP-SGD", "Gaussian", 4.0, lambda: DPSGD(clip_norm=40.0), 0.01),
         Arm("norm", "Gaussian", 4.0, partial(DCDPSGD, clip_norm=80.0), 0.01),
-        Arm("DP-SGD", "symmetric", 4.0, lambda: DPSGD(0.625), 0.3),
+        Arm("DP-SGD", "symmetric", 4.0, lambda: DPSGD(clip_norm=0.625), 0.3),
         Arm("norm", "symmetric", 4.0, partial(DCDPSGD, clip_norm=5.0), 0.1),
     ]
     return arms

@@ -113,7 +113,7 @@ def _dice(clip_norm: float, residual: float, drawn: bool = False, **options: Any
 
 
 def _plain(clip_norm: float, drawn: bool = False) -> Row:
-    return Row(f"DP-SGD, clip norm {clip_norm:g}", lambda: DPSGD(clip_norm), drawn)
+    return Row(f"DP-SGD, clip norm {clip_norm:g}", lambda: DPSGD(clip_norm=clip_norm), drawn)
 
 
 def _published(
@@ -183,11 +183,11 @@ def _still(problem: Problem, tell: Callable[[str], None]) -> dict[str, float]:
     for radius in STILL_RADII:
         # The half radius is below what a resting point needs.
         for label, method in (
-            (f"clipped, clip norm {radius:g}", ClipSGD(radius)),
-            (f"with feedback, clip norm {radius:g}", EFSGD(radius)),
+            (f"clipped, clip norm {radius:g}", ClipSGD(clip_norm=radius)),
+            (f"with feedback, clip norm {radius:g}", EFSGD(clip_norm=radius)),
             (
                 f"with feedback of half the radius, clip norm {radius:g}",
-                EFSGD(radius, feedback_clip_norm=radius / 2),
+                EFSGD(clip_norm=radius, feedback_clip_norm=radius / 2),
             ),
         ):
             found = follow(

@@ -91,7 +91,7 @@ def contestants() -> list[Contestant]:
     return [
         Contestant("DP-SGD", DPSGD, 0.02),
         Contestant("DP-SGD, decaying step", DPSGD, decaying(0.2, 50)),
-        Contestant("DP-SGD, decaying threshold", lambda: DPSGD(ExponentialDecay(1.0, 0.998)), 0.1),
+        Contestant("DP-SGD, decaying threshold", lambda: DPSGD(clip_norm=ExponentialDecay(1.0, 0.998)), 0.1),
         Contestant("DP-GD", DPSGD, 0.02, FullBatch(POPULATION, STEPS)),
         Contestant("DP-SVRG", lambda: DPSVRG(clip_norm=1.0, split=SPLIT, **ANCHORS), 0.02),
         Contestant("DiceSGD", DiceSGD, 0.02),

@@ -7,7 +7,7 @@ import torch
 
 from equipoise.app.settings import Settings, SettingsError
 from equipoise.app.shared_budget import make_method
-from equipoise.methods import METHODS
+from equipoise.methods import find
 from equipoise.methods.base import Setting
 from equipoise.privacy import FullBatch, Gaussian, Journal, Ledger, PrivacyPlan, Release, epsilon
 from equipoise.privacy.ledger.run_record import compose_events
@@ -46,7 +46,7 @@ def plan_of(method, seed=0):
         ("adaptive-rms", {}),
         ("adaptive-rms", {"variant": "round", "options": {"variant.length": 5}}),
         ("dc-dpsgd", {}),
-        ("pcdp-sgd", {"options": {"subspace": "private_moment"}}),
+        ("pcdp-sgd", {"options": {"source": "private_moment"}}),
     ],
     ids=str,
 )
@@ -56,7 +56,7 @@ def test_the_budget_is_met_together(journal, method, changes):
     together = epsilon(compose_events([plan.event(), EARLIER.event()]), DELTA).value
     assert 0.985 * budget.epsilon <= together <= budget.epsilon
     # a run that goes on makes its plan from the settings of its method alone
-    again = METHODS[method].from_config(made.config())
+    again = find(method).from_config(made.config())
     assert plan_of(again, changes.get("seed", 0)).fingerprint() == plan.fingerprint()
 
 

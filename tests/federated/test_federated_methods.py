@@ -59,7 +59,7 @@ SQUARED = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0}
 
 
 def dp_sgd():
-    return eq.DPSGD(0.5, noise_multiplier=1.0)
+    return eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0)
 
 
 def directions(**options):
@@ -117,7 +117,7 @@ TABLE = {
     "quantile": (
         lambda: (ServerQuantile(QUANTILE, noise_multiplier=1.0), {}),
         lambda: QuantileFedAvg(QUANTILE),
-        lambda: eq.DPSGD(QUANTILE, noise_multiplier=1.0),
+        lambda: eq.DPSGD(clip_norm=QUANTILE, noise_multiplier=1.0),
     ),
     "rms-fused": (
         lambda: (ServerRMS(0.5, round_length=LOCAL_STEPS, variant="fused", **SQUARED), {}),
@@ -316,11 +316,11 @@ def test_without_noise_scaffold_reaches_the_joint_optimum_and_fedavg_does_not():
     zero = {"w": torch.zeros(1, dtype=torch.float64)}
 
     def method():
-        return Scaffold(eq.ClipSGD(math.inf), local_steps=3, learning_rate=0.2)
+        return Scaffold(eq.ClipSGD(clip_norm=math.inf), local_steps=3, learning_rate=0.2)
 
     server = corrections(2, local_steps=3, learning_rate=0.2)
     found = simulate(server, pulls(method), zero, 12).params["w"]
-    drifted = simulate(FedAvg(), pulls(lambda: eq.ClipSGD(math.inf)), zero, 12).params["w"]
+    drifted = simulate(FedAvg(), pulls(lambda: eq.ClipSGD(clip_norm=math.inf)), zero, 12).params["w"]
     assert float(found) == pytest.approx(0.75, abs=1e-4)
     assert abs(float(drifted) - 0.75) > 0.02
 
@@ -549,7 +549,7 @@ IN_ROUNDS = {
     [
         Plain,
         lambda inner: Watched(inner, {}),
-        lambda inner: eq.PublicWarmStart(records(9, 20), inner),
+        lambda inner: eq.PublicWarmStart(public=eq.methods.PublicRecords(records(9, 20)), inner=inner),
         lambda inner: Proximal(Plain(inner), 0.1),
         lambda inner: Plain(Plain(inner)),
     ],

@@ -90,7 +90,7 @@ def scalar_client(x, clip_norm=0.5):
         lambda model, batch: model(batch["x"]).sum(1),
         {"x": x},
         eq.FullBatch(len(x), 2),
-        eq.DPSGD(clip_norm, noise_multiplier=1e-9),
+        eq.DPSGD(clip_norm=clip_norm, noise_multiplier=1e-09),
         learning_rate=1.0,
         reproducible=True,
     )

@@ -50,29 +50,53 @@ def public_batch() -> dict[str, Tensor]:
 
 EXAMPLES: dict[str, Callable[[], Method]] = {
     "dp-sgd": lambda: eq.DPSGD(clip_norm=0.5),
-    "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule="psac", per_layer=True),
-    "pcdp-sgd": lambda: eq.PCDPSGD(public_batch(), clip_norm=0.5),
-    "pcdp-sgd published": lambda: eq.PCDPSGD(public_batch(), clip_norm=0.5, recipe="as_published"),
-    "pcdp-sgd kernel": lambda: eq.PCDPSGD(public_batch(), clip_norm=0.5, basis="kernel", refresh_every=2),
+    "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule=eq.methods.PSAC(), per_layer=True),
+    "pcdp-sgd": lambda: eq.PCDPSGD(
+        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public_batch())), clip_norm=0.5
+    ),
+    "pcdp-sgd published": lambda: eq.methods.published.PCDPSGD(
+        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public_batch())), clip_norm=0.5
+    ),
+    "pcdp-sgd kernel": lambda: eq.PCDPSGD(
+        source=eq.methods.PublicSubspace(
+            eq.methods.PublicRecords(public_batch()), refresh_every=2, basis="kernel"
+        ),
+        clip_norm=0.5,
+    ),
     "pcdp-sgd released": lambda: eq.PCDPSGD(
-        clip_norm=0.5, subspace="released", history=2, explore_every=2, dimension=4
+        source=eq.methods.ReleasedSubspace(dimension=4, history=2, explore_every=2), clip_norm=0.5
     ),
-    "pcdp-sgd moment": lambda: eq.PCDPSGD(clip_norm=0.5, subspace="private_moment", dimension=4),
-    "pcdp-sgd iteration": lambda: eq.PCDPSGD(clip_norm=0.5, subspace="private_iteration", dimension=4),
-    "biased-gep": lambda: eq.BiasedGEP(public_batch(), clip_norm=0.5),
-    "gep": lambda: eq.GEP(public_batch(), clip_norm=0.5),
-    "gep random": lambda: eq.GEP(clip_norm=0.5, subspace="random", dimension=4),
+    "pcdp-sgd moment": lambda: eq.PCDPSGD(source=eq.methods.MomentSubspace(dimension=4), clip_norm=0.5),
+    "pcdp-sgd iteration": lambda: eq.PCDPSGD(source=eq.methods.IterationSubspace(dimension=4), clip_norm=0.5),
+    "biased-gep": lambda: eq.BiasedGEP(
+        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public_batch())), clip_norm=0.5
+    ),
+    "gep": lambda: eq.GEP(
+        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public_batch())), clip_norm=0.5
+    ),
+    "gep random": lambda: eq.GEP(source=eq.methods.RandomSubspace(dimension=4), clip_norm=0.5),
     "gep released": lambda: eq.GEP(
-        clip_norm=0.5, subspace="released", history=2, explore_every=2, dimension=4
+        source=eq.methods.ReleasedSubspace(dimension=4, history=2, explore_every=2), clip_norm=0.5
     ),
-    "gep moment": lambda: eq.GEP(clip_norm=0.5, subspace="private_moment", dimension=4, refresh_every=3),
-    "gep iteration": lambda: eq.GEP(clip_norm=0.5, subspace="private_iteration", dimension=4),
-    "pdp": lambda: eq.PDPSGD(public_batch(), clip_norm=0.5),
-    "rpdp": lambda: eq.RandomProjection(clip_norm=0.5, dimension=10),
-    "public-only": lambda: eq.PublicOnly(public_batch()),
-    "public-warm-start": lambda: eq.PublicWarmStart(public_batch(), warm_steps=2, clip_norm=0.5),
+    "gep moment": lambda: eq.GEP(
+        source=eq.methods.MomentSubspace(dimension=4, refresh_every=3), clip_norm=0.5
+    ),
+    "gep iteration": lambda: eq.GEP(source=eq.methods.IterationSubspace(dimension=4), clip_norm=0.5),
+    "pdp": lambda: eq.PDPSGD(
+        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public_batch())), clip_norm=0.5
+    ),
+    "rpdp": lambda: eq.RandomProjection(source=eq.methods.RandomSubspace(dimension=10), clip_norm=0.5),
+    "public-only": lambda: eq.PublicOnly(public=eq.methods.PublicRecords(public_batch())),
+    "public-warm-start": lambda: eq.PublicWarmStart(
+        public=eq.methods.PublicRecords(public_batch()), warm_steps=2, inner=eq.DPSGD(clip_norm=0.5)
+    ),
     "public-warm-start pcdp-sgd": lambda: eq.PublicWarmStart(
-        public_batch(), eq.PCDPSGD(public_batch(), clip_norm=0.5), warm_steps=2, public_batch_size=8
+        public=eq.methods.PublicRecords(public_batch()),
+        inner=eq.PCDPSGD(
+            source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public_batch())), clip_norm=0.5
+        ),
+        warm_steps=2,
+        public_batch_size=8,
     ),
     "rsdp": lambda: eq.RandomSparsification(clip_norm=0.5),
     "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, tail_threshold=AdaptiveTail(count_noise=0.3)),

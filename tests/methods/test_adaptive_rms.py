@@ -283,7 +283,7 @@ def test_at_its_limit_it_is_dp_sgd_bit_for_bit():
         eq.AdaptiveRMS(
             clip_norm=0.5, radius=MeanSquareRule(tau=1e12), noise_multiplier=1.0, radius_noise_multiplier=3.0
         ),
-        eq.DPSGD(0.5, noise_multiplier=1.0),
+        eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
     ):
         model = network()
         list(train(method, model=model))
@@ -403,7 +403,7 @@ def losses(method, seed: int, learning_rate: float, noise: float = 0.0) -> dict[
 
 
 def fixed(clip_norm):
-    return eq.DPSGD(clip_norm, noise_multiplier=10 / MU)
+    return eq.DPSGD(clip_norm=clip_norm, noise_multiplier=10 / MU)
 
 
 def adaptive(clip_norm, share, **options):

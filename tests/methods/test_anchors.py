@@ -121,7 +121,9 @@ def test_an_anchor_at_every_step_is_dp_sgd_bit_by_bit():
         clip_norm=0.7, schedule=moving(4, 1), anchor=Constant(), anchor_batch_size=20, **SMALL
     )
     a = Follower(anchored, Linear(4), half_square, data, Poisson(10, 60, 15)).run()
-    b = Follower(eq.DPSGD(0.7, noise_multiplier=2.0), Linear(4), half_square, data, Poisson(20, 60, 15)).run()
+    b = Follower(
+        eq.DPSGD(clip_norm=0.7, noise_multiplier=2.0), Linear(4), half_square, data, Poisson(20, 60, 15)
+    ).run()
     assert torch.equal(a.vector, b.vector)
     assert [release.name for release in a.plan.releases] == ["anchor"]
     assert a.plan.epsilon(1e-5).value == b.plan.epsilon(1e-5).value

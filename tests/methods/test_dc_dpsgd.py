@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.gradients import DenseGradients
-from equipoise.methods import METHODS
+from equipoise.methods import find
 from equipoise.methods.base import Setting
 from equipoise.methods.clip_rules import PSAC, Abadi, AutoS
 from equipoise.methods.published.dc_dpsgd import (
@@ -96,7 +96,7 @@ def plan(method, sampling=None, budget=None, relation="add_or_remove_one"):
 def test_equal_thresholds_are_dp_sgd_bit_for_bit(score, variant):
     method = eq.DCDPSGD(clip_norm=0.3, body_clip_norm=0.3, score=score, variant=variant, noise_multiplier=1.0)
     run, _ = train(method)
-    plain, _ = train(eq.DPSGD(0.3, noise_multiplier=1.0))
+    plain, _ = train(eq.DPSGD(clip_norm=0.3, noise_multiplier=1.0))
     assert torch.equal(weights(run), weights(plain))
     assert [release.name for release in run.plan.releases] == ["gradient"]  # no count to pay for
 
@@ -106,7 +106,7 @@ def test_a_threshold_below_the_small_radius_is_dp_sgd(threshold):
     run, _ = train(
         eq.DCDPSGD(clip_norm=0.5, body_clip_norm=0.05, tail_threshold=threshold, noise_multiplier=1.0)
     )
-    plain, _ = train(eq.DPSGD(0.5, noise_multiplier=1.0))
+    plain, _ = train(eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0))
     assert torch.equal(weights(run), weights(plain))
 
 
@@ -114,7 +114,7 @@ def test_an_infinite_threshold_is_the_small_radius_under_the_noise_of_the_large_
     run, steps = train(
         eq.DCDPSGD(clip_norm=0.5, body_clip_norm=0.05, tail_threshold=math.inf, noise_multiplier=0.1)
     )
-    plain, plain_steps = train(eq.DPSGD(0.05, noise_multiplier=1.0))
+    plain, plain_steps = train(eq.DPSGD(clip_norm=0.05, noise_multiplier=1.0))
     torch.testing.assert_close(weights(run), weights(plain), rtol=1e-6, atol=1e-7)
     assert steps[0].noise_std == pytest.approx(plain_steps[0].noise_std)
 
@@ -247,7 +247,7 @@ def selected_sum(scores, values, fraction):
     rows = PrivateRows(DenseGradients({"w": torch.tensor(values, dtype=torch.float64)[:, None]}), DRAW)
     ids = Private(torch.arange(len(values)), DRAW)
     chosen = top_share(Private(torch.tensor(scores, dtype=torch.float64), DRAW), ids, fraction)
-    out = clip_selected(rows, ids, chosen, 1.0, 0.1, METHODS["dp-sgd"]().clip_rule)
+    out = clip_selected(rows, ids, chosen, 1.0, 0.1, find("dp-sgd")().clip_rule)
     assert (out.add_remove, out.replace) == (1.9, 2.0)
     return float(unwrap(out.value["w"]))
 
@@ -365,7 +365,7 @@ def test_labels_by_lot_are_charged_without_their_amplification():
     assert charged.epsilon(1e-5).value == pytest.approx(1.568, rel=5e-3)
     assert exact_price(method) == pytest.approx(0.206, rel=5e-3)
     assert exact_price(method) < charged.epsilon(1e-5).value
-    single = eq.DPSGD(0.19, noise_multiplier=1 / 0.19)
+    single = eq.DPSGD(clip_norm=0.19, noise_multiplier=1 / 0.19)
     assert plan(single, WORKED).epsilon(1e-5).value == pytest.approx(0.182, rel=5e-3)
 
 
@@ -495,7 +495,7 @@ def test_a_bad_record_belongs_to_the_body_and_is_not_counted():
     ],
 )
 def test_settings_come_back_from_a_file(method):
-    again = METHODS["dc-dpsgd"].from_config(method.config())
+    again = find("dc-dpsgd").from_config(method.config())
     assert again == method
     assert again.config() == method.config()
 
@@ -621,7 +621,7 @@ def test_published_settings():
     assert PublishedDCDPSGD().trace.structure == "dense"
     for variant in ("alg1", "code"):
         method = published(variant=variant, trace_share=0.25, trace=Trace(layers=("0.weight",)))
-        assert PublishedDCDPSGD.from_config(method.config()) == method
+        assert find("dc-dpsgd", "as_published").from_config(method.config()) == method
     with pytest.raises(TypeError, match="trace="):
         published(trace=Norm())
     with pytest.raises(ValueError, match="one parameter tensor"):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import equipoise as eq
-from equipoise.methods import METHODS
+from equipoise.methods import find
 from equipoise.methods.base import Setting
 from equipoise.methods.feedback.joint_noise import Automatic, Independent, Joint
 from equipoise.methods.feedback.memory import norm_of
@@ -108,14 +108,16 @@ def train(method, steps=6, optimizer=torch.optim.SGD, sampling=None, **options):
 def test_equal_radii_are_dp_sgd_bit_for_bit(optimizer, per_layer):
     settings = {"noise_multiplier": 1.0, "per_layer": per_layer}
     _, ours = train(eq.DiceSGD(clip_norm=0.3, residual_clip_norm=0.3, **settings), optimizer=optimizer)
-    _, theirs = train(eq.DPSGD(0.3, **settings), optimizer=optimizer)
+    _, theirs = train(eq.DPSGD(clip_norm=0.3, **settings), optimizer=optimizer)
     assert torch.equal(ours, theirs)
 
 
 def test_without_feedback_the_sum_is_dp_sgds():
     gradients, _ = cloud()
     ours = run(dice(feedback_clip_norm=0.0), gradients, torch.zeros(3).double(), steps=5, rate=0.3)
-    theirs = run(eq.DPSGD(1.0, noise_multiplier=1.0), gradients, torch.zeros(3).double(), steps=5, rate=0.3)
+    theirs = run(
+        eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0), gradients, torch.zeros(3).double(), steps=5, rate=0.3
+    )
     assert torch.allclose(ours.xs[-1], theirs.xs[-1], atol=1e-5)
     factor = math.sqrt(2 * 10 / (10 + 1))
     assert dice().noise.standard_deviations[0] == pytest.approx(factor)
@@ -175,7 +177,9 @@ def test_the_bias_goes_for_any_small_radius(variant, clip_norm, distance):
 
 def test_the_bias_is_there_without_feedback():
     gradients, mean = cloud()
-    found = run(eq.DPSGD(1.0, noise_multiplier=1.0), gradients, torch.zeros(3).double(), steps=100, rate=0.3)
+    found = run(
+        eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0), gradients, torch.zeros(3).double(), steps=100, rate=0.3
+    )
     assert float((found.xs[-1] - mean).norm()) > 0.4
 
 
@@ -300,7 +304,7 @@ def test_an_empty_draw_still_releases_noise_feeds_back_and_counts():
     ],
 )
 def test_settings_come_back_from_a_file(method):
-    again = METHODS["dice-sgd"].from_config(method.config())
+    again = find("dice-sgd").from_config(method.config())
     assert again == method
     assert again.config() == method.config()
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import equipoise as eq
-from equipoise.methods import METHODS
+from equipoise.methods import find
 from equipoise.methods.base import Setting
 from equipoise.privacy import Poisson
 
@@ -82,7 +82,7 @@ def test_a_learned_threshold_moves_by_the_noised_count():
             loss=lambda m, b: F.cross_entropy(m(b["x"]), b["y"], reduction="none"),
             data=data(),
             sampling=eq.FullBatch(population=120, steps=2),
-            method=eq.DPSGD(eq.ReleasedQuantile(initial=1.0), noise_multiplier=1.0),
+            method=eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=1.0), noise_multiplier=1.0),
             seed=seed,
             reproducible=True,
         )
@@ -115,13 +115,13 @@ def test_per_layer_clipping_keeps_the_bound_of_the_whole(per_layer):
     "method",
     [
         eq.DPSGD(),
-        eq.DPSGD(0.1, "psac", per_layer=True, noise_multiplier=2.0),
-        eq.DPSGD(eq.ReleasedQuantile(quantile=0.8), eq.PSAC(regulariser=0.3)),
-        eq.DPSGD(eq.ExponentialDecay(1.0, rate=0.9), per_layer={"0": 1.0}),
+        eq.DPSGD(clip_norm=0.1, clip_rule=eq.methods.PSAC(), per_layer=True, noise_multiplier=2.0),
+        eq.DPSGD(clip_norm=eq.ReleasedQuantile(quantile=0.8), clip_rule=eq.PSAC(regulariser=0.3)),
+        eq.DPSGD(clip_norm=eq.ExponentialDecay(1.0, rate=0.9), per_layer={"0": 1.0}),
     ],
 )
 def test_settings_come_back_from_a_file(method):
-    again = METHODS["dp-sgd"].from_config(method.config())
+    again = find("dp-sgd").from_config(method.config())
     assert again.config() == method.config()
     assert again.threshold == method.threshold
     assert again.clip_rule == method.clip_rule
@@ -131,7 +131,7 @@ def test_bad_settings_are_named():
     with pytest.raises(ValueError, match="noise_multiplier=0"):
         eq.DPSGD(noise_multiplier=0)
     with pytest.raises(ValueError, match="one count cannot steer"):
-        eq.DPSGD(eq.ReleasedQuantile(), per_layer=True)
+        eq.DPSGD(clip_norm=eq.ReleasedQuantile(), per_layer=True)
     with pytest.raises(TypeError, match="max_grad_norm"):
         eq.DPSGD(max_grad_norm=1.0)
     with pytest.raises(ValueError, match="no share for '2'"):

@@ -80,7 +80,12 @@ COUNTS = {
     "dc-dpsgd, two channels": (lambda: eq.DCDPSGD(variant=TwoChannel(), **NOISE), 0, 7.1),
     "dp-c4-plus": (lambda: eq.DPC4Plus(anchor_noise_multiplier=1.0, schedule=Every(3), **NOISE), 2, 6.1),
     "pcdp-sgd, rows kept as factors": (
-        lambda: eq.PCDPSGD(records(10, 9), basis="kernel", refresh_every=2, **NOISE),
+        lambda: eq.PCDPSGD(
+            source=eq.methods.PublicSubspace(
+                eq.methods.PublicRecords(records(10, 9)), basis="kernel", refresh_every=2
+            ),
+            **NOISE,
+        ),
         1,
         3.1,
     ),

@@ -14,7 +14,7 @@ import equipoise as eq
 from equipoise.gradients import DenseGradients, GradientEngine
 from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
 from equipoise.gradients.subspaces.principal import principal_subspace
-from equipoise.methods import METHODS, Abadi
+from equipoise.methods import Abadi, find
 from equipoise.methods.base import Setting
 from equipoise.methods.projected.sources import groups_of
 from equipoise.methods.published.pcdp_sgd_formulas import check_orthonormal
@@ -119,7 +119,14 @@ def test_the_whole_space_is_dp_sgd(form):
     found = moved(eq.PCDPSGD(everything, basis=form, **small), data)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     plain = -3 * data.mean(0)
-    free = moved(eq.PCDPSGD(everything, basis=form, clip_norm=HUGE, noise_multiplier=1e-24), data)
+    free = moved(
+        eq.PCDPSGD(
+            source=eq.methods.PublicSubspace(eq.methods.PublicRecords(everything), basis=form),
+            clip_norm=HUGE,
+            noise_multiplier=1e-24,
+        ),
+        data,
+    )
     torch.testing.assert_close(free, plain, rtol=1e-9, atol=1e-9)
 
 
@@ -167,8 +174,22 @@ def test_projecting_first_gains_one_over_the_cosine():
     inside = F.normalize(rows(12, k, 5)) * torch.linspace(3, 9, 12).double().unsqueeze(1)
     outside = F.normalize(rows(12, 6 - k, 6)) * inside.norm(dim=1, keepdim=True) * 4 / 3
     data, public = torch.cat([inside, outside], 1), torch.eye(k, 6).double()
-    late = moved(eq.PDPSGD(public, clip_norm=0.5, noise_multiplier=noise), data)
-    early = moved(eq.PCDPSGD(public, clip_norm=0.5 * cosine, noise_multiplier=noise / cosine), data)
+    late = moved(
+        eq.PDPSGD(
+            source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public)),
+            clip_norm=0.5,
+            noise_multiplier=noise,
+        ),
+        data,
+    )
+    early = moved(
+        eq.PCDPSGD(
+            source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public)),
+            clip_norm=0.5 * cosine,
+            noise_multiplier=noise / cosine,
+        ),
+        data,
+    )
     torch.testing.assert_close(early, late, rtol=1e-12, atol=1e-14)
 
 
@@ -191,7 +212,11 @@ def test_gep_keeps_its_bounds_on_nearly_dependent_public_rows():
     outside = torch.randn(400, 340, generator=rng, dtype=torch.float64)
     share = 10 ** (torch.rand(400, 1, generator=rng, dtype=torch.float64) * 4 - 5)
     G = F.normalize(inside) @ Q[:, :60].t() + share * F.normalize(outside) @ Q[:, 60:].t()
-    method = eq.GEP(public, noise_multiplier=5.0, residual_clip_norm=1.0, dimension=60)
+    method = eq.GEP(
+        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public), dimension=60),
+        noise_multiplier=5.0,
+        residual_clip_norm=1.0,
+    )
     subspace = train(method, torch.randn(40, 400, generator=rng), steps=1).method._kept[1]
     bounds = []
     for row in (1000 * G).float():
@@ -227,8 +252,8 @@ def test_gep_takes_any_subspace_and_its_columns_are_orthonormal(subspace):
 def test_both_parts_of_gep_pay_for_a_private_subspace():
     """A share of one half for V leaves both parts sqrt(2) times the noise that they have without it."""
     sampling, budget = Poisson(64, 1200, 300), eq.Budget(1.0, 1e-5)
-    free = plan(eq.GEP(subspace="random"), sampling, budget)
-    paid = plan(eq.GEP(subspace="private_iteration", subspace_share=0.5), sampling, budget)
+    free = plan(eq.GEP(source=eq.methods.RandomSubspace()), sampling, budget)
+    paid = plan(eq.GEP(source=eq.methods.IterationSubspace(share=0.5)), sampling, budget)
     assert 0.99 <= paid.epsilon(1e-5).value <= 1.0
     for part in ("gradient", "residual"):
         assert paid[part].noise_multiplier == pytest.approx(
@@ -302,7 +327,12 @@ def test_a_bad_row_counts_nothing_and_touches_no_other():
 
 def test_a_zero_gradient_is_no_nan():
     data = torch.zeros(4, 6).double()
-    found = moved(eq.PCDPSGD(basis(6, 2), noise_multiplier=1.0), data)
+    found = moved(
+        eq.PCDPSGD(
+            source=eq.methods.PublicSubspace(eq.methods.PublicRecords(basis(6, 2))), noise_multiplier=1.0
+        ),
+        data,
+    )
     assert bool(torch.isfinite(found).all())
     assert float(found.norm()) > 0
 
@@ -311,7 +341,11 @@ def test_a_zero_gradient_is_no_nan():
 def test_updates_lie_in_the_subspace_with_the_noise_of_k_dimensions(form):
     """Only noise: covariance V V^T (C z / B)^2, so the mean squared norm is K (C z / B)^2."""
     public = basis(20, 4)
-    method = eq.PCDPSGD(public, clip_norm=0.5, noise_multiplier=3.0, refresh_every=10**6, basis=form)
+    method = eq.PCDPSGD(
+        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public), refresh_every=10**6, basis=form),
+        clip_norm=0.5,
+        noise_multiplier=3.0,
+    )
     steps = increments(method, torch.zeros(5, 20).double())
     torch.testing.assert_close(steps @ public.t() @ public, steps, rtol=1e-9, atol=1e-9)
     mean = float(steps.square().sum(1).mean()) / (4 * (0.5 * 3.0 / 5) ** 2)
@@ -321,7 +355,9 @@ def test_updates_lie_in_the_subspace_with_the_noise_of_k_dimensions(form):
 def test_an_empty_draw_takes_its_step_with_noise():
     data = rows(1)
     run = train(
-        eq.PCDPSGD(basis(6, 2), noise_multiplier=1.0),
+        eq.PCDPSGD(
+            source=eq.methods.PublicSubspace(eq.methods.PublicRecords(basis(6, 2))), noise_multiplier=1.0
+        ),
         data,
         sampling=Poisson(expected_batch_size=1e-6, population=1000, steps=3),
     )
@@ -345,11 +381,27 @@ def test_the_published_form_has_the_law_of_the_default():
 
 def test_the_published_form_has_the_clip_norm_of_the_paper():
     public = basis(6, 2)
-    assert eq.PCDPSGD(public).clip_norm == eq.GEP(public).clip_norm == 1.0
-    published = eq.PCDPSGD(public, recipe="as_published")
+    assert (
+        eq.PCDPSGD(source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public))).clip_norm
+        == eq.GEP(source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public))).clip_norm
+        == 1.0
+    )
+    published = eq.methods.published.PCDPSGD(
+        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public))
+    )
     assert published.clip_norm == published.config()["clip_norm"] == 0.01
-    assert eq.PCDPSGD(public, 0.3, recipe="as_published").clip_norm == 0.3
-    assert eq.PDPSGD(public, recipe="as_published").clip_norm == 1.0
+    assert (
+        eq.methods.published.PCDPSGD(
+            source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public)), clip_norm=0.3
+        ).clip_norm
+        == 0.3
+    )
+    assert (
+        eq.methods.published.PDPSGD(
+            source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public))
+        ).clip_norm
+        == 1.0
+    )
 
 
 def test_the_published_form_refuses_columns_that_are_not_orthonormal():
@@ -509,7 +561,10 @@ def test_more_columns_than_rank_are_truncated_with_a_warning():
         loss=entropy,
         data=data,
         sampling=eq.FullBatch(40, 1),
-        method=eq.PCDPSGD(public, dimension=150, noise_multiplier=1.0),
+        method=eq.PCDPSGD(
+            source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public), dimension=150),
+            noise_multiplier=1.0,
+        ),
         reproducible=True,
     )
     with pytest.warns(UserWarning, match="dimension=150 is more than the public gradients span"):
@@ -559,7 +614,13 @@ def test_the_papers_network_has_490_coordinates():
 
 def test_no_public_gradient_is_an_error():
     with pytest.raises(ValueError, match="public gradients are all zero"):
-        moved(eq.PCDPSGD(torch.zeros(3, 6).double(), noise_multiplier=1.0), rows())
+        moved(
+            eq.PCDPSGD(
+                source=eq.methods.PublicSubspace(eq.methods.PublicRecords(torch.zeros(3, 6).double())),
+                noise_multiplier=1.0,
+            ),
+            rows(),
+        )
     with pytest.raises(ValueError, match="no columns"):
         BlockSubspace({"w": (3,)}, [])
 
@@ -607,20 +668,53 @@ def test_energy_takes_the_fewest_columns_that_capture_it():
 def test_a_poor_subspace_warns():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        moved(eq.PCDPSGD(torch.ones(10, 6).double() + 0.01 * rows(10), noise_multiplier=1.0), rows())
+        moved(
+            eq.PCDPSGD(
+                source=eq.methods.PublicSubspace(
+                    eq.methods.PublicRecords(torch.ones(10, 6).double() + 0.01 * rows(10))
+                ),
+                noise_multiplier=1.0,
+            ),
+            rows(),
+        )
         with pytest.raises(UserWarning, match="DP-SGD is likely the better method"):
-            moved(eq.PCDPSGD(rows(10, 200, seed=1), noise_multiplier=1.0), rows(12, 200))
+            moved(
+                eq.PCDPSGD(
+                    source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(10, 200, seed=1))),
+                    noise_multiplier=1.0,
+                ),
+                rows(12, 200),
+            )
 
 
 def test_disjoint_parts_and_fresh_subsets():
     public = torch.eye(6).double()
-    method = eq.PCDPSGD(public, split="ibs", refresh_every=1, noise_multiplier=1e-24, clip_norm=HUGE)
+    method = eq.PCDPSGD(
+        source=eq.methods.PublicSubspace(
+            eq.methods.PublicRecords(public), refresh_every=1, batch_size="disjoint"
+        ),
+        noise_multiplier=1e-24,
+        clip_norm=HUGE,
+    )
     data = torch.ones(4, 6).double()
     run = train(method, data, steps=3)
     torch.testing.assert_close(run.model.w.detach(), -torch.ones(6).double())  # two coordinates a step
     with pytest.raises(ValueError, match="a public record for each of the 7 refreshes"):
-        train(eq.PCDPSGD(public, split="ibs", refresh_every=1, noise_multiplier=1.0), data, steps=7)
-    drawn = eq.PCDPSGD(public, public_batch_size=2, refresh_every=1, noise_multiplier=1e-24, clip_norm=HUGE)
+        train(
+            eq.PCDPSGD(
+                source=eq.methods.PublicSubspace(
+                    eq.methods.PublicRecords(public), refresh_every=1, batch_size="disjoint"
+                ),
+                noise_multiplier=1.0,
+            ),
+            data,
+            steps=7,
+        )
+    drawn = eq.PCDPSGD(
+        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public), batch_size=2, refresh_every=1),
+        noise_multiplier=1e-24,
+        clip_norm=HUGE,
+    )
     w = moved(drawn, data, steps=1)
     assert sorted(w.tolist()) == pytest.approx([-1, -1, 0, 0, 0, 0])
 
@@ -630,7 +724,13 @@ def test_changing_a_private_record_leaves_the_subspace_alone():
     kept = []
     for seed in (0, 1):
         run = train(
-            eq.PCDPSGD(rows(4, seed=7), noise_multiplier=1.0), rows(seed=seed), steps=1, loss=quadratic
+            eq.PCDPSGD(
+                source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4, seed=7))),
+                noise_multiplier=1.0,
+            ),
+            rows(seed=seed),
+            steps=1,
+            loss=quadratic,
         )
         kept.append(projector(run.method._kept[1], 6))
     assert torch.equal(*kept)
@@ -712,8 +812,10 @@ def test_a_private_subspace_is_found_and_paid_for(subspace):
 
 def test_a_private_subspace_leaves_less_for_the_steps():
     sampling, budget = Poisson(64, 1200, 300), eq.Budget(1.0, 1e-5)
-    free = plan(eq.PCDPSGD(rows(4)), sampling, budget)
-    paid = plan(eq.PCDPSGD(subspace="private_iteration", subspace_share=0.5), sampling, budget)
+    free = plan(
+        eq.PCDPSGD(source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4)))), sampling, budget
+    )
+    paid = plan(eq.PCDPSGD(source=eq.methods.IterationSubspace(share=0.5)), sampling, budget)
     assert 0.99 <= paid.epsilon(1e-5).value <= 1.0
     assert paid["gradient"].noise_multiplier == pytest.approx(
         math.sqrt(2) * free["gradient"].noise_multiplier, rel=0.1
@@ -724,7 +826,9 @@ def test_a_released_subspace_follows_full_steps_and_costs_nothing():
     core = basis(30, 2)
     data = core.repeat(20, 1)
     method = eq.PCDPSGD(
-        subspace="released", dimension=2, noise_multiplier=1e-9, history=4, explore_every=3, clip_norm=9.0
+        source=eq.methods.ReleasedSubspace(dimension=2, history=4, explore_every=3),
+        noise_multiplier=1e-09,
+        clip_norm=9.0,
     )
     run = train(method, data, steps=12, loss=quadratic, sampling=Poisson(20, 40, 12), learning_rate=0.5)
     found = projector(run.method._kept[1], 30)
@@ -751,7 +855,12 @@ def test_the_event_is_that_of_dp_sgd_whatever_the_dimension(make):
 )
 def test_worked_epsilons(sigma, expected):
     """The paper's central setting: q = .025, 3,200 steps, delta 1e-5."""
-    found = plan(eq.PCDPSGD(rows(4), noise_multiplier=sigma), Poisson(250, 10_000, 3200))
+    found = plan(
+        eq.PCDPSGD(
+            source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4))), noise_multiplier=sigma
+        ),
+        Poisson(250, 10_000, 3200),
+    )
     assert found.epsilon(1e-5).value == pytest.approx(expected, rel=0.005)
 
 
@@ -763,31 +872,33 @@ def test_further_worked_epsilons():
     def epsilon(method, sampling):
         return plan(method, sampling).epsilon(1e-5).value
 
-    assert epsilon(eq.PCDPSGD(rows(4), noise_multiplier=1.0), large) == pytest.approx(1.571, rel=0.005)
-    assert epsilon(eq.GEP(rows(4), noise_multiplier=6.0), paper) == pytest.approx(1.301, rel=0.005)
+    assert epsilon(
+        eq.PCDPSGD(source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4))), noise_multiplier=1.0),
+        large,
+    ) == pytest.approx(1.571, rel=0.005)
+    assert epsilon(
+        eq.GEP(source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4))), noise_multiplier=6.0),
+        paper,
+    ) == pytest.approx(1.301, rel=0.005)
     # per-tensor clipping at C each, eight tensors: what the leftover code does is sigma 6 / sqrt(8)
-    eight = eq.PCDPSGD(rows(4), noise_multiplier=6 / math.sqrt(8))
+    eight = eq.PCDPSGD(
+        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4))), noise_multiplier=6 / math.sqrt(8)
+    )
     assert epsilon(eight, paper) == pytest.approx(2.983, rel=0.005)
     replaced = (
-        eq.PCDPSGD(rows(4), noise_multiplier=6.0)
+        eq.PCDPSGD(source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4))), noise_multiplier=6.0)
         .plan(Setting(sampling=paper, relation="replace_one"))
         .releases
     )
     assert replaced.epsilon(1e-5).value == pytest.approx(1.866, rel=0.005)
     iterated = eq.PCDPSGD(
-        subspace="private_iteration",
+        source=eq.methods.IterationSubspace(refresh_every=40, noise_multiplier=6.0, iterations=3),
         noise_multiplier=6.0,
-        subspace_noise_multiplier=6.0,
-        refresh_every=40,
-        subspace_iterations=3,
     )
     assert epsilon(iterated, paper) == pytest.approx(0.915, rel=0.005)
     moment = eq.PCDPSGD(
-        subspace="private_moment",
+        source=eq.methods.MomentSubspace(refresh_every=4700, noise_multiplier=10.0, batch_size=60000),
         noise_multiplier=1.0,
-        subspace_noise_multiplier=10.0,
-        subspace_batch_size=60_000,
-        refresh_every=4700,
     )
     assert epsilon(moment, large) == pytest.approx(1.621, rel=0.005)
 
@@ -795,16 +906,16 @@ def test_further_worked_epsilons():
 @pytest.mark.parametrize(
     "method",
     [
-        eq.PCDPSGD(rows(4)),
-        eq.PDPSGD(rows(4)),
-        eq.GEP(rows(4)),
-        eq.GEP(rows(4), residual_share=0.2),
+        eq.PCDPSGD(source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4)))),
+        eq.PDPSGD(source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4)))),
+        eq.GEP(source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4)))),
+        eq.GEP(source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4))), residual_share=0.2),
         eq.RandomProjection(),
         eq.RandomSparsification(),
-        eq.PCDPSGD(subspace="private_moment"),
-        eq.PCDPSGD(subspace="released"),
-        eq.GEP(subspace="private_moment", residual_share=0.2),
-        eq.GEP(subspace="released"),
+        eq.PCDPSGD(source=eq.methods.MomentSubspace()),
+        eq.PCDPSGD(source=eq.methods.ReleasedSubspace()),
+        eq.GEP(source=eq.methods.MomentSubspace(), residual_share=0.2),
+        eq.GEP(source=eq.methods.ReleasedSubspace()),
     ],
     ids=lambda m: f"{m.name}-{getattr(m, 'subspace', '')}",
 )
@@ -814,8 +925,16 @@ def test_plans_meet_the_budget_from_below(method):
 
 
 def test_both_parts_of_gep_have_the_same_noise_by_default():
-    found = plan(eq.GEP(rows(4)), Poisson(64, 1200, 300), eq.Budget(2.0, 1e-5))
-    alone = plan(eq.PCDPSGD(rows(4)), Poisson(64, 1200, 300), eq.Budget(2.0, 1e-5))
+    found = plan(
+        eq.GEP(source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4)))),
+        Poisson(64, 1200, 300),
+        eq.Budget(2.0, 1e-5),
+    )
+    alone = plan(
+        eq.PCDPSGD(source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4)))),
+        Poisson(64, 1200, 300),
+        eq.Budget(2.0, 1e-5),
+    )
     assert found["gradient"].noise_multiplier == found["residual"].noise_multiplier
     assert found["gradient"].noise_multiplier == pytest.approx(
         math.sqrt(2) * alone["gradient"].noise_multiplier, rel=0.02
@@ -897,7 +1016,7 @@ def test_kill_and_resume_repeats_the_trajectory(which, tmp_path):
 @pytest.mark.parametrize("which", list(small()))
 def test_settings_come_back_from_a_file(which):
     method = small()[which]()
-    kind, config = METHODS[method.name], method.config()
+    kind, config = find(method.name), method.config()
     if "public" not in config:
         assert kind.from_config(config).config() == config
         return
@@ -914,22 +1033,69 @@ def test_settings_come_back_from_a_file(which):
     ("make", "message"),
     [
         (lambda: eq.PCDPSGD(), "no public records"),
-        (lambda: eq.PCDPSGD(rows(4), subspace="random"), "would not be used"),
-        (lambda: eq.PCDPSGD(rows(4), dimension=0), "dimension=0"),
-        (lambda: eq.PCDPSGD(rows(4), energy=1.5), "energy=1.5 is a share"),
-        (lambda: eq.PCDPSGD(rows(4), blocks="layer"), "blocks='layer' is unknown"),
-        (lambda: eq.PCDPSGD(rows(4), noise_multiplier=0), "noise_multiplier=0"),
         (
-            lambda: eq.PCDPSGD(recipe="as_published", subspace="random"),
+            lambda: eq.PCDPSGD(source=eq.methods.RandomSubspace(eq.methods.PublicRecords(rows(4)))),
+            "would not be used",
+        ),
+        (
+            lambda: eq.PCDPSGD(
+                source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4)), dimension=0)
+            ),
+            "dimension=0",
+        ),
+        (
+            lambda: eq.PCDPSGD(
+                source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4)), energy=1.5)
+            ),
+            "energy=1.5 is a share",
+        ),
+        (
+            lambda: eq.PCDPSGD(
+                source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4)), blocks="layer")
+            ),
+            "blocks='layer' is unknown",
+        ),
+        (
+            lambda: eq.PCDPSGD(
+                source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4))), noise_multiplier=0
+            ),
+            "noise_multiplier=0",
+        ),
+        (
+            lambda: eq.methods.published.PCDPSGD(source=eq.methods.RandomSubspace()),
             "fixed number of directions of public",
         ),
-        (lambda: eq.PCDPSGD({"x": rows(3), "y": rows(4)}), "same number"),
+        (
+            lambda: eq.PCDPSGD(
+                source=eq.methods.PublicSubspace(eq.methods.PublicRecords({"x": rows(3), "y": rows(4)}))
+            ),
+            "same number",
+        ),
         (lambda: eq.GEP(), "no public records"),
-        (lambda: eq.GEP(rows(4), subspace="random"), "would not be used"),
-        (lambda: eq.GEP(rows(4), residual_share=1.0), "residual_share=1.0"),
-        (lambda: eq.GEP(rows(4), basis="kernel"), "its norms come from products with public rows"),
+        (
+            lambda: eq.GEP(source=eq.methods.RandomSubspace(eq.methods.PublicRecords(rows(4)))),
+            "would not be used",
+        ),
+        (
+            lambda: eq.GEP(
+                source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4))), residual_share=1.0
+            ),
+            "residual_share=1.0",
+        ),
+        (
+            lambda: eq.GEP(
+                source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4)), basis="kernel")
+            ),
+            "its norms come from products with public rows",
+        ),
         (lambda: eq.RandomSparsification(drop_rate=1.0), "drop_rate=1.0"),
-        (lambda: plan(eq.PCDPSGD(rows(4)), Poisson(2, 4, 2)), "budget is missing"),
+        (
+            lambda: plan(
+                eq.PCDPSGD(source=eq.methods.PublicSubspace(eq.methods.PublicRecords(rows(4)))),
+                Poisson(2, 4, 2),
+            ),
+            "budget is missing",
+        ),
     ],
 )
 def test_bad_settings_are_named(make, message):

@@ -45,7 +45,9 @@ def expected(name):
         return "estimate", {"inner": "next state"}
     if name in ("init", "rebase"):
         return {"inner": f"answer of {name}"}
-    return {"name": "plain", "method": "answer of config"} if name == "config" else f"answer of {name}"
+    if name == "config":
+        return {"name": "plain", "recipe": "library", "inner": "answer of config"}
+    return f"answer of {name}"
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -87,6 +89,6 @@ def test_a_watched_method_is_described_with_the_gradients_that_it_computes():
 
 
 def test_a_warm_start_tells_the_numbers_of_the_inner_method_once_it_has_begun():
-    method = eq.PublicWarmStart(torch.eye(3), spy())
+    method = eq.PublicWarmStart(public=eq.methods.PublicRecords(torch.eye(3)), inner=spy())
     assert method.metrics({"inner": None}) == {}
     assert method.metrics(OUTER) == "answer of metrics"

@@ -56,7 +56,7 @@ def test_a_short_look_at_interpolation():
     problem = regression("interp")
     found = follow(c4, problem, sampling=sampling, learning_rate=0.1, seed=0, measure_at=[100])
     assert found[100] < 0.06
-    sgd = DPSGD(1.0, noise_multiplier=2.044)
+    sgd = DPSGD(clip_norm=1.0, noise_multiplier=2.044)
     found = follow(sgd, problem, sampling=sampling, learning_rate=0.02, seed=0, measure_at=[100])
     assert found[100] > 1
 

@@ -56,7 +56,7 @@ def test_a_good_subspace_wins_and_a_random_one_stays():
     settings = {"noise_multiplier": Z, "refresh_every": pcdp_sgd.NEVER}
     pcdp = small(eq.PCDPSGD(U, 3.0, **settings), 0.03)
     pdp = small(eq.PDPSGD(U, 10.0, **settings), 0.03)
-    plain = small(eq.DPSGD(3.0, noise_multiplier=Z), 0.01)
+    plain = small(eq.DPSGD(clip_norm=3.0, noise_multiplier=Z), 0.01)
     wrong = small(eq.RandomProjection(3.0, dimension=10, **settings), 0.03)
     assert pcdp < 2e-3
     assert pcdp < pdp

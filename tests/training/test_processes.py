@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from small_problems import loss, network, parameters, records, training
 
 import equipoise as eq
-from equipoise.methods import published
+from equipoise.methods import PublicRecords, PublicSubspace, published
 from equipoise.methods.anchored.anchor_thresholds import Tracked
 from equipoise.methods.two_thresholds.dc_dpsgd import TopShare, TwoChannel
 from equipoise.methods.two_thresholds.scores import Trace
@@ -119,7 +119,9 @@ SYSTEMS = {
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.2, **NOISE),
     "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, **NOISE),
     "dc-dpsgd two channels": lambda: eq.DCDPSGD(clip_norm=0.5, variant=TwoChannel(), **NOISE),
-    "pcdp-sgd": lambda: eq.PCDPSGD(PUBLIC, 0.5, dimension=5, **NOISE),
+    "pcdp-sgd": lambda: eq.PCDPSGD(
+        source=PublicSubspace(PublicRecords(PUBLIC), dimension=5), clip_norm=0.5, **NOISE
+    ),
     "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5, **NOISE),
 }
 WHOLE_DRAWS = {

@@ -6,7 +6,6 @@ them together, and the noise of the next run is fitted to what they leave.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,12 @@ from typing import Any
 from dp_accounting import DpEvent
 from torch import Tensor
 
-from equipoise.app.options import SettingsError, parse_clip_norm
+from equipoise.app.options import SettingsError, flag, parse_clip_norm
 from equipoise.app.settings import Settings
-from equipoise.methods import METHODS, ExponentialDecay, Method, ReleasedQuantile, Threshold
+from equipoise.methods import ExponentialDecay, Method, PublicRecords, ReleasedQuantile, Threshold, find
 from equipoise.methods.base import Setting
+from equipoise.methods.options import defaults
+from equipoise.methods.public_records import NeedsPublicRecords
 from equipoise.privacy import Budget, BudgetError, Journal, Poisson, PrivacyPlan, calibrate, epsilon
 from equipoise.privacy.ledger.run_record import compose_events, events_of, records_of
 from equipoise.training.randomness import generator
@@ -46,37 +47,23 @@ def make_method(
         SettingsError: an unknown method, or an option that it does not have.
     """
     assert settings.delta is not None
-    if settings.method not in METHODS:
-        raise SettingsError(f"--method is {settings.method!r}, but it must be one of {', '.join(METHODS)}.")
-    kind = METHODS[settings.method]
-    known = inspect.signature(kind).parameters
-    for name in ("per_layer", "noise_multiplier", "recipe", "variant"):
-        if getattr(settings, name) and name not in known:
-            raise SettingsError(f"--{name.replace('_', '-')} is not an option of --method {settings.method}.")
-    unknown = sorted(settings.options.keys() - known.keys())
-    if unknown:
-        raise SettingsError(
-            f"--option {unknown[0]} is not an option of --method {settings.method}; it has "
-            f"{', '.join(name for name in known if name != 'public')}."
+    kind = find_class(settings.method, settings.recipe)
+    given = method_words(settings, kind)
+    records = None if public is None else PublicRecords(public)
+
+    def make(**noise: float) -> Method:
+        return kind.from_config(
+            {"name": kind.name, "recipe": settings.recipe or "library"} | given | noise, records
         )
-    options = {
-        "clip_norm": read_clip_norm(settings.clip_norm or "1"),
-        "clip_rule": (settings.clip_rule or "abadi").replace("-", "_"),
-        "per_layer": settings.per_layer,
-        "noise_multiplier": settings.noise_multiplier,
-        "recipe": settings.recipe or "library",
-        **({"variant": settings.variant} if settings.variant else {}),
-        **settings.options,
-    }
-    if "public" in known and public is not None:
-        options["public"] = public
-    elif "public" in known and known["public"].default is inspect.Parameter.empty:
+
+    try:
+        method = make()
+    except NeedsPublicRecords:
         raise SettingsError(
             f"--method {settings.method} needs public records: give --public-records M, which takes the "
             "last M training records out of the private set. They get no protection."
-        )
-    given = {name: value for name, value in options.items() if name in known}
-    method, others = kind(**given), _other_runs(settings)
+        ) from None
+    others = _other_runs(settings)
 
     def plan_of(chosen: Method, budget: Budget | None = None) -> PrivacyPlan:
         # as the training will make it: the coins of a public schedule follow the seed
@@ -97,7 +84,7 @@ def make_method(
             for name, release in kind.noise_arguments.items()
             if release in _names(fitted)
         }
-        method = kind(**{**given, **noise})
+        method = make(**noise)
         if plan_of(method).fingerprint() != fitted.fingerprint():
             raise SettingsError(
                 f"--ledger holds other runs, and the noise of --method {settings.method} with these settings "
@@ -112,6 +99,66 @@ def make_method(
             "epsilon. Give more."
         )
     return method, Budget(found, settings.delta)
+
+
+def find_class(name: str, recipe: str | None) -> type[Method]:
+    """The class of a method, by the words of the command line.
+
+    Raises:
+        SettingsError: there is no such method, or it has no such recipe.
+    """
+    try:
+        return find(name, recipe or "library")
+    except ValueError as error:
+        raise SettingsError(f"--method is {name!r}: {error}") from error
+
+
+def method_words(settings: Settings, kind: type[Method]) -> dict[str, Any]:
+    """The settings of the method, as its `from_config` takes them; what it wraps gets what it does not have.
+
+    Raises:
+        SettingsError: an option that it does not have.
+    """
+    known, inner = option_names(kind), {}
+    if "inner" in known:
+        word = settings.options.get("inner", defaults(kind)["inner"])
+        inner = option_names(find_class(word if isinstance(word, str) else word["name"], None))
+    words = {
+        "clip_norm": read_clip_norm(settings.clip_norm or "1"),
+        "clip_rule": (settings.clip_rule or "abadi").replace("-", "_"),
+        "per_layer": settings.per_layer,
+        "noise_multiplier": settings.noise_multiplier,
+        "variant": settings.variant,
+    }
+    found: dict[str, Any] = {}
+    for name, value in words.items():
+        if name in known and not (name == "variant" and value is None):
+            found[name] = value
+        elif name in inner and value:
+            found[f"inner.{name}"] = value
+        elif value and name not in ("clip_norm", "clip_rule"):
+            raise SettingsError(f"{flag(name)} is not an option of --method {settings.method}.")
+    return found | check_options(settings.method, kind, settings.options)
+
+
+def option_names(kind: type) -> dict[str, Any]:
+    """The settings of a method by name, without those that hold public records."""
+    return {name: value for name, value in defaults(kind).items() if name not in ("public", "recipe")}
+
+
+def check_options(name: str, kind: type[Method], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, where the method has them all.
+
+    Raises:
+        SettingsError: one that it does not have.
+    """
+    known = option_names(kind)
+    for option in sorted(options):
+        if option.partition(".")[0] not in known:
+            raise SettingsError(
+                f"--option {option} is not an option of --method {name}; it has {', '.join(known)}."
+            )
+    return dict(options)
 
 
 def _other_runs(settings: Settings) -> list[DpEvent]:

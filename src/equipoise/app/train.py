@@ -21,6 +21,7 @@ from equipoise.app.run_checks import SETTINGS_FILE, is_finished, read_settings
 from equipoise.app.settings import Settings
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
 from equipoise.audit.canary_scores import Watched
+from equipoise.methods import PublicRecords
 from equipoise.privacy import Budget
 from equipoise.report import read_run, write_report
 from equipoise.report.files import read_object
@@ -95,7 +96,7 @@ def resume_run(
     experiment = _assemble(settings, console)
     method = None
     if experiment.public is not None:  # which no file holds; the noise is that of the first start
-        method = rebuild_method(RunFolder(folder).read_config(), experiment.public)
+        method = rebuild_method(RunFolder(folder).read_config(), PublicRecords(experiment.public))
     if settings.canaries is not None:
         experiment = replace(experiment, canaries=InsertedCanaries.load(folder))
         method = experiment.watched(method or rebuild_method(RunFolder(folder).read_config()))

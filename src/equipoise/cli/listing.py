@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,28 +19,17 @@ def methods(
     json_output: Json = False,
 ) -> None:
     """List the training methods; with names: what each does, proves and costs, when it suits, its options."""
-    from dataclasses import asdict
+    from equipoise.app.names import suggestion
+    from equipoise.methods.registry import registered
 
-    from equipoise.app.names import METHOD_NAMES, suggestion
-
-    unknown = [name for name in names or [] if name not in METHOD_NAMES]
+    unknown = [name for name in names or [] if name not in registered()]
     if unknown:
         raise UsageError(
-            f"there is no method {unknown[0]!r}.{suggestion(unknown[0], METHOD_NAMES)} "
-            f"There are {', '.join(METHOD_NAMES)}."
+            f"there is no method {unknown[0]!r}.{suggestion(unknown[0], registered())} "
+            f"There are {', '.join(registered())}."
         )
     with loading():
-        from equipoise.methods import METHODS
-
-    rows = [
-        {
-            "name": name,
-            **asdict(METHODS[name].card),
-            "variants": METHODS[name].variants,
-            "options": METHODS[name].options(),
-        }
-        for name in names or METHODS
-    ]
+        rows = [_row(name) for name in names or registered()]
     if json_output:
         emit({"methods": rows})
         return
@@ -54,3 +43,22 @@ def methods(
     console.print(
         "\n[dim]equipoise methods NAME says what it proves and costs, when it suits, and its options[/]"
     )
+
+
+def _row(name: str) -> dict[str, Any]:
+    """What there is to know of a method: its card, its recipes, its variants and its options."""
+    from dataclasses import asdict
+
+    from equipoise.methods.options import defaults
+    from equipoise.methods.registry import find, registered
+
+    kind, options = find(name), defaults(find(name))
+    options.pop("public", None)
+    published = registered()[name].published is not None or "recipe" in options
+    return {
+        "name": name,
+        **asdict(kind.card),
+        "recipes": ["library", *(["as_published"] if published else [])],
+        "variants": kind.variants,
+        "options": {option: value for option, value in options.items() if option != "recipe"},
+    }

@@ -90,9 +90,10 @@ def train(
     ] = None,
 ) -> None:
     """Train a model privately and write a run folder."""
-    from equipoise.app.names import DATA_NAMES, METHOD_NAMES, MODEL_NAMES, check_name
+    from equipoise.app.names import DATA_NAMES, MODEL_NAMES, check_name
     from equipoise.app.run_checks import check_new_folder
     from equipoise.app.settings import Settings, parse_option
+    from equipoise.methods.registry import registered
 
     settings = Settings(
         data=data,
@@ -129,7 +130,7 @@ def train(
         ledger=ledger,
         run_dir=run_dir,
     )
-    check_name("method", method, METHOD_NAMES)
+    check_name("method", method, registered(), "a class derived from equipoise.Method")
     check_name("data", data, DATA_NAMES, "a function that returns a DataSet")
     check_name("model", model, MODEL_NAMES, "a function from the data set to a module")
     settings.check()

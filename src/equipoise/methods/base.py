@@ -20,6 +20,7 @@ their own sampling (`context.draw("anchor")`), statistics of rows (`draw.rows`),
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,9 @@ import torch
 from torch import Tensor
 
 from equipoise.methods.card import Card
-from equipoise.methods.described import plain, rebuild
+from equipoise.methods.clip_rules import ClipRule
+from equipoise.methods.options import plain, read_settings
+from equipoise.methods.thresholds import Threshold
 from equipoise.privacy import calibrate
 
 if TYPE_CHECKING:
@@ -227,11 +230,15 @@ class Plan:
 
 
 class Method(ABC):
-    """A differentially private estimator of the gradient; one file, one class, one line in `METHODS`."""
+    """A differentially private estimator of the gradient: a frozen dataclass whose fields are its settings.
+
+    A method of the library is its file, one line in `equipoise.methods.registry` and one in the table of the
+    law tests. Nothing is remembered on the object: what a run needs is in its plan and in its state.
+    """
 
     name: ClassVar[str]
     card: ClassVar[Card]
-    recipe: str = "library"
+    recipe: ClassVar[str] = "library"
     """"library" (proven by composition) or "as_published" (the paper's to the letter)."""
 
     @abstractmethod
@@ -292,54 +299,73 @@ class Method(ABC):
         """The state after someone else moved the parameters (a warm start, a server)."""
         return state
 
-    kept_as: ClassVar[Mapping[str, str]] = {}
-    """Arguments of the constructor that are attributes under another name."""
-
-    has_public_steps: ClassVar[bool] = False
-    """Whether steps may draw no private record: the plan then covers fewer steps than the training has."""
-
     noise_arguments: ClassVar[Mapping[str, str]] = {}
     """Arguments that fix a noise multiplier, and the releases that have it."""
 
     variants: ClassVar[Mapping[str, Sequence[str]]] = {}
     """Algorithm forms of each recipe, its default one first; empty for a method that has one form."""
 
-    @classmethod
-    def arguments(cls) -> tuple[str, ...]:
-        """The names of the constructor's arguments."""
-        return tuple(inspect.signature(cls).parameters)
+    @property
+    def guarantee(self) -> str:
+        """The best that a run may claim: "proven", "worst_case" or "none"."""
+        return self.card.guarantee
 
     @classmethod
     def best_guarantee(cls, config: Mapping[str, Any]) -> str:
-        """The best that a run of the method that `config` described may claim, by its card."""
+        """As `guarantee`, for a class that is no dataclass."""
         if config.get("recipe", "library") == "library":
             return cls.card.guarantee
         return cls.card.published_guarantee or "proven"
 
-    @classmethod
-    def options(cls) -> dict[str, Any]:
-        """The constructor's arguments with their defaults as plain values; without the public records."""
-        known = inspect.signature(cls).parameters
-        return {name: plain(argument.default) for name, argument in known.items() if name != "public"}
-
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments as plain values, with the `name` of the method.
-
-        An argument that the method does not keep as an attribute is described as such; no file can bring such
-        a method back.
-        """
-        lost = {"opaque": "an argument that the method does not keep"}
-        kept = {name: getattr(self, self.kept_as.get(name, name), lost) for name in self.arguments()}
-        return {"name": self.name} | {name: plain(value) for name, value in kept.items()}
+        """The method as plain values: its name, its recipe and its fields."""
+        if not dataclasses.is_dataclass(self):
+            return _config_by_signature(self)
+        fields = {item.name: plain(getattr(self, item.name)) for item in dataclasses.fields(self)}
+        return {"name": self.name, "recipe": self.recipe, **fields}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The method that `config` described.
+    def from_config(cls, config: Mapping[str, Any], public: PublicRecords | None = None) -> Self:
+        """The method that `config` described, or that the words of a command line ask for.
+
+        Args:
+            config: `name` and `recipe`, and fields, as `read_settings` takes them; the others keep their
+                defaults.
+            public: the public records again, which no file holds.
 
         Raises:
-            ValueError: it holds an opaque value, such as a function, that no file can bring back, or it
-                describes another method.
+            ValueError: it describes another method, has a setting that this one does not have, or holds an
+                opaque value such as a function; or public records are missing, or others than before.
         """
+        given = {name: value for name, value in config.items() if name not in ("name", "recipe")}
         if config.get("name") != cls.name:
             raise ValueError(f"config={dict(config)!r} does not describe the method {cls.name!r}")
-        return cls(**{name: rebuild(value) for name, value in config.items() if name != "name"})
+        if not dataclasses.is_dataclass(cls):
+            return _from_signature(cls, config)
+        if config.get("recipe", "library") != cls.recipe:
+            raise ValueError(f"config={dict(config)!r} does not describe the recipe {cls.recipe!r}")
+        return cls(**read_settings(cls, given, public))
+
+
+def _config_by_signature(method: Any) -> dict[str, Any]:
+    """The configuration of a method that is no dataclass: the arguments of its constructor."""
+    kept_as = getattr(method, "kept_as", {})
+    arguments = inspect.signature(type(method)).parameters
+    lost = {"opaque": "an argument that the method does not keep"}
+    kept = {name: getattr(method, kept_as.get(name, name), lost) for name in arguments}
+    return {"name": method.name} | {name: plain(value) for name, value in kept.items()}
+
+
+def _from_signature(kind: type, config: Mapping[str, Any]) -> Any:
+    """A method that is no dataclass, from its configuration."""
+    known = inspect.signature(kind).parameters
+    given = {name: value for name, value in config.items() if name not in ("name", "recipe") or name in known}
+    for name, value in given.items():
+        if isinstance(value, Mapping) and value.keys() & {"kind", "opaque"}:
+            given[name] = read_settings(_Choices, {"option": value})["option"]
+    return kind(**given)
+
+
+@dataclass(frozen=True)
+class _Choices:
+    option: ClipRule | Threshold

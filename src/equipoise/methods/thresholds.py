@@ -27,11 +27,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
-from equipoise.methods.checks import require_positive
+from equipoise import _validate
+from equipoise.methods.options import Option
 
 __all__ = [
-    "THRESHOLDS",
     "ExponentialDecay",
     "Fixed",
     "LinearDecay",
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 
-class Threshold(ABC):
+class Threshold(Option, ABC):
     """A sequence of clip norms C_0, C_1, ...; what it learns is one float, kept in the method's state."""
 
     @abstractmethod
@@ -67,10 +68,11 @@ class Fixed(Threshold):
         0.1
     """
 
+    kind: ClassVar[str] = "fixed"
     clip_norm: float
 
     def __post_init__(self) -> None:
-        require_positive("clip_norm", self.clip_norm)
+        _validate.positive(clip_norm=self.clip_norm)
 
     def start(self) -> float:
         """C_0."""
@@ -99,12 +101,13 @@ class ExponentialDecay(Threshold):
         0.125
     """
 
+    kind: ClassVar[str] = "exponential_decay"
     clip_norm: float
     rate: float
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        require_positive("clip_norm", self.clip_norm)
+        _validate.positive(clip_norm=self.clip_norm)
         if not 0 < self.rate <= 1:
             raise ValueError(f"rate={self.rate!r}: a decay rate lies in (0, 1]; 1 means no decay")
         if not 0 <= self.floor <= self.clip_norm:
@@ -133,13 +136,14 @@ class LinearDecay(Threshold):
         [1.0, 0.75, 0.5, 0.5]
     """
 
+    kind: ClassVar[str] = "linear_decay"
     clip_norm: float
     final: float
     steps: int
 
     def __post_init__(self) -> None:
-        require_positive("clip_norm", self.clip_norm)
-        require_positive("final", self.final)
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.positive(final=self.final)
         if self.steps < 1:
             raise ValueError(f"steps={self.steps!r}: a schedule needs at least one step")
 
@@ -167,6 +171,7 @@ class Schedule(Threshold):
         0.25
     """
 
+    kind: ClassVar[str] = "schedule"
     function: Callable[[int], float]
 
     def start(self) -> float:
@@ -176,7 +181,7 @@ class Schedule(Threshold):
     def at(self, step: int, learned: float) -> float:
         """f(step), checked to be a finite number above zero."""
         value = float(self.function(step))
-        require_positive(f"clip_norm schedule at step {step}", value)
+        _validate.positive(**{f"clip_norm schedule at step {step}": value})
         return value
 
     def upper(self, steps: int) -> float:
@@ -197,6 +202,7 @@ class ReleasedQuantile(Threshold):
         minimum, maximum: public limits of the threshold; by default C_0 / 10^4 and 10^4 C_0.
     """
 
+    kind: ClassVar[str] = "quantile"
     initial: float = 0.1
     quantile: float = 0.5
     learning_rate: float = 0.2
@@ -205,9 +211,9 @@ class ReleasedQuantile(Threshold):
     maximum: float | None = None
 
     def __post_init__(self) -> None:
-        require_positive("initial", self.initial)
-        require_positive("learning_rate", self.learning_rate)
-        require_positive("count_noise", self.count_noise)
+        _validate.positive(initial=self.initial)
+        _validate.positive(learning_rate=self.learning_rate)
+        _validate.positive(count_noise=self.count_noise)
         if not 0 < self.quantile < 1:
             raise ValueError(f"quantile={self.quantile!r}: the share of unclipped records lies in (0, 1)")
         low, high = self.limits
@@ -253,11 +259,6 @@ class ReleasedQuantile(Threshold):
         push = min(max(-self.learning_rate * (share - self.quantile), -700.0), 700.0)  # exp stays finite
         low, high = self.limits
         return min(max(learned * math.exp(push), low), high)
-
-
-THRESHOLDS: dict[str, type[Threshold]] = {
-    kind.__name__: kind for kind in (Fixed, ExponentialDecay, LinearDecay, Schedule, ReleasedQuantile)
-}
 
 
 def resolve_threshold(clip_norm: float | Callable[[int], float] | Threshold) -> Threshold:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.gradients import GradientEngine
-from equipoise.methods import DPSGD, METHODS, Method
+from equipoise.methods import DPSGD, Method, PublicRecords, find
 from equipoise.methods.base import Plan, Setting
+from equipoise.methods.registry import registered
 from equipoise.privacy import (
     Budget,
     FixedEpochs,
@@ -153,15 +154,18 @@ def rebuild(config: Mapping[str, Any]) -> tuple[Sampling, Budget | None, Setting
         return sampling, budget, Settings(**config["settings"])
 
 
-def rebuild_method(config: Mapping[str, Any], public: Any = None) -> Method:
+def rebuild_method(config: Mapping[str, Any], public: PublicRecords | None = None) -> Method:
     """The method from a `config.json`, and from its public records, which no file holds.
 
     Raises:
         ValueError: it was damaged or edited.
     """
-    given = {} if public is None else {"public": public}
     with _whole("method"):
-        return METHODS[config["method"]["name"]].from_config(config["method"], **given)
+        described = config["method"]
+        name = described["name"]
+        if name not in registered():
+            raise ValueError(f"no method is registered under the name {name!r}; give method=... again")
+        return find(name, described.get("recipe", "library")).from_config(described, public)
 
 
 @contextmanager

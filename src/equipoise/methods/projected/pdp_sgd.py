@@ -8,6 +8,7 @@ Identification".
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from equipoise.methods.card import Card
@@ -16,12 +17,13 @@ from equipoise.methods.projected.projected_gradient import ProjectedGradient
 __all__ = ["PDPSGD"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class PDPSGD(ProjectedGradient):
     """PDP-SGD: the weights come from the whole gradients' norms. Arguments of `ProjectedGradient`.
 
     Example:
-        >>> import torch
-        >>> PDPSGD(public=torch.eye(3), clip_norm=0.1).clip_norm
+        >>> from equipoise.methods import RandomSubspace
+        >>> PDPSGD(source=RandomSubspace(), clip_norm=0.1).clip_norm
         0.1
     """
 

@@ -1,8 +1,5 @@
-"""What papers printed, each a class of its own with its formulas: algorithm, noise and claim."""
+"""What papers printed, to the letter: a class each, with its formulas, programs and claims."""
 
-from equipoise.methods.published.adaptive_rms import AdaptiveRMS
-from equipoise.methods.published.dc_dpsgd import DCDPSGD
-from equipoise.methods.published.dice_sgd import DiceSGD
-from equipoise.methods.published.dp_c4 import DPC4, DPC4Plus
+from equipoise._lazy import attach
 
-__all__ = ["DCDPSGD", "DPC4", "AdaptiveRMS", "DPC4Plus", "DiceSGD"]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)
