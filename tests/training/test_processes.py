@@ -15,6 +15,7 @@ from small_problems import loss, network, parameters, records, training
 import equipoise as eq
 from equipoise.methods import PublicRecords, PublicSubspace
 from equipoise.training.distributed import ProcessError
+from equipoise.training.run_ledger import own_ledger
 
 
 def join_group(rank: int, port: int) -> None:
@@ -31,7 +32,7 @@ def work(rank: int, port: int, folder: str) -> None:
     assert run.processes.count == 2
     if rank == 1:
         try:
-            _ = run.desk.ledger
+            own_ledger(run.ledger)
         except RuntimeError:
             (Path(folder) / "no-ledger").touch()
     try:

@@ -94,7 +94,7 @@ class AutoS(ClipRule):
     kind: ClassVar[str] = "auto_s"
 
     def __post_init__(self) -> None:
-        _validate.positive(gamma=self.gamma)
+        _validate.positive("the constant of AutoS", gamma=self.gamma)
 
     def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
         return threshold / (norms + self.gamma)

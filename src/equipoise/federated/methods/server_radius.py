@@ -27,13 +27,13 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.federated.messages import Refused, Reply, Request
 from equipoise.federated.round_protocol import Extra, RoundProtocol
 from equipoise.federated.server import FedAvg, RoundRequests
 from equipoise.methods import AdaptiveRMS, Context, State
 from equipoise.methods.adaptive_rms.radius import RadiusState, RMSRadius
 from equipoise.methods.base import Parameters, Plan, Setting
-from equipoise.methods.checks import require_one_of
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs, Sampling
 
@@ -83,7 +83,7 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         query_steps: Literal["all", "first"] = "all",
         **settings: Any,
     ) -> None:
-        require_one_of("query_steps", query_steps, ("all", "first"))
+        _validate.one_of(("all", "first"), query_steps=query_steps)
         if query_steps == "first" and variant == "round":
             raise ValueError(
                 f"query_steps={query_steps!r} belongs to variant='fused': the query of variant='round' is no "
@@ -239,7 +239,7 @@ class AdaptDPFedAvg(FedAvg):
         initial_clip_norm: float | None = None,
     ) -> None:
         super().__init__()
-        require_one_of("variant", variant, ("round", "fused"))
+        _validate.one_of(("round", "fused"), variant=variant)
         if initial_clip_norm is not None and variant == "round":
             raise ValueError(
                 f"initial_clip_norm={initial_clip_norm!r} belongs to variant='fused': a round of variant="

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.base import Context, DrawHandle, Method, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_one_of, require_positive, require_share
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.published.adaptive_rms_formulas import claimed_epsilon, published_noise
@@ -123,7 +123,7 @@ class AdaptiveRMS(Method):
         noise_multiplier: float | None = None,
         radius_noise_multiplier: float | None = None,
     ) -> None:
-        require_one_of("recipe", recipe, ("library", "as_published"))
+        _validate.one_of(("library", "as_published"), recipe=recipe)
         self._settings: dict[str, Any] = {
             "clip_norm": clip_norm, "recipe": recipe, "variant": variant, "tau": tau, "offset": offset,
             "scale": scale, "kappa": kappa, "radius_share": radius_share, "ema_beta": ema_beta,
@@ -131,7 +131,7 @@ class AdaptiveRMS(Method):
             "round_length": round_length, "radius_sampling_rate": radius_sampling_rate,
             "noise_multiplier": noise_multiplier, "radius_noise_multiplier": radius_noise_multiplier,
         }  # fmt: skip
-        require_positive("clip_norm", clip_norm)
+        _validate.positive(clip_norm=clip_norm)
         self.recipe, self._published = recipe, recipe == "as_published"  # type: ignore[misc]
         self.variant = variant or ("round" if self._published else "fused")
         self.round_length = 1 if round_length is None else round_length
@@ -150,15 +150,15 @@ class AdaptiveRMS(Method):
         self._check()
 
     def _check(self) -> None:
-        require_one_of("variant", self.variant, ("fused", "round"))
-        require_share("radius_share", self.radius_share)
+        _validate.one_of(("fused", "round"), variant=self.variant)
+        _validate.share(radius_share=self.radius_share)
         if isinstance(self.round_length, bool) or not isinstance(self.round_length, int):
             raise TypeError(f"round_length={self.round_length!r}: give a whole number of steps")
         if self.round_length < 1:
             raise ValueError(f"round_length={self.round_length!r}: a round has at least one step")
         for name in ("noise_multiplier", "radius_noise_multiplier"):
             if getattr(self, name) is not None:
-                require_positive(name, getattr(self, name))
+                _validate.positive(**{name: getattr(self, name)})
         if self.radius_noise_multiplier is not None and self.noise_multiplier is None:
             raise ValueError(
                 f"radius_noise_multiplier={self.radius_noise_multiplier!r} without a noise_multiplier: give "

@@ -24,7 +24,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from equipoise.methods.checks import require_positive
+from equipoise import _validate
 
 __all__ = ["RMSRadius", "RadiusState"]
 
@@ -67,8 +67,8 @@ class RMSRadius:
     failure: float = 0.01
 
     def __post_init__(self) -> None:
-        require_positive("g_hat", self.g_hat)
-        require_positive("tau", self.tau)
+        _validate.positive(g_hat=self.g_hat)
+        _validate.positive(tau=self.tau)
         if self.offset not in ("sd", "paper", "none"):
             raise ValueError(f"offset={self.offset!r} is unknown; give 'sd', 'paper' or 'none'")
         if self.scale not in _SMALLEST:
@@ -104,7 +104,7 @@ class RMSRadius:
             ValueError: `initial` is no number in (0, G].
         """
         if initial is not None:
-            require_positive("initial_clip_norm", initial)
+            _validate.positive(initial_clip_norm=initial)
             if initial > self.g_hat:
                 raise ValueError(
                     f"initial_clip_norm={initial!r} is above clip_norm={self.g_hat!r}, the largest radius"

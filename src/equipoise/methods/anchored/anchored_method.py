@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.anchored.noise_split import anchor_noise, best_factor, displacement
 from equipoise.methods.anchored.schedule import AnchorSchedule, draw_schedule
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
-from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.named_tensors import copied
 from equipoise.privacy import calibrate, calibrate_noise_multiplier
 from equipoise.privacy.mechanisms import Gaussian
@@ -101,17 +101,17 @@ class AnchoredMethod(Method):
         threshold_ratio: float,
         anchor_noise: str,
     ) -> None:
-        require_one_of("anchor_noise", anchor_noise, ("once", "every_step"))
+        _validate.one_of(("once", "every_step"), anchor_noise=anchor_noise)
         for name, value in (
             ("noise_multiplier", noise_multiplier),
             ("anchor_noise_multiplier", anchor_noise_multiplier),
             ("anchor_batch_size", anchor_batch_size),
         ):
             if value is not None:
-                require_positive(name, value, "or None to have it chosen")
+                _validate.positive("or None to have it chosen", **{name: value})
         if coupled_noise_factor != "optimal":
-            require_positive("coupled_noise_factor", coupled_noise_factor, 'or "optimal"')
-        require_positive("threshold_ratio", threshold_ratio, "a ratio of squared thresholds")
+            _validate.positive('or "optimal"', coupled_noise_factor=coupled_noise_factor)
+        _validate.positive("a ratio of squared thresholds", threshold_ratio=threshold_ratio)
         # Raises for a routine that does not exist and for a period that does not fit it.
         draw_schedule(routine, 2, 1 if anchor_period is None else anchor_period, torch.Generator())
         self.routine, self.anchor_period, self.anchor_batch_size = routine, anchor_period, anchor_batch_size

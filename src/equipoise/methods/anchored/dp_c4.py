@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.anchored.anchor_thresholds import (
     ANCHOR_RULES,
     COUPLED_RULES,
@@ -40,7 +41,6 @@ from equipoise.methods.anchored.anchor_thresholds import (
 from equipoise.methods.anchored.anchored_method import AnchoredMethod
 from equipoise.methods.base import Context, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.published.dp_c4_formulas import (
@@ -120,13 +120,13 @@ class _DPC4(AnchoredMethod):
             threshold_ratio=threshold_ratio,
             anchor_noise=anchor_noise,
         )
-        require_one_of("recipe", recipe, ("library", "as_published"))
+        _validate.one_of(("library", "as_published"), recipe=recipe)
         for name, value in (
             ("clip_norm", clip_norm),
             ("coupled_scale", coupled_scale),
             ("anchor_scale", anchor_scale),
         ):
-            require_positive(name, value, "a cap or a scale of a threshold")
+            _validate.positive("a cap or a scale of a threshold", **{name: value})
         if not 0 < shrink_limit <= 1:
             raise ValueError(f"shrink_limit={shrink_limit!r}: it lies in (0, 1]; 1 never lets C_2 shrink")
         if not 0 <= min_anchor_clip_norm <= clip_norm:
@@ -156,7 +156,7 @@ class _DPC4(AnchoredMethod):
             ("coupled_rule", self.coupled_rule, COUPLED_RULES),
             ("anchor_rule", self.anchor_rule, ANCHOR_RULES),
         ):
-            require_one_of(name, rule, known)
+            _validate.one_of(known, **{name: rule})
             if rule in RAW_RULES and self.recipe != "as_published":
                 raise ValueError(
                     f"{name}={rule!r} sets a threshold from raw private gradients, which no guarantee "

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.clip_rules import Abadi, layer_shares
 from equipoise.methods.feedback import joint_noise as dice_noise
 from equipoise.methods.feedback.memory import clipped, norm_of, zeros_like
@@ -128,14 +128,14 @@ class DiceSGD(Method):
         published_noise: str = "algorithm_4",
         noise_multiplier: float | None = None,
     ) -> None:
-        require_positive("clip_norm", clip_norm)
-        require_one_of("recipe", recipe, VARIANTS)
+        _validate.positive(clip_norm=clip_norm)
+        _validate.one_of(VARIANTS, recipe=recipe)
         variant = VARIANTS[recipe][0] if variant is None else variant
         if variant not in VARIANTS[recipe]:
             raise ValueError(f"variant={variant!r}: the recipe {recipe!r} has {VARIANTS[recipe]}")
         if noise_multiplier is not None:
-            require_positive("noise_multiplier", noise_multiplier)
-        require_one_of("published_noise", published_noise, PUBLISHED_NOISE)
+            _validate.positive(noise_multiplier=noise_multiplier)
+        _validate.one_of(PUBLISHED_NOISE, published_noise=published_noise)
         self.clip_norm, self.recipe, self.variant = float(clip_norm), recipe, variant  # type: ignore[misc]
         self.residual_clip_norm = 10 * self.clip_norm if residual_clip_norm is None else residual_clip_norm
         self.feedback_clip_norm = self.clip_norm if feedback_clip_norm is None else feedback_clip_norm
@@ -171,7 +171,7 @@ class DiceSGD(Method):
         if not 0 < self.feedback_rate <= 1:
             raise ValueError(f"feedback_rate={self.feedback_rate!r}: a rate lies in (0, 1]; 1 feeds all back")
         if self.memory_clip_norm is not None:
-            require_positive("memory_clip_norm", self.memory_clip_norm)
+            _validate.positive(memory_clip_norm=self.memory_clip_norm)
             if self.memory_clip_norm < self.feedback_clip_norm / self.feedback_rate:
                 raise ValueError(
                     f"memory_clip_norm={self.memory_clip_norm!r} is below feedback_clip_norm / feedback_rate "
@@ -191,7 +191,7 @@ class DiceSGD(Method):
             raise ValueError(f"published_noise={self.published_noise!r} belongs to recipe='as_published'")
         if isinstance(self.per_layer, Mapping):
             for layer, share in self.per_layer.items():
-                require_positive(f"per_layer[{layer!r}]", share)
+                _validate.positive(**{f"per_layer[{layer!r}]": share})
 
     def _check_as_published(self) -> None:
         """The paper's algorithms have neither a residual radius nor the knobs that go with it."""

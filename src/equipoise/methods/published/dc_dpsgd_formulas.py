@@ -43,7 +43,7 @@ from equipoise.methods.two_thresholds.scores import record_normals, sub_weibull
 from equipoise.privacy.accounting.epsilon import rdp_epsilon
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.two_thresholds import clip_unbounded
-from equipoise.privacy.private import Private, join
+from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 
@@ -120,33 +120,25 @@ def code_step(
     columns = sub_weibull((some.numel(), size), entries, 1.0, "positive")
     basis = torch.linalg.qr(columns.double()).Q.to(some.device)
     draw = context.draw("batch")
-    numbers: list[Private] = []
-    squares: list[Private] = []
 
-    def inside(rows: PrivateRows, ids: Private) -> Tensor:
+    def traces(rows: PrivateRows, ids: Private) -> dict[str, Private]:
         part = rows.select([layer]).matrix().double()
-        numbers.append(ids)
-        squares.append(_finite(part.square().sum(dim=1)))
-        return _finite((part.abs() @ basis).square().sum(dim=1))
+        inside = _finite((part.abs() @ basis).square().sum(dim=1))
+        return {"inside": inside, "whole": _finite(part.square().sum(dim=1)), "id": ids}
 
-    scores = draw.rows(inside)
-    batch_norm = join(squares).sum().clamp(min=1e-300)
-    ids = join(numbers)
-    assert isinstance(ids, Private)
-    noise = record_normals(ids, draw.secret_number("lots")) * (sigma_trace / context.sampling.expected_size)
-    scores = scores / batch_norm + noise
+    found = draw.rows(traces)
+    batch_norm = found["whole"].sum().clamp(min=1e-300)
+    noise = record_normals(found["id"], draw.secret_number("lots")) * (
+        sigma_trace / context.sampling.expected_size
+    )
+    scores = found["inside"] / batch_norm + noise
     count = scores.shape[0]
     chosen = scores > scores.sort(descending=True).values[int(fraction * count)] if count else scores > 0
-    done = 0
 
-    def sums(rows: PrivateRows, ids: Private) -> dict[str, Bounded]:
-        nonlocal done
-        part = chosen[done : done + ids.shape[0]]
-        done += ids.shape[0]
-        assert isinstance(part, Private)
-        return {"gradient": clip_unbounded(rows, part, tail, body, rule)}
+    def sums(rows: PrivateRows, ids: Private, chosen: Private) -> dict[str, Bounded]:
+        return {"gradient": clip_unbounded(rows, chosen, tail, body, rule)}
 
-    bounded = draw.query(sums)["gradient"]
+    bounded = draw.query(sums, along=chosen)["gradient"]
     ledger: Any = context.ledger
     realised = float(ledger.disclose(chosen.sum(), DISCLOSED)) / max(1, count)
     lower = average_noise(sigma, 1.0, body / tail, fraction)

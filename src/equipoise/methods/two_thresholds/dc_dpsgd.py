@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.gradients.subspaces.seeded import SeededSubspace
 from equipoise.methods.base import (
     Context,
@@ -50,7 +51,6 @@ from equipoise.methods.base import (
     State,
 )
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_count, require_one_of, require_positive, require_share
 from equipoise.methods.clip_rules import ClipRule, resolve_rule
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.published.dc_dpsgd_formulas import (
@@ -72,7 +72,7 @@ from equipoise.privacy.bounds.counts import capped, soft_indicator
 from equipoise.privacy.bounds.two_thresholds import clip_channels, clip_either, clip_selected, top_share
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release, Unproven
-from equipoise.privacy.private import Private, join
+from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 
 if TYPE_CHECKING:
@@ -182,38 +182,38 @@ class DCDPSGD(Method):
         trace_share: float = 0.5,
         noise_multiplier: float | None = None,
     ) -> None:
-        require_positive("clip_norm", clip_norm)
+        _validate.positive(clip_norm=clip_norm)
         self.clip_norm = float(clip_norm)
         self.body_clip_norm = self.clip_norm / 10 if body_clip_norm is None else float(body_clip_norm)
-        require_positive("body_clip_norm", self.body_clip_norm)
+        _validate.positive(body_clip_norm=self.body_clip_norm)
         if self.body_clip_norm > self.clip_norm:
             raise ValueError(
                 f"body_clip_norm={body_clip_norm!r} exceeds clip_norm={clip_norm!r}: the tail has the larger "
                 "threshold; swap them"
             )
-        require_one_of("recipe", recipe, tuple(VARIANTS))
+        _validate.one_of(tuple(VARIANTS), recipe=recipe)
         published = recipe == "as_published"
         variant = VARIANTS[recipe][0] if variant is None else variant
         score = ("trace" if published else "norm") if score is None else score
         tail_fraction = (0.1 if published else 0.2) if tail_fraction is None else tail_fraction
         if subspace_structure is None:
             subspace_structure = "dense" if published else "khatri_rao"
-        require_one_of("variant", variant, VARIANTS[recipe])
-        require_one_of("score", score, ("trace",) if published else _SCORES)
-        require_one_of("subspace_signs", subspace_signs, ("symmetric", "positive"))
-        require_one_of("subspace_structure", subspace_structure, ("khatri_rao", "dense"))
+        _validate.one_of(VARIANTS[recipe], variant=variant)
+        _validate.one_of(("trace",) if published else _SCORES, score=score)
+        _validate.one_of(("symmetric", "positive"), subspace_signs=subspace_signs)
+        _validate.one_of(("khatri_rao", "dense"), subspace_structure=subspace_structure)
         if not 0 <= tail_weight <= 1:
             raise ValueError(f"tail_weight={tail_weight!r}: a weight lies between 0 and 1")
         for argument, share in (("tail_fraction", tail_fraction), ("trace_share", trace_share)):
-            require_share(argument, share)
+            _validate.share(**{argument: share})
         optional = {"noise_multiplier": noise_multiplier, "initial_threshold": initial_threshold}
         for argument, number in {"count_noise": count_noise, **optional}.items():
             if number is not None:
-                require_positive(argument, number)
+                _validate.positive(**{argument: number})
         if tail_index < 0.5:
             raise ValueError(f"tail_index={tail_index!r}: the sub-Weibull laws have theta of at least 1/2")
         for argument, count in (("subspace_dimension", subspace_dimension), ("refresh_every", refresh_every)):
-            require_count(argument, count)
+            _validate.count(**{argument: count})
         self.recipe, self.variant, self.score = recipe, variant, score  # type: ignore[misc]
         self.tail_fraction, self.tail_weight = float(tail_fraction), float(tail_weight)
         self.tail_threshold, self.initial_threshold = tail_threshold, initial_threshold
@@ -229,7 +229,7 @@ class DCDPSGD(Method):
     def _check_threshold(self) -> None:
         value = self.tail_threshold
         if isinstance(value, str):
-            require_one_of("tail_threshold", value, ("adaptive", "null"))
+            _validate.one_of(("adaptive", "null"), tail_threshold=value)
         else:
             # Infinity is a threshold, too: no tail at all.
             if isinstance(value, bool) or math.isnan(value) or value < 0:
@@ -377,16 +377,8 @@ class DCDPSGD(Method):
         return out
 
     def _top_share(self, draw: DrawHandle, scorer: Scorer) -> dict[str, Bounded]:
-        numbers: list[Private] = []
-
-        def score(rows: PrivateRows, ids: Private) -> Private:
-            numbers.append(ids)
-            return scorer(rows, ids)
-
-        scores, ids = draw.rows(score), join(numbers)
-        assert isinstance(scores, Private)
-        assert isinstance(ids, Private)
-        selection = top_share(scores, ids, self.tail_fraction)
+        found = draw.rows(lambda rows, ids: {"score": scorer(rows, ids), "id": ids})
+        selection = top_share(found["score"], found["id"], self.tail_fraction)
 
         def sums(rows: PrivateRows, ids: Private) -> dict[str, Bounded]:
             return {
