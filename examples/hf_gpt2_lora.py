@@ -1,4 +1,4 @@
-"""Fine-tune a GPT-2 privately through LoRA adapters. Needs `pip install equipoise[hf]`; no network is used.
+"""Fine-tune a GPT-2 privately through LoRA adapters. Needs `pip install -e '.[hf]'`; no network is used.
 
 python examples/hf_gpt2_lora.py
 
@@ -20,7 +20,7 @@ LENGTH = 32
 
 
 def records(count: int = 200) -> dict[str, torch.Tensor]:
-    """Windows of the text, one character a token: {"tokens": int64 [count, LENGTH]}."""
+    """Windows of the text, one character per token: {"tokens": int64 [count, LENGTH]}."""
     codes = torch.tensor([ord(letter) for letter in TEXT * 20])
     starts = torch.arange(count) * 7 % len(TEXT)
     return {"tokens": torch.stack([codes[start : start + LENGTH] for start in starts.tolist()])}
@@ -35,7 +35,7 @@ def build_model() -> torch.nn.Module:
 
 
 def loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Mean cross-entropy of the next token, one number a record, [B]."""
+    """Mean cross-entropy of the next token, one number per record, [B]."""
     tokens = batch["tokens"]
     logits = model(input_ids=tokens[:, :-1]).logits
     return F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none").mean(1)

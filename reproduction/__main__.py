@@ -14,7 +14,7 @@ import typer
 
 from equipoise.cli import run_app
 from equipoise.cli.screen import emit, loading, open_console, quiet
-from equipoise.cli.words import DataDir, Json, RunDir, UsageError
+from equipoise.cli.shared_options import DataDir, Json, RunDir, UsageError
 from reproduction import papers
 
 __all__ = ["main"]

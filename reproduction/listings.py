@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from equipoise.report.words import significant
+from equipoise.report.phrases import significant
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -39,6 +39,7 @@ from equipoise.privacy import (
     Secrets,
     clip,
 )
+from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.mechanisms import Mechanism
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.privacy.noise.streams import ReleaseStreams
@@ -112,16 +113,15 @@ class Repeating(Watching):
 class Restarting(Watching):
     """The noise of every tensor begins at the same place of the stream."""
 
-    def _streams(self, draw: Draw, *question: object) -> ReleaseStreams:
-        return AlwaysNew(super()._streams(draw, *question).key_of)
-
-
-class AlwaysNew(ReleaseStreams):
-    """Streams that begin again whenever they are asked for."""
-
-    def get(self, purpose: str, make: Callable[[bytes], Any], device: str = "") -> Any:
-        self._begun.clear()
-        return super().get(purpose, make, device)
+    def _noised(self, mechanism: Mechanism, sums: Mapping[str, Bounded], *rest: Any) -> Sums:
+        out = {name: dict(tensors) for name, tensors in super()._noised(mechanism, sums, *rest).items()}
+        for name, tensors in out.items():
+            raw = {key: unwrap(value) for key, value in sums[name].value.items()}
+            first = next(iter(tensors))
+            noise = tensors[first] - raw[first]
+            for key in tensors:
+                tensors[key] = raw[key] + noise
+        return out
 
 
 class Forgetful(PrivateRows):
@@ -170,7 +170,10 @@ class RawThreshold(DPSGD):
 
 @dataclass(frozen=True)
 class FixedSize(Poisson):
-    """Accounted as Poisson; takes a subset of a fixed size."""
+    """Accounted as Poisson, and so in the journal; takes a subset of a fixed size."""
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "scheme": Poisson.__name__}
 
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> Tensor:
         """Positions of a uniform subset."""
@@ -211,7 +214,7 @@ def _stage(
 
 
 def _noises(stage: Stage) -> Tensor:
-    ledger = stage.desk.ledger
+    ledger = stage.ledger
     assert isinstance(ledger, Watching)
     rows = []
     for released, raw in zip(ledger.transcript, ledger.sums, strict=True):
@@ -260,7 +263,7 @@ def _reach(planted: bool, seed: int) -> Check:
         None,
         seed=seed,
     ).run()
-    ledger = stage.desk.ledger
+    ledger = stage.ledger
     assert isinstance(ledger, Watching)
     return reach(ledger.transcript[0]["gradient"]["second.tables.0"].flatten(), NOISE, 1.0)
 

@@ -74,7 +74,7 @@ def attack_dc_dpsgd(
             budget,
             seed=seed + 1000 * run,
         ).run()
-        ledger = stage.desk.ledger
+        ledger = stage.ledger
         assert isinstance(ledger, Watching)
         total = 0.0
         for released in ledger.transcript:

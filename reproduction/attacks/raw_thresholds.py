@@ -104,12 +104,12 @@ def _attack(
                 make_ledger=ledger,  # type: ignore[arg-type]
             ).run()
 
-        real = stage(odd, Watching).desk.ledger
+        real = stage(odd, Watching).ledger
         assert isinstance(real, Watching)
         transcript = real.transcript
         other = stage(
             label, lambda *args, transcript=transcript, **kwargs: Replaying(transcript, *args, **kwargs)
-        ).desk.ledger
+        ).ledger
         assert isinstance(other, Watching)
         ratios.append(
             log_ratio(

@@ -92,7 +92,7 @@ def attack_adaptive_rms(
         relation="replace_one",
         make_ledger=Permutation,
     ).run()
-    ledger = stage.desk.ledger
+    ledger = stage.ledger
     assert isinstance(ledger, Permutation)
     assert ledger.statistic is not None
     epochs = math.ceil(rounds / sampling.draws_per_epoch)

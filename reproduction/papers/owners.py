@@ -56,4 +56,4 @@ def make_clients(
 
 def largest_epsilon(clients: Sequence[Client], delta: float) -> float:
     """What the clients have spent, at the one that has spent most."""
-    return max(client.training.desk.spent(delta).value for client in clients)
+    return max(client.training.ledger.spent(delta).value for client in clients)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from equipoise._version import __version__
+
 if TYPE_CHECKING:
     from equipoise.gradients import (
         PerSampleGradients,
@@ -68,7 +70,6 @@ if TYPE_CHECKING:
         verify_run,
     )
 
-__version__ = "0.1.0"
 
 _CONTENTS = {
     # training

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.app.federation import federation
 from equipoise.app.federation_settings import FederationSettings
+from equipoise.app.federation_setup import federation
 from equipoise.app.settings import Settings
 from equipoise.privacy import gaussian_mu
 
@@ -103,7 +103,7 @@ def test_the_answer_and_the_files(finished):
 
 
 def test_the_report_is_self_contained_and_quotes_the_largest_epsilon(finished):
-    from equipoise.report.words import rounded_up
+    from equipoise.report.phrases import rounded_up
 
     folder, found = finished
     page = (folder / "report.html").read_text()

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from equipoise.app.federation_folder import verify_federation
 from equipoise.cli import main
 from equipoise.report import RunFolderError
-from equipoise.report.federation import write_federation_report
+from equipoise.report.federation_page import write_federation_report
 from equipoise.statements.verify_federation import DISJOINT
 
 LINE = "federate --data digits --method dp-fedavg --clients 3 --rounds 2 --local-steps 1"

@@ -9,7 +9,6 @@ import time
 import pytest
 from rich.console import Console
 
-from equipoise.app import calibration_answers as calibration
 from equipoise.app import names, options
 from equipoise.app.models import MODELS
 from equipoise.cli import screen
@@ -194,4 +193,3 @@ def test_what_is_known_before_loading_is_the_librarys():
     assert tuple(MODELS) == names.MODEL_NAMES
     assert tuple(FEDERATED) == names.FEDERATED_NAMES
     assert set(options.CLIP_RULES) <= set(ClipRule.kinds())
-    assert options.SAMPLINGS == calibration.SAMPLINGS

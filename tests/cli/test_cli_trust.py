@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 
 import pytest
@@ -14,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 import equipoise as eq
 from equipoise.privacy import Journal
 from equipoise.report import write_report
+from equipoise.report.phrases import rounded_up
 from equipoise.statements import statement_from_journal
 from equipoise.training.consistency import TRUSTED
 
@@ -207,7 +207,7 @@ def test_a_page_that_says_something_else_is_caught(run, equipoise, tmp_path):
     moved = published_part(run, tmp_path / "renamed")
     assert {f["subject"]: f["ok"] for f in eq.verify_run(moved).to_json()["findings"]}["page"] is True
     page = moved / "report.html"
-    whole, said = page.read_text(), f"{math.ceil(epsilon * 100) / 100:.2f}"
+    whole, said = page.read_text(), rounded_up(epsilon)
     assert said in whole
     page.write_text(whole.replace(said, "0.10"))
     assert wrong_in(equipoise("verify", moved, "--json").value) == ["page"]

@@ -12,9 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(
-    [*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
-)
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/federated/README.md")
+PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in TOP)])
 FENCE = re.compile(r"^```(\w*)\s*$")
 TAG = re.compile(r"^<!-- (slow|skip): ?(.*?) ?-->$|^<!-- (slow) -->$")
 

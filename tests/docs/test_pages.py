@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
 from itertools import groupby
 
 import pytest
+import typer
 from pages import DOCS, PAGES, ROOT, anchors, name_of, without_blocks
 
 from equipoise.app.names import METHOD_NAMES
+from equipoise.cli import app
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 WIDTH, WORDS = 120, 100
@@ -79,6 +83,7 @@ def test_the_page_of_a_method_says_when_to_use_it(name):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_lines_and_paragraphs_are_short(page):
     for number, line in without_blocks(page):
+        assert not line.startswith(("<<<<<<<", ">>>>>>>")), f"{name_of(page)}:{number}: a merge left this"
         assert len(line) <= WIDTH or line.startswith("|"), f"{name_of(page)}:{number}: {len(line)} characters"
     for number, paragraph in prose(page):
         words = len(paragraph.split())
@@ -113,3 +118,32 @@ def test_the_two_commands_of_the_readme():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "\nmake train " in readme
     assert "\nmake test " in readme
+
+
+def commands(text: str) -> list[list[str]]:
+    """What a page asks the reader to type after `equipoise`, in blocks and in code spans."""
+    found = []
+    for line in re.findall(r"(?:^|`)(equipoise [^`\n]*)", text.replace("\\\n", " "), re.M):
+        with contextlib.suppress(ValueError):  # a command that is cut off in prose
+            found.append(shlex.split(line, comments=True)[1:])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_and_their_options_exist(page):
+    known = typer.main.get_command(app).commands
+    for words in commands(page.read_text(encoding="utf-8")):
+        if not words or words[0].startswith(("-", ".")) or words[0] == "trains":  # a sentence, or the name
+            continue
+        assert words[0] in known, f"{name_of(page)}: equipoise {' '.join(words)}"
+        options = {option for parameter in known[words[0]].params for option in parameter.opts} | {"--help"}
+        unknown = {word for word in words if word.startswith("--")} - options
+        assert not unknown, f"{name_of(page)}: equipoise {' '.join(words)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"\b(?:src|tests|benchmarks|reproduction|contrib|examples)/[\w/.-]*\w", text):
+        if "NAME" not in path:
+            assert (ROOT / path).exists(), f"{name_of(page)}: {path}"

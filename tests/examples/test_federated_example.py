@@ -117,7 +117,7 @@ def test_a_supernode_and_the_superlink_are_killed_in_the_middle_of_rounds(deploy
     for owner, known in ((0, of_owner_0), (1, of_owner_1)):
         found = releases(folder, owner)
         assert found[: len(known)] == known, "a release is lost from the ledger"
-        assert len({entry["index"] for entry in found}) == len(found), "a noise draw is booked twice"
+        assert len({entry.draw.index for entry in found}) == len(found), "a noise draw is booked twice"
         answered = sum(f"owner {owner} is missing" not in line for line in lines)
         assert answered * LOCAL_STEPS <= len(found) <= ROUNDS * LOCAL_STEPS
     assert len(releases(folder, 1)) % LOCAL_STEPS == broken, "the steps before its death stay booked"

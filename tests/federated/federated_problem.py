@@ -78,20 +78,20 @@ def ask(one: Any, number: Any, params: Any, square_limit: Any) -> float:
 
 def charges(one: Client) -> int:
     """Releases that the client's ledger holds."""
-    return sum(e.kind == "release" for e in one.training.desk.ledger.journal.entries())
+    return sum(e.kind == "release" for e in one.training.ledger.journal.entries())
 
 
 def released(one: Client) -> list[float]:
     """Collect what the client's ledger releases of the squares from here on."""
     found: list[float] = []
-    release: Any = one.training.desk.release
+    release: Any = one.training.ledger.release
 
     def listening(draw: Any, sums: Any) -> Any:
         values = release(draw, sums)
         found.extend(float(*values[name].values()) for name in values if name == "squares")
         return values
 
-    one.training.desk.release = listening  # type: ignore[method-assign]
+    one.training.ledger.release = listening  # type: ignore[method-assign]
     return found
 
 

@@ -40,7 +40,7 @@ from equipoise.privacy import BudgetError, Journal, Ledger, LedgerError, Secrets
 from equipoise.privacy.errors import PlanUsedUpError
 from equipoise.statements import Statement
 from equipoise.training.checkpoint import CheckpointError, Checkpoints
-from equipoise.training.verification import verify_run
+from equipoise.training.published_run import verify_run
 
 
 def follower(**options):
@@ -179,7 +179,7 @@ def test_noise_follows_the_servers_radius():
     one = client(follower())
     train(one, 1, start(), clip_norm=0.02)
     train(one, 2, start(), clip_norm=0.3)
-    entries = one.training.desk.ledger.journal.entries()
+    entries = one.training.ledger.journal.entries()
     bounds = [entry.bounds["gradient"] for entry in entries if entry.kind == "release"]
     assert bounds == [0.02] * LOCAL_STEPS + [0.3] * LOCAL_STEPS
 
@@ -188,10 +188,10 @@ def test_the_budget_ends_the_work():
     one = client()
     params = rounds_of(one, start())
     assert one.rounds_left == 0
-    spent = one.training.desk.spent(1e-3).value
+    spent = one.training.ledger.spent(1e-3).value
     with pytest.raises(Refused, match="budget is used"):
         train(one, ROUNDS + 1, params)
-    assert one.training.desk.spent(1e-3).value == spent
+    assert one.training.ledger.spent(1e-3).value == spent
     with pytest.raises(BudgetError, match="above the budget"):
         client(budget=eq.Budget(0.01, 1e-3))
 
@@ -255,7 +255,7 @@ def test_killed_in_a_round(tmp_path, monkeypatch, lost, reproducible):
 
     if lost == "after the query":  # the answer is in the ledger, not yet in the log
         monkeypatch.setattr(
-            one._log, "append", lambda entry: known.update(asked=entry["reports"][SQUARES]) or die()
+            one._log, "write", lambda entry: known.update(asked=entry["reports"][SQUARES]) or die()
         )
         with pytest.raises(SystemExit):
             ask(one, 1, start(), 0.25)
@@ -439,15 +439,15 @@ def test_the_journal_is_on_the_device_before_an_answer_leaves(tmp_path, monkeypa
     sync = Journal.sync
     monkeypatch.setattr(Journal, "sync", lambda self: (synced.append(len(self.entries())), sync(self))[1])
     ask(one, 1, start(), 0.25)
-    assert synced[-1] == len(one.training.desk.ledger.journal.entries())
+    assert synced[-1] == len(one.training.ledger.journal.entries())
     train(one, 1, start(), clip_norm=0.2)
-    assert synced[-1] == len(one.training.desk.ledger.journal.entries())
+    assert synced[-1] == len(one.training.ledger.journal.entries())
 
 
 def test_the_pull_of_fedprox_costs_nothing_and_acts_from_the_second_step_on():
     plain, pulled = client(), client(Proximal(eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0), strength=0.5))
     near, free = (train(one, 1, start()).params for one in (pulled, plain))
-    assert pulled.training.desk.spent(1e-3).value == plain.training.desk.spent(1e-3).value
+    assert pulled.training.ledger.spent(1e-3).value == plain.training.ledger.spent(1e-3).value
 
     def distance(a):
         return sum(float((a[name] - value).square().sum()) for name, value in start().items())
@@ -521,13 +521,13 @@ def test_a_client_that_is_never_asked_spends_what_dp_sgd_spends():
     for number in range(1, ROUNDS + 1):
         train(steered_one, number, start(), clip_norm=0.5)
     rounds_of(plain, start())
-    assert steered_one.training.desk.spent(1e-3).value == plain.training.desk.spent(1e-3).value
+    assert steered_one.training.ledger.spent(1e-3).value == plain.training.ledger.spent(1e-3).value
     asked = client(follower())
     ask(asked, 1, start(), 0.25)
     train(asked, 1, start(), clip_norm=0.5)
     once = client()
     train(once, 1, start())
-    assert asked.training.desk.spent(1e-3).value > once.training.desk.spent(1e-3).value
+    assert asked.training.ledger.spent(1e-3).value > once.training.ledger.spent(1e-3).value
 
 
 def test_a_shuffled_loader_gets_no_amplification():
@@ -537,7 +537,7 @@ def test_a_shuffled_loader_gets_no_amplification():
     rounds_of(one, start())
     amplified = client()
     rounds_of(amplified, start())
-    assert one.training.desk.spent(1e-3).value > 1.2 * amplified.training.desk.spent(1e-3).value
+    assert one.training.ledger.spent(1e-3).value > 1.2 * amplified.training.ledger.spent(1e-3).value
     published = PublishedServerRMS(clip_norm=0.5, round_length=LOCAL_STEPS)
     with pytest.raises(ValueError, match="fresh sample"):
         client(published, sampling=slices, relation="replace_one", budget=eq.Budget(8.0, 1e-3))
@@ -694,7 +694,7 @@ def test_a_client_in_memory_finishes_too():
 
 
 ENDS = {
-    "before the entry": lambda one: (one._log, "append"),
+    "before the entry": lambda one: (one._log, "write"),
     "before the end is booked": lambda one: (Ledger, "close"),
     "before the key goes": lambda one: (Secrets, "delete"),
 }

@@ -84,8 +84,16 @@ def test_a_client_whose_ledger_is_broken_is_out_of_the_round_and_named(monkeypat
         raise error("line 17, the record of Smith")
 
     def breaks(done):
-        if done.number == 1:  # until the step is given up, and the desk opens the ledger anew
-            monkeypatch.setattr(clients[1].training.desk.ledger, "release", fail)
+        if done.number == 1:  # until the step is given up, and the ledger goes back to where it began
+            ledger = clients[1].training.ledger
+            rewind = ledger.rewind
+
+            def mended(position):
+                monkeypatch.undo()
+                rewind(position)
+
+            monkeypatch.setattr(ledger, "release", fail)
+            monkeypatch.setattr(ledger, "rewind", mended)
 
     found = simulate(FedAvg(), clients, start(), ROUNDS, on_round=breaks)
     assert [done.answered for done in found.rounds] == [(0, 1, 2), (0, 2), (0, 1, 2)]
@@ -249,7 +257,7 @@ def test_the_radius_is_a_function_of_what_was_released():
         state = rule.update(state, mean, noise, 1)
         assert done.metrics["radius"] == pytest.approx(state["clip_norm"])
     assert len({done.metrics["radius"] for done in history.rounds}) == ROUNDS
-    entries = clients[0].training.desk.ledger.journal.entries()
+    entries = clients[0].training.ledger.journal.entries()
     bounds = [entry.bounds for entry in entries if entry.kind == "release"]
     used = [b["gradient"] for b in bounds if "gradient" in b]
     expected = [done.metrics["radius"] for done in history.rounds for _ in range(LOCAL_STEPS)]

@@ -144,7 +144,7 @@ def test_a_federated_method_trains_at_the_price_of_its_gradients(name):
         params = train(plain, number, params)
     for one in clients:
         assert charges(one) == ROUNDS * LOCAL_STEPS
-        assert one.training.desk.spent(1e-3).value == plain.training.desk.spent(1e-3).value
+        assert one.training.ledger.spent(1e-3).value == plain.training.ledger.spent(1e-3).value
         assert one.statement().guarantee == "proven"
 
 
@@ -422,14 +422,14 @@ def test_all_clients_clip_at_the_servers_norm_which_follows_their_counts(monkeyp
     server, clients, params = QuantileFedAvg(QUANTILE), [make("quantile", p) for p in range(2)], start()
     counts = {0: [], 1: []}
     for p, one in enumerate(clients):
-        release = one.training.desk.release
+        release = one.training.ledger.release
 
         def listening(draw, sums, release=release, p=p):
             found = release(draw, sums)
             counts[p].append(float(next(iter(found["below_threshold"].values()))))
             return found
 
-        monkeypatch.setattr(one.training.desk, "release", listening)
+        monkeypatch.setattr(one.training.ledger, "release", listening)
     norms = []
     for number in range(1, ROUNDS + 1):
         asked = server.extras()
@@ -441,7 +441,7 @@ def test_all_clients_clip_at_the_servers_norm_which_follows_their_counts(monkeyp
         share = min(max(sum(shares) / 2, 0.0), 1.0)
         assert server.metrics()["radius"] == pytest.approx(norms[-1] * math.exp(-0.2 * (share - 0.5)))
     for one in clients:
-        entries = one.training.desk.ledger.journal.entries()
+        entries = one.training.ledger.journal.entries()
         assert [entry.bounds["gradient"] for entry in entries if entry.kind == "release"] == norms
     assert len(set(norms)) == ROUNDS
 
@@ -519,7 +519,7 @@ def test_around_a_follower_it_follows_the_server(around, follower):
     found, expected = train(one, 1, start(), **asked), train(plain, 1, start(), **asked)
     assert found.params.keys() == expected.params.keys()
     assert found.reports.keys() == expected.reports.keys()
-    bounds = [e.bounds["gradient"] for e in one.training.desk.ledger.journal.entries()
+    bounds = [e.bounds["gradient"] for e in one.training.ledger.journal.entries()
               if e.kind == "release" and "gradient" in e.bounds]  # fmt: skip
     assert bounds == [0.1] * LOCAL_STEPS
 

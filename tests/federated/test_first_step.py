@@ -37,7 +37,7 @@ def plan_of(method, sampling, budget=None):
 
 def booked(one):
     """What each release held, in order."""
-    lines = one.training.desk.ledger.journal.entries()
+    lines = one.training.ledger.journal.entries()
     return ["squares" in line.bounds for line in lines if line.kind == "release"]
 
 
@@ -101,8 +101,9 @@ COSTS = {  # (query_steps, radius_share): z, and the noise of a client's answer 
 def test_what_both_forms_cost_at_one_epsilon(which, share):
     """The plan of digits: 143 records, a tenth a step, 30 rounds of 5 steps, epsilon 3 at delta 1e-5."""
     method = ServerRMS(round_length=5, variant="fused", query_steps=which, radius_share=share)
-    plan = plan_of(method, eq.Poisson(14.3, 143, 150), eq.Budget(3.0, 1e-5))
-    found = plan["gradient"].noise_multiplier, method.radius_noise
+    setting = Setting(sampling=eq.Poisson(14.3, 143, 150), budget=eq.Budget(3.0, 1e-5))
+    plan = method.plan(setting)
+    found = plan.releases["gradient"].noise_multiplier, method.radius_noise(plan)
     assert found == pytest.approx(COSTS[which, share], rel=5e-3)
 
 

@@ -48,7 +48,7 @@ def test_noise_and_clipping_use_the_same_clip_norm():
             return {"clip_norm": sent[-1]}
 
     simulate(Noting(rule), [one], start(), ROUNDS)
-    entries = one.training.desk.ledger.journal.entries()
+    entries = one.training.ledger.journal.entries()
     releases = [entry for entry in entries if entry.kind == "release"]
     bounds = [entry.bounds["gradient"] for entry in releases if "gradient" in entry.bounds]
     assert bounds == pytest.approx([clip_norm for clip_norm in sent for _ in range(LOCAL_STEPS)])
@@ -152,5 +152,5 @@ def test_counts_and_queries_are_counted_too():
     for one in (with_query, without):
         train(one, 1, start(), *([0.2] if one is with_query else []))
     assert charges(with_query) == charges(without) + 1
-    spent = [one.training.desk.spent(1e-3).value for one in (with_query, without)]
+    spent = [one.training.ledger.spent(1e-3).value for one in (with_query, without)]
     assert spent[0] > spent[1]

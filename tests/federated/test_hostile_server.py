@@ -10,7 +10,7 @@ import torch
 from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, ask, client, loss, records, same, start, train
 
 import equipoise as eq
-from equipoise.federated import Refused, ServerRMS
+from equipoise.federated import Refused, Request, ServerRMS
 
 BUDGET, G = eq.Budget(4.0, 1e-3), 0.5
 
@@ -24,7 +24,7 @@ def victim(**options):
 
 
 def entries(one):
-    return one.training.desk.ledger.journal.entries()
+    return one.training.ledger.journal.entries()
 
 
 def booked(one):
@@ -69,10 +69,10 @@ def test_any_sequence_of_requests_stays_within_the_plan(tmp_path, seed, reproduc
             assert found == known if key[0] == "ask" else same(found, known)
             assert len(entries(one)) == before
         answers[key] = found
-    indices = [entry["index"] for entry in booked(one)]
+    indices = [entry.draw.index for entry in booked(one)]
     assert len(set(indices)) == len(indices) <= ROUNDS * (1 + LOCAL_STEPS)
-    for entry in entries(one):
-        assert all(0 < bound <= max(G, 1.0) for bound in entry.get("bounds", {}).values())
+    for entry in booked(one):
+        assert all(0 < bound <= max(G, 1.0) for bound in entry.bounds.values())
     assert one.epsilon() <= BUDGET.epsilon
     assert answers
 
@@ -228,3 +228,28 @@ def test_a_number_that_is_none_is_refused_and_free(number):
         with pytest.raises(Refused):
             request()
     assert booked(one) == []
+
+
+REQUESTS = {
+    "extras that are a list": lambda: Request(1, start(), [("clip_norm", 0.1)]),
+    "an extra without a name": lambda: Request(1, start(), {"clip_norm": 0.1, 3: 0.1}),
+    "an extra too many": lambda: Request(1, start(), {"clip_norm": 0.1, "learning_rate": 10.0}),
+    "an extra that is None": lambda: Request(1, start(), {"clip_norm": None}),
+    "a tensor for a number": lambda: Request(1, start(), {"clip_norm": torch.tensor(0.1)}),
+    "tensors for a number": lambda: Request(1, start(), {"clip_norm": start()}),
+    "the extras of a query": lambda: Request(1, start(), {"square_limit": 0.1}),
+    "an unknown kind": lambda: Request(1, start(), {"clip_norm": 0.1}, "evaluate"),
+    "no kind": lambda: Request(1, start(), {"clip_norm": 0.1}, None),
+    "a kind that is a list": lambda: Request(1, start(), {"clip_norm": 0.1}, ["train"]),
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_a_request_that_is_none_is_refused_and_free(kind, tmp_path):
+    one = victim(folder=tmp_path)
+    log = tmp_path / "private" / "rounds.jsonl"
+    before = log.read_bytes()
+    with pytest.raises(Refused, match="othing was spent"):
+        one.answer(REQUESTS[kind]())
+    assert booked(one) == []
+    assert log.read_bytes() == before

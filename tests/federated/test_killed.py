@@ -122,7 +122,7 @@ def at_call(target, name, count, after=False):
 
 WHOLE = ROUNDS * (1 + LOCAL_STEPS)
 CLIENT_DEATHS = {
-    "after the query's release": lambda one: at_call(one._log, "append", 3),
+    "after the query's release": lambda one: at_call(one._log, "write", 3),
     "before the second step of round 2": lambda one: at_call(one.training, "take_step", LOCAL_STEPS + 2),
     "after the last step of round 2": lambda one: at_call(one.training, "take_step", 2 * LOCAL_STEPS, True),
     "before the checkpoint of round 2": lambda one: at_call(one.training, "save_checkpoint", 2),
@@ -164,7 +164,7 @@ def check_a_killed_client(tmp_path, begin, when, reproducible):
         process.join()
     ledgers = [opened(tmp_path, p, reproducible) for p in range(CLIENTS)]
     booked = [
-        [entry.draw.index for entry in one.training.desk.ledger.journal.entries() if entry.kind == "release"]
+        [entry.draw.index for entry in one.training.ledger.journal.entries() if entry.kind == "release"]
         for one in ledgers
     ]
     assert all(len(set(indices)) == len(indices) for indices in booked)
@@ -186,7 +186,7 @@ FUSED_DEATHS["before the first step of round 2"] = lambda one: at_call(
 
 def releases(one):
     """Of each release, its place and whether it held squares."""
-    lines = one.training.desk.ledger.journal.entries()
+    lines = one.training.ledger.journal.entries()
     return [(line.draw.index, "squares" in line.bounds) for line in lines if line.kind == "release"]
 
 

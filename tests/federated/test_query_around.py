@@ -88,7 +88,7 @@ def answers(around, folder, *, reopened=False, killed=None):
         found.append({"query": ask(one, number, params, LIMIT)})
         found.append(train(one, number, params, clip_norm=1.0))
         params = {name: value + 0.3 for name, value in params.items()}
-    lines = [line.kind for line in one.training.desk.ledger.journal.entries()]
+    lines = [line.kind for line in one.training.ledger.journal.entries()]
     return found, charges(one), lines.count("void")
 
 

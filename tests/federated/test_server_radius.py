@@ -137,7 +137,7 @@ def test_the_radius_is_a_function_of_what_was_released(scale):
         limit = state["square_limit"]
         noise = limit * 3.0 / BATCH / math.sqrt(LOCAL_STEPS * 2)  # z_C U / (B sqrt(K P))
         state = rule.update(state, limit * sum(means) / 2, noise, ROUNDS * 2)
-    bounds = [e.bounds for e in clients[0].training.desk.ledger.journal.entries() if e.kind == "release"]
+    bounds = [e.bounds for e in clients[0].training.ledger.journal.entries() if e.kind == "release"]
     used = [done.metrics["radius"] for done in history.rounds for _ in range(LOCAL_STEPS)]
     assert [b["gradient"] for b in bounds] == pytest.approx(used)
     assert {b["squares"] for b in bounds} == {1.0}

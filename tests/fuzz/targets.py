@@ -91,7 +91,7 @@ def _model() -> nn.Module:
 
 
 def _release(training: eq.PrivateTraining) -> None:
-    training.desk.ledger.journal.close()
+    training.ledger.journal.close()
     if training.folder is not None:
         training.folder.unlock()
 

@@ -20,7 +20,7 @@ from equipoise.gradients import (
     per_sample_gradients,
     replace_batch_norm,
 )
-from equipoise.gradients.checks.comparison import rows_differ
+from equipoise.gradients.checks.row_comparison import rows_differ
 
 
 def squared(model, batch):

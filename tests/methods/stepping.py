@@ -11,25 +11,11 @@ from torch import Tensor, nn
 import equipoise as eq
 from equipoise.gradients import GradientEngine
 from equipoise.methods.base import Setting
-from equipoise.privacy import Ledger, Secrets, digest
+from equipoise.privacy import Secrets, digest
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.training.context import StepContext
-from equipoise.training.data_source import Source
 from equipoise.training.distributed import Processes
-from equipoise.training.row_source import RowSource
-
-
-class Door:
-    """The ledger as methods see it: draws come as handles."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-
-    def release(self, draw: Any, sums: Mapping[str, Any]) -> Any:
-        return self.ledger.release(draw.token, sums)
-
-    def disclose(self, value: Any, hole: str) -> Any:
-        return self.ledger.disclose(value, hole)
+from equipoise.training.records import Preparation, RowSource, Source
 
 
 class Follower:
@@ -76,15 +62,11 @@ class Follower:
         source = Source(data)
         example = source.take(torch.arange(3))
         self.engine = engine or GradientEngine(model, loss, example)
-        self.maker = RowSource(self.engine, source, torch.device("cpu"), micro_batch_size, example, seed)
+        prepare = Preparation(torch.device("cpu"))
+        self.rows = RowSource(self.engine, source, prepare, micro_batch_size, example, seed)
         self.state: Any = None
         self.steps_done = 0
         self.states: list[dict[str, Any]] = []
-
-    def take_draw(self, name: str) -> tuple[Any, Tensor]:
-        key = digest({"step": self.steps_done, "parameters": self.params, "method": self.state})
-        draw = self.ledger.open(name, key)
-        return draw, self.ledger.sample(draw, len(self.maker.source))
 
     def step(self) -> dict[str, Tensor]:
         context = StepContext(
@@ -92,9 +74,9 @@ class Follower:
             self.steps_done,
             self.sampling,
             self.method_plan,
-            Door(self.ledger),
-            self.take_draw,
-            self.maker,
+            self.ledger,
+            digest({"step": self.steps_done, "parameters": self.params, "method": self.state}),
+            self.rows,
             Processes(),
         )
         if self.state is None:

@@ -6,6 +6,7 @@ that need public records.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,6 @@ from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail, NullTail, To
 from equipoise.methods.two_thresholds.scores import Random, Trace
 from equipoise.privacy import Ledger, Private
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
-from equipoise.training import shared_ledger as desk
 
 RECORDS, FEATURES, CLASSES = 60, 6, 3
 STEPS = 6
@@ -193,9 +193,9 @@ def _numbers(state: Any) -> list[Any]:
 
 def noise_scales(run: eq.PrivateTraining) -> list[Any]:
     """Bounds and noise of everything that left, as the journal holds them, and the numbers of the state."""
-    entries = run.desk.ledger.journal.entries()
+    entries = run.ledger.journal.entries()
     left = [e.bounds if e.kind == "release" else e.std for e in entries if e.kind in ("release", "unproven")]
-    return [*left, _numbers(run._stepper.state)]
+    return [*left, _numbers(run._steps.state)]
 
 
 def under_replay(
@@ -218,11 +218,11 @@ def under_replay(
             ids = super().sample(draw, num_records)
             return ids[::2] if thinned else ids
 
-    monkeypatch.setattr(desk, "Ledger", recording)
+    monkeypatch.setattr(eq.PrivateTraining, "ledger_class", recording)
     first = training(make(), **options)
     list(first)
     transcript = ledgers[0].transcript
-    monkeypatch.setattr(desk, "Ledger", lambda *args, **kwargs: Replaying(transcript, *args, **kwargs))
+    monkeypatch.setattr(eq.PrivateTraining, "ledger_class", functools.partial(Replaying, transcript))
     second = training(make(), data=records(scale=scale), **options)
     list(second)
     return first, second

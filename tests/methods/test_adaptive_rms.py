@@ -271,7 +271,7 @@ def test_noise_follows_the_radius_and_the_squares_keep_theirs(variant):
     assert max(radii) <= 5.0
     for step in steps:
         assert step.noise_std == pytest.approx(1.5 * step.clip_norm)
-    bounds = [e.bounds for e in run.desk.ledger.journal.entries() if e.kind == "release"]
+    bounds = [e.bounds for e in run.ledger.journal.entries() if e.kind == "release"]
     assert all(b["squares"] == 1.0 for b in bounds if "squares" in b)
     assert sum("squares" in b for b in bounds) == 4
 

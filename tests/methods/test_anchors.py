@@ -447,7 +447,7 @@ def test_passes_and_memory_of_a_period():
         calls.append(len(batch["y"]))
         return engine(batch, params=params)
 
-    follower.maker.engine = counted
+    follower.rows.engine = counted
     follower.run()
     # Anchors at steps 0, 2, 6 and 10; coupled terms at the other nine.
     assert calls == [64] * (4 + 2 * 9)

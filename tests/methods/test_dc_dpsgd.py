@@ -469,7 +469,7 @@ def test_steps_go_on_whatever_is_drawn(variant, score, trouble):
     run, steps = train(method, steps=2, records=records, sampling=sampling)
     assert torch.isfinite(weights(run)).all()
     assert all(step.noise_std > 0 for step in steps)
-    assert run.desk.ledger.releases_left == {"batch": 1}  # each step was charged
+    assert run.ledger.releases_left == {"batch": 1}  # each step was charged
 
 
 def test_a_bad_record_belongs_to_the_body_and_is_not_counted():

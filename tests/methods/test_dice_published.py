@@ -150,16 +150,16 @@ def test_the_theorems_noise_is_larger_and_claims_the_same():
 def test_the_raw_memory_is_private_and_its_size_is_not_told():
     training = train(PublishedDiceSGD(clip_norm=0.1))
     training.take_step()
-    memory = training._method_state["memory"]
+    memory = training.method_state["memory"]
     assert all(isinstance(value, Private) for value in memory.values())
     with pytest.raises(PrivateError):
         float(next(iter(memory.values())).norm())
-    assert training.method.metrics(training._method_state) == {}
+    assert training.method.metrics(training.method_state) == {}
     ours = train(eq.DiceSGD(clip_norm=0.1))
     ours.take_step()
-    told = ours.method.metrics(ours._method_state)
+    told = ours.method.metrics(ours.method_state)
     assert told["memory_norm"] == pytest.approx(
-        float(torch.cat([v.flatten() for v in ours._method_state["memory"].values()]).norm())
+        float(torch.cat([v.flatten() for v in ours.method_state["memory"].values()]).norm())
     )
 
 

@@ -276,7 +276,7 @@ def test_the_training_releases_what_the_oracle_says():
     body = rows.T @ (0.2 / norms.clamp(min=0.2)) / 120
     total = rows.T @ (0.6 / norms.clamp(min=0.6)) / 120
     training, _ = train(method, sampling=eq.FullBatch(population=120, steps=1))
-    memory = torch.cat([v.flatten() for v in training._method_state["memory"].values()])
+    memory = torch.cat([v.flatten() for v in training.method_state["memory"].values()])
     assert float((memory - (total - body)).norm() / (total - body).norm()) < 1e-6
     moved = torch.cat([p.detach().flatten() for p in training.parameters.values()])
     started = torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -286,9 +286,9 @@ def test_the_training_releases_what_the_oracle_says():
 def test_an_empty_draw_still_releases_noise_feeds_back_and_counts():
     method = eq.DiceSGD(noise_multiplier=1.0, feedback_clip_norm=math.inf)
     training, _ = train(method, sampling=Poisson(0.001, 120, 3))
-    state = training._method_state
+    state = training.method_state
     assert all(float(value.norm()) > 0 for value in state["memory"].values())
-    assert not any(training.desk.ledger.releases_left.values())
+    assert not any(training.ledger.releases_left.values())
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,7 @@ from equipoise.methods.base import Setting
 from equipoise.methods.public_records import public_counts
 from equipoise.privacy import Ledger, clip
 from equipoise.privacy.private import unwrap
-from equipoise.training import shared_ledger as desk
-from equipoise.training.data_source import batch_size
-from equipoise.training.row_source import RowSource
+from equipoise.training.records import RowSource, batch_size
 
 BUDGET = eq.Budget(8.0, 1e-3)
 every = pytest.mark.parametrize("make", EXAMPLES.values(), ids=EXAMPLES.keys())
@@ -80,16 +78,16 @@ def test_it_is_calibrated_from_below(make):
 def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
     if make().card.guarantee != "proven":
         pytest.skip("this method is a reference without a guarantee")
-    monkeypatch.setattr(desk, "Ledger", functools.partial(Ledger, forbid_unproven=True))
+    monkeypatch.setattr(eq.PrivateTraining, "ledger_class", functools.partial(Ledger, forbid_unproven=True))
     run = train(make())
     assert len(list(run)) == STEPS
     statement = run.statement()
     assert statement.guarantee == "proven"
     assert statement.epsilon is not None
     assert statement.epsilon <= BUDGET.epsilon * (1 + 1e-9)
-    assert not holds_private(run._method_state)
+    assert not holds_private(run.method_state)
     # what was planned was released, no more and no less
-    assert not any(run.desk.ledger.releases_left.values())
+    assert not any(run.ledger.releases_left.values())
 
 
 @proven
@@ -194,18 +192,18 @@ def test_stopped_and_resumed(make, tmp_path):
             first.save_checkpoint()
         if step.step == 5:
             break
-    state = first._method_state
+    state = first.method_state
     del first
     model = network()
     again = eq.PrivateTraining.resume(
         folder, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss, data=records(), method=make()
     )
     assert again.steps_done == 3
-    assert holds_private(again._method_state) == holds_private(state)
+    assert holds_private(again.method_state) == holds_private(state)
     list(again)
     torch.testing.assert_close(parameters(model), parameters(whole), rtol=1e-6, atol=1e-8)
     assert again.statement().epsilon == reference.statement().epsilon
-    assert not any(again.desk.ledger.releases_left.values()) or again.method.card.guarantee == "none"
+    assert not any(again.ledger.releases_left.values()) or again.method.card.guarantee == "none"
 
 
 @every
@@ -214,7 +212,7 @@ def test_draws_without_records(make, monkeypatch):
         def sample(self, draw, num_records):
             return super().sample(draw, num_records)[:0]
 
-    monkeypatch.setattr(desk, "Ledger", Nobody)
+    monkeypatch.setattr(eq.PrivateTraining, "ledger_class", Nobody)
     model = network()
     before = parameters(model)
     run = train(make(), model=model)

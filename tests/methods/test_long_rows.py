@@ -119,7 +119,7 @@ def test_the_residual_of_a_long_row_keeps_to_its_bound(size, value, share):
     norm = float(row.double().norm())
     rows = PrivateRows(DenseGradients({"w": row + share * norm * outside / outside.norm()}))
     subspace = BlockSubspace({"w": (size,)}, [Block(1, {"w": torch.ones(1, size)})]).orthonormal()
-    residual = rows.residual(subspace, rows.coordinates(subspace))
+    _, residual = rows.split(subspace)
     bounded = clip(residual, Abadi(), 1e-4 * norm)
     assert 0.8 * bounded.add_remove < length(bounded) <= bounded.add_remove * 1.001
 

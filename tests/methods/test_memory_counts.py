@@ -67,7 +67,7 @@ def copies(method) -> tuple[float, float]:
     peaks, states = [], []
     for _ in range(4):
         peaks.append(highest(run.take_step))
-        states.append(sum(value.numel() * value.element_size() for value in tensors(run._stepper.state)))
+        states.append(sum(value.numel() * value.element_size() for value in tensors(run._steps.state)))
     return max(states) / size, max(peaks) / size
 
 

@@ -807,7 +807,7 @@ def test_a_private_subspace_is_found_and_paid_for(subspace):
     refreshes = 2 * (1 if subspace == "private_moment" else 4)
     assert run.plan.count(run.plan["moment"]) == refreshes
     assert run.statement().guarantee == "proven"
-    assert run.desk.ledger.releases_left == {"batch": 0, "subspace": 0}
+    assert run.ledger.releases_left == {"batch": 0, "subspace": 0}
 
 
 def test_a_private_subspace_leaves_less_for_the_steps():
@@ -994,7 +994,7 @@ def test_kill_and_resume_repeats_the_trajectory(which, tmp_path):
             cut.save_checkpoint()
         if step.step == 5:
             break
-    charged = cut.desk.ledger.releases_left
+    charged = cut.ledger.releases_left
     del cut
     net = model()
     again = eq.PrivateTraining.resume(
@@ -1007,7 +1007,7 @@ def test_kill_and_resume_repeats_the_trajectory(which, tmp_path):
     )
     assert again.steps_done == 4
     again.take_step()
-    assert again.desk.ledger.releases_left == charged  # the fifth step was paid for already
+    assert again.ledger.releases_left == charged  # the fifth step was paid for already
     again.run(progress=False)
     for name, value in net.state_dict().items():
         assert torch.equal(value, whole.model.state_dict()[name]), name

@@ -49,7 +49,7 @@ def step(method, count):
         micro_batch_size=64,
     )
     run.take_step()
-    return -model.weight.detach().double() * RECORDS, run._stepper.state
+    return -model.weight.detach().double() * RECORDS, run._steps.state
 
 
 def neighbours(make):

@@ -201,9 +201,10 @@ MUTATIONS = (
         "dropout masks follow the public seed",
         "training/context.py",
         (
+            ("import generator, secret_randomness", "import generator, public_randomness"),
             (
-                "secret_coins(self.token, self._processes.rank, *place)",
-                "self._maker.public(self._step, self.name, self._processes.rank, *place)",
+                "secret_randomness(self.token, self._processes.rank, *part.place)",
+                "public_randomness(rows.seed, self.token.ordinal, self.name, *part.place)",
             ),
         ),
         ("tests/training/test_loop.py::test_masks_of_private_records_follow_the_secret_key",),
@@ -311,6 +312,26 @@ MUTATIONS = (
         ("tests/privacy/test_ledger.py::test_draws_are_checked",),
     ),
     Mutation(
+        "a disclosure leaves the guarantee that an unproven release has",
+        "privacy/ledger/run_record.py",
+        (("self.holes.setdefault((kind, reason), Hole(", "self.holes.setdefault(reason, Hole("),),
+        (
+            "tests/statements/test_verify_run.py::test_a_disclosure_with_the_sentence_of_an_unproven_release_leaves_no_guarantee",
+        ),
+    ),
+    Mutation(
+        "a run goes on in a journal that releases after its end",
+        "privacy/ledger/run_record.py",
+        (("if self.closed and isinstance(entry,", "if False and isinstance(entry,"),),
+        ("tests/statements/test_verify_run.py::test_lines_that_no_ledger_writes_are_caught",),
+    ),
+    Mutation(
+        "the plan of a journal may be edited",
+        "privacy/ledger/journal.py",
+        (('if row.text("fingerprint") != fingerprint:', 'if not row.text("fingerprint"):'),),
+        ("tests/statements/test_verify_run.py::test_an_edited_journal_is_caught",),
+    ),
+    Mutation(
         "a plan above the budget may start",
         "privacy/ledger/run_record.py",
         (("if total > budget.epsilon * (1 + 1e-9):", "if False:"),),
@@ -350,7 +371,7 @@ MUTATIONS = (
     Mutation(
         "cross terms of tied parameters dropped",
         "gradients/operator.py",
-        (("squares.add_(factor.inner(opposite), alpha=2)", "pass"),),
+        (("squares.add_(inner(factor, opposite), alpha=2)", "pass"),),
         ("tests/gradients/test_engine.py::test_tied_parameters_stay_tied_at_other_values",),
     ),
     Mutation(
@@ -386,7 +407,7 @@ MUTATIONS = (
     Mutation(
         "parameters may move before the optimiser's step",
         "training/step.py",
-        (("if before != self._desk.digest(self._pieces.parameters):", "if False:"),),
+        (("        unwritten.check()\n", ""),),
         ("tests/training/test_bad_input.py::test_a_model_that_writes_its_parameters_later_takes_no_step",),
     ),
     Mutation(
@@ -455,5 +476,26 @@ MUTATIONS = (
             ),
         ),
         ("tests/methods/test_rounded_norms.py::test_tail_labels",),
+    ),
+    Mutation(
+        "a client answers another request for a round that is over",
+        "federated/client.py",
+        (("if number <= last:", "if number < 0:"),),
+        ("tests/federated/test_client.py::test_the_same_round_gets_the_same_answer_and_is_charged_once",),
+    ),
+    Mutation(
+        "a client ignores extras that its method does not take",
+        "federated/client.py",
+        (("if name not in takes:", "if False:"),),
+        ("tests/federated/test_hostile_server.py::test_a_request_that_is_none_is_refused_and_free",),
+    ),
+    Mutation(
+        "a client clips at any radius that the server names",
+        "federated/methods/server_radius.py",
+        (
+            ("0 < value <= largest * _ROUNDING and", "0 < value and"),
+            ("min(float(value), largest)", "float(value)"),
+        ),
+        ("tests/federated/test_client.py::test_nonsense_radii_cost_nothing",),
     ),
 )

@@ -21,10 +21,10 @@ from equipoise.privacy import (
     centred_indicator,
     clip,
     clip_coordinates,
+    clip_selected,
     indicator,
-    merge,
     sums_of,
-    top_k,
+    top_share,
 )
 from equipoise.privacy.bounds.clipping import limited_weights
 from equipoise.privacy.private import unwrap
@@ -44,6 +44,12 @@ def two_layers(records: torch.Tensor) -> PrivateRows:
     return PrivateRows(DenseRows({"a": records[:, :2], "b": records[:, 2:]}), DRAW)
 
 
+def top(g, fraction, upper, lower):
+    """The rows of largest norm clipped at `upper`, the others at `lower`, in a whole draw."""
+    ids = Private(torch.arange(g.row_norms().shape[0]), DRAW)
+    return clip_selected(g, ids, top_share(g.row_norms(), ids, fraction), upper, lower, Flat())
+
+
 QUERIES = {
     "flat": lambda g: clip(two_layers(g), Flat(), 0.7),
     "a rule that asks for too much": lambda g: clip(two_layers(g), Greedy(), 0.7),
@@ -53,15 +59,9 @@ QUERIES = {
     "centred": lambda g: centred_indicator(Private(g.norm(dim=1) > 1, DRAW)),
     "capped": lambda g: capped(Private(g.norm(dim=1) ** 2, DRAW), 3.0),
     "coordinates": lambda g: clip_coordinates(Private(g[:, :3], DRAW), Greedy(), 0.5),
-    "top k": lambda g: top_k(two_layers(g), two_layers(g).row_norms(), 0.4, 2.0, 0.5, Flat()),
+    "top share": lambda g: top(two_layers(g), 0.4, 2.0, 0.5),
     "difference": lambda g: clip(two_layers(g), Flat(), 1.0) - clip(two_layers(g), Flat(), 0.25),
     "scaled": lambda g: -2.5 * clip(two_layers(g), Flat(), 1.0),
-    "merged": lambda g: merge(
-        {
-            "x": clip(PrivateRows(DenseRows({"a": g[:, :2]}), DRAW), Flat(), 1.0),
-            "y": clip(PrivateRows(DenseRows({"b": g[:, 2:]}), DRAW), Greedy(), 2.0),
-        }
-    ),
 }
 
 
@@ -94,7 +94,7 @@ def test_known_bounds():
     assert (clip(g, Flat(), 2.0).add_remove, clip(g, Flat(), 2.0).replace) == (2.0, 4.0)
     both = clip(g, Flat(), 2.0) + clip(g, Flat(), 1.0)
     assert (both.add_remove, both.replace) == (3.0, 6.0)
-    chosen = top_k(g, g.row_norms(), 0.5, 3.0, 1.0, Flat())
+    chosen = top(g, 0.5, 3.0, 1.0)
     assert (chosen.add_remove, chosen.replace) == (5.0, 6.0)
     assert capped(Private(torch.ones(2), DRAW), 3.0).replace == 3.0
     groups = clip(two_layers(torch.ones(1, 4)), Flat(), [3.0, 4.0], groups=[["a"], ["b"]])

@@ -219,18 +219,12 @@ def test_no_record_gets_into_a_sum_twice():
     assert unwrap(private.rows(torch.tensor([1, 0])).row_norms()).tolist() == [1.0, 5.0]
 
 
-def test_residuals_take_no_coordinates_but_their_own():
-    raw, V = (
-        DenseGradients({"w": torch.tensor([[3.0, 4.0], [0.0, 1.0]])}),
-        HeldSubspace({"w": torch.eye(1, 2)}),
-    )
-    private, other = PrivateRows(raw, Draw("batch", 0)), HeldSubspace({"w": torch.eye(2)[1:]})
-    y = private.coordinates(V)
-    for wrong in (unwrap(y), y.flip(0), -y, y.sum().expand(2, 1)):
-        with pytest.raises(ValueError, match="answered last"):
-            private.residual(V, wrong)
-    with pytest.raises(ValueError, match="answered last"):
-        private.residual(other, y)
-    y.mul_(-1)
-    norms = unwrap(private.residual(V, y).row_norms())
+def test_writing_to_the_coordinates_leaves_the_residual_as_it_is():
+    raw = DenseGradients({"w": torch.tensor([[3.0, 4.0], [0.0, 1.0]])})
+    V = HeldSubspace({"w": torch.eye(1, 2)})
+    coordinates, residual = PrivateRows(raw, Draw("batch", 0)).split(V)
+    assert coordinates.by_record
+    assert unwrap(coordinates).flatten().tolist() == [3.0, 0.0]
+    coordinates.mul_(-1)
+    norms = unwrap(residual.row_norms())
     torch.testing.assert_close(norms, torch.tensor([4.0, 1.0]), rtol=0, atol=0.02)

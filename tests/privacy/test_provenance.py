@@ -18,9 +18,7 @@ from equipoise.privacy import (
     clip_either,
     clip_selected,
     clip_unbounded,
-    clip_weighted,
     indicator,
-    top_k,
     top_share,
 )
 from equipoise.privacy.private import join, unwrap
@@ -120,11 +118,12 @@ REFUSED = {
     "indicator": lambda g: indicator(median_mask(g)),
     "centred": lambda g: centred_indicator(median_mask(g)),
     "capped": lambda g: capped(g.row_norms() / g.row_norms().max(), 1.0),
-    "weights": lambda g: clip_weighted(g, 1 / g.row_norms().max() + 0 * g.row_norms(), 1.0),
     "coordinates": lambda g: clip_coordinates(g.matrix() - g.matrix().mean(dim=0), Flat(), 1.0),
     "either": lambda g: clip_either(g, median_mask(g), 1.0, 0.1, Flat()),
     "channels": lambda g: clip_channels(g, median_mask(g), 1.0, 0.1, Flat()),
-    "top share": lambda g: top_k(g, g.row_norms() * g.row_norms().sum(), 0.5, 1.0, 0.1, Flat()),
+    "top share": lambda g: top_share(
+        g.row_norms() * g.row_norms().sum(), Private(torch.arange(3), DRAW), 0.5
+    ),
 }
 
 
@@ -142,17 +141,6 @@ def test_what_a_refused_mask_would_do():
     change = unwrap(sums[1].value["w"]) - unwrap(sums[0].value["w"])
     assert float(change.norm()) > 10
     assert sums[0].add_remove == sums[0].replace == float("inf")
-
-
-def test_weights_are_cut_and_bad_records_left_out():
-    g = PrivateRows(rows([3.0, 4.0], [float("nan"), 0.0], [0.5, 0.0]), DRAW)
-    out = clip_weighted(g, 0 * g.row_norms() + 1e3, 1.0)
-    assert torch.allclose(unwrap(out.value["w"]), torch.tensor([1.6, 0.8]))
-    assert unwrap(out.bad_records).item() == 1
-    with pytest.raises(ValueError, match="4 entries for 3 rows"):
-        clip_weighted(g, Private(torch.ones(4), DRAW), 1.0)
-    with pytest.raises(TypeError, match="Private"):
-        clip_weighted(g, torch.ones(3), 1.0)
 
 
 def test_a_selection_holds_for_its_draw_alone():

@@ -1,5 +1,7 @@
 """Samplers follow the law that their events assume."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -121,3 +123,22 @@ ERRORS = [
 def test_errors_name_the_argument(action, kind, text):
     with pytest.raises(kind, match=text):
         action()
+
+
+def slots_of(sampling, record=0, steps=12):
+    """The draws that a record is in."""
+    secrets = Secrets(reproducible_seed=1)
+    return [t for t in range(steps) if record in sampling.sample(secrets, t, 40).tolist()]
+
+
+def test_epochs_keep_their_separation():
+    """Dealt once, the draws of a record are an epoch apart; dealt anew, one may follow another at once."""
+    kept, anew = (FixedEpochs(10, 40, 12, same_slots=same) for same in (True, False))
+    assert (kept.min_separation, anew.min_separation) == (4, 1)
+    for record in range(40):
+        first, second, third = slots_of(kept, record)
+        assert second - first == third - second == kept.min_separation
+        assert len(slots_of(anew, record)) == kept.participations(12) == anew.participations(12) == 3
+    gaps = [b - a for record in range(40) for a, b in itertools.pairwise(slots_of(anew, record))]
+    assert min(gaps) < 4 < max(gaps)
+    assert kept.event(2.0, 12) == anew.event(2.0, 12)

@@ -8,8 +8,8 @@ import re
 import pytest
 from rich.console import Console
 
-from equipoise.report.charts import range_chart
-from equipoise.report.comparison import comparison_table, render_comparison, table_rows
+from equipoise.report.comparison_page import comparison_table, render_comparison, table_rows
+from equipoise.report.figures import range_chart
 
 STATEMENT = {
     "guarantee": "proven",

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from equipoise.report import RunFolderError
-from equipoise.report.files import LARGEST_OBJECT, read_file, read_object, read_rows
+from equipoise.report.json_files import LARGEST_OBJECT, read_file, read_object, read_rows
 
 
 def pipe(path):

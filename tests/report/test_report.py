@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from equipoise.report import Run, RunFolderError, read_run, render_page, summary, write_report
-from equipoise.report.charts import Series, line_chart, ticks
+from equipoise.report.figures import Curve, line_chart
+from equipoise.report.phrases import epsilon_in_words, guessing_bound
 from equipoise.report.terminal import sparkline
-from equipoise.report.words import epsilon_in_words, guessing_bound
 
 
 def test_page_is_self_contained_and_complete(run_folder):
@@ -97,38 +97,73 @@ def test_summary_in_a_narrow_terminal(run_folder):
 
 def test_chart_leaves_out_what_is_not_finite():
     svg = line_chart(
-        [Series("a", [(0, math.nan), (1, 2.0), (2, math.inf), (3, 4.0)])], title="t", x_label="x", y_label="y"
+        [Curve("a", [0, 1, 2, 3], [math.nan, 2.0, math.inf, 4.0])], title="t", x_label="x", y_label="y"
     )
     assert "nan" not in svg
     assert "inf" not in svg
-    assert svg.count("<circle") == 2
+    assert svg.count('class="dot"') == 2
 
 
 @pytest.mark.parametrize("points", [[(5, 1.0)], [(1, 0.0), (2, 0.0)], [(1, -3.0), (2, -3.0)]])
 def test_flat_curves_have_a_scale(points):
-    svg = line_chart([Series("a", points)], title="t", x_label="x", y_label="y")
+    svg = line_chart([Curve("a", *zip(*points, strict=True))], title="t", x_label="x", y_label="y")
     assert "nan" not in svg
-    assert "<polyline" in svg
+    assert svg.count('class="line"') == 1
+    assert labels(svg, "middle")
+    assert labels(svg, "end")
 
 
 def test_chart_stays_inside_its_box():
     svg = line_chart(
-        [Series("a", [(i, math.sin(i)) for i in range(500)])],
+        [Curve("a", range(500), [math.sin(i) for i in range(500)])],
         title="t",
         x_label="x",
         y_label="y",
         target=(2.0, "line"),
     )
-    for x, y in re.findall(r"([\d.]+),([\d.]+)", svg):
+    places = re.findall(r"[ML] ([\d.e-]+) ([\d.e-]+)", svg) + re.findall('<text x="(.*?)" y="(.*?)"', svg)
+    assert len(places) > 500
+    for x, y in places:
         assert 0 <= float(x) <= 460
         assert 0 <= float(y) <= 260
 
 
+def labels(svg, anchor):
+    """The labels of the horizontal ticks ("middle", the last one is the axis' own) or the vertical ones."""
+    found = re.findall(rf'text-anchor="{anchor}">([^<]*)<', svg)
+    return found[:-1] if anchor == "middle" else found
+
+
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 4700), (0.93, 0.941), (-3, 7), (1e-6, 3e-6)])
 def test_ticks_are_few_and_inside(low, high):
-    values = ticks(low, high)
-    assert 2 <= len(values) <= 8
-    assert all(low - 1e-9 <= v <= high + 1e-9 for v in values)
+    svg = line_chart([Curve("a", [low, high], [low, high])], title="t", x_label="x", y_label="y")
+    share = 0.06 * (high - low)
+    for anchor, extra in (("middle", 0), ("end", share)):
+        values = [float(text.replace(",", "").replace("−", "-")) for text in labels(svg, anchor)]
+        assert 2 <= len(values) <= 8
+        assert all(low - extra - 1e-9 <= v <= high + extra + 1e-9 for v in values)
+        assert len(set(values)) == len(values)
+
+
+def test_counted_things_have_whole_ticks():
+    svg = line_chart([Curve("a", [1, 2, 3], [1.0, 2.0, 3.0])], title="t", x_label="x", y_label="y")
+    assert labels(svg, "middle") == ["1", "2", "3"]
+
+
+def test_a_chart_loads_nothing_and_takes_the_colours_of_the_page():
+    curve = Curve("a <b> $x$", [0, 1], [0.1, 0.2], [0.0, 0.1], [0.2, 0.3])
+    svg = line_chart(
+        [curve, curve], title="t <i>", x_label="x", y_label="y", target=(0.2, "$budget$ <3>"), percent=True
+    )
+    assert not re.search(r"""(src|href)\s*=|url\(|@import|https?:|xmlns|<style|\sid=""", svg)
+    colours = set(re.findall('(?:fill|stroke): ([^;"]+)', svg))
+    assert colours == {"none", "var(--s1)", "var(--s2)", "var(--line)", "var(--soft)"}
+    assert "<title>a &lt;b&gt; $x$: 20.00% at 1</title>" in svg
+    assert ">$budget$ &lt;3&gt;<" in svg
+    assert 'aria-label="t &lt;i&gt;"' in svg
+    assert svg == line_chart(
+        [curve, curve], title="t <i>", x_label="x", y_label="y", target=(0.2, "$budget$ <3>"), percent=True
+    )
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 3.0, 8.0, 12.0, 20.0])

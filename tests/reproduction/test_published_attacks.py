@@ -59,11 +59,11 @@ def test_the_vectorised_update_is_the_librarys():
     x, memory = np.zeros(1), np.zeros(1)
     for step in range(steps):
         stage.run(1)
-        ids = stage.desk.ledger.ids[step]
+        ids = stage.ledger.ids[step]
         special = np.array([float((ids == 0).any())])
         others = np.array([float(len(ids))]) - special
         found, memory = update(x, memory, others, special, np.array([bound]), batch=batch, bound=bound)
-        (raw,) = stage.desk.ledger.sums[step]["update"].values()
+        (raw,) = stage.ledger.sums[step]["update"].values()
         assert raw.item() == pytest.approx(found.item(), rel=1e-6, abs=1e-9)
         x = stage.parameters.numpy().copy()
 

@@ -85,7 +85,7 @@ def test_a_checkpoint_after_an_error_repeats_the_step(tmp_path):
     model = network(seed=7)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     again = eq.PrivateTraining.resume(
-        tmp_path / "run", model, optimizer, loss=loss, data=run._pieces.rows.source._nest
+        tmp_path / "run", model, optimizer, loss=loss, data=run._setup.rows.source._nest
     )
     list(again)
     assert releases(tmp_path / "run") == list(range(STEPS))
@@ -102,7 +102,7 @@ def test_a_step_whose_records_cannot_be_read_is_repeated(tmp_path, monkeypatch):
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as broken:
-        broken.setattr(run._pieces.rows.source, "take", gone)
+        broken.setattr(run._setup.rows.source, "take", gone)
         with pytest.raises(OSError, match="the disk is gone"):
             run.take_step()
     list(run)
@@ -144,4 +144,4 @@ def test_an_error_of_the_scheduler_leaves_the_step_done():
         run.take_step()
     assert run.steps_done == 1
     list(run)
-    assert run.desk.ledger.releases_left == {"batch": 0}
+    assert run.ledger.releases_left == {"batch": 0}

@@ -13,6 +13,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.methods import Abadi
+from equipoise.methods.base import Plan
 from equipoise.privacy import Gaussian, PrivacyPlan, Release, clip
 from equipoise.training.run_folder import RunFolder
 
@@ -205,8 +206,8 @@ def test_describe_spends_nothing():
     assert found.memory_bytes > 0
     assert "nothing spent" in str(found)
     json.dumps(found.to_json())
-    assert run.desk.ledger.releases_left == {"batch": 7}
-    assert run.desk.ledger.journal.entries()[-1].kind == "run"
+    assert run.ledger.releases_left == {"batch": 7}
+    assert run.ledger.journal.entries()[-1].kind == "run"
 
 
 def test_a_finished_training_stops():
@@ -326,12 +327,12 @@ def test_a_run_ends_where_one_kind_of_draw_is_used_up_though_another_is_not():
     """As after a resume with other numbers, whose repeated steps are charged again."""
 
     class TwoDraws(eq.DPSGD):
-        def plan(self, sampling, budget, relation, public_rng):
+        def plan(self, setting):
             releases = [
                 Release("gradient", 0.5, Gaussian(1.0)),
                 Release("rare", 0.5, Gaussian(1.0), count=3, draw="rare"),
             ]
-            return PrivacyPlan(releases, sampling, relation)
+            return Plan(PrivacyPlan(releases, setting.sampling, setting.relation))
 
         def step(self, context, state):
             rare = context.draw("rare")
@@ -340,11 +341,11 @@ def test_a_run_ends_where_one_kind_of_draw_is_used_up_though_another_is_not():
 
     run = training(method=TwoDraws(clip_norm=0.5, noise_multiplier=1.0), steps=6)
     assert len(list(run)) == 3
-    assert run.desk.ledger.releases_left == {"batch": 3, "rare": 0}
+    assert run.ledger.releases_left == {"batch": 3, "rare": 0}
     result = run.finish()
     assert result.finished
     assert result.steps == 3
-    assert run.desk.ledger.releases_left == {"batch": 0, "rare": 0}  # a run that is closed releases no more
+    assert run.ledger.releases_left == {"batch": 0, "rare": 0}  # a run that is closed releases no more
 
 
 def masks(seed: int, reproducible: bool) -> list[torch.Tensor]:

@@ -18,6 +18,7 @@ from equipoise.methods.anchored.anchor_thresholds import Tracked
 from equipoise.methods.two_thresholds.dc_dpsgd import TopShare, TwoChannel
 from equipoise.methods.two_thresholds.scores import Trace
 from equipoise.training.distributed import ProcessError
+from equipoise.training.run_ledger import own_ledger
 
 
 def join_group(rank: int, port: int) -> None:
@@ -34,7 +35,7 @@ def work(rank: int, port: int, folder: str) -> None:
     assert run.processes.count == 2
     if rank == 1:
         try:
-            _ = run.desk.ledger
+            own_ledger(run.ledger)
         except RuntimeError:
             (Path(folder) / "no-ledger").touch()
     try:

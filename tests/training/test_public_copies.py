@@ -12,8 +12,8 @@ import equipoise as eq
 from equipoise.audit.canary_scores import Watched
 from equipoise.data import Records
 from equipoise.report import write_report
-from equipoise.training.data_source import DataError
 from equipoise.training.input_checks import ALLOWED, NOT_COMPARED
+from equipoise.training.records import DataError
 
 
 def _batch(seed: int, count: int = 20) -> dict[str, torch.Tensor]:

@@ -144,10 +144,10 @@ def test_changed_data_get_fresh_noise_and_are_charged(tmp_path):
     changed["input"][0] += 1
     resumed = again(tmp_path / "run", data=changed)
     resumed.take_step()
-    assert resumed.desk.ledger.releases_left == {"batch": 2}
+    assert resumed.ledger.releases_left == {"batch": 2}
     same = again(tmp_path / "run")
     same.take_step()
-    assert same.desk.ledger.releases_left == {"batch": 2}
+    assert same.ledger.releases_left == {"batch": 2}
 
 
 def test_a_plan_that_is_used_up_early_ends_the_run(tmp_path):

@@ -23,7 +23,7 @@ def test_no_file_holds_the_key_but_its_own_and_it_goes_at_the_end(tmp_path, hard
     run = training(sampling=FullBatch(60, 3), run_dir=tmp_path / "run", reproducible=False, hardened=hardened)
     run.take_step()
     run.save_checkpoint()
-    key = run.desk.ledger.secrets.key
+    key = run.ledger.secrets.key
     forms = [key, key.hex().encode(), base64.b64encode(key), base64.urlsafe_b64encode(key)]
     own = tmp_path / "run" / "private" / "key"
     assert own.read_bytes() == key
@@ -77,7 +77,7 @@ def test_hardened_noise_survives_a_resume(tmp_path):
     half = training(model, sampling=FullBatch(60, 4), run_dir=tmp_path / "b", hardened=True)
     half.take_step()
     half.save_checkpoint()
-    half.desk.ledger.journal.close()
+    half.ledger.journal.close()
     half.folder.unlock()
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)

@@ -20,7 +20,7 @@ def make_model():
 
 
 def loss(model, batch):
-    """One number a record."""
+    """One number per record, [B]."""
     return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
 
 

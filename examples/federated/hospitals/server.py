@@ -12,7 +12,7 @@ app = ServerApp()
 
 
 def say(done, folder):
-    """A line a round."""
+    """Write one line per round."""
     missing = "".join(f"; owner {p} is missing: {why}" for p, why in done.absent.items())
     with (Path(folder) / "rounds.log").open("a") as log:
         log.write(

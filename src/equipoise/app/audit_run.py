@@ -21,7 +21,7 @@ from equipoise.audit.one_run import guess_by_score
 from equipoise.audit.roc import Roc, bound_on_roc, roc
 from equipoise.report import RunFolderError, read_run
 from equipoise.report.figures import Curve
-from equipoise.report.files import read_object
+from equipoise.report.json_files import read_object
 from equipoise.statements.recompute import figure
 from equipoise.training.run_folder import load_model
 

@@ -6,28 +6,32 @@ The plan is one clipped sum a step, which is DP-SGD's; nothing here needs data.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from equipoise._roots import crossing
 from equipoise.privacy import (
     Budget,
-    FixedEpochs,
-    FullBatch,
     Gaussian,
-    Poisson,
     PrivacyPlan,
     Release,
     Sampling,
-    WithoutReplacement,
     calibrate,
     quick_epsilon,
 )
+from equipoise.privacy import sampling as samplings
 
 __all__ = ["SAMPLINGS", "Question", "answer", "make_sampling", "table"]
 
 
-SAMPLINGS = ("poisson", "without-replacement", "full-batch", "unamplified")
+def _word(name: str) -> str:
+    """The command line's word for a class: WithoutReplacement is without-replacement."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
+
+
+SAMPLINGS = {_word(name): kind for name, kind in samplings.SAMPLINGS.items()}
+"""Every sampling by its word on the command line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +65,9 @@ def make_sampling(name: str, batch_size: float, population: int, steps: int) -> 
     >>> make_sampling("poisson", 256, 60_000, 10).steps
     10
     """
-    if name == "poisson":
-        return Poisson(expected_batch_size=batch_size, population=population, steps=steps)
-    if name == "full-batch":
-        return FullBatch(population=population, steps=steps)
     if name not in SAMPLINGS:
         raise ValueError(f"sampling={name!r} is unknown; give one of {', '.join(SAMPLINGS)}.")
-    if batch_size != int(batch_size):
-        raise ValueError(f"batch_size={batch_size:g} must be a whole number for sampling={name!r}.")
-    kind = WithoutReplacement if name == "without-replacement" else FixedEpochs
-    return kind(batch_size=int(batch_size), population=population, steps=steps)
+    return SAMPLINGS[name].of_size(batch_size, population, steps)
 
 
 def _plan(question: Question, noise_multiplier: float) -> PrivacyPlan:

@@ -33,15 +33,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from equipoise import __version__
+from equipoise._version import __version__
 from equipoise.app.build import accuracy, assemble, build_training, load_data
 from equipoise.app.options import SettingsError
 from equipoise.app.settings import Settings, parse_option
 from equipoise.app.shared_budget import make_method
 from equipoise.data import DataSet
 from equipoise.methods.registry import registered
-from equipoise.report.comparison import write_comparison
-from equipoise.report.files import read_object
+from equipoise.report.comparison_page import write_comparison
+from equipoise.report.json_files import read_object
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from equipoise.app.federation import ClientMaker, Federation, federation
 from equipoise.app.federation_folder import read_result
 from equipoise.app.federation_settings import FederationSettings, check_federation_folder
+from equipoise.app.federation_setup import ClientMaker, Federation, federation
 from equipoise.app.options import delta_warning
 from equipoise.app.run_checks import FEDERATION_FILE
 from equipoise.federated import History, Round, simulate
@@ -32,8 +32,8 @@ from equipoise.federated.client_pool import ClientPool
 from equipoise.federated.messages import CLIENT_FAILURES
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.base import Parameters
-from equipoise.report.federation import write_federation_report
-from equipoise.report.words import bytes_in_words
+from equipoise.report.federation_page import write_federation_report
+from equipoise.report.phrases import bytes_in_words
 from equipoise.statements.statement import GUARANTEES
 from equipoise.statements.verify_federation import RESULT
 from equipoise.training.checkpoint import write_atomically

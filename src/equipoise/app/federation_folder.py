@@ -14,9 +14,9 @@ from typing import Any
 
 from equipoise.app.run_checks import FEDERATION_FILE
 from equipoise.report import RunFolderError
-from equipoise.report.federation import write_federation_report
-from equipoise.report.files import read_object
-from equipoise.report.run_folder import damage_named
+from equipoise.report.federation_page import write_federation_report
+from equipoise.report.json_files import read_object
+from equipoise.report.run_reader import damage_named
 from equipoise.statements import Signature
 from equipoise.statements.sign import (
     PathLike,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 from equipoise.app.names import check_federated
 from equipoise.app.options import SettingsError, check_choice, flag
 from equipoise.app.run_checks import FEDERATION_FILE
-from equipoise.app.settings import Settings, check_saved
-from equipoise.report.files import read_json
+from equipoise.app.settings import Settings, check_saved, setting
+from equipoise.report.json_files import read_json
 
 __all__ = ["FederationSettings", "check_federation_folder"]
 
@@ -30,23 +30,18 @@ class FederationSettings:
     Attributes:
         base: data, model, budget, seed and what else a training needs; `method` is the federated one,
             `batch_size` what a client of average size expects to draw.
-        clients: P.
-        rounds: R.
-        clients_per_round: picked at random each round; all when None.
-        local_steps: K.
-        partition: iid, dirichlet or one-class.
-        alpha: concentration of dirichlet.
-        driver: inline, or flower for its simulation.
     """
 
-    base: Settings
-    clients: int = 10
-    rounds: int = 60
-    clients_per_round: int | None = None
-    local_steps: int = 5
-    partition: str = "iid"
-    alpha: float = 0.5
-    driver: str = "inline"
+    base: Settings = field(default_factory=Settings)
+    clients: int = setting(10, "Number of data owners, P.")
+    rounds: int = setting(60, "Number of rounds, R.")
+    clients_per_round: int | None = setting(None, "Picked at random each round; all by default.")
+    local_steps: int = setting(5, "Steps of a client per round, K.")
+    partition: str = setting("iid", "iid, dirichlet or one-class.", choices=PARTITIONS)
+    alpha: float = setting(0.5, "Concentration of dirichlet; small: few classes each.")
+    driver: str = setting(
+        "inline", "inline, or flower: its simulation, with the extra 'federated'.", choices=DRIVERS
+    )
 
     def check(self) -> None:
         """Refuse values that cannot be used.
@@ -55,8 +50,9 @@ class FederationSettings:
             SettingsError: naming the option.
         """
         self.base.check()
-        check_choice("driver", self.driver, DRIVERS)
-        check_choice("partition", self.partition, PARTITIONS)
+        for item in fields(self):
+            if "choices" in item.metadata:
+                check_choice(item.name, getattr(self, item.name), item.metadata["choices"])
         for name in ("clients", "rounds", "clients_per_round", "local_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -25,9 +25,6 @@ __all__ = [
 CLIP_RULES = ("abadi", "auto_s", "nsgd", "psac")
 
 
-SAMPLINGS = ("poisson", "without-replacement", "full-batch", "unamplified")
-
-
 RELATIONS = ("add-or-remove-one", "replace-one")
 
 
@@ -110,7 +107,6 @@ def check_calibration(
     delta: float,
     noise_multiplier: float | None,
     epsilon: float | None,
-    sampling: str,
     relation: str,
 ) -> None:
     """Refuse the options of `equipoise calibrate` that cannot be used.
@@ -142,7 +138,6 @@ def check_calibration(
         raise SettingsError(
             f"--batch-size is {batch_size:g}, but --population is {population}. Give at most that many."
         )
-    check_choice("sampling", sampling, SAMPLINGS)
     check_choice("relation", relation.replace("_", "-"), RELATIONS)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from equipoise.app.settings import Settings
 from equipoise.report import RunFolderError, read_run
-from equipoise.report.files import read_json
-from equipoise.report.run_folder import damage_named
+from equipoise.report.json_files import read_json
+from equipoise.report.run_reader import damage_named
 
 __all__ = [
     "FEDERATION_FILE",

@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from equipoise.app.options import CLIP_RULES, SettingsError, check_choice, flag, parse_clip_norm
 from equipoise.app.recipes import DEFAULT_MODEL, find_recipe
 
-__all__ = ["Settings", "parse_option"]
+__all__ = ["Settings", "parse_option", "read_options", "setting"]
 
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -27,84 +27,127 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "linear", "cosine")
 
 
-_PATHS = ("data_dir", "ledger", "run_dir")
+def setting(default: Any, help: str, **facts: Any) -> Any:
+    """A field of `Settings`: its default, its help text, and what else is known of it.
+
+    Args:
+        default: of the field.
+        help: what the command line says of it.
+        facts: ``above_zero`` (what the number is, where it must be above 0), ``choices``, ``share`` (at
+            least 0 and below 1), ``from_recipe`` (the recipe fills it), ``path`` (its placeholder),
+            ``metavar``, ``read`` (from the words of the command line to the value), ``form`` (their type).
+    """
+    return field(default=default, metadata={"help": help, **facts})
+
+
+def read_options(words: list[str] | None) -> dict[str, Any]:
+    """The NAME=VALUE words of the command line, by name."""
+    return dict(map(parse_option, words or []))
+
+
+def _underscored(word: str | None) -> str | None:
+    return word and word.replace("-", "_")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What one training needs to know; None where the recipe decides.
 
-    Attributes:
-        data: the name of a data set, or ``package.module:function``.
-        data_dir: the folder that holds the data files.
-        population: the public number of training records; the named sets know theirs.
-        method: the name of a training method.
-        recipe: library, or as_published for the paper's own recipe; the method's default when None.
-        variant: a form of the method, where it has several.
-        options: further constructor arguments of the method, by name.
-        subset: only the first so many training records are used; their number is public.
-        public_records: that many of the training records, the last ones, are declared public.
-        canaries: that many made-up records are put beside the training records, each by the toss of a coin,
-            for an audit.
-        model: the name of a model, or ``package.module:function``.
-        epsilon: the budget, at `delta`; None with a noise multiplier.
-        delta: failure probability of the guarantee.
-        epochs: expected passes over the population.
-        batch_size: expected records a step.
-        noise_multiplier: the noise instead of the budget.
-        clip_norm: a number, ``decay:START:RATE`` for a falling one, or ``quantile`` or ``quantile:SHARE`` for
-            one that is learned.
-        clip_rule: the name of a clip rule.
-        per_layer: clip every layer on its own.
-        optimizer: sgd, adam or adamw.
-        learning_rate: of the optimiser.
-        momentum: of sgd.
-        weight_decay: of the optimiser.
-        schedule: constant, linear or cosine.
-        ema: decay of the averaged weights; 0 switches it off.
-        views: random views of a record.
-        micro_batch_size: records held in memory at once.
-        seed: of the initial weights and other public randomness.
-        reproducible: let noise and sampling follow the seed too, which is not private.
-        hardened: exact noise on a grid of integers.
-        device: where to compute.
-        ledger: a journal shared by several runs over one data set.
-        run_dir: the run folder.
+    The one declaration of these settings: options of the command line, help texts, checks, the saved file and
+    the command that repeats a run are made from it.
     """
 
-    data: str
-    data_dir: str | None = None
-    population: int | None = None
-    method: str = "dp-sgd"
-    recipe: str | None = None
-    variant: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    subset: int | None = None
-    public_records: int | None = None
-    canaries: int | None = None
-    model: str | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    epochs: float | None = None
-    batch_size: float | None = None
-    noise_multiplier: float | None = None
-    clip_norm: str | None = None
-    clip_rule: str | None = None
-    per_layer: bool = False
-    optimizer: str | None = None
-    learning_rate: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    schedule: str | None = None
-    ema: float | None = None
-    views: int | None = None
-    micro_batch_size: int | None = None
-    seed: int = 0
-    reproducible: bool = False
-    hardened: bool = False
-    device: str | None = None
-    ledger: str | None = None
-    run_dir: str | None = None
+    data: str = setting("digits", "Name of a data set, or package.module:function.")
+    data_dir: str | None = setting(
+        None, "Folder that holds the data files.", path="DIR", envvar="EQUIPOISE_DATA"
+    )
+    population: int | None = setting(
+        None, "Public number of training records (own data only).", above_zero="the number of records"
+    )
+    method: str = setting("dp-sgd", "Training method: a name, or package.module:Class.")
+    recipe: str | None = setting(
+        None,
+        "library (default), or as_published: the paper's algorithm, including its privacy flaws.",
+        choices=("library", "as_published"),
+        read=_underscored,
+    )
+    variant: str | None = setting(None, "Form of the method, where it has several.")
+    options: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={
+            "help": "Further setting of the method; repeatable.",
+            "option": "option",
+            "metavar": "NAME=VALUE",
+            "form": list[str] | None,
+            "read": read_options,
+        },
+    )
+    subset: int | None = setting(
+        None,
+        "Use only the first so many training records; their number is public.",
+        above_zero="the number of training records that are used",
+    )
+    public_records: int | None = setting(
+        None,
+        "Declare the last so many training records public.",
+        above_zero="the number of public records",
+    )
+    canaries: int | None = setting(
+        None,
+        "Insert N synthetic canary records, each with probability 1/2, for auditing.",
+        above_zero="the number of canaries",
+        metavar="N",
+    )
+    model: str | None = setting(None, "Name of a model, or package.module:function.")
+    epsilon: float | None = setting(None, "Privacy budget.", above_zero="a privacy budget")
+    delta: float | None = setting(None, "Failure probability of the guarantee.", from_recipe=True)
+    noise_multiplier: float | None = setting(
+        None, "Noise, instead of a budget.", above_zero="noise that protects anybody"
+    )
+    epochs: float | None = setting(
+        None,
+        "Expected passes over the data.",
+        above_zero="the number of passes over the data",
+        from_recipe=True,
+    )
+    batch_size: float | None = setting(
+        None,
+        "Expected number of records per step.",
+        above_zero="the expected number of records a step",
+        from_recipe=True,
+    )
+    learning_rate: float | None = setting(None, "Learning rate.", above_zero="a step size", from_recipe=True)
+    clip_norm: str | None = setting(
+        None, "Bound on one record's gradient: a number, decay:START:RATE, quantile or quantile:SHARE."
+    )
+    clip_rule: str | None = setting(None, f"One of {', '.join(CLIP_RULES)}.", from_recipe=True)
+    per_layer: bool = setting(False, "Clip every layer on its own.")
+    optimizer: str | None = setting(None, "sgd, adam or adamw.", choices=OPTIMIZERS, from_recipe=True)
+    momentum: float | None = setting(None, "Momentum of sgd.", share=True, from_recipe=True)
+    weight_decay: float | None = setting(None, "Weight decay.", from_recipe=True)
+    schedule: str | None = setting(
+        None, "Learning rate: constant, linear or cosine.", choices=SCHEDULES, from_recipe=True
+    )
+    ema: float | None = setting(None, "Decay of averaged weights; 0 for none.", share=True)
+    views: int | None = setting(
+        None,
+        "Random views of a record, averaged.",
+        above_zero="the number of views of a record",
+        from_recipe=True,
+    )
+    micro_batch_size: int | None = setting(
+        None, "Records held in memory at once.", above_zero="the number of records held at once"
+    )
+    device: str | None = setting(None, "Where to compute: cpu, cuda, cuda:1, mps.")
+    seed: int = setting(0, "Initial weights and other public randomness.")
+    reproducible: bool = setting(False, "Noise follows the seed too: NOT PRIVATE.")
+    hardened: bool = setting(False, "Exact noise on a grid of integers; slower.")
+    ledger: str | None = setting(
+        None, "Journal shared by runs over one data set.", path="FILE", metavar="FILE"
+    )
+    run_dir: str | None = setting(
+        None, "The run folder to make; runs/DATA-TIME by default.", path="DIR", metavar="DIR"
+    )
 
     def resolved(self, default_model: str | None = None) -> Settings:
         """The same settings with the recipe's values in the gaps, checked.
@@ -127,12 +170,9 @@ class Settings:
             )
         recipe = find_recipe(self.data, model)
         filled: dict[str, Any] = {"model": model}
-        for name in (
-            "delta", "epochs", "batch_size", "clip_rule", "optimizer", "learning_rate", "momentum",
-            "weight_decay", "schedule", "views",
-        ):  # fmt: skip
-            if getattr(self, name) is None:
-                filled[name] = getattr(recipe, name)
+        for item in fields(self):
+            if item.metadata.get("from_recipe") and getattr(self, item.name) is None:
+                filled[item.name] = getattr(recipe, item.name)
         if self.clip_norm is None:
             filled["clip_norm"] = f"{recipe.clip_norm:g}"
         if self.epsilon is None and self.noise_multiplier is None:
@@ -150,22 +190,16 @@ class Settings:
             SettingsError: naming the option, its value, the reason and the remedy.
         """
 
-        def positive(name: str, meaning: str) -> None:
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise SettingsError(f"{flag(name)} is {value:g}, but {meaning} is a number above 0.")
-
-        positive("epsilon", "a privacy budget")
-        positive("epochs", "the number of passes over the data")
-        positive("batch_size", "the expected number of records a step")
-        positive("learning_rate", "a step size")
-        positive("noise_multiplier", "noise that protects anybody")
-        positive("population", "the number of records")
-        positive("micro_batch_size", "the number of records held at once")
-        positive("views", "the number of views of a record")
-        positive("subset", "the number of training records that are used")
-        positive("public_records", "the number of public records")
-        positive("canaries", "the number of canaries")
+        for item in fields(self):
+            value, meaning = getattr(self, item.name), item.metadata.get("above_zero")
+            if value is None:
+                continue
+            if meaning is not None and not (math.isfinite(value) and value > 0):
+                raise SettingsError(f"{flag(item.name)} is {value:g}, but {meaning} is a number above 0.")
+            if "share" in item.metadata and not 0 <= value < 1:
+                raise SettingsError(f"{flag(item.name)} is {value:g}, but it must be at least 0 and below 1.")
+            if "choices" in item.metadata:
+                check_choice(item.name, value, item.metadata["choices"])
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise SettingsError(
                 f"--epsilon {self.epsilon:g} and --noise-multiplier {self.noise_multiplier:g} were both "
@@ -177,15 +211,8 @@ class Settings:
                 f"--delta is {self.delta:g}, but it is a probability strictly between 0 and 1; it should "
                 "be far below 1/population."
             )
-        for name in ("momentum", "ema"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise SettingsError(f"{flag(name)} is {value:g}, but it must be at least 0 and below 1.")
         if self.weight_decay is not None and not self.weight_decay >= 0:
             raise SettingsError(f"--weight-decay is {self.weight_decay:g}, but it must be at least 0.")
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("recipe", self.recipe, ("library", "as_published"))
         check_choice("clip_rule", self.clip_rule and self.clip_rule.replace("-", "_"), CLIP_RULES)
         if self.clip_norm is not None:
             parse_clip_norm(self.clip_norm)
@@ -203,7 +230,8 @@ class Settings:
 
     def publishable(self) -> dict[str, Any]:
         """The settings that tell nothing about the machine: without paths, and without what was left open."""
-        return {k: v for k, v in asdict(self).items() if k not in _PATHS and v is not None}
+        paths = {item.name for item in fields(self) if "path" in item.metadata}
+        return {k: v for k, v in asdict(self).items() if k not in paths and v is not None}
 
     def command(self) -> str:
         """The command that repeats the run, with placeholders for paths."""
@@ -216,8 +244,8 @@ class Settings:
                 words += [word for n, v in value.items() for word in ("--option", f"{n}={_written(v)}")]
                 continue
             words.append(flag(item.name))
-            if item.name in _PATHS:
-                words.append({"data_dir": "DIR", "ledger": "FILE"}[item.name])
+            if "path" in item.metadata:
+                words.append(item.metadata["path"])
             elif value is not True:
                 words.append(f"{value:g}" if isinstance(value, float) else str(value))
         return shlex.join(words)

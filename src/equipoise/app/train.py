@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from equipoise.audit.canary_scores import Watched
 from equipoise.methods import PublicRecords
 from equipoise.privacy import Budget
 from equipoise.report import read_run, write_report
-from equipoise.report.files import read_object
+from equipoise.report.json_files import read_object
 from equipoise.training import PrivateTraining
 from equipoise.training.run_folder import RunFolder
 from equipoise.training.setup import rebuild_method
@@ -62,10 +63,16 @@ def train_run(settings: Settings, console: Console) -> dict[str, Any]:
 def describe_run(settings: Settings, console: Console) -> dict[str, Any]:
     """What a training would do and cost: nothing is spent, and no folder is left behind."""
     experiment = _assemble(settings, console)
-    training = build_training(experiment, on_disk=False)
-    assert training.budget is not None
-    warnings = _introduce(experiment, training.budget, console)
-    description = training.describe()
+    with tempfile.TemporaryDirectory() as folder:
+        # beside the runs of the shared journal, but in a copy of it
+        copied = None if settings.ledger is None else str(Path(folder) / "ledger.jsonl")
+        if settings.ledger is not None and Path(settings.ledger).is_file():
+            shutil.copyfile(settings.ledger, str(copied))
+        own = replace(experiment, settings=replace(experiment.settings, ledger=copied, run_dir=None))
+        training = build_training(own)
+        assert training.budget is not None
+        warnings = _introduce(experiment, training.budget, console)
+        description = training.describe()
     console.print(str(description), markup=False)
     return {
         "dry_run": True,

@@ -170,10 +170,10 @@ def check_noise(
         learning_rate=POPULATION,
         make_ledger=make_ledger,
     )
-    ledger = stage.desk.ledger
+    ledger = stage.ledger
     assert isinstance(ledger, Watching)
-    numbers = {release.name: 0 for release in stage.pieces.plan.releases}
-    while stage.stepper.done < LONGEST and min(numbers.values()) < NUMBERS:
+    numbers = {release.name: 0 for release in stage.setup.plan.releases}
+    while stage.steps.done < LONGEST and min(numbers.values()) < NUMBERS:
         seen = len(ledger.transcript)
         stage.run(1)
         for released in ledger.transcript[seen:]:

@@ -26,12 +26,11 @@ from torch import Tensor
 
 from equipoise.audit.canaries import Row, Rows, canary_loss, canary_records, directed_records
 from equipoise.methods import Context, Method
-from equipoise.privacy import Bounded, Budget, Draw, PrivacyPlan, Sampling
+from equipoise.privacy import Bounded, Budget, Draw, Ledger, PrivacyPlan, Sampling
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import History, Sums
-from equipoise.training.distributed import Processes
+from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup import Settings, TrainingSetup, prepare
-from equipoise.training.shared_ledger import SharedLedger
 from equipoise.training.step import StepRunner
 
 __all__ = ["Rehearsal", "Stage", "Watching", "open_stage", "rehearse"]
@@ -75,25 +74,25 @@ class Stage:
     """A training in memory that is taken step by step.
 
     Attributes:
-        pieces: model, method, plan and the rest.
-        desk: takes the releases.
-        stepper: takes the steps.
+        setup: model, method, plan and the rest.
+        ledger: takes the releases.
+        steps: takes the steps.
     """
 
-    pieces: TrainingSetup
-    desk: SharedLedger
-    stepper: StepRunner
+    setup: TrainingSetup
+    ledger: Ledger
+    steps: StepRunner
 
     def run(self, steps: int | None = None) -> Stage:
         """Take the remaining steps, or some of them."""
-        for _ in range(self.pieces.sampling.steps - self.stepper.done if steps is None else steps):
-            self.stepper.take()
+        for _ in range(self.setup.sampling.steps - self.steps.done if steps is None else steps):
+            self.steps.take()
         return self
 
     @property
     def parameters(self) -> Tensor:
         """All trainable parameters, [P]."""
-        return torch.cat([p.detach().flatten() for p in self.pieces.parameters.values()])
+        return torch.cat([p.detach().flatten() for p in self.setup.parameters.values()])
 
 
 def open_stage(
@@ -123,7 +122,7 @@ def open_stage(
         hardened=hardened,
         allow_public_duplicates=allow_public_duplicates,
     )
-    pieces = prepare(
+    setup = prepare(
         model,
         optimizer or torch.optim.SGD(model.parameters(), lr=learning_rate),
         loss=loss,
@@ -137,8 +136,9 @@ def open_stage(
         device=None,
         collate=None,
     )
-    desk = SharedLedger(pieces.plan, budget, None, settings, Processes(), make_ledger=make_ledger)
-    return Stage(pieces, desk, StepRunner(pieces, desk))
+    ledger = open_ledger(setup, ledger_class=make_ledger)
+    assert isinstance(ledger, Ledger)  # one process
+    return Stage(setup, ledger, StepRunner(setup, ledger))
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def rehearse(
     directions: Tensor | None = None
     if along is not None:
         # nobody's records: what is public at the first step does not depend on them
-        directions = stage(directed_records(torch.eye(canaries, parameters)), Watching).stepper.ask(
+        directions = stage(directed_records(torch.eye(canaries, parameters)), Watching).steps.ask(
             lambda context, state: along(context)
         )
 
@@ -224,26 +224,26 @@ def rehearse(
 
     signs = torch.where(present, 1.0, -1.0)
     real = stage(records(everyone, signs) if replaced else records(everyone[present]), make_ledger).run()
-    watched = real.desk.ledger
+    watched = real.ledger
     assert isinstance(watched, Watching)
     if directions is None:
-        tensors = (value.detach().view(canaries, -1) for value in real.pieces.parameters.values())
+        tensors = (value.detach().view(canaries, -1) for value in real.setup.parameters.values())
         ends = torch.cat(list(tensors), dim=1)
     else:
         ends = (directions @ real.parameters)[:, None]
     moved = -ends.sum(dim=1) if replaced else ends.abs().amax(dim=1)
     if not watched.transcript:
-        return Rehearsal(present, torch.zeros(canaries), moved, real.pieces.plan)
+        return Rehearsal(present, torch.zeros(canaries), moved, real.setup.plan)
 
     def replay(data: dict[str, Tensor]) -> Tensor:
         """L of these records against nobody in their places, [M]."""
         attacker = stage(data, lambda *args, **kwargs: Everyone(watched.transcript, *args, **kwargs)).run()
         if not torch.equal(attacker.parameters, real.parameters):
             raise RuntimeError(
-                f"the attacker's replay of {real.pieces.method.name!r} does not end at the parameters of the "
+                f"the attacker's replay of {real.setup.method.name!r} does not end at the parameters of the "
                 "training: its state is not a function of what was released"
             )
-        replayed = attacker.desk.ledger
+        replayed = attacker.ledger
         assert isinstance(replayed, Everyone)
         ratios = torch.zeros(canaries, dtype=torch.float64)
         plan, left = watched.plan, whitened(watched.plan, watched.transcript, watched.noted)
@@ -255,7 +255,7 @@ def rehearse(
     ratios = replay(records(everyone))
     if replaced:
         ratios -= replay(records(everyone, -torch.ones(canaries)))
-    return Rehearsal(present, ratios, moved, real.pieces.plan)
+    return Rehearsal(present, ratios, moved, real.setup.plan)
 
 
 def _log_ratio(y: Sums, s: Sums, rate: float, canaries: int) -> Tensor:

@@ -20,16 +20,16 @@ from typing import Annotated, Any
 
 import typer
 
-from equipoise import __version__
-from equipoise.cli.audit import audit
-from equipoise.cli.calibration import calibrate
-from equipoise.cli.comparison import compare
-from equipoise.cli.federation import federate
-from equipoise.cli.listing import methods
-from equipoise.cli.results import predict, report
+from equipoise._version import __version__
+from equipoise.cli.audit_command import audit
+from equipoise.cli.calibrate_command import calibrate
+from equipoise.cli.compare_command import compare
+from equipoise.cli.federate_command import federate
+from equipoise.cli.methods_command import methods
+from equipoise.cli.report_command import predict, report
 from equipoise.cli.screen import fail
-from equipoise.cli.training import resume, train
-from equipoise.cli.trust import search, sign, verify
+from equipoise.cli.train_command import resume, train
+from equipoise.cli.verify_command import search, sign, verify
 
 __all__ = ["app", "is_taught", "main", "run_app"]
 

@@ -93,6 +93,8 @@ class Records:
         """
         if isinstance(index, Tensor):
             _check_index(index, self._length)
+            if index.dtype == torch.int64:  # several times as quick as value[index]
+                return {name: value.index_select(0, index) for name, value in self._fields.items()}
         elif isinstance(index, bool) or not isinstance(index, int | slice):
             raise TypeError(
                 "records[index] takes an int, a slice, or a tensor of int64 or bool, not "

@@ -44,6 +44,7 @@ from equipoise.training import PrivateTraining
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.input_checks import Loss
 from equipoise.training.run_folder import RunFolder
+from equipoise.training.run_ledger import own_ledger
 from equipoise.training.setup import rebuild
 
 __all__ = ["Client", "end_of"]
@@ -236,7 +237,7 @@ class Client:
             self._log.write(end)
             self._end = end
         if self._training is not None:
-            self._training.desk.close()
+            self._training.end()
             self.close()
             self._training = None
         return self.statement()
@@ -245,7 +246,7 @@ class Client:
         """Release the folder, so that another process or object can open it."""
         self._log.close()
         if self._training is not None:
-            self._training.desk.ledger.journal.close()
+            own_ledger(self._training.ledger).journal.close()
             if self._training.folder is not None:
                 self._training.folder.unlock()
 
@@ -391,25 +392,25 @@ class LocalTraining(PrivateTraining):
 
     def move(self, values: Parameters) -> None:
         """Put other parameters into the model; the method's state is rebased."""
-        self._stepper.move(values)
+        self._steps.move(values)
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
         """Restore parameters and method state at the end of the block."""
         before = copied(self.parameters)
-        state = self._stepper.state
+        state = self._steps.state
         try:
             yield
         finally:
             with torch.no_grad():
                 for name, parameter in self.parameters.items():
                     parameter.copy_(before[name])
-            self._stepper.state = state
+            self._steps.state = state
 
     def ask(self, question: Callable[[Context, State], Answer]) -> Answer:
         """What `question(context, state)` releases between two steps."""
-        answer = self._stepper.ask(question)
-        self.desk.position()  # syncs the journal: an answer that has left cannot be uncharged any more
+        answer = self._steps.ask(question)
+        self.synced_place()  # an answer that has left cannot be uncharged any more
         return answer
 
     def statement(self) -> Statement:
@@ -420,16 +421,16 @@ class LocalTraining(PrivateTraining):
     @property
     def method_state(self) -> State:
         """The method's state; there is one after the first step or question."""
-        assert self._stepper.state is not None
-        return self._stepper.state
+        assert self._steps.state is not None
+        return self._steps.state
 
     def steer(self, change: Callable[[State], State]) -> None:
         """Replace the method's state by `change(state)`, which sets public values."""
-        if self._stepper.state is None:
-            self._stepper.ask(lambda context, state: None)  # makes the first state; releases nothing
-        state = self._stepper.state
+        if self._steps.state is None:
+            self._steps.ask(lambda context, state: None)  # makes the first state; releases nothing
+        state = self._steps.state
         assert state is not None
-        self._stepper.state = change(state)
+        self._steps.state = change(state)
 
 
 # ---- the folder

@@ -32,9 +32,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.federated.messages import CLIENT_FAILURES, Refused, Reply, Request, size_in_bytes
 from equipoise.methods.base import Parameters
-from equipoise.methods.checks import require_positive
 from equipoise.methods.named_tensors import copied
 from equipoise.training.checkpoint import Checkpoints
 
@@ -132,7 +132,7 @@ class FedAvg(Strategy):
     """
 
     def __init__(self, server_rate: float = 1.0) -> None:
-        require_positive("server_rate", server_rate)
+        _validate.positive(server_rate=server_rate)
         self.server_rate = float(server_rate)
 
     def round(self, number: int, params: Parameters) -> RoundRequests:

@@ -49,13 +49,23 @@ def map_leaves(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
 def record_leaves(batch: Any) -> list[Tensor]:
     """The tensors of ``batch`` that have a record axis, in a fixed order."""
     leaves: list[Tensor] = []
-
-    def keep(leaf: Tensor) -> Tensor:
-        leaves.append(leaf)
-        return leaf
-
-    map_leaves(keep, batch)
+    waiting = [batch]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            if value.ndim:
+                leaves.append(value)
+        elif isinstance(value, Mapping):
+            waiting.extend(reversed(list(value.values())))
+        elif isinstance(value, (tuple, list)):
+            waiting.extend(reversed(value))
+        else:
+            map_leaves(_unchanged, value)  # refuses arrays that are no tensors
     return leaves
+
+
+def _unchanged(leaf: Tensor) -> Tensor:
+    return leaf
 
 
 def replace_leaves(batch: Any, leaves: list[Tensor]) -> Any:

@@ -26,7 +26,6 @@ from equipoise.gradients.capture.isolation import (
 )
 from equipoise.gradients.capture.planner import LARGE, learn_plan
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
-from equipoise.gradients.checks.comparison import rows_differ
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, Refused
 from equipoise.gradients.checks.oracle import (
     Loss,
@@ -36,6 +35,7 @@ from equipoise.gradients.checks.oracle import (
     trainable_parameters,
 )
 from equipoise.gradients.checks.record_mixing import MANY, find_mixing_module, mixing_change
+from equipoise.gradients.checks.row_comparison import rows_differ
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.kernel_choice import choose
 from equipoise.gradients.operator import FactoredGradients

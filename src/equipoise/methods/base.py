@@ -74,14 +74,18 @@ class DrawHandle(Protocol):
         """The draw's name in the privacy plan."""
         ...
 
-    def query(self, fn: Query, at: Sequence[Parameters] | None = None) -> dict[str, Bounded]:
-        """Run `fn` once a micro-batch and unite the bounded sums.
+    def query(
+        self, fn: Query, at: Sequence[Parameters] | None = None, along: Tensor | None = None
+    ) -> dict[str, Bounded]:
+        """Run `fn` once per micro-batch and unite the bounded sums.
 
         Args:
-            fn: called with one matrix of gradient rows a parameter point, then the records' numbers
+            fn: called with one matrix of gradient rows per parameter point, then the records' numbers
                 (LongTensor [b]).
-            at: the parameter points; the current parameters alone when None. All points see the same
+            at: the parameter points; only the current parameters when None. All points see the same
                 dropout masks.
+            along: numbers of the draw's records, [B], in the order in which `rows` gives them; `fn` gets
+                those of the micro-batch's records, [b], as its last argument.
 
         Returns:
             name -> Bounded, over the whole draw; an empty draw gives sums of zero.
@@ -92,8 +96,11 @@ class DrawHandle(Protocol):
         """A secret number of this draw, to deal every record a lot of its own; never to be released."""
         ...
 
-    def rows(self, fn: Callable[..., Tensor], at: Sequence[Parameters] | None = None) -> Tensor:
-        """A private number a record, in the draw's order: `fn` answers [b] a micro-batch, [B] comes back."""
+    def rows(self, fn: Callable[..., Any], at: Sequence[Parameters] | None = None) -> Any:
+        """Private numbers of the draw's records, in the draw's order.
+
+        `fn` answers [b] per micro-batch, or a dict of such tensors; [B] comes back, or a dict of these.
+        """
         ...
 
 
@@ -189,17 +196,23 @@ class Setting:
     public_rng: torch.Generator = field(default_factory=torch.Generator, repr=False, compare=False)
 
     def required_budget(self, instead: str = "a noise_multiplier") -> Budget:
-        """The budget that noise is calibrated to.
+        """The budget, for a method that computes its noise from it without `calibrated`.
 
         Args:
             instead: arguments of the method that would have made it needless.
 
         Raises:
-            ValueError: none was given.
+            ValueError: none was given, or other runs share it, which such a computation does not know.
         """
         if self.budget is None:
             raise ValueError(
                 f"budget is missing: give budget=Budget(epsilon, delta), or {instead} to the method"
+            )
+        if self.other_runs:
+            raise ValueError(
+                f"budget={self.budget} is shared with {len(self.other_runs)} other runs in the journal, and "
+                f"this method computes its noise from a budget of its own: give {instead} to the method, or "
+                "the run a journal of its own"
             )
         return self.budget
 
@@ -208,12 +221,16 @@ class Setting:
     ) -> PrivacyPlan:
         """The plan with this noise multiplier, or with the one that spends the budget where it is None.
 
+        The budget is that of this run and the other runs together.
+
         Raises:
             ValueError: neither a noise multiplier nor a budget is given.
+            BudgetError: no noise meets the budget.
         """
         if noise_multiplier is not None:
             return with_noise(noise_multiplier)
-        return calibrate(with_noise, self.required_budget())
+        budget = self.budget or self.required_budget()
+        return calibrate(with_noise, budget, other_events=self.other_runs)
 
 
 @dataclass(frozen=True)
@@ -342,9 +359,10 @@ class Method(ABC):
             raise ValueError(f"config={dict(config)!r} does not describe the method {cls.name!r}")
         if not dataclasses.is_dataclass(cls):
             return _from_signature(cls, config)
-        if config.get("recipe", "library") != cls.recipe:
-            raise ValueError(f"config={dict(config)!r} does not describe the recipe {cls.recipe!r}")
-        return cls(**read_settings(cls, given, public))
+        found = cls(**read_settings(cls, given, public))
+        if config.get("recipe", found.recipe) != found.recipe:
+            raise ValueError(f"config={dict(config)!r} does not describe the recipe {found.recipe!r}")
+        return found
 
 
 def _config_by_signature(method: Any) -> dict[str, Any]:

@@ -16,12 +16,10 @@ from equipoise.privacy.accounting.epsilon import gaussian_mu as gaussian_mu
 from equipoise.privacy.accounting.epsilon import quick_epsilon as quick_epsilon
 from equipoise.privacy.accounting.private_search import PrivateSearch as PrivateSearch
 from equipoise.privacy.bounds.bounded import Bounded as Bounded
-from equipoise.privacy.bounds.bounded import merge as merge
 from equipoise.privacy.bounds.bounded import sums_of as sums_of
 from equipoise.privacy.bounds.clipping import ClipRule as ClipRule
 from equipoise.privacy.bounds.clipping import clip as clip
 from equipoise.privacy.bounds.clipping import clip_coordinates as clip_coordinates
-from equipoise.privacy.bounds.clipping import clip_weighted as clip_weighted
 from equipoise.privacy.bounds.clipping import unbounded_sum as unbounded_sum
 from equipoise.privacy.bounds.counts import capped as capped
 from equipoise.privacy.bounds.counts import centred_indicator as centred_indicator
@@ -35,9 +33,7 @@ from equipoise.privacy.bounds.two_thresholds import clip_channels as clip_channe
 from equipoise.privacy.bounds.two_thresholds import clip_either as clip_either
 from equipoise.privacy.bounds.two_thresholds import clip_selected as clip_selected
 from equipoise.privacy.bounds.two_thresholds import clip_unbounded as clip_unbounded
-from equipoise.privacy.bounds.two_thresholds import top_k as top_k
 from equipoise.privacy.bounds.two_thresholds import top_share as top_share
-from equipoise.privacy.diagnostics import Diagnostics as Diagnostics
 from equipoise.privacy.digests import digest as digest
 from equipoise.privacy.draw import Draw as Draw
 from equipoise.privacy.errors import BudgetError as BudgetError
@@ -68,8 +64,10 @@ from equipoise.privacy.plan import Unproven as Unproven
 from equipoise.privacy.private import Private as Private
 from equipoise.privacy.private import PrivateError as PrivateError
 from equipoise.privacy.rows import PrivateRows as PrivateRows
+from equipoise.privacy.sampling import SAMPLINGS as SAMPLINGS
 from equipoise.privacy.sampling import FixedEpochs as FixedEpochs
 from equipoise.privacy.sampling import FullBatch as FullBatch
 from equipoise.privacy.sampling import Poisson as Poisson
 from equipoise.privacy.sampling import Sampling as Sampling
 from equipoise.privacy.sampling import WithoutReplacement as WithoutReplacement
+from equipoise.privacy.sampling import sampling_from as sampling_from

@@ -1,4 +1,4 @@
-"""A draw: one random sample of records, taken for one release."""
+"""Draws: the samples of records that sums are computed from. One draw is released once."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from equipoise import _validate
 from equipoise.privacy.accounting.epsilon import EpsilonResult, check_relation, epsilon
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms import Mechanism, mechanism_from
-from equipoise.privacy.sampling import FixedEpochs, Poisson, Sampling, sampling_from
+from equipoise.privacy.sampling import SAMPLINGS, FixedEpochs, Poisson, Sampling, sampling_from
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,7 @@ class PrivacyPlan:
         object.__setattr__(self, "sampling", sampling)
         object.__setattr__(self, "relation", check_relation(relation))
         if not isinstance(sampling, Sampling):
-            raise TypeError(
-                "sampling must be Poisson, WithoutReplacement, FullBatch or FixedEpochs, got "
-                f"{type(sampling).__name__}"
-            )
+            raise TypeError(f"sampling must be one of {', '.join(SAMPLINGS)}, got {type(sampling).__name__}")
         names = [*(item.name for item in self.releases), *(item.name for item in self.unproven)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

@@ -1,12 +1,22 @@
-"""Which private tensors speak of each record on its own.
+"""Private numbers: tensors that compute, and that only the ledger can read.
 
-A sum ``S = sum_i f(x_i)`` has the sensitivity of f alone, but only if f looks at one record. A mask such as
-``norms > norms.median()`` looks at all of them: a record that enters moves the median, and with it everybody
-else's entry, so that no bound holds however the entries are capped.
+A `Private` tensor holds a value computed from private records. Every tensor operation works on it and gives
+`Private` results. Everything that would carry the value out of the private side (`float`, `bool`, `if`,
+`item`, `numpy`, printing, pickling, writing into an ordinary tensor, shapes that depend on values) raises
+`PrivateError` and says how to release it.
 
-Therefore every `Private` tensor knows whether it is *by record*: entry i along the first axis was computed
-from record i and from public values alone. The statistics of `PrivateRows` (norms, losses, coordinates)
-start out so, and each operation decides by its own nature whether its result still is:
+The class is a wrapper subclass: the ordinary tensor object has no storage, and the value sits behind
+`__torch_dispatch__`, below every public entry of PyTorch. `torch.tensor(p)`, `p.data`,
+`p.as_subclass(torch.Tensor)` and `p.untyped_storage()` therefore yield `Private` tensors or errors, never
+the value. This guards against accidents. It does not guard against an adversary who writes code in the same
+process: Python has no such wall.
+
+Provenance. A sum ``S = sum_i f(x_i)`` has the sensitivity of f only if f looks at one record. A mask such as
+``norms > norms.median()`` looks at all of them: a record that enters moves the median, and with it every
+other entry, so that no bound holds however the entries are capped. Therefore every `Private` tensor knows
+whether it is *by record*: entry i along the first axis was computed from record i and from public values.
+The statistics of `PrivateRows` (norms, losses, coordinates) start out so, and each operation decides whether
+its result still is:
 
 ======================================  =============================================================
 stays by record                         loses it
@@ -19,34 +29,19 @@ reductions, slices and new axes behind
 the first; products ``[B, K] @ public``
 ======================================  =============================================================
 
-Whatever is not in the left column loses the mark: it is then refused where a bound would need it. The mark
-cannot tell two micro-batches of equal length of one draw apart; a query that carries a tensor from one
-micro-batch into the next must not mix them.
-
-Private numbers: tensors that compute, and that only the ledger can read.
-
-A `Private` tensor holds a value computed from private records. Every tensor operation works on it and gives
-`Private` results; everything that would carry the value out of the private side (`float`, `bool`, `if`,
-`item`, `numpy`, printing, pickling, writing into an ordinary tensor, shapes that depend on values) raises
-`PrivateError` and says how to release it.
-
-The class is a wrapper subclass: the ordinary tensor object has no storage, and the value sits behind
-`__torch_dispatch__`, below every public entry of PyTorch. `torch.tensor(p)`, `p.data`,
-`p.as_subclass(torch.Tensor)` and `p.untyped_storage()` therefore yield `Private` tensors or errors, never
-the value.
-
-This guards against accidents, not against an adversary who writes code in the same process: Python has no
-such wall.
+Whatever is not in the left column loses the mark, and is refused where a bound needs it. The mark cannot
+tell two micro-batches of equal length of one draw apart; a query that carries a tensor from one micro-batch
+into the next must not mix them.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-
-from equipoise.privacy.nests import leaves_of, mapped
 
 if TYPE_CHECKING:
     from equipoise.privacy.draw import Draw
@@ -82,36 +77,79 @@ _REDUCTIONS = (
 _VIEWS = (_aten.select, _aten.unsqueeze, _aten.squeeze)
 
 
-class Storage:
-    """What tensors that share memory share: whether a write has mixed records in it."""
-
-    __slots__ = ("mixed",)
-
-    def __init__(self) -> None:
-        self.mixed = False
+# Arguments that the fast path of `Private.__torch_dispatch__` hands on as they are.
+_PLAIN = frozenset(
+    {int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
 
 
-def keeps_records_apart(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """What the schema of an operation says; the same at every call.
+
+    Attributes:
+        elementwise: entry i of the result comes from entry i of the arguments.
+        simple: elementwise, and it gives one new tensor and does nothing else: the fast path serves it.
+        written: places of the arguments that it writes to, as (position, name).
+        random: it draws random numbers.
+        shows_values: it gives a Python number that depends on values.
+        shape_shows_values: it gives a shape that depends on values.
+        shares_memory: its result is a view of an argument.
+    """
+
+    elementwise: bool
+    simple: bool
+    written: tuple[tuple[int, str], ...]
+    random: bool
+    shows_values: bool
+    shape_shows_values: bool
+    shares_memory: bool
+
+
+@functools.cache
+def _operation(func: Any) -> _Operation:
+    schema, tags = func._schema, func.tags
+    written = [
+        (position, argument.name)
+        for position, argument in enumerate(schema.arguments)
+        if schema.is_mutable and argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    random = torch.Tag.nondeterministic_seeded in tags
+    elementwise = not random and (torch.Tag.pointwise in tags or func.overloadpacket in _COPIES)
+    shows_values = torch.Tag.data_dependent_output in tags
+    shape_shows_values = torch.Tag.dynamic_output_shape in tags
+    returns = schema.returns
+    shares_memory = bool(returns) and returns[0].alias_info is not None
+    simple = elementwise and not (written or shows_values or shape_shows_values or shares_memory)
+    simple = simple and len(returns) == 1 and str(returns[0].type) == "Tensor"
+    return _Operation(
+        elementwise, simple, tuple(written), random, shows_values, shape_shows_values, shares_memory
+    )
+
+
+def _keeps_records_apart(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Sequence[Any], out: Any
+) -> bool:
     """Whether the result of an operation on `Private` tensors is by record.
 
     Args:
         func: the overload that ran.
-        args, kwargs: its arguments, private tensors still wrapped (they have `by_record`).
+        args, kwargs: its arguments, private tensors still wrapped.
+        leaves: the values among them.
         out: its raw result.
     """
     if not isinstance(out, torch.Tensor) or out.ndim == 0:
         return False
-    packet = func.overloadpacket
-    if torch.Tag.nondeterministic_seeded in func.tags:
+    operation = _operation(func)
+    if operation.random:
         return False
-    if torch.Tag.pointwise in func.tags or packet in _COPIES:
-        leaves = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        return all(_fits(leaf, out) for leaf in leaves)
-    first = args[0]
-    if not getattr(first, "by_record", False):
+    if operation.elementwise:
+        return _all_fit([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], out)
+    packet, first = func.overloadpacket, args[0]
+    if not (isinstance(first, Private) and first.by_record):
         return False
     if packet is _aten.mm:
-        return not hasattr(args[1], "by_record")
+        return not isinstance(args[1], Private)
     if packet in _REDUCTIONS:
         return _avoids_records(_argument(func, args, kwargs, "dim"), first.ndim)
     if packet in _VIEWS:
@@ -124,12 +162,18 @@ def keeps_records_apart(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     return False
 
 
-def _fits(leaf: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether an argument of an elementwise operation brings entry i nothing but record i."""
-    along = leaf.ndim == out.ndim and leaf.shape[0] == out.shape[0]
-    if hasattr(leaf, "by_record"):
-        return along and bool(leaf.by_record)
-    return leaf.ndim < out.ndim or leaf.shape[0] == 1
+def _all_fit(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
+    """Whether each argument of an elementwise operation brings entry i nothing but record i."""
+    ndim = out.ndim
+    if ndim == 0:
+        return False
+    for tensor in tensors:
+        if isinstance(tensor, Private):
+            if tensor._mixed[0] or not tensor._apart or tensor.ndim != ndim or len(tensor) != len(out):
+                return False
+        elif tensor.ndim >= ndim and len(tensor) != 1:
+            return False
+    return True
 
 
 def _avoids_records(dim: Any, ndim: int) -> bool:
@@ -145,7 +189,7 @@ def _argument(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: s
 
 
 _REMEDY = (
-    "Private values leave through the ledger alone: bound the quantity (clip, indicator, capped, top_k) "
+    "Private values leave through the ledger alone: bound the quantity (clip, indicator, capped) "
     "and pass it to "
     "ledger.release(draw, {name: bounded}), or keep computing with Private tensors (torch.where, clamp, "
     "comparisons "
@@ -179,7 +223,7 @@ class Private(torch.Tensor):
         value: the tensor to hold; it is detached, not copied.
         draw: the draw of records that it was computed from, if any; results of operations carry it on.
         by_record: whether entry i along the first axis was computed from record i alone. Results of
-            operations know it by themselves (see `provenance`); who wraps raw values vouches for it.
+            operations know it by themselves; who wraps raw values vouches for it.
 
     Example:
         >>> norms = Private(torch.tensor([3.0, 4.0]))
@@ -193,42 +237,25 @@ class Private(torch.Tensor):
 
     _held: torch.Tensor
     _apart: bool
-    _storage: Storage
+    # Whether a write has mixed records in; tensors that share memory share this list of one entry.
+    _mixed: list[bool]
     draw: Draw | None
 
     @staticmethod
     def __new__(cls, value: torch.Tensor, draw: Draw | None = None, by_record: bool = True) -> Private:
-        """Make the wrapper: a tensor without storage."""
         if isinstance(value, Private):
-            value = value._held
+            draw = value.draw if draw is None else draw
+            return _wrapped(value._held, draw, by_record and value.by_record, value._mixed)
         if not isinstance(value, torch.Tensor):
             raise TypeError(
                 f"value must be a tensor, got {type(value).__name__}; wrap numbers with torch.tensor first"
             )
-        return torch.Tensor._make_wrapper_subclass(
-            cls,
-            value.shape,
-            strides=value.stride(),
-            storage_offset=value.storage_offset(),
-            dtype=value.dtype,
-            device=value.device,
-        )
-
-    def __init__(self, value: torch.Tensor, draw: Draw | None = None, by_record: bool = True) -> None:
-        storage = None
-        if isinstance(value, Private):
-            draw = value.draw if draw is None else draw
-            by_record, storage = by_record and value.by_record, value._storage
-            value = value._held
-        object.__setattr__(self, "_held", value.detach())
-        object.__setattr__(self, "_apart", by_record)
-        object.__setattr__(self, "_storage", storage or Storage())
-        object.__setattr__(self, "draw", draw)
+        return _wrapped(value, draw, by_record)
 
     @property
     def by_record(self) -> bool:
         """Whether entry i along the first axis was computed from record i alone."""
-        return self._apart and self.ndim > 0 and not self._storage.mixed
+        return self._apart and self.ndim > 0 and not self._mixed[0]
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -237,44 +264,27 @@ class Private(torch.Tensor):
         cls, func: Any, types: Sequence[type], args: tuple = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operation on the held values and wrap what it gives; refuse what would show a value."""
-        kwargs = dict(kwargs or {})
-        leaves = list(leaves_of((args, kwargs)))
-        private = [leaf for leaf in leaves if isinstance(leaf, Private)]
-        written = _written_arguments(func, args, kwargs)
-        if any(not isinstance(leaf, Private) for leaf in written):
-            refuse(f"writing a Private tensor into an ordinary one ({func})")
-        if _shows_values(func, args):
-            name = str(func)
-            refuse("float() or item()" if "_local_scalar_dense" in name else f"the result of {name}")
-        out = func(*mapped(raw_value, args), **mapped(raw_value, kwargs))
-        if written:
-            if not keeps_records_apart(func, args, kwargs, out):
-                for leaf in written:
-                    leaf._storage.mixed = True
-            changed = next(leaf for leaf in leaves if isinstance(leaf, Private) and leaf is written[0])
-            if changed._held.shape != changed.shape:
-                raise PrivateError(
-                    f"{func} changes the shape of a Private tensor in place; use the form that returns a "
-                    "new one"
-                )
-            return changed if len(written) == 1 else tuple(written)
-        draws = {p.draw for p in private if p.draw is not None}
-        draw = next(iter(draws)) if len(draws) == 1 else None
-
-        by_record = keeps_records_apart(func, args, kwargs, out)
-        shared = private[0]._storage if func._schema.returns[0].alias_info is not None else None
-
-        def wrap(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor):
-                made = Private(leaf, draw, by_record)
-                if shared is not None:
-                    object.__setattr__(made, "_storage", shared)
-                return made
-            if leaf is None:
-                return None
-            refuse(f"the number returned by {func}")
-
-        return mapped(wrap, out)
+        kwargs = kwargs or {}
+        if not _operation(func).simple or not _PLAIN.issuperset(map(type, kwargs.values())):
+            return _dispatch(func, args, kwargs)
+        tensors: list[torch.Tensor] = []
+        draws: list[Draw] = []
+        raw = []
+        for value in args:
+            if isinstance(value, Private):
+                tensors.append(value)
+                raw.append(value._held)
+                if value.draw is not None and value.draw not in draws:
+                    draws.append(value.draw)
+            elif isinstance(value, torch.Tensor):
+                tensors.append(value)
+                raw.append(value)
+            elif type(value) in _PLAIN:
+                raw.append(value)
+            else:
+                return _dispatch(func, args, kwargs)
+        out = func(*raw, **kwargs)
+        return _wrapped(out, draws[0] if len(draws) == 1 else None, _all_fit(tensors, out))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Private(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
@@ -307,39 +317,101 @@ class Private(torch.Tensor):
     is_nonzero = forbidden("bool() or `if`")
 
 
-def raw_value(leaf: Any) -> Any:
-    """The raw tensor of a `Private` leaf; any other leaf as it is. For the wrappers of this room alone."""
-    return leaf._held if isinstance(leaf, Private) else leaf
+def _wrapped(
+    value: torch.Tensor, draw: Draw | None, by_record: bool, mixed: list[bool] | None = None
+) -> Private:
+    """A `Private` tensor around a raw one, without looks at the arguments."""
+    if value.requires_grad:
+        value = value.detach()
+    made = torch.Tensor._make_wrapper_subclass(
+        Private,
+        value.shape,
+        strides=value.stride(),
+        storage_offset=value.storage_offset(),
+        dtype=value.dtype,
+        device=value.device,
+    )
+    made._held, made._apart, made.draw = value, by_record, draw
+    made._mixed = [False] if mixed is None else mixed
+    return made
 
 
-def _written_arguments(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> list[Any]:
-    """The tensors that an operation writes to, by its schema."""
-    schema = func._schema
-    if not schema.is_mutable:
-        return []
+def _dispatch(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """`Private.__torch_dispatch__` for any operation: nested arguments, writes, views, several results."""
+    operation = _operation(func)
+    leaves = list(_leaves((args, kwargs)))
+    private = [leaf for leaf in leaves if isinstance(leaf, Private)]
     written: list[Any] = []
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            written += list(value) if isinstance(value, (list, tuple)) else [value]
-    return [leaf for leaf in written if leaf is not None]
+    for position, name in operation.written:
+        value = args[position] if position < len(args) else kwargs.get(name)
+        written += list(value) if isinstance(value, (list, tuple)) else [value]
+    written = [leaf for leaf in written if leaf is not None]
+    if any(not isinstance(leaf, Private) for leaf in written):
+        refuse(f"writing a Private tensor into an ordinary one ({func})")
+    if operation.shows_values or (operation.shape_shows_values and _shape_is_private(func, args)):
+        name = str(func)
+        refuse("float() or item()" if "_local_scalar_dense" in name else f"the result of {name}")
+    out = func(*_mapped(unwrap, args), **_mapped(unwrap, kwargs))
+    by_record = _keeps_records_apart(func, args, kwargs, leaves, out)
+    if written:
+        if not by_record:
+            for leaf in written:
+                leaf._mixed[0] = True
+        changed = written[0]
+        if changed._held.shape != changed.shape:
+            raise PrivateError(
+                f"{func} changes the shape of a Private tensor in place; use the form that returns a new one"
+            )
+        return changed if len(written) == 1 else tuple(written)
+    draws = {p.draw for p in private if p.draw is not None}
+    draw = next(iter(draws)) if len(draws) == 1 else None
+    mixed = private[0]._mixed if operation.shares_memory else None
+
+    def wrap(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return _wrapped(leaf, draw, by_record, mixed)
+        if leaf is None:
+            return None
+        refuse(f"the number returned by {func}")
+
+    return _mapped(wrap, out)
 
 
-def _shows_values(func: Any, args: tuple) -> bool:
-    """Whether an operation gives a Python number or a shape that depends on private values."""
-    tags = func.tags
-    if torch.Tag.data_dependent_output in tags:
+def _shape_is_private(func: Any, args: tuple) -> bool:
+    """Whether a result's shape depends on private values; that of x[mask] does where the mask is private."""
+    if func.overloadpacket is not _aten.index:
         return True
-    if torch.Tag.dynamic_output_shape not in tags:
-        return False
-    if func.overloadpacket is torch.ops.aten.index:  # x[mask]: only a mask has a size that depends on values
-        indices = args[1]
-        return any(isinstance(i, Private) and i.dtype in (torch.bool, torch.uint8) for i in indices)
-    return True
+    return any(isinstance(i, Private) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
 
 
-def unwrap(value: torch.Tensor) -> torch.Tensor:
-    """The raw tensor behind a `Private` one. For the ledger and for the wrappers of this room alone."""
+def _leaves(nest: Any) -> Iterator[Any]:
+    """The values of nested tuples, lists and dicts, in order.
+
+    torch's own tree functions know many more containers and cost several times as much.
+    """
+    if isinstance(nest, (tuple, list)):
+        for item in nest:
+            yield from _leaves(item)
+    elif isinstance(nest, dict):
+        for item in nest.values():
+            yield from _leaves(item)
+    else:
+        yield nest
+
+
+def _mapped(fn: Callable[[Any], Any], nest: Any) -> Any:
+    """The nest with `fn` applied to each value; a subclass of tuple or list becomes a plain one."""
+    if isinstance(nest, tuple):
+        return tuple([_mapped(fn, item) for item in nest])
+    if isinstance(nest, list):
+        return [_mapped(fn, item) for item in nest]
+    if isinstance(nest, dict):
+        return {key: _mapped(fn, item) for key, item in nest.items()}
+    return fn(nest)
+
+
+def unwrap(value: Any) -> Any:
+    """The raw tensor behind a `Private` one; anything else as it is. For the ledger and the wrappers."""
     return value._held if isinstance(value, Private) else value
 
 

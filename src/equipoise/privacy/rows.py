@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from equipoise.privacy.nests import mapped
-from equipoise.privacy.private import Private, PrivateError, forbidden, raw_value, refuse
+from equipoise.privacy.private import Private, PrivateError, forbidden, refuse, unwrap
 
 if TYPE_CHECKING:
     from equipoise.privacy.draw import Draw
@@ -55,7 +54,6 @@ class PrivateRows:
                 "pass the result of a gradient engine or of eq.per_sample_gradients"
             )
         self._rows: Any = rows
-        self._known: tuple[Any, Private, torch.Tensor] | None = None
         self.draw: Draw | None = draw
 
     names: tuple[str, ...] = property(lambda self: self._rows.names)  # type: ignore[assignment]
@@ -75,29 +73,27 @@ class PrivateRows:
         losses = getattr(self._rows, "losses", None)
         return None if losses is None else Private(losses, self.draw)
 
-    def _call(self, name: str, *args: Any, by_record: bool = False, **kwargs: Any) -> Any:
-        arguments = mapped(_raw, args)
-        keywords = mapped(_raw, kwargs)
-        return wrap(getattr(self._rows, name)(*arguments, **keywords), self.draw, by_record)
-
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Private:
         """Norms of the rows, [B], or [B, m] for m groups of parameter names."""
-        arguments = () if groups is None else (groups,)
-        return self._call("row_norms", *arguments, by_record=True)
+        norms = self._rows.row_norms() if groups is None else self._rows.row_norms(groups)
+        return Private(norms, self.draw)
 
     def weighted_sums(self, weights: Any) -> dict[str, Private]:
         """Weighted sums of the rows: weights [B], [B, m] or a mapping from parameter name to weights."""
-        return self._call("weighted_sums", weights)
+        if isinstance(weights, Mapping):
+            raw: Any = {name: unwrap(value) for name, value in weights.items()}
+        else:
+            raw = unwrap(weights)
+        return wrap(self._rows.weighted_sums(raw), self.draw)
 
     def inner(self, other: Any) -> Private:
         """Dot products of matching rows, [B]."""
-        return self._call("inner", other, by_record=isinstance(other, PrivateRows))
+        return wrap(self._rows.inner(_raw(other)), self.draw, by_record=isinstance(other, PrivateRows))
 
     def cross_gram(self, other: Any, per_tensor: bool = False) -> Any:
         """Dot products of all pairs of rows, [B, B']."""
-        return self._call(
-            "cross_gram", other, per_tensor=per_tensor, by_record=not isinstance(other, PrivateRows)
-        )
+        found = self._rows.cross_gram(_raw(other), per_tensor=per_tensor)
+        return wrap(found, self.draw, by_record=not isinstance(other, PrivateRows))
 
     def rows(self, index: torch.Tensor) -> PrivateRows:
         """The rows at a public index, each at most once.
@@ -119,33 +115,25 @@ class PrivateRows:
                     "index holds a row more than once: its record would count as often in every sum, beyond "
                     "the bound; give every row once and use weights"
                 )
-        return self._call("rows", index)
+        return PrivateRows(self._rows.rows(index), self.draw)
 
     def select(self, names: Sequence[str]) -> PrivateRows:
         """The same rows on some of the parameters."""
-        return self._call("select", names)
+        return PrivateRows(self._rows.select(names), self.draw)
 
-    def residual(self, subspace: Any, coordinates: Any = None) -> PrivateRows:
-        """The rows minus their part in a subspace.
+    def residual(self, subspace: Any) -> PrivateRows:
+        """The rows minus their part in a subspace."""
+        return PrivateRows(subspace.residual(self._rows), self.draw)
 
-        Args:
-            subspace: the columns.
-            coordinates: the last answer of `self.coordinates(subspace)`, where there is one: it is not
-                computed again. Norms are those of the residual for these coordinates alone.
+    def split(self, subspace: Any) -> tuple[Private, PrivateRows]:
+        """The rows' coordinates in a subspace, [B, K], and the rows minus their part in it.
 
-        Raises:
-            ValueError: `coordinates` is anything else.
+        Both come from one projection, so that the residual costs no second one.
         """
-        known = None
-        if coordinates is not None:
-            if self._known is None or self._known[0] is not subspace or self._known[1] is not coordinates:
-                raise ValueError(
-                    "coordinates must be what rows.coordinates(subspace) answered last, for these rows and "
-                    "this subspace: others need not come from each record alone, and the norms would be "
-                    "wrong; leave them out"
-                )
-            known = self._known[2]
-        return PrivateRows(subspace.residual(self._rows, known), self.draw)
+        found = subspace.coordinates(self._rows)
+        # A copy of our own: the caller may write to the coordinates, and the residual's norms rest on them.
+        rest = subspace.residual(self._rows, found.clone())
+        return Private(found, self.draw), PrivateRows(rest, self.draw)
 
     def projection(self, subspace: Any) -> PrivateRows:
         """The rows' parts in a subspace."""
@@ -153,23 +141,19 @@ class PrivateRows:
 
     def masked(self, masks: Mapping[str, torch.Tensor]) -> PrivateRows:
         """The rows with the entries set to zero where a public mask is False."""
-        return self._call("masked", masks)
+        return PrivateRows(self._rows.masked(masks), self.draw)
 
     def coordinates(self, subspace: Any) -> Private:
         """The rows' coordinates in a subspace, [B, K]."""
-        found = subspace.coordinates(self._rows)
-        answer: Private = wrap(found, self.draw, by_record=True)
-        # A copy of our own: the caller may write to the answer.
-        self._known = (subspace, answer, found.clone())
-        return answer
+        return Private(subspace.coordinates(self._rows), self.draw)
 
     def matrix(self) -> Private:
         """The rows as one matrix, [B, P], every parameter flattened in the order of `names`."""
-        return wrap(self._rows.materialise().matrix(), self.draw, by_record=True)
+        return Private(self._rows.materialise().matrix(), self.draw)
 
     def materialise(self) -> PrivateRows:
         """The dense matrix, still private."""
-        return self._call("materialise")
+        return PrivateRows(self._rows.materialise(), self.draw)
 
     def concat(self, parts: Sequence[PrivateRows]) -> PrivateRows:
         """Refused: a record that is in two parts would count twice in every sum, beyond its bound.
@@ -198,4 +182,4 @@ class PrivateRows:
 def _raw(leaf: Any) -> Any:
     if isinstance(leaf, PrivateRows):
         return leaf._rows
-    return raw_value(leaf)
+    return unwrap(leaf)

@@ -2,18 +2,23 @@
 
 | scheme | one draw | its event with noise multiplier z |
 |---|---|---|
-| `Poisson` | each record by itself with probability q | Poisson-sampled Gaussian |
+| `Poisson` | each record, independently, with probability q | Poisson-sampled Gaussian |
 | `WithoutReplacement` | a uniform subset of batch_size | Gaussian sampled without replacement |
 | `FullBatch` | all records | Gaussian |
-| `FixedEpochs` | each record once an epoch | one Gaussian an epoch |
+| `FixedEpochs` | each record once per epoch | one Gaussian per epoch |
 
-`population` is a public constant: the user states it. It sets q, and nothing here is computed from the
+`population` is a public constant that the user states. It sets q, and nothing here is computed from the
 number of records that are really there.
 
 `FixedEpochs` deals every record independently to one of the `round(population / batch_size)` draws of an
-epoch. The batch of one record does not depend on the presence of another, so given the assignment of the
-others, a record meets one Gaussian an epoch, under both relations; dealing consecutive slices of one
-permutation would not have this under add-or-remove.
+epoch. The draw of one record does not depend on the presence of another, so given the deal of the others a
+record meets one Gaussian per epoch, under both relations. Consecutive slices of one permutation would not
+have this under add-or-remove.
+
+**Separation.** Noise over steps asks how far apart the draws of one record are (`min_separation`). An epoch
+that is dealt anew may follow a record's last slot with its first one: separation 1. With `same_slots=True`
+the deal of the first epoch holds for all, and a record's draws are one epoch apart. Either way it meets one
+Gaussian per epoch, so the cost of fresh noise is the same.
 """
 
 from __future__ import annotations
@@ -64,6 +69,16 @@ class Sampling(ABC):
     @abstractmethod
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
         """Sorted positions of the records of the draw, int64, shape [size of the draw]."""
+
+    @classmethod
+    def of_size(cls, batch_size: float, population: int, steps: int) -> Sampling:
+        """The scheme with this expected number of records per draw; a scheme without one leaves it out."""
+        given = {"expected_batch_size": batch_size, "batch_size": batch_size}
+        if float(batch_size).is_integer():
+            given["batch_size"] = int(batch_size)
+        names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        sizes = {name: size for name, size in given.items() if name in names}
+        return cls(population=population, steps=steps, **sizes)  # type: ignore[call-arg]
 
     def describe(self) -> dict[str, Any]:
         """Name and arguments, for fingerprints and statements."""
@@ -237,7 +252,7 @@ class FullBatch(Sampling):
 class FixedEpochs(Sampling):
     """Epochs in which every record is used once, without privacy amplification.
 
-    For data that come in an order nobody can call a fresh random sample. Dearer than Poisson, and honest.
+    For data that come in an order that is no fresh random sample. It costs more than Poisson sampling.
 
     Args:
         batch_size: expected records a draw, in (0, population].
@@ -299,12 +314,16 @@ class FixedEpochs(Sampling):
         return (slots == slot).nonzero().flatten()
 
 
-SCHEMES: dict[str, type[Sampling]] = {
+SAMPLINGS: dict[str, type[Sampling]] = {
     c.__name__: c for c in (Poisson, WithoutReplacement, FullBatch, FixedEpochs)
 }
+"""Every scheme by its name. A new one is its class and a word here; options and readers follow."""
 
 
 def sampling_from(description: Mapping[str, Any]) -> Sampling:
     """The scheme that `Sampling.describe` wrote."""
     arguments = dict(description)
-    return SCHEMES[arguments.pop("scheme")](**arguments)
+    scheme = arguments.pop("scheme")
+    if scheme not in SAMPLINGS:
+        raise ValueError(f"scheme={scheme!r} is no sampling; give one of {', '.join(SAMPLINGS)}")
+    return SAMPLINGS[scheme](**arguments)

@@ -19,20 +19,13 @@ __all__ = ["Finding", "compared", "delta_of", "differences", "figure", "message"
 
 # Keys of a statement that no journal holds.
 ON_TRUST = ("recipe", "epsilon_claimed", "versions")
-
-
-# Relative differences of a figure: rounding, and how much looser another version of the accountants may be.
-SAME, OTHER_VERSIONS = 1e-6, 1e-2
-
-
-EXACT = (0.0, 0.0)
-
-
 PLAN_KEYS = {"plan", "relation", "sampling", "unproven"}
-
-
 FIGURES = {"epsilon", "epsilons", "cross_check", "accountant", "interval", "warnings", "guarantee"}
 
+Limits = tuple[float, float]  # how far below and above a figure may lie, relatively
+EXACT = (0.0, 0.0)
+# Relative differences of a figure: rounding, and how much looser another version of the accountants may be.
+SAME, OTHER_VERSIONS = 1e-6, 1e-2
 
 # What computing with the content of a file that somebody else wrote may raise.
 MALFORMED = (
@@ -46,9 +39,6 @@ MALFORMED = (
     RecursionError,
     MemoryError,
 )
-
-
-Limits = tuple[float, float]  # how far below and above a figure may lie, relatively
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ def read_signature(
         return None, [Finding("signature", False, str(error))]
     name = fingerprint(signature.public_key)
     if not signature.is_valid():
-        return signature, [Finding("signature", False, "it is not a signature of the hashes beside it")]
+        return signature, [Finding("signature", False, "it is not a signature of the hashes in the file")]
     if key is not None and not signature.is_valid(key):
         other = fingerprint(key.public_bytes_raw())
         detail = f"it is by the key {name}, not by the given one, {other}"

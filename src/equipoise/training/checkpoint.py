@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise.report.files import read_file, read_object
+from equipoise.report.json_files import read_file, read_object
 
 __all__ = ["CheckpointError", "Checkpoints", "collect_state", "restore_state", "write_atomically"]
 

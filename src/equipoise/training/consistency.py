@@ -1,4 +1,4 @@
-"""Does a statement agree with config.json and metrics.jsonl, the files that a training writes beside it?
+"""Does a statement agree with config.json and metrics.jsonl, which a training writes with it?
 
 The statement's own figures are computed again in `equipoise.statements`. Here the statement is held against
 what the other two files say: settings, method, assumptions, steps and the epsilon along the way. Somebody who
@@ -196,7 +196,7 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     try:
         draws = sampling_assumptions([*statement["releases"], *statement["unproven"]])
     except MALFORMED:
-        return found  # which is found elsewhere
+        return found  # the checks of the statement report it
     known = {*wanted, *draws, SCANNED, TRUSTED, ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH}
     own = [text for text in named if text not in known]
     if own:
@@ -212,7 +212,7 @@ def _of_method(described: Object) -> list[str]:
     try:
         return list(rebuild_method({"method": described}).assumptions())
     except ValueError:
-        return []  # which `check_method` tells
+        return []  # `check_method` reports it
 
 
 # ---- metrics.jsonl
@@ -230,17 +230,17 @@ def check_metrics(statement: Object, config: Object, rows: Sequence[Any]) -> lis
     if isinstance(total, int) and not (isinstance(last, int) and last <= total):
         wrong.append(f"the last step is {last!r} of {total}"[:80])
     wrong += _fewer_releases(statement, total, len(steps))
-    told = [value for row in steps if (value := figure(row.get("epsilon"))) is not None]
+    reported = [value for row in steps if (value := figure(row.get("epsilon"))) is not None]
     stated = figure(statement.get("epsilon"))
     # Other runs and a search change the figure after the steps were written down.
-    alone = not statement.get("other_runs") and statement.get("search") is None
-    if told and stated is not None:
+    no_others = not statement.get("other_runs") and statement.get("search") is None
+    if reported and stated is not None:
         at_end = figure(steps[-1].get("epsilon")) if last == total else None
-        if alone and max(told) > told[-1] * (1 + PROGRESS):
-            wrong.append(f"an epsilon of {max(told):.4g} stands before the last, {told[-1]:.4g}")
-        if alone and max(told) > stated * (1 + PROGRESS):
-            wrong.append(f"epsilon was {max(told):.4g} on the way, the statement says {stated:.4g}")
-        elif alone and at_end is not None and at_end < stated * (1 - PROGRESS):
+        if no_others and max(reported) > reported[-1] * (1 + PROGRESS):
+            wrong.append(f"an earlier epsilon, {max(reported):.4g}, is above the last, {reported[-1]:.4g}")
+        if no_others and max(reported) > stated * (1 + PROGRESS):
+            wrong.append(f"epsilon was {max(reported):.4g} on the way, the statement says {stated:.4g}")
+        elif no_others and at_end is not None and at_end < stated * (1 - PROGRESS):
             wrong.append(f"epsilon is {at_end:.4g} at the last step, the statement says {stated:.4g}")
     if wrong:
         return [Finding("metrics", False, f"metrics.jsonl says otherwise: {'; '.join(wrong)}")]
@@ -248,7 +248,7 @@ def check_metrics(statement: Object, config: Object, rows: Sequence[Any]) -> lis
 
 
 def _fewer_releases(statement: Object, total: Any, taken: int) -> list[str]:
-    """What is planned once in every step must have left as often as steps were taken, at least."""
+    """Releases that are planned once per step, and were made less often than steps were taken."""
     wrong = []
     made = {row["name"]: row for row in statement["releases"] if row["draw"] == "batch"}
     for name, row in made.items():

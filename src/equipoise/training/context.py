@@ -1,20 +1,20 @@
-"""The step's side of the private data: draws cut into micro-batches, and the context that methods see.
+"""What a method may use in a step: draws of private records, the ledger, public gradients.
 
-A draw holds record numbers. A query runs over it micro-batch by micro-batch: take the records, make their
-gradient rows at every asked parameter point with the same dropout masks, guard them (`PrivateRows`), call
-the method's function, unite the bounded sums. With several processes each runs its slice and the sums are
-added.
+A draw holds record numbers. A query runs over it in micro-batches: take the records, make their gradient
+rows at every parameter point with the same dropout masks, guard them (`PrivateRows`), call the method's
+function, and unite the bounded sums. With several processes each one runs its slice, and the sums are added.
 
 A record that cannot be read, or that the model or the loss fails on, has weight zero: a micro-batch that
 fails is halved until the record is alone, and left out. Nothing of it shows but a count in the diagnostics.
 Where all of them fail the step is noise alone, and booked: a step that stopped for a failing record would
-tell who chose the parameters (a server, say) that it was drawn. Whether model and loss work is checked at
-attach.
+tell whoever chose the parameters (a server, say) that it was drawn. Whether model and loss work is checked
+when the training is prepared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -23,14 +23,34 @@ from torch import Tensor, nn
 
 from equipoise.gradients import ForwardWritesError
 from equipoise.methods.base import Parameters, Plan, Query
-from equipoise.privacy import Bounded, Draw, Private, PrivateRows, sums_of
-from equipoise.privacy.private import join
-from equipoise.training.data_source import map_batch
+from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, sums_of
+from equipoise.privacy.private import join, unwrap
 from equipoise.training.distributed import Processes
-from equipoise.training.randomness import generator, secret_coins
-from equipoise.training.row_source import RowSource
+from equipoise.training.randomness import generator, secret_randomness
+from equipoise.training.records import RowSource
+from equipoise.training.run_ledger import SharedLedger
 
-__all__ = ["StepContext", "StepDiagnostics", "TrainingDraw"]
+__all__ = ["Noised", "StepContext", "StepDiagnostics", "StepLedger", "TrainingDraw"]
+
+
+@dataclass(frozen=True)
+class _MicroBatch:
+    """A part of a draw.
+
+    Attributes:
+        place: where it lies in the draw, which fixes its dropout masks; halves have longer places.
+        ids: record numbers, LongTensor [b].
+    """
+
+    place: tuple[int, ...]
+    ids: Tensor
+
+    def halves(self) -> tuple[_MicroBatch, _MicroBatch]:
+        half = len(self.ids) // 2
+        return (
+            _MicroBatch((*self.place, 0), self.ids[:half]),
+            _MicroBatch((*self.place, 1), self.ids[half:]),
+        )
 
 
 class TrainingDraw:
@@ -39,27 +59,20 @@ class TrainingDraw:
     Args:
         token: the ledger's draw; the bounded sums carry it.
         ids: record numbers of this process' slice, LongTensor [b].
-        maker: makes rows.
-        step: for the dropout masks.
+        rows: makes gradient rows of records.
         processes: whose slices are added.
-        tally: takes the draw's private numbers (records, losses, records left out) for the diagnostics.
+        diagnostics: takes the draw's private numbers (records, losses, records left out).
     """
 
     def __init__(
-        self,
-        token: Draw,
-        ids: Tensor,
-        maker: RowSource,
-        step: int,
-        processes: Processes,
-        tally: StepDiagnostics,
+        self, token: Draw, ids: Tensor, rows: RowSource, processes: Processes, diagnostics: StepDiagnostics
     ) -> None:
-        self.token, self._maker = token, maker
-        self._step, self._processes, self._tally = step, processes, tally
-        # Micro-batches: where each lies in the draw, which fixes its dropout masks, and its record numbers.
-        cut = torch.split(ids, maker.micro_batch_size) if len(ids) else ()
-        self._parts: list[tuple[tuple[int, ...], Tensor]] = [((n,), part) for n, part in enumerate(cut)]
-        tally.note_draw(token.name, len(ids))
+        self.token, self._rows, self._processes, self._diagnostics = token, rows, processes, diagnostics
+        parts = torch.split(ids, rows.micro_batch_size) if len(ids) else ()
+        # What a pass over the draw reads. A record that failed is left out of every later pass, and the
+        # others keep their places and with them their masks.
+        self._micro_batches = [_MicroBatch((n,), part) for n, part in enumerate(parts)]
+        diagnostics.note_draw(token.name, len(ids))
 
     @property
     def name(self) -> str:
@@ -67,63 +80,83 @@ class TrainingDraw:
         return self.token.name
 
     def secret_number(self, purpose: str) -> int:
-        """A secret number of this draw, to deal every record a lot of its own; never to be released."""
+        """A secret number of this draw, to give every record random numbers of its own; never released."""
         return self.token.number("method", purpose)
 
-    def query(self, fn: Query, at: Sequence[Parameters] | None = None) -> dict[str, Bounded]:
-        """`fn(rows, ..., ids)` once a micro-batch, united over the draw and over processes."""
-        sums = sums_of(fn(*rows, ids) for rows, ids in self._micro_batches(at))
+    def query(
+        self, fn: Query, at: Sequence[Parameters] | None = None, along: Tensor | None = None
+    ) -> dict[str, Bounded]:
+        """`fn(rows, ..., ids)` per micro-batch, united over the draw and over processes.
+
+        Args:
+            fn: gives the bounded sums of one micro-batch.
+            at: the parameter points.
+            along: numbers of the draw's records, as `rows` gave them; `fn(rows, ..., ids, part)` gets those
+                of the micro-batch's records.
+        """
+        if along is None:
+            sums = sums_of(fn(*rows, ids) for rows, ids, _ in self._pass(at))
+        else:
+            sums = sums_of(fn(*rows, ids, along[place]) for rows, ids, place in self._pass(at))
         if self._processes.count > 1:
             self._processes.all_well()
             # One order on every process: a collective pairs by position.
             sums = {name: sums[name].all_reduce() for name in sorted(sums)}
-        for name, bounded in sums.items():
-            self._tally.note_sum(f"{self.name}.{name}", bounded)
+        self._diagnostics.note_sums(self.token.name, sums)
         return sums
 
-    def rows(self, fn: Callable[..., Tensor], at: Sequence[Parameters] | None = None) -> Tensor:
-        """`fn` answers one private number a record, [b] a micro-batch; the whole draw's come back, [B]."""
+    def rows(self, fn: Callable[..., Any], at: Sequence[Parameters] | None = None) -> Any:
+        """Private numbers of the whole draw's records, in the draw's order.
+
+        Args:
+            fn: `fn(rows, ..., ids)` gives one private number per record of a micro-batch, [b], or a dict of
+                such tensors.
+            at: the parameter points.
+
+        Returns:
+            The same, [B].
+        """
         if self._processes.count > 1:
             raise NotImplementedError(
                 "statistics of the rows of a whole draw are not exchanged between processes yet: run this "
                 "method in one process"
             )
-        return join([fn(*rows, ids) for rows, ids in self._micro_batches(at)])
+        found = [fn(*rows, ids) for rows, ids, _ in self._pass(at)]
+        if isinstance(found[0], Mapping):
+            return {name: join([part[name] for part in found]) for name in found[0]}
+        return join(found)
 
-    def _micro_batches(self, at: Sequence[Parameters] | None) -> Iterator[tuple[list[PrivateRows], Tensor]]:
+    def _pass(self, at: Sequence[Parameters] | None) -> Iterator[tuple[list[PrivateRows], Private, slice]]:
+        """Rows at every point, record numbers and places in the draw, per micro-batch."""
         points: Sequence[Parameters | None] = [None] if at is None else list(at)
-        waiting, whole = self._parts[::-1], []
+        waiting, whole, start = self._micro_batches[::-1], [], 0
         while waiting:
-            place, ids = waiting.pop()
-            rows = self._rows_of(place, ids, points)
+            part = waiting.pop()
+            rows = self._rows_of(part, points)
             if rows is not None:
-                whole.append((place, ids))
-                self._tally.note_losses(rows[0].losses)
-                yield [PrivateRows(r, self.token) for r in rows], Private(ids, self.token)
-            elif len(ids) > 1:
-                half = len(ids) // 2
-                waiting += [((*place, 1), ids[half:]), ((*place, 0), ids[:half])]
-        if self._parts and not whole:
-            self._maker.note_failed_draw(self.name)
-        # A record left out is left out of every later pass, and the rest keeps its places: the same masks.
-        self._parts = whole
+                whole.append(part)
+                self._diagnostics.note_losses(rows[0].losses)
+                place = slice(start, start + len(part.ids))
+                yield [PrivateRows(r, self.token) for r in rows], Private(part.ids, self.token), place
+            elif len(part.ids) > 1:
+                waiting += part.halves()[::-1]
+                continue
+            start += len(part.ids)
+        if self._micro_batches and not whole:
+            self._rows.log_failed_draw(self.name)
+        self._micro_batches = whole
         if not whole:
-            nobody = torch.zeros(0, dtype=torch.long)
-            yield (
-                [PrivateRows(r, self.token) for r in self._maker.no_rows(points)],
-                Private(nobody, self.token),
-            )
+            nobody = Private(torch.zeros(0, dtype=torch.long), self.token)
+            yield [PrivateRows(r, self.token) for r in self._rows.of_nobody(points)], nobody, slice(0, 0)
 
-    def _rows_of(
-        self, place: tuple[int, ...], ids: Tensor, points: Sequence[Parameters | None]
-    ) -> list[Any] | None:
+    def _rows_of(self, part: _MicroBatch, points: Sequence[Parameters | None]) -> list[Any] | None:
         """Rows of these records at every point; None if they fail."""
-        maker, coins = self._maker, secret_coins(self.token, self._processes.rank, *place)
+        rows, randomness = self._rows, secret_randomness(self.token, self._processes.rank, *part.place)
         was_read = False
         try:
-            taken = maker.source.take(ids)
+            taken = rows.source.take(part.ids)
             was_read = True
-            return maker.rows(maker.prepare(taken, coins), points, coins)
+            return rows.of_batch(rows.prepare(taken, randomness), points, randomness)
         except ForwardWritesError:
             raise  # no fault of a record: the model is spoilt
         except Exception as error:
@@ -132,9 +165,9 @@ class TrainingDraw:
             kind = type(error).__name__
         # Outside of the handler, so that an error raised here does not carry the record's with it.
         if not was_read:
-            maker.check_source()
-        if len(ids) == 1:
-            self._tally.note_failure(self.name, kind)
+            rows.check_source()
+        if len(part.ids) == 1:
+            self._diagnostics.note_failure(self.name, kind)
         return None
 
 
@@ -146,13 +179,13 @@ class StepDiagnostics:
     """The private numbers of one step: they go into the diagnostics and nowhere else."""
 
     def __init__(self) -> None:
-        self.row: dict[str, Any] = {}
+        self._row: dict[str, Any] = {}
         self._losses: list[Tensor] = []
-        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, Private] = {}
 
     def note_draw(self, name: str, records: int) -> None:
         """A draw of `records` records (this process' slice)."""
-        self.row[f"{name}.records"] = self.row.get(f"{name}.records", 0) + records
+        self._row[f"{name}.records"] = self._row.get(f"{name}.records", 0) + records
 
     def note_losses(self, losses: Tensor | None) -> None:
         """Per-record losses of a micro-batch."""
@@ -161,24 +194,77 @@ class StepDiagnostics:
 
     def note_failure(self, name: str, kind: str) -> None:
         """A record of draw `name` was left out because it fails with an error of this kind."""
-        self.row[f"{name}.records_failed"] = self.row.get(f"{name}.records_failed", 0) + 1
-        kinds = self.row.setdefault(f"{name}.failures", {})
+        self._row[f"{name}.records_failed"] = self._row.get(f"{name}.records_failed", 0) + 1
+        kinds = self._row.setdefault(f"{name}.failures", {})
         kinds[kind] = kinds.get(kind, 0) + 1
 
-    def note_sum(self, name: str, bounded: Bounded) -> None:
-        """How many records of a sum had no finite gradient, and what share of the others was cut."""
-        if bounded.bad_records is not None:
-            self._sums[f"{name}.records_not_finite"] = bounded.bad_records
-        if bounded.clip_fraction is not None:
-            self._sums[f"{name}.clip_fraction"] = bounded.clip_fraction
+    def note_sums(self, name: str, sums: Mapping[str, Bounded]) -> None:
+        """The sums of draw `name`; their counts alone are kept."""
+        for key, bounded in sums.items():
+            if bounded.counts is not None:
+                self._counts[f"{name}.{key}"] = bounded.counts
 
-    def finish(self) -> dict[str, Any]:
+    def row(self) -> dict[str, Any]:
         """The row of the diagnostics; `covered` says that no guarantee covers it."""
-        row: dict[str, Any] = {"covered": False, **self.row}
+        row: dict[str, Any] = {"covered": False, **self._row}
         if self._losses:
             losses = torch.cat(self._losses).double()
             row["training_loss"] = losses[torch.isfinite(losses)].mean()
-        return row | self._sums
+        for name, counts in self._counts.items():
+            records, bad, *cut = unwrap(counts).tolist()
+            row[f"{name}.records_not_finite"] = bad
+            if cut:  # of a clipped sum: the share of the others whose row was made shorter
+                row[f"{name}.clip_fraction"] = cut[0] / max(1, records - bad)
+        return row
+
+
+@dataclass(frozen=True)
+class Noised:
+    """The noise of a release; public.
+
+    Attributes:
+        std: standard deviation on the first sum.
+        bound: of the first sum.
+    """
+
+    std: float
+    bound: float
+
+
+class StepLedger:
+    """The ledger in one step: takes the draws that methods hold, and notes the noise of each release.
+
+    Args:
+        ledger: of the run.
+
+    Attributes:
+        noised: the noise of the step's releases, in their order.
+    """
+
+    def __init__(self, ledger: Ledger | SharedLedger) -> None:
+        self._ledger = ledger
+        self.noised: list[Noised] = []
+
+    def release(self, draw: TrainingDraw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
+        """As `Ledger.release`."""
+        released = self._ledger.release(draw.token, sums)
+        name, first = next(iter(sums.items()))
+        std = self._ledger.plan[name].mechanism.standard_deviation(name, first.add_remove)
+        self.noised.append(Noised(std, first.add_remove))
+        return released
+
+    def release_unproven(
+        self, draw: TrainingDraw, name: str, value: Mapping[str, Private], std: float, **options: Any
+    ) -> dict[str, Tensor]:
+        """As `Ledger.release_unproven`."""
+        released = self._ledger.release_unproven(draw.token, name, value, std, **options)
+        bound = self.noised[-1].bound if self.noised else 0.0
+        self.noised.append(Noised(std, bound))
+        return released
+
+    def disclose(self, value: Any, hole: str) -> Any:
+        """As `Ledger.disclose`."""
+        return self._ledger.disclose(value, hole)
 
 
 class StepContext:
@@ -189,9 +275,9 @@ class StepContext:
         step: number of the step.
         sampling: the training's sampling.
         plan: of the method.
-        ledger: takes releases.
-        take_draw: draw name -> (token, record numbers of this process).
-        maker: makes rows.
+        ledger: of the run.
+        depends_on: digest of what the step's releases depend on besides plan and records.
+        rows: makes gradient rows of records.
         processes: the process group.
     """
 
@@ -201,28 +287,28 @@ class StepContext:
         step: int,
         sampling: Any,
         plan: Plan,
-        ledger: Any,
-        take_draw: Callable[[str], tuple[Draw, Tensor]],
-        maker: RowSource,
+        ledger: Ledger | SharedLedger,
+        depends_on: str,
+        rows: RowSource,
         processes: Processes,
     ) -> None:
         self.params: Parameters = MappingProxyType({name: p.detach() for name, p in params.items()})
-        self.step, self.sampling, self.plan, self.ledger = step, sampling, plan, ledger
-        self.relation = plan.releases.relation
-        self._take_draw, self._maker, self._processes = take_draw, maker, processes
-        self.tally = StepDiagnostics()
+        self.step, self.sampling, self.plan, self.relation = step, sampling, plan, plan.releases.relation
+        self.ledger = StepLedger(ledger)
+        self.diagnostics = StepDiagnostics()
+        self._run_ledger, self._depends_on = ledger, depends_on
+        self._rows, self._processes = rows, processes
 
     def draw(self, name: str = "batch") -> TrainingDraw:
         """Take the next sample of records for the planned draw of this name."""
-        token, ids = self._take_draw(name)
-        return TrainingDraw(token, ids, self._maker, self.step, self._processes, self.tally)
+        token = self._run_ledger.open(name, self._depends_on)
+        ids = self._run_ledger.sample(token, len(self._rows.source))
+        return TrainingDraw(token, self._processes.share(ids), self._rows, self._processes, self.diagnostics)
 
     def public_gradients(self, batch: Any, at: Parameters | None = None, step: int | None = None) -> Any:
         """The gradient rows of public records, unguarded."""
-        maker = self._maker
-        moved = map_batch(lambda leaf: leaf.to(maker.device), batch)
-        return maker.rows(moved, [at], maker.public(self.step if step is None else step, "public"))[0]
+        return self._rows.of_public(batch, at, self.step if step is None else step)
 
     def public_rng(self, step: int) -> torch.Generator:
         """Public randomness of a step."""
-        return generator(self._maker.seed, "method", step)
+        return generator(self._rows.seed, "method", step)

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from equipoise.training.data_source import batch_size, take
-from equipoise.training.memory import step_bytes
+from equipoise.training.memory_use import step_bytes
+from equipoise.training.randomness import public_randomness
+from equipoise.training.records import batch_size, take
 from equipoise.training.setup import TrainingSetup
 
 __all__ = ["Description", "describe", "time_once"]
@@ -96,14 +97,14 @@ class Description:
         return "\n".join(lines)
 
 
-def describe(pieces: TrainingSetup) -> Description:
-    """What a training of these pieces would do; a micro-batch is made and thrown away."""
-    sampling, plan, rows = pieces.sampling, pieces.plan, pieces.rows
-    passes = pieces.method.gradients_per_step(pieces.method_plan) / sampling.expected_size
-    seconds = passes * _seconds_a_pass(pieces)
+def describe(setup: TrainingSetup) -> Description:
+    """What this training would do; a micro-batch is made and thrown away."""
+    sampling, plan, rows = setup.sampling, setup.plan, setup.rows
+    passes = setup.method.gradients_per_step(setup.method_plan) / sampling.expected_size
+    seconds = passes * _seconds_a_pass(setup)
     return Description(
-        method=pieces.method.name,
-        parameters=pieces.num_parameters,
+        method=setup.method.name,
+        parameters=setup.num_parameters,
         steps=sampling.steps,
         epochs=sampling.steps * sampling.sampling_rate,
         sampling=type(sampling).__name__,
@@ -111,34 +112,34 @@ def describe(pieces: TrainingSetup) -> Description:
         expected_batch_size=sampling.expected_size,
         micro_batch_size=rows.micro_batch_size,
         noise_multipliers={release.name: release.noise_multiplier for release in plan.releases},
-        epsilon=plan.epsilon(pieces.delta).value,
-        delta=pieces.delta,
-        relation=pieces.settings.relation,
+        epsilon=plan.epsilon(setup.delta).value,
+        delta=setup.delta,
+        relation=setup.settings.relation,
         memory_bytes=step_bytes(
-            pieces.record_bytes,
-            pieces.num_parameters,
+            setup.record_bytes,
+            setup.num_parameters,
             min(rows.micro_batch_size, 2 * sampling.expected_size),
         ),
         passes=passes,
         seconds_per_step=seconds,
         seconds=seconds * sampling.steps,
-        processes=pieces.processes.count,
+        processes=setup.processes.count,
         dense={c.name: c.reason for c in rows.engine.coverage() if c.how == "dense"},
     )
 
 
-def _seconds_a_pass(pieces: TrainingSetup) -> float:
+def _seconds_a_pass(setup: TrainingSetup) -> float:
     """Time of the rows and sums of one micro-batch, scaled to this process' share of a batch."""
-    rows = pieces.rows
-    share = pieces.sampling.expected_size / pieces.processes.count
+    rows = setup.rows
+    share = setup.sampling.expected_size / setup.processes.count
     count = min(rows.micro_batch_size, len(rows.source), max(1, math.ceil(share)))
     # the records that were looked at already, repeated: others may be broken
     example = take(rows.example, torch.arange(count) % batch_size(rows.example))
-    coins = rows.public("describe")
-    batch = rows.prepare(example, coins)
+    randomness = public_randomness(rows.seed, "describe")
+    batch = rows.prepare(example, randomness)
 
     def work() -> None:
-        (made,) = rows.rows(batch, [None], coins)
+        (made,) = rows.of_batch(batch, [None], randomness)
         made.weighted_sums(1 / (1 + made.row_norms()))
 
     return time_once(work) * share / count

@@ -1,10 +1,8 @@
-"""Ctrl-C that lets the step under way finish.
+"""The training loop. The method estimates the gradient, the ledger adds noise and accounts for it.
 
-The training loop: privacy is the ledger's, the estimate the method's, the rest is here.
-
-A step: the method draws records, asks for bounded sums, the ledger noises and books them, the method
-answers an estimate of the gradient; it is put on `.grad`, the optimiser and the scheduler step. A draw
-without records takes its step like any other. The model and the optimiser stay the user's: nothing is
+A step: the method draws records and asks for bounded sums. The ledger adds noise to them and books them. The
+method answers with an estimate of the gradient; it is put on `.grad`, and optimiser and scheduler step. A
+draw without records takes its step like any other. The model and the optimiser stay the user's: nothing is
 wrapped, hooked or renamed.
 """
 
@@ -17,25 +15,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
 from equipoise.methods import Method, State
-from equipoise.privacy import Budget, PlanUsedUpError, Sampling, mark, unmark
-from equipoise.statements import Statement
-from equipoise.training.checkpoint import CheckpointError, collect_state, restore_state
-from equipoise.training.data_source import map_batch
+from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling, mark, unmark
+from equipoise.report import write_report
+from equipoise.statements import Statement, statement_of
+from equipoise.training.checkpoint import CheckpointError, collect_state, restore_state, write_atomically
+from equipoise.training.consistency import SCANNED, TRUSTED
 from equipoise.training.describe import Description, describe
-from equipoise.training.input_checks import Loss
-from equipoise.training.metrics import MetricWriter
-from equipoise.training.metrics_log import MetricsLog
+from equipoise.training.input_checks import Loss, public_assumptions
+from equipoise.training.metrics import MetricsLog, MetricWriter
 from equipoise.training.progress import progress_bar
-from equipoise.training.publish import finish, state_privacy
-from equipoise.training.run_folder import RunFolder
+from equipoise.training.records import map_batch
+from equipoise.training.run_folder import RunFolder, save_model
+from equipoise.training.run_ledger import SharedLedger, name_in_journal, open_ledger, own_ledger
 from equipoise.training.setup import Settings, TrainingSetup, prepare, rebuild, rebuild_method
-from equipoise.training.shared_ledger import SharedLedger
 from equipoise.training.step import Result, StepReport, StepRunner
 
 __all__ = ["Interrupt", "PrivateTraining", "catch_interrupt"]
@@ -81,8 +79,8 @@ class PrivateTraining:
     Args:
         model: any module; its trainable parameters are trained. Parts that mix records (BatchNorm) are
             refused by name.
-        optimizer: any torch optimiser of the model's parameters that takes one gradient a step.
-        loss: loss(model, batch) -> [B], one number a record.
+        optimizer: any torch optimiser of the model's parameters that takes one gradient per step.
+        loss: loss(model, batch) -> [B], one number per record.
         data: the private records: `equipoise.data.Records`, a dict or tuple of tensors, a map-style dataset.
         sampling: `Poisson(expected_batch_size, population, steps)` or another sampling; its numbers are
             public constants that you state, nothing of it is read from `data`.
@@ -110,11 +108,16 @@ class PrivateTraining:
         on_create: called with the run folder when it is there and before the first checkpoint: the moment to
             put down what a resumed run will need.
 
+    Attributes:
+        ledger_class: what takes the releases; a subclass that audits a training names a ledger of its own.
+
     Raises:
         TypeError, ValueError: an argument that cannot work; the message names it. Nothing is spent before
             all checks passed.
         DataError: data that cannot be trained on.
     """
+
+    ledger_class: ClassVar[Callable[..., Ledger]] = Ledger
 
     def __init__(
         self,
@@ -207,12 +210,12 @@ class PrivateTraining:
         Raises:
             FileNotFoundError: no run lies there.
             CheckpointError: no whole checkpoint.
-            ValueError: the pieces given do not fit the run.
+            ValueError: what is given does not fit the run.
         """
         folder = RunFolder(run_dir)
         config = folder.read_config()
         sampling, budget, settings = rebuild(config)
-        pieces = prepare(
+        setup = prepare(
             model,
             optimizer,
             loss=loss,
@@ -225,26 +228,29 @@ class PrivateTraining:
             augmentation=augmentation,
             device=device,
             collate=collate,
+            run=name_in_journal(folder, settings),
         )
-        if pieces.plan.fingerprint() != config.get("plan"):
+        if setup.plan.fingerprint() != config.get("plan"):
             raise ValueError(
                 f"the privacy plan differs from the one that run_dir={str(run_dir)!r} was started with: "
                 "give the same method and settings. Nothing was spent."
             )
         self = cls.__new__(cls)
-        self._adopt(pieces)
+        self._adopt(setup)
         self._open(folder, writers, resume=True)
         return self
 
-    def _adopt(self, pieces: TrainingSetup) -> None:
-        self._pieces = pieces
-        self.model, self.optimizer, self.scheduler = pieces.model, pieces.optimizer, pieces.scheduler
-        self.sampling, self.method, self.budget = pieces.sampling, pieces.method, pieces.budget
-        self.settings, self.parameters, self.device = pieces.settings, pieces.parameters, pieces.device
-        self.processes, self.plan, self.engine = pieces.processes, pieces.plan, pieces.rows.engine
-        self.method_plan = pieces.method_plan
-        self._average = pieces.average
+    def _adopt(self, setup: TrainingSetup) -> None:
+        self._setup = setup
+        self.model, self.optimizer, self.scheduler = setup.model, setup.optimizer, setup.scheduler
+        self.sampling, self.method, self.budget = setup.sampling, setup.method, setup.budget
+        self.settings, self.parameters, self.device = setup.settings, setup.parameters, setup.device
+        self.processes, self.plan, self.engine = setup.processes, setup.plan, setup.rows.engine
+        self.method_plan = setup.method_plan
+        self._average = setup.average
         self._evaluation: dict[str, float] = {}
+        # The next step needs a release of which the plan has none left.
+        self._plan_used_up = False
 
     def _open(
         self,
@@ -254,42 +260,39 @@ class PrivateTraining:
         on_create: Callable[[Path], None] | None = None,
     ) -> None:
         """Open the folder and the ledger; from here on the disk is written."""
-        pieces, processes = self._pieces, self.processes
+        setup, processes = self._setup, self.processes
         self.folder = folder
         self._resumed = resume  # until a step has shown that the loaded state fits
         if folder is not None:
             processes.first(folder.lock)
-        desk: SharedLedger | None = None
+        ledger: Ledger | SharedLedger | None = None
         try:
             with processes.together():
                 place, done, state = self._load_checkpoint() if resume else ({}, 0, None)
                 if folder is not None and not resume:
                     processes.first(lambda: folder.write_config(self.config()))
-                self.desk = desk = SharedLedger(
-                    pieces.plan,
-                    pieces.budget,
-                    folder,
-                    pieces.settings,
-                    processes,
-                    resume=resume,
-                    data_fingerprint=pieces.rows.source.fingerprint() if processes.is_first else "",
-                    kernels=pieces.kernels(),
-                    **place,
+                make = type(self).ledger_class
+                self.ledger = ledger = open_ledger(
+                    setup, folder, place=place, resume=resume, ledger_class=make
                 )
-                self._stepper = StepRunner(pieces, desk, done, state)
-                self._notes = MetricsLog(pieces, folder, writers, done)
+                self._steps = StepRunner(setup, ledger, done, state)
+                self._metrics = MetricsLog(setup, folder, writers, done)
                 if folder is not None and not resume:
                     if on_create is not None:
                         processes.first(lambda: on_create(folder.path))
                     self.save_checkpoint()
         except BaseException:
             # Nothing was released, so nothing may stand in the way of another try.
-            if desk is not None:
-                desk.abandon(for_good=not resume)
-            if folder is not None and processes.is_first:
-                folder.unlock()
-                if not resume:
-                    folder.discard()
+            if processes.is_first:
+                if ledger is not None:
+                    own = own_ledger(ledger)
+                    if not resume:
+                        own.close()  # it reserves nothing in a shared journal
+                    own.journal.close()
+                if folder is not None:
+                    folder.unlock()
+                    if not resume:
+                        folder.discard()
             raise
 
     # ---- what it will do, and what it may claim
@@ -297,39 +300,59 @@ class PrivateTraining:
     @property
     def delta(self) -> float:
         """The delta of the guarantee; below 1/population where no budget names one."""
-        return self._pieces.delta
+        return self._setup.delta
 
     def config(self) -> dict[str, Any]:
         """The public settings, as `config.json` holds them."""
-        return self._pieces.config()
+        return self._setup.config()
 
     def describe(self) -> Description:
         """A dry run: steps, passes, memory, time, noise. Nothing is spent, the model is not moved."""
-        return describe(self._pieces)
+        return describe(self._setup)
 
     def statement(self) -> Statement:
         """What may be claimed about the privacy of what was released so far."""
-        return state_privacy(self._pieces, self.desk)
+        setup, method, source = self._setup, self.method, self._setup.rows.source
+        claimed = method.claimed_epsilon(setup.method_plan, self.delta)
+        assumptions = [
+            SCANNED if source.is_scanned else TRUSTED,
+            *method.assumptions(setup.method_plan),
+            *public_assumptions(source, method, setup.settings.allow_public_duplicates),
+        ]
+        return self.processes.first(
+            lambda: statement_of(
+                own_ledger(self.ledger),
+                delta=self.delta,
+                recipe=method.recipe,
+                epsilon_claimed=claimed,
+                assumptions=assumptions,
+            )
+        )
 
     def epsilon_so_far(self) -> float:
         """Epsilon of the releases made so far, at `delta`, other runs of a shared journal included."""
-        return self.desk.spent(self.delta).value
+        return self.ledger.spent(self.delta).value
 
     # ---- steps
 
     @property
     def steps_done(self) -> int:
         """How many steps moved the parameters."""
-        return self._stepper.done
+        return self._steps.done
 
     @property
-    def _method_state(self) -> State | None:
-        """What the method carries to the next step; for the tests of methods."""
-        return self._stepper.state
+    def method_state(self) -> State | None:
+        """What the method carries to the next step; None before the first."""
+        return self._steps.state
+
+    def _can_go_on(self) -> bool:
+        """Whether the plan has releases left, or booked ones that are yet to be repeated, or none at all."""
+        self._steps.settle()
+        return not self._plan_used_up and self.ledger.can_go_on
 
     def __iter__(self) -> Iterator[StepReport]:
         """The remaining steps, each done when it is asked for; leaving early leaves a whole state."""
-        while self.steps_done < self.sampling.steps and self.desk.can_go_on():
+        while self.steps_done < self.sampling.steps and self._can_go_on():
             try:
                 step = self.take_step()
             except PlanUsedUpError:
@@ -337,7 +360,7 @@ class PrivateTraining:
                 # can use up one while others are left.
                 if self.processes.count > 1:
                     raise
-                self.desk.use_up()
+                self._plan_used_up = True
                 return
             yield step
 
@@ -357,7 +380,7 @@ class PrivateTraining:
                 "calibrated to it. Plan more steps in a new run."
             )
         try:
-            taken = self._stepper.take()
+            outcome = self._steps.take()
         except (KeyError, AttributeError, TypeError, IndexError) as error:
             if not self._resumed:
                 raise
@@ -367,7 +390,7 @@ class PrivateTraining:
                 "the checkpoint; the step is repeated with the noise it had."
             ) from error
         self._resumed = False
-        return self._notes.step(self.steps_done, taken, self.desk)
+        return self._metrics.step(self.steps_done, outcome, self.ledger)
 
     # ---- the whole training
 
@@ -419,15 +442,49 @@ class PrivateTraining:
             with torch.no_grad(), self._average.swapped_in() if self._average is not None else nullcontext():
                 found = evaluate(self.model)
         finally:
-            self._pieces.restore_modes()
+            self._setup.restore_modes()
         values = dict(found) if isinstance(found, Mapping) else {"score": found}
         self._evaluation = {name: float(value) for name, value in values.items()}
-        self._notes.evaluation(self.steps_done, self._evaluation)
+        self._metrics.evaluation(self.steps_done, self._evaluation)
         return self._evaluation
 
     def finish(self) -> Result:
-        """Write statement, model and report; at the end delete the key and put the average into the model."""
-        return finish(self._pieces, self.desk, self.folder, self.steps_done, self._evaluation)
+        """Write statement, model and report.
+
+        After the last step also put the average into the model, book the end of the run and delete the key:
+        nothing more can be released.
+        """
+        steps, average, folder = self.steps_done, self._average, self.folder
+        finished = steps >= self.sampling.steps or not self._can_go_on()
+        statement = self.statement()
+        if finished and average is not None:
+            average.move_in()
+        if folder is not None and self.processes.is_first:
+            write_atomically(folder.statement, (statement.to_json() + "\n").encode(), mode=0o644)
+            with average.swapped_in() if average is not None else nullcontext():
+                save_model(self.model, folder.model, {"step": str(steps)})
+            write_report(folder.path)
+        if finished:
+            self.end()
+        return Result(
+            steps=steps,
+            finished=finished,
+            epsilon=statement.epsilon,
+            delta=self.delta,
+            evaluation=self._evaluation,
+            run_dir=None if folder is None else folder.path,
+            statement=statement,
+        )
+
+    def end(self) -> None:
+        """Book the end of the run, and delete the key: nothing more can be released."""
+
+        def on_rank_0() -> None:
+            own = own_ledger(self.ledger)
+            own.close()
+            own.secrets.delete()
+
+        self.processes.first(on_rank_0)
 
     # ---- checkpoints
 
@@ -443,13 +500,18 @@ class PrivateTraining:
         state = collect_state(self.model, self.optimizer, self.scheduler)
         state |= {
             "average": None if self._average is None else self._average.values,
-            "method": mark(self._stepper.state),
+            "method": mark(self._steps.state),
             "engine": self.engine.state_dict(),
-            "ledger": {"position": self.desk.position(), "history": self.desk.history()},
+            "ledger": self.synced_place(),
             "evaluation": self._evaluation,
         }
         folder = self.folder
         self.processes.first(lambda: folder.checkpoints.save(self.steps_done, state))
+
+    def synced_place(self) -> dict[str, Any]:
+        """Where the ledger stands; the journal is on its device when this returns."""
+        self._steps.settle()
+        return self.ledger.synced_place()
 
     def _load_checkpoint(self) -> tuple[dict[str, Any], int, Any]:
         """Take over the state; the answer is the ledger's place, the steps done and the method's state."""

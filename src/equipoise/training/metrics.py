@@ -1,12 +1,12 @@
 """What a training writes down while it runs: what may be published, and what may not.
 
-`metrics.jsonl` holds functions of releases and of public data alone (step, epsilon, learning rate, noise
-scale, norm of the released gradient, accuracy on public test data): whoever may see the model may see this
-file. `private/diagnostics.jsonl` holds numbers computed from the private records (training loss, size of
-the draw, records that are not finite): no guarantee covers them. It is written by
-`equipoise.privacy.Diagnostics`.
+`metrics.jsonl` holds functions of releases and of public data (step, epsilon, learning rate, noise scale,
+norm of the released gradient, accuracy on public test data): whoever may see the model may see this file.
+`private/diagnostics.jsonl` holds numbers computed from the private records (training loss, size of the draw,
+records that are not finite): no guarantee covers them.
 
-Both are JSON lines. `CSVWriter` and `TensorBoardWriter` take the same publishable rows.
+Both are JSON lines. `CSVWriter` and `TensorBoardWriter` take the same publishable rows. `MetricsLog` makes
+the rows of a step.
 """
 
 from __future__ import annotations
@@ -15,14 +15,30 @@ import csv
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from equipoise.report.files import read_rows
-from equipoise.training.checkpoint import write_atomically
+import torch
 
-__all__ = ["CSVWriter", "JSONLines", "MetricWriter", "TensorBoardWriter", "rewind_jsonl"]
+from equipoise.privacy import Ledger
+from equipoise.privacy.private import unwrap
+from equipoise.report.json_files import read_rows
+from equipoise.training.checkpoint import write_atomically
+from equipoise.training.run_folder import RunFolder
+from equipoise.training.run_ledger import SharedLedger
+from equipoise.training.setup import TrainingSetup
+from equipoise.training.step import StepOutcome, StepReport
+
+__all__ = [
+    "CSVWriter",
+    "Diagnostics",
+    "JSONLines",
+    "MetricWriter",
+    "MetricsLog",
+    "TensorBoardWriter",
+    "rewind_jsonl",
+]
 
 PUBLISHABLE = frozenset(
     {"step", "epsilon", "delta", "learning_rate", "clip_norm", "noise_std", "noise_norm", "released_norm"}
@@ -46,7 +62,7 @@ class MetricWriter(Protocol):
 
 
 class JSONLines:
-    """Publishable rows appended to a file, one JSON object a line.
+    """Publishable rows appended to a file, one JSON object per line.
 
     A resumed run continues the file: `rewind_jsonl` drops the rows of steps that will be repeated.
 
@@ -69,8 +85,10 @@ class JSONLines:
                 f"{wrong} may not go into {self.path.name}: it holds publishable numbers only. "
                 "Numbers computed from private records belong in the diagnostics."
             )
+        # JSON has no infinity; null says "no number" to every reader.
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({k: _plain(v) for k, v in row.items()}) + "\n")
+            file.write(json.dumps(plain) + "\n")
 
     def close(self) -> None:
         """Nothing to do: every row is written at once."""
@@ -82,6 +100,32 @@ def rewind_jsonl(path: str | os.PathLike[str], step: int, mode: int) -> None:
         return
     rows = [row for row in read_rows(path) if _step_of(row) <= step]
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode(), mode=mode)
+
+
+class Diagnostics:
+    """A JSON-lines file of private numbers (training loss, clip fraction, bad records). Never publish it.
+
+    Args:
+        path: the file; None keeps nothing.
+
+    Writing gives nothing back, so that a diagnostic cannot steer the run.
+    """
+
+    def __init__(self, path: str | os.PathLike | None) -> None:
+        self.path = None if path is None else Path(path)
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Append one line: the step and the values, scalars or short vectors."""
+        if self.path is None:
+            return
+        row: dict[str, Any] = {"step": step}
+        for name, value in values.items():
+            row[name] = unwrap(value).detach().cpu().tolist() if isinstance(value, torch.Tensor) else value
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "a") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 class CSVWriter:
@@ -138,14 +182,67 @@ class TensorBoardWriter:
         self._writer.close()
 
 
+class MetricsLog:
+    """Writes down the steps and evaluations of a training, on the first process alone.
+
+    Args:
+        setup: for the public numbers of a step.
+        folder: of the run, or None; rows of steps that will be repeated are dropped from its files.
+        writers: further takers of the publishable rows.
+        done: steps done so far.
+    """
+
+    def __init__(
+        self, setup: TrainingSetup, folder: RunFolder | None, writers: Sequence[MetricWriter], done: int
+    ) -> None:
+        self._setup, self._num_parameters = setup, setup.num_parameters
+        self._writers: list[MetricWriter] = []
+        self._diagnostics: Diagnostics | None = None
+        if not setup.processes.is_first:
+            return
+        if folder is not None:
+            rewind_jsonl(folder.metrics, done, mode=0o644)
+            rewind_jsonl(folder.diagnostics, done, mode=0o600)
+            self._writers.append(JSONLines(folder.metrics))
+            self._diagnostics = Diagnostics(folder.diagnostics)
+        self._writers += writers
+
+    def step(self, number: int, outcome: StepOutcome, ledger: Ledger | SharedLedger) -> StepReport:
+        """Write down step `number` (from 1)."""
+        setup, total = self._setup, self._setup.sampling.steps
+        std, bound = (0.0, 0.0) if outcome.noised is None else (outcome.noised.std, outcome.noised.bound)
+        every = setup.settings.epsilon_every or max(1, total // 20)
+        epsilon: float | None = None
+        if number % every == 0 or number == total:
+            progress = ledger.progress(setup.delta)
+            epsilon = progress if math.isfinite(progress) else None
+        norms = torch._foreach_norm(list(outcome.estimate.values()))
+        report = StepReport(
+            step=number,
+            learning_rate=outcome.learning_rate,
+            clip_norm=bound,
+            noise_std=std,
+            released_norm=float(torch.stack([norm.double() for norm in norms]).norm()),
+            noise_norm=std * math.sqrt(self._num_parameters) / setup.sampling.expected_size,
+            epsilon=epsilon,
+        )
+        if self._writers:
+            row = {name: value for name, value in vars(report).items() if value is not None}
+            self._write(row | {f"method.{name}": value for name, value in outcome.metrics.items()})
+        if self._diagnostics is not None:
+            self._diagnostics.write(number, {**outcome.diagnostics.row(), "seconds": outcome.seconds})
+        return report
+
+    def evaluation(self, number: int, values: Mapping[str, float]) -> None:
+        """Write down what was measured on public data after step `number`."""
+        self._write({"step": number} | {f"evaluation.{name}": value for name, value in values.items()})
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        for writer in self._writers:
+            writer.write(row)
+
+
 def _step_of(row: Mapping[str, Any]) -> float:
     """The step of a row; of a row that none of our writers wrote, none that is kept."""
     step = row.get("step", 0)
     return step if isinstance(step, int | float) else math.inf
-
-
-def _plain(value: Any) -> Any:
-    # JSON has no infinity; null says "no number" to every reader.
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

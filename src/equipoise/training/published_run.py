@@ -21,7 +21,7 @@ from equipoise.privacy import Journal, JournalError, PrivateSearch
 from equipoise.privacy.ledger.journal import Entry, SearchEntry
 from equipoise.privacy.ledger.run_record import RunRecord
 from equipoise.report import RunFolderError, report_as_made, write_report
-from equipoise.report.files import read_file, read_object, read_rows
+from equipoise.report.json_files import read_file, read_object, read_rows
 from equipoise.statements import (
     Finding,
     Signature,
@@ -74,7 +74,7 @@ class Verification:
 
     @property
     def not_checked(self) -> list[str]:
-        """What the files at hand do not tell, each as a sentence: it may be otherwise."""
+        """What the files at hand cannot show to be true, each as a sentence."""
         return [f"{finding.subject}: {finding.detail}" for finding in self.findings if finding.ok is None]
 
     def to_json(self) -> dict[str, Any]:
@@ -314,7 +314,7 @@ def _check_metrics(
 
 
 def _check_page(folder: RunFolder) -> list[Finding]:
-    """Whether the page says what the files beside it say."""
+    """Whether report.html is the page that the other files make."""
     if not (folder.path / "report.html").is_file():
         return []
     try:

@@ -1,10 +1,10 @@
 """Randomness of a training besides noise and sampling, by purpose, so that everything replays.
 
-What concerns no private record follows the public seed: initial subspaces, public batches, the coins of a
-schedule. What is random about each private record (dropout masks, augmentation) follows the secret coins of
-its draw. The bound of a clipped sum says how far one record moves it while the others stay as they are; with
-public coins, dealt by place in the batch, a record that enters deals everybody else new ones. Secret coins
-are independent and identically distributed, so that each can be tied to its record in the proof.
+What concerns no private record follows the public seed: initial subspaces, public batches, random schedules.
+What is random about private records (dropout masks, augmentation) follows secret randomness of their draw.
+The bound of a clipped sum says how far one record moves it while the others stay as they are. Public
+randomness is dealt by place in the batch, so a record that enters would change everybody else's. Secret
+randomness is independent and identically distributed, so the proof can tie each share to its record.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 
 from equipoise.privacy import Draw, coin_generator
 
-__all__ = ["Coins", "derive", "generator", "public_coins", "replayed", "secret_coins"]
+__all__ = ["Randomness", "derive", "generator", "public_randomness", "replayed", "secret_randomness"]
 
-Coins = Callable[[str], torch.Generator]
-"""From what the randomness is for ("dropout", "augmentation") to a fresh CPU generator."""
+Randomness = Callable[[str], torch.Generator]
+"""From what random numbers are for ("dropout", "augmentation") to a fresh CPU generator."""
 
 
 def derive(seed: int, *purpose: object) -> int:
@@ -35,17 +35,17 @@ def derive(seed: int, *purpose: object) -> int:
 
 
 def generator(seed: int, *purpose: object) -> torch.Generator:
-    """A CPU generator of its own for this purpose."""
+    """A CPU generator that follows from the seed and the purpose."""
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
-def public_coins(seed: int, *purpose: object) -> Coins:
-    """Coins that follow the public seed, for records that nobody protects."""
+def public_randomness(seed: int, *purpose: object) -> Randomness:
+    """Generators that follow the public seed, for records that nobody protects."""
     return lambda kind: generator(seed, kind, *purpose)
 
 
-def secret_coins(draw: Draw, *place: object) -> Coins:
-    """Coins of the micro-batch at this place of a draw."""
+def secret_randomness(draw: Draw, *place: object) -> Randomness:
+    """Secret generators of the micro-batch at this place of a draw."""
     return lambda kind: coin_generator(draw, kind, *place)
 
 

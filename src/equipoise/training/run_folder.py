@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import nn
 
-from equipoise.report.files import RunFolderError, read_file, read_object
+from equipoise.report.json_files import RunFolderError, read_file, read_object
 from equipoise.training.checkpoint import Checkpoints, write_atomically
 
 __all__ = ["RunFolder", "load_model", "save_model"]

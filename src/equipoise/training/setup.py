@@ -1,6 +1,7 @@
-"""The settings of a training as plain values, their checks, and what is rebuilt from them on resume.
+"""The parts of a training, checked and connected to each other: nothing is written or spent here.
 
-The pieces of a training, checked and connected to each other: nothing is written or spent here.
+`prepare` makes a `TrainingSetup` of what the user gave; `rebuild` makes the arguments of one from the
+`config.json` of a run that is resumed.
 """
 
 from __future__ import annotations
@@ -21,15 +22,12 @@ from equipoise.methods.base import Plan, Setting
 from equipoise.methods.registry import registered
 from equipoise.privacy import (
     Budget,
-    FixedEpochs,
-    FullBatch,
-    Poisson,
     PrivacyPlan,
     Sampling,
-    WithoutReplacement,
     digest,
+    sampling_from,
 )
-from equipoise.training.data_source import Source, map_batch
+from equipoise.privacy.ledger.run_record import other_runs
 from equipoise.training.distributed import Processes
 from equipoise.training.input_checks import (
     Loss,
@@ -40,26 +38,21 @@ from equipoise.training.input_checks import (
     check_scheduler,
     trainable,
 )
-from equipoise.training.memory import bytes_per_record, default_micro_batch_size
+from equipoise.training.memory_use import bytes_per_record, default_micro_batch_size
 from equipoise.training.moving_average import MovingAverage
-from equipoise.training.randomness import generator
-from equipoise.training.row_source import RowSource
+from equipoise.training.randomness import generator, public_randomness
+from equipoise.training.records import Preparation, RowSource, Source, map_batch
 
 __all__ = [
     "Settings",
     "TrainingSetup",
     "averaged_over_views",
-    "check_pieces",
+    "check_kinds",
     "move",
     "prepare",
     "rebuild",
     "rebuild_method",
 ]
-
-
-SAMPLINGS: dict[str, type[Sampling]] = {
-    kind.__name__: kind for kind in (Poisson, WithoutReplacement, FullBatch, FixedEpochs)
-}
 
 
 @dataclass(frozen=True)
@@ -106,7 +99,7 @@ class Settings:
         return dataclasses.asdict(self)
 
 
-def check_pieces(sampling: Any, method: Any, budget: Any, augmentation: Any, settings: Settings) -> None:
+def check_kinds(sampling: Any, method: Any, budget: Any, augmentation: Any, settings: Settings) -> None:
     """The objects have the kinds that the training needs.
 
     Raises:
@@ -148,8 +141,7 @@ def rebuild(config: Mapping[str, Any]) -> tuple[Sampling, Budget | None, Setting
         ValueError: it was damaged or edited.
     """
     with _whole("sampling, budget or settings"):
-        described = dict(config["sampling"])
-        sampling = SAMPLINGS[described.pop("scheme")](**described)
+        sampling = sampling_from(config["sampling"])
         budget = None if config["budget"] is None else Budget(**config["budget"])
         return sampling, budget, Settings(**config["settings"])
 
@@ -322,14 +314,18 @@ def prepare(
     augmentation: Callable[[Any, torch.Generator], Any] | None,
     device: str | torch.device | None,
     collate: Callable[[list[Any]], Any] | None,
+    run: str | None = None,
 ) -> TrainingSetup:
     """Check everything, by what it does on a few records, and prepare it; see `PrivateTraining`.
+
+    Args:
+        run: the name in the journal of a run that goes on; its plan is made as it was when it began.
 
     Raises:
         TypeError, ValueError, DataError: what cannot work, named.
     """
     method = method or DPSGD()
-    check_pieces(sampling, method, budget, augmentation, settings)
+    check_kinds(sampling, method, budget, augmentation, settings)
     parameters = trainable(model)
     check_optimizer(optimizer, parameters)
     check_scheduler(scheduler, optimizer)
@@ -343,6 +339,7 @@ def prepare(
             sampling=sampling,
             budget=budget,
             relation=settings.relation,
+            other_runs=processes.first(lambda: other_runs(settings.ledger_file, settings.relation, run)),
             public_rng=generator(settings.seed, "plan"),
         )
         method_plan = method.plan(setting)
@@ -350,26 +347,28 @@ def prepare(
             method_plan = replace(method_plan, releases=method_plan.releases.hardened())
         if settings.views > 1:
             loss = averaged_over_views(loss, settings.views)
-        rows = RowSource(
-            None, source, place, 1, example, settings.seed, augmentation, settings.views, probes=probes
-        )
-        prepared = rows.prepare(example, rows.public("example"))
-        rows.engine = GradientEngine(model, loss, prepared)
+        prepare_batch = Preparation(place, augmentation, settings.views)
+        prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
+        engine = GradientEngine(model, loss, prepared)
         if augmentation is not None or not source.is_scanned:
             attempts = 1 if augmentation is None else 4
             check_blending(
-                rows.engine.undisturbed_losses,
+                engine.undisturbed_losses,
                 source,
-                lambda batch, attempt: rows.prepare(batch, rows.public("example", attempt)),
+                lambda batch, attempt: prepare_batch(
+                    batch, public_randomness(settings.seed, "example", attempt)
+                ),
                 attempts,
             )
         record_bytes = bytes_per_record(model, loss, prepared)
         size = settings.micro_batch_size or default_micro_batch_size(
             record_bytes, sum(p.numel() for p in parameters.values()), place, sampling.expected_size
         )
-        # ResultCache with the run: a resumed run must add in the same order to compute the same numbers.
-        settings = replace(settings, micro_batch_size=processes.first(lambda: size))
-        rows.micro_batch_size = size
+        # Kept with the run: a resumed run must add in the same order to compute the same numbers. Rank 0's on
+        # every process.
+        size = processes.first(lambda: size)
+        settings = replace(settings, micro_batch_size=size)
+        rows = RowSource(engine, source, prepare_batch, size, example, settings.seed, probes)
         processes.same("the model's parameters", digest(parameters))
         processes.same("the privacy plan", method_plan.releases.fingerprint())
     return TrainingSetup(

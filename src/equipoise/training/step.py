@@ -1,10 +1,8 @@
-"""What a step and a training report: plain, frozen, publishable.
-
-One step: the method estimates the gradient, the optimiser moves the parameters.
+"""One step: the method estimates the gradient, the optimiser moves the parameters.
 
 A step counts as done if and only if the parameters moved. If an error or an interrupt ends it before that,
-the ledger goes back to where the step began, so that the repeated step gets the records and the noise that
-it had and is not charged again.
+the ledger goes back to where the step began. The repeated step then gets the records and the noise that it
+had, and is not charged again.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,11 +19,11 @@ from torch import Tensor
 from equipoise.gradients import ForwardWritesError
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
-from equipoise.privacy import ChangedQueryError, Draw
+from equipoise.privacy import ChangedQueryError, Ledger
 from equipoise.statements import Statement
-from equipoise.training.context import StepContext, StepDiagnostics
+from equipoise.training.context import Noised, StepContext, StepDiagnostics
+from equipoise.training.run_ledger import SharedLedger
 from equipoise.training.setup import TrainingSetup
-from equipoise.training.shared_ledger import SharedLedger
 
 __all__ = ["Result", "StepOutcome", "StepReport", "StepRunner"]
 
@@ -85,15 +83,17 @@ class StepOutcome:
 
     Attributes:
         estimate: of the gradient, public.
+        noised: the noise of its last release; None where it released nothing.
         learning_rate: of the first parameter group, as used.
-        tally: the private numbers.
+        diagnostics: the private numbers.
         seconds: how long it took, private too.
         metrics: public numbers of the method's state.
     """
 
     estimate: Mapping[str, Tensor]
+    noised: Noised | None
     learning_rate: float
-    tally: StepDiagnostics
+    diagnostics: StepDiagnostics
     seconds: float
     metrics: Mapping[str, float]
 
@@ -102,19 +102,23 @@ class StepRunner:
     """Takes the steps of a training.
 
     Args:
-        pieces: model, optimiser, method and the rest.
-        desk: takes the releases.
-
-    Attributes:
+        setup: model, optimiser, method and the rest.
+        ledger: takes the releases.
         done: number of steps that moved the parameters.
         state: what the method carries to the next step; None before the first.
     """
 
     def __init__(
-        self, pieces: TrainingSetup, desk: SharedLedger, done: int = 0, state: State | None = None
+        self,
+        setup: TrainingSetup,
+        ledger: Ledger | SharedLedger,
+        done: int = 0,
+        state: State | None = None,
     ) -> None:
-        self._pieces, self._desk = pieces, desk
+        self._setup, self._ledger = setup, ledger
         self.done, self.state = done, state
+        # The ledger's place at the beginning of a step that has not ended.
+        self._began: Mapping[str, Any] | None = None
 
     def take(self) -> StepOutcome:
         """Draw, release, move the parameters.
@@ -123,80 +127,88 @@ class StepRunner:
             Whatever the method, the ledger or the optimiser raises; the next call then repeats the step,
             unless the parameters moved before.
         """
-        pieces, number, began = self._pieces, self.done, time.perf_counter()
-        pieces.restore_modes()
-        self._desk.begin_step()
-        before = self._desk.digest(pieces.parameters)
+        setup, number, started = self._setup, self.done, time.perf_counter()
+        parameters = setup.parameters
+        before = self._begin()
         state: State | None = None
-        with pieces.processes.together():
+        with setup.processes.together():
             try:
                 context, estimate, state = self._estimate(before)
-                for name, parameter in pieces.parameters.items():
+                for name, parameter in parameters.items():
                     parameter.grad = estimate[name].to(parameter.dtype)
-                rate = float(pieces.optimizer.param_groups[0]["lr"])
-                pieces.optimizer.step()
+                rate = float(setup.optimizer.param_groups[0]["lr"])
+                setup.optimizer.step()
                 self._count(state)
             except BaseException:
                 # `number`: an interrupt can arrive when the step is counted already
-                if (
-                    state is not None
-                    and self.done == number
-                    and before != self._desk.digest(pieces.parameters)
-                ):
+                if state is not None and self.done == number and before != self._ledger.digest(parameters):
                     self._count(state)
                 raise
             finally:
-                pieces.optimizer.zero_grad(set_to_none=True)
+                for parameter in parameters.values():
+                    parameter.grad = None
         # float() refuses private numbers
-        metrics = {name: float(value) for name, value in pieces.method.metrics(state).items()}
-        return StepOutcome(estimate, rate, context.tally, time.perf_counter() - began, metrics)
+        metrics = {name: float(value) for name, value in setup.method.metrics(state).items()}
+        noised = context.ledger.noised[-1] if context.ledger.noised else None
+        seconds = time.perf_counter() - started
+        return StepOutcome(estimate, noised, rate, context.diagnostics, seconds, metrics)
 
     def move(self, values: Parameters) -> None:
         """Someone else moves the parameters (a server, a warm start); the method takes note.
 
         Args:
-            values: one tensor a trainable parameter, in its shape.
+            values: one tensor per trainable parameter, in its shape.
         """
         with torch.no_grad():
-            for name, parameter in self._pieces.parameters.items():
+            for name, parameter in self._setup.parameters.items():
                 parameter.copy_(values[name])
         if self.state is not None:
-            self.state = self._pieces.method.rebase(self.state, dict(self._pieces.parameters))
+            self.state = self._setup.method.rebase(self.state, dict(self._setup.parameters))
 
     def ask(self, question: Callable[[Context, State], Answer]) -> Answer:
         """Let `question` release something between two steps, as a step would.
 
         If it fails, the next call or step takes up the ledger where this one did.
         """
-        pieces = self._pieces
-        pieces.restore_modes()
-        self._desk.begin_step()
-        before = self._desk.digest(pieces.parameters)
-        with pieces.processes.together():
+        before = self._begin()
+        with self._setup.processes.together():
             if self.state is None:
-                self.state = pieces.method.init(self._context(before, None))
+                self.state = self._setup.method.init(self._context(before, None))
             try:
                 answer = question(self._context(before, self.state), self.state)
             except ChangedQueryError:
-                if pieces.processes.count > 1:
+                if self._setup.processes.count > 1:
                     raise
                 answer = question(self._context(before, self.state), self.state)
-        self._desk.end_step()
+        self._began = None
         return answer
+
+    def settle(self) -> None:
+        """Bring the ledger back to where a step began that did not end."""
+        if self._began is not None:
+            self._ledger.rewind(self._began)
+            self._began = None
+
+    def _begin(self) -> str:
+        """Begin a step: the digest of the parameters, from which its records and its noise follow."""
+        self._setup.restore_modes()
+        self.settle()
+        self._began = self._ledger.place
+        return self._ledger.digest(self._setup.parameters)
 
     def _count(self, state: State) -> None:
         """The parameters moved: the step is done."""
         self.state = state
         self.done += 1
-        self._desk.end_step()
-        if self._pieces.average is not None:
-            self._pieces.average.update(self.done - 1)
-        if self._pieces.scheduler is not None:
-            self._pieces.scheduler.step()
+        self._began = None
+        if self._setup.average is not None:
+            self._setup.average.update(self.done - 1)
+        if self._setup.scheduler is not None:
+            self._setup.scheduler.step()
 
-    def _estimate(self, before: str) -> tuple[StepContext, dict[str, Tensor], State]:
+    def _estimate(self, before: str) -> tuple[StepContext, Mapping[str, Tensor], State]:
         """The method's estimate of the gradient and its next state; nothing of the training changes."""
-        method = self._pieces.method
+        method, unwritten = self._setup.method, _Writes(self._setup.parameters)
         state = self.state
         if state is None:
             state = method.init(self._context(before, None))
@@ -204,16 +216,13 @@ class StepRunner:
         try:
             estimate, following = method.step(context, state)
         except ChangedQueryError:
-            if self._pieces.processes.count > 1:
+            if self._setup.processes.count > 1:
                 raise
             # A step repeated after a crash came out differently: it gets new records, and is charged.
             context = self._context(before, state)
             estimate, following = method.step(context, state)
-        if before != self._desk.digest(self._pieces.parameters):
-            raise ForwardWritesError(
-                list(self._pieces.parameters), "one of them moved before the optimizer's step"
-            )
-        missing = self._pieces.parameters.keys() - estimate.keys()
+        unwritten.check()
+        missing = self._setup.parameters.keys() - estimate.keys()
         if missing:
             raise RuntimeError(
                 f"method {method.name!r} gave no estimate for the parameters {sorted(missing)}"
@@ -221,22 +230,49 @@ class StepRunner:
         return context, estimate, following
 
     def _context(self, before: str, state: State | None) -> StepContext:
-        pieces, desk = self._pieces, self._desk
-
-        def depends_on() -> str:
-            return desk.digest({"step": self.done, "parameters": before, "method": state})
-
-        def take_draw(name: str) -> tuple[Draw, Tensor]:
-            draw, ids = desk.open(name, depends_on, len(pieces.rows.source))
-            return draw, pieces.processes.share(ids)
-
+        setup, ledger = self._setup, self._ledger
+        depends_on = ledger.digest({"step": self.done, "parameters": before, "method": state})
         return StepContext(
-            pieces.parameters,
+            setup.parameters,
             self.done,
-            pieces.sampling,
-            pieces.method_plan,
-            desk,
-            take_draw,
-            pieces.rows,
-            pieces.processes,
+            setup.sampling,
+            setup.method_plan,
+            ledger,
+            depends_on,
+            setup.rows,
+            setup.processes,
         )
+
+
+class _Writes:
+    """Sees whether something writes to parameters, without a copy of them.
+
+    Writes in place move PyTorch's version counters, and another tensor in the place of the first has another
+    address. Neither tells of a write through `.data`, which the sum of all bits shows.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+        self._before = self._marks()
+
+    def check(self) -> None:
+        """Go on if nothing was written.
+
+        Raises:
+            ForwardWritesError: naming the parameters.
+        """
+        moved = [name for name, mark in self._marks().items() if mark != self._before[name]]
+        if moved:
+            raise ForwardWritesError(moved, "it moved before the optimizer's step")
+
+    def _marks(self) -> dict[str, tuple[int, int, int]]:
+        sums = []
+        for parameter in self._parameters.values():
+            flat = parameter.detach().contiguous().flatten()
+            words = flat.numel() * flat.element_size() % 8 == 0 and flat.data_ptr() % 8 == 0
+            # The sum of the memory, read as integers of 64 bits where it can be, and wrapped around.
+            sums.append(flat.view(torch.int64 if words else torch.uint8).sum(dtype=torch.int64))
+        return {
+            name: (p.data_ptr(), p._version, total)
+            for (name, p), total in zip(self._parameters.items(), torch.stack(sums).tolist(), strict=True)
+        }

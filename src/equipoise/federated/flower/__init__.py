@@ -16,7 +16,7 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 from equipoise.federated.flower.accountant import LedgerAccountant
-from equipoise.federated.flower.client import client_app, client_number
+from equipoise.federated.flower.client_app import client_app, client_number
 from equipoise.federated.flower.grid import GridExchange
 from equipoise.federated.flower.simulation import simulate_on_flower
 from equipoise.federated.flower.strategy import FlowerStrategy, serve

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from equipoise.federated.flower.client import CLIENT, NUMBER
+from equipoise.federated.flower.client_app import CLIENT, NUMBER
 from equipoise.federated.flower.wire import MESSAGE_TYPES, read_reply, write_request
 from equipoise.federated.messages import Reply, Request
 

@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from equipoise.federated.flower.client import OpenClient, client_app
+from equipoise.federated.flower.client_app import OpenClient, client_app
 from equipoise.federated.flower.strategy import serve
 from equipoise.federated.server import History, Strategy
 from equipoise.methods.base import Parameters

@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.federated.messages import Reply
 from equipoise.federated.round_protocol import RoundWrapper
 from equipoise.federated.server import FedAvg
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_positive
 
 __all__ = ["FedLRS", "SparseAverage"]
 
@@ -62,7 +62,7 @@ class FedLRS(RoundWrapper):
         self, method: Method, *, bound: float = 1.0, strength: float = 0.1, share: float = 0.3
     ) -> None:
         super().__init__(method)
-        require_positive("bound", bound)
+        _validate.positive(bound=bound)
         if not (math.isfinite(strength) and strength >= 0):
             raise ValueError(f"strength={strength!r}: lambda is a finite number of at least 0")
         if not 0 < share <= 1:

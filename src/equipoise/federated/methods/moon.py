@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from equipoise import _validate
 from equipoise.federated.round_protocol import RoundWrapper
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_positive
 from equipoise.methods.named_tensors import copied
 
 __all__ = ["Moon", "MoonLoss"]
@@ -61,7 +61,7 @@ class MoonLoss:
     ) -> None:
         if not (math.isfinite(strength) and strength >= 0):
             raise ValueError(f"strength={strength!r}: mu is a finite number of at least 0")
-        require_positive("temperature", temperature)
+        _validate.positive(temperature=temperature)
         self.loss, self.features = loss, features
         self.strength, self.temperature = float(strength), float(temperature)
         self._global, self._last = (copy.deepcopy(model).requires_grad_(False) for _ in range(2))

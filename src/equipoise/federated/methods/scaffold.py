@@ -23,13 +23,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.federated.messages import Reply, check_tensors
 from equipoise.federated.round_protocol import Extra, RoundWrapper
 from equipoise.federated.server import FedAvg
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_positive
 from equipoise.methods.named_tensors import copied
 
 __all__ = ["Scaffold", "ScaffoldAverage"]
@@ -64,7 +64,7 @@ class Scaffold(RoundWrapper):
 
     def __init__(self, method: Method, *, local_steps: int, learning_rate: float) -> None:
         super().__init__(method)
-        require_positive("learning_rate", learning_rate)
+        _validate.positive(learning_rate=learning_rate)
         if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
             raise ValueError(f"local_steps={local_steps!r}: give a whole number of at least 1")
         self.local_steps, self.learning_rate = local_steps, float(learning_rate)

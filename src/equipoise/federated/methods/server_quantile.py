@@ -95,6 +95,7 @@ class QuantileFedAvg(FedAvg):
         server_rate: see `FedAvg`.
 
     Example:
+        >>> import torch
         >>> server = QuantileFedAvg(ReleasedQuantile(0.1, quantile=0.5, learning_rate=0.2))
         >>> reply = Reply({"w": torch.ones(1)}, {SHARE: 1.0})  # all below: the clip norm goes down
         >>> server.aggregate({"w": torch.zeros(1)}, [reply])["w"].item()

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.federated.messages import Refused, Reply, Request
 from equipoise.federated.round_protocol import Extra, RoundProtocol
 from equipoise.federated.server import FedAvg, RoundRequests
@@ -34,7 +35,6 @@ from equipoise.methods import AdaptiveRMS, Card, Context, State, published
 from equipoise.methods.adaptive_rms.adaptive_rms import RMSClipping, require_rate, sampling_at
 from equipoise.methods.adaptive_rms.radius import RadiusState, RMSRadius
 from equipoise.methods.base import Parameters, Plan, Setting
-from equipoise.methods.checks import require_count, require_one_of, require_positive, require_share
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs, Sampling
 
@@ -178,11 +178,11 @@ class ServerRMS(RadiusOfServer):
     radius_noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
-        require_positive("clip_norm", self.clip_norm)
-        require_count("round_length", self.round_length)
-        require_one_of("variant", self.variant, ("round", "fused"))
-        require_one_of("query_steps", self.query_steps, ("all", "first"))
-        require_share("radius_share", self.radius_share)
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.count(round_length=self.round_length)
+        _validate.one_of(("round", "fused"), variant=self.variant)
+        _validate.one_of(("all", "first"), query_steps=self.query_steps)
+        _validate.share(radius_share=self.radius_share)
         require_rate("radius_sampling_rate", self.radius_sampling_rate)
         self._check_noise()
         if self.query_steps == "first" and not self.fused:
@@ -269,7 +269,7 @@ class AdaptDPFedAvg(FedAvg):
         initial_clip_norm: float | None = None,
     ) -> None:
         super().__init__()
-        require_one_of("variant", variant, ("round", "fused"))
+        _validate.one_of(("round", "fused"), variant=variant)
         if initial_clip_norm is not None and variant == "round":
             raise ValueError(
                 f"initial_clip_norm={initial_clip_norm!r} belongs to variant='fused': a round of variant="

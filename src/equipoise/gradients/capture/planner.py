@@ -40,9 +40,9 @@ from equipoise.gradients.capture.recorder import (
     output_tensors,
     tensor_arguments,
 )
-from equipoise.gradients.checks.comparison import LOW_PRECISION, TOLERANCE, rounding_of
 from equipoise.gradients.checks.oracle import Loss, evaluate_loss
 from equipoise.gradients.checks.record_mixing import losses_moved
+from equipoise.gradients.checks.row_comparison import LOW_PRECISION, TOLERANCE, rounding_of
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.operator import FactoredGradients
 from equipoise.gradients.rules import rule_for

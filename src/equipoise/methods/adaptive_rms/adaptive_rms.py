@@ -19,19 +19,19 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.adaptive_rms.radius import MeanSquareRule, RMSRadius
 from equipoise.methods.base import Context, DrawHandle, Method, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_count, require_positive, require_share
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.options import Option
-from equipoise.privacy import calibrate, gaussian_mu
+from equipoise.privacy import gaussian_mu
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.counts import capped
@@ -78,7 +78,7 @@ class RMSClipping(Method):
         """Of the multipliers, for constructors."""
         for name in ("noise_multiplier", "radius_noise_multiplier"):
             if getattr(self, name) is not None:
-                require_positive(name, getattr(self, name))
+                _validate.positive(**{name: getattr(self, name)})
         if self.radius_noise_multiplier is not None and self.noise_multiplier is None:
             raise ValueError(
                 f"radius_noise_multiplier={self.radius_noise_multiplier!r} without a noise_multiplier: give "
@@ -110,16 +110,23 @@ class RMSClipping(Method):
         return Plan(plan, query)
 
     def _calibrated(self, setting: Setting, query: Sampling) -> PrivacyPlan:
-        share, budget = self.radius_share, setting.required_budget("noise multipliers")
+        share = self.radius_share
         if self.fused:
 
             def jointly(scale: float) -> PrivacyPlan:
                 gradient, radius = scale / math.sqrt(1 - share), scale / math.sqrt(share)
                 return self._releases(setting, query, gradient, radius)
 
-            return calibrate(jointly, budget)
-        fixed = math.sqrt(query.steps / share) / gaussian_mu(budget.epsilon, budget.delta)
-        return calibrate(lambda scale: self._releases(setting, query, scale, fixed), budget)
+            return setting.calibrated(jointly)
+        # The radius has its share of mu^2 in a run that has the budget to itself.
+        alone = replace(setting, other_runs=())
+        budget = alone.required_budget("noise multipliers")
+        radius = math.sqrt(query.steps / share) / gaussian_mu(budget.epsilon, budget.delta)
+        plan = alone.calibrated(lambda scale: self._releases(setting, query, scale, radius))
+        if not setting.other_runs:
+            return plan
+        z = plan["gradient"].noise_multiplier
+        return setting.calibrated(lambda scale: self._releases(setting, query, scale * z, scale * radius))
 
     def _releases(self, setting: Setting, query: Sampling, z: float, radius_z: float) -> PrivacyPlan:
         of_draw: dict[str, Any] = {} if self.fused else {"draw": "radius", "sampling": query}
@@ -214,11 +221,8 @@ class Round(MeanSquareQuery):
     sampling_rate: float | None = None
 
     def __post_init__(self) -> None:
-        require_count("length", self.length)
+        _validate.count(length=self.length)
         require_rate("sampling_rate", self.sampling_rate)
-
-
-DEFAULT_RULE = MeanSquareRule()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,25 +261,18 @@ class AdaptiveRMS(RMSClipping):
         avoid_when="A clip norm is tuned and no point fits all data, or few records have gradients at all.",
     )
 
-    noise_arguments: ClassVar[Mapping[str, str]] = {
-        "noise_multiplier": "gradient",
-        "radius_noise_multiplier": "squares",
-    }
-
     clip_norm: float = 1.0
     variant: MeanSquareQuery = Fused()
-    radius: MeanSquareRule = DEFAULT_RULE
+    radius: MeanSquareRule = MeanSquareRule()
     radius_share: float = 0.2
     noise_multiplier: float | None = None
     radius_noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
-        require_positive("clip_norm", self.clip_norm)
-        if not isinstance(self.variant, MeanSquareQuery):
-            raise TypeError(f"variant={self.variant!r}: give Fused() or Round(length=...)")
-        if not isinstance(self.radius, MeanSquareRule):
-            raise TypeError(f"radius={self.radius!r}: give a MeanSquareRule(...)")
-        require_share("radius_share", self.radius_share)
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.instance(MeanSquareQuery, "Round(length=10)", variant=self.variant)
+        _validate.instance(MeanSquareRule, 'MeanSquareRule(scale="self")', radius=self.radius)
+        _validate.share(radius_share=self.radius_share)
         self._check_noise()
         self.rule.start(self.initial_clip_norm)  # refuses what is above G
 

@@ -24,7 +24,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from equipoise.methods.checks import require_one_of, require_positive
+from equipoise import _validate
 from equipoise.methods.options import Option
 
 __all__ = ["MeanSquareRule", "RMSRadius", "RadiusState"]
@@ -62,9 +62,9 @@ class MeanSquareRule(Option):
     failure: float = 0.01
 
     def __post_init__(self) -> None:
-        require_positive("tau", self.tau)
-        require_one_of("offset", self.offset, ("sd", "paper", "none"))
-        require_one_of("scale", self.scale, tuple(_SMALLEST))
+        _validate.positive(tau=self.tau)
+        _validate.one_of(("sd", "paper", "none"), offset=self.offset)
+        _validate.one_of(tuple(_SMALLEST), scale=self.scale)
         if self.kappa is not None and self.scale != "self":
             raise ValueError(f"kappa={self.kappa!r} belongs to scale='self'")
         if self.kappa is not None and not (math.isfinite(self.kappa) and 2 * self.tau * self.kappa > 1):
@@ -75,7 +75,7 @@ class MeanSquareRule(Option):
         if not 0 <= self.ema_beta < 1:
             raise ValueError(f"ema_beta={self.ema_beta!r}: a weight of the past lies in [0, 1); 0 takes none")
         if self.minimum is not None:
-            require_positive("minimum", self.minimum)
+            _validate.positive(minimum=self.minimum)
         if not 0 < self.failure < 1:
             raise ValueError(f"failure={self.failure!r}: a probability lies in (0, 1)")
 
@@ -96,7 +96,7 @@ class RMSRadius(MeanSquareRule):
     g_hat: float
 
     def __post_init__(self) -> None:
-        require_positive("g_hat", self.g_hat)
+        _validate.positive(g_hat=self.g_hat)
         super().__post_init__()
         if self.minimum is not None and self.minimum > self.g_hat:
             raise ValueError(f"minimum={self.minimum!r} must lie above 0 and at most at g_hat={self.g_hat!r}")
@@ -118,7 +118,7 @@ class RMSRadius(MeanSquareRule):
             ValueError: `initial` is no number in (0, G].
         """
         if initial is not None:
-            require_positive("initial_clip_norm", initial)
+            _validate.positive(initial_clip_norm=initial)
             if initial > self.g_hat:
                 raise ValueError(
                     f"initial_clip_norm={initial!r} is above clip_norm={self.g_hat!r}, the largest radius"

@@ -37,7 +37,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.methods.checks import require_positive
+from equipoise import _validate
 from equipoise.methods.options import Option
 from equipoise.methods.thresholds import ReleasedQuantile
 
@@ -113,7 +113,7 @@ class CoupledRule(Option):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        require_positive("scale", self.scale, "a scale of a threshold")
+        _validate.positive("a scale of a threshold", scale=self.scale)
 
     def threshold(self, cap: float, factor: float, distance: float) -> float:
         """C_1."""
@@ -264,7 +264,7 @@ class ReleasedNorm(AnchorRule):
     shrink_limit: float = 0.5
 
     def __post_init__(self) -> None:
-        require_positive("scale", self.scale, "a scale of a threshold")
+        _validate.positive("a scale of a threshold", scale=self.scale)
         if not 0 < self.shrink_limit <= 1:
             raise ValueError(
                 f"shrink_limit={self.shrink_limit!r}: it lies in (0, 1]; 1 never lets C_2 shrink"

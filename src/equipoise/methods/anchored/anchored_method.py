@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.anchored.noise_split import (
     Factor,
     LeastDisplacement,
@@ -32,7 +33,6 @@ from equipoise.methods.anchored.noise_split import (
 )
 from equipoise.methods.anchored.schedule import AnchorSchedule, Renewal, draw_schedule
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
-from equipoise.methods.checks import require_positive
 from equipoise.methods.named_tensors import copied
 from equipoise.privacy import calibrate, calibrate_noise_multiplier
 from equipoise.privacy.mechanisms import Gaussian
@@ -80,10 +80,6 @@ class AnchoredMethod(Method):
         anchor_noise_multiplier: z_2 of the anchor gradient; calibrated when None.
     """
 
-    noise_arguments: ClassVar[Mapping[str, str]] = {
-        "noise_multiplier": "coupled",
-        "anchor_noise_multiplier": "anchor",
-    }
     threshold_ratio: ClassVar[float] = 1.0
     """Expected ratio of the squared thresholds, coupled over anchor."""
 
@@ -95,12 +91,11 @@ class AnchoredMethod(Method):
 
     def _check_anchors(self) -> None:
         """Of what all share, for constructors."""
-        for name, kind in (("schedule", Renewal), ("split", NoiseSplit)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name}={getattr(self, name)!r}: give a {kind.__name__} object")
+        _validate.instance(Renewal, "Every(8)", schedule=self.schedule)
+        _validate.instance(NoiseSplit, "Factor(1.15)", split=self.split)
         for name in ("noise_multiplier", "anchor_noise_multiplier", "anchor_batch_size"):
             if getattr(self, name) is not None:
-                require_positive(name, getattr(self, name), "or None to have it chosen")
+                _validate.positive("or None to have it chosen", **{name: getattr(self, name)})
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """How noise at every step differs from the paper's."""
@@ -196,6 +191,18 @@ class AnchoredMethod(Method):
         period: float,
         schedule: AnchorSchedule,
     ) -> PrivacyPlan:
+        if setting.other_runs:
+            # The ratio of the multipliers is that of a run with the budget to itself.
+            alone = dataclasses.replace(setting, other_runs=())
+            plan = self._calibrated(with_noise, alone, anchor, period, schedule)
+            at_anchor = plan["anchor"].noise_multiplier
+            coupled = plan["coupled"].noise_multiplier if schedule.num_coupled else 1.0
+            free = (self.noise_multiplier is None, self.anchor_noise_multiplier is None)
+            return setting.calibrated(
+                lambda scale: with_noise(
+                    scale * coupled if free[0] else coupled, scale * at_anchor if free[1] else at_anchor
+                )
+            )
         sampling = setting.sampling
         budget = setting.required_budget("both noise_multiplier and anchor_noise_multiplier")
         # At equal shares of a large noise the multipliers are to each other as rate times root of count.
@@ -207,10 +214,10 @@ class AnchoredMethod(Method):
             return calibrate(lambda scale: with_noise(scale, self.anchor_noise_multiplier), budget)
         if self.noise_multiplier is not None:
             return anchor_noise(with_noise, self.noise_multiplier, budget, self.noise_multiplier * ratio)
-        alone = calibrate_noise_multiplier(sampling, budget, setting.relation)
+        of_dp_sgd = calibrate_noise_multiplier(sampling, budget, setting.relation)
 
         def plan_of(factor: float) -> PrivacyPlan:
-            return anchor_noise(with_noise, factor * alone, budget, factor * alone * ratio)
+            return anchor_noise(with_noise, factor * of_dp_sgd, budget, factor * of_dp_sgd * ratio)
 
         if isinstance(self.split, Factor):
             return plan_of(self.split.factor)

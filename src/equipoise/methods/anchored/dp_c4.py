@@ -25,6 +25,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.anchored.anchor_thresholds import (
     AnchorRule,
     CoupledRule,
@@ -40,7 +41,6 @@ from equipoise.methods.anchored.noise_split import Factor, NoiseSplit
 from equipoise.methods.anchored.schedule import Every, Renewal
 from equipoise.methods.base import Context, Parameters, Plan, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.named_tensors import mean_of
 from equipoise.privacy import PrivacyPlan
@@ -91,10 +91,9 @@ class _ReleasedThresholds(ClippedDifferences):
 
     def _check(self) -> None:
         self._check_anchors()
-        require_positive("clip_norm", self.clip_norm, "a cap of a threshold")
-        for name, kind in (("coupled", CoupledRule), ("anchor", AnchorRule)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name}={getattr(self, name)!r}: give a {kind.__name__} object")
+        _validate.positive("a cap of a threshold", clip_norm=self.clip_norm)
+        _validate.instance(CoupledRule, "Curvature()", coupled=self.coupled)
+        _validate.instance(AnchorRule, "Quantile(0.8)", anchor=self.anchor)
         self.anchor.check(self.clip_norm)
 
     def counts(self, batch: float, anchor_batch: float) -> Mapping[str, float]:
@@ -149,9 +148,6 @@ class _ReleasedThresholds(ClippedDifferences):
         return coupled, {**state, "coupled_factor": self.coupled.next_factor(factor, distance, found)}
 
 
-DISTANCE, CURVATURE, QUANTILE, EVERY, SPLIT = Distance(), Curvature(), Quantile(), Every(), Factor()
-
-
 @dataclass(frozen=True, kw_only=True)
 class DPC4Plus(_ReleasedThresholds):
     """DP-C4+: the coupled threshold follows the distance to the anchor.
@@ -190,11 +186,11 @@ class DPC4Plus(_ReleasedThresholds):
     )
 
     clip_norm: float = 1.0
-    coupled: CoupledRule = DISTANCE
-    anchor: AnchorRule = QUANTILE
-    schedule: Renewal = EVERY
+    coupled: CoupledRule = Distance()
+    anchor: AnchorRule = Quantile()
+    schedule: Renewal = Every()
     anchor_batch_size: float | None = None
-    split: NoiseSplit = SPLIT
+    split: NoiseSplit = Factor()
     noise_multiplier: float | None = None
     anchor_noise_multiplier: float | None = None
 
@@ -228,11 +224,11 @@ class DPC4(_ReleasedThresholds):
     )
 
     clip_norm: float = 1.0
-    coupled: CoupledRule = CURVATURE
-    anchor: AnchorRule = QUANTILE
-    schedule: Renewal = EVERY
+    coupled: CoupledRule = Curvature()
+    anchor: AnchorRule = Quantile()
+    schedule: Renewal = Every()
     anchor_batch_size: float | None = None
-    split: NoiseSplit = SPLIT
+    split: NoiseSplit = Factor()
     noise_multiplier: float | None = None
     anchor_noise_multiplier: float | None = None
 

@@ -36,9 +36,6 @@ from equipoise.privacy.rows import PrivateRows
 __all__ = ["DPSVRG"]
 
 
-EVERY, SPLIT = Every(), Factor()
-
-
 @dataclass(frozen=True, kw_only=True)
 class DPSVRG(AnchoredMethod):
     """Differentially private SVRG.
@@ -77,9 +74,9 @@ class DPSVRG(AnchoredMethod):
     threshold_ratio: ClassVar[float] = 4.0
 
     clip_norm: float | Callable[[int], float] | Threshold = 1.0
-    schedule: Renewal = EVERY
+    schedule: Renewal = Every()
     anchor_batch_size: float | None = None
-    split: NoiseSplit = SPLIT
+    split: NoiseSplit = Factor()
     noise_multiplier: float | None = None
     anchor_noise_multiplier: float | None = None
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.methods.checks import require_positive
+from equipoise import _validate
 from equipoise.methods.options import Option
 from equipoise.privacy.accounting.calibrate import Budget, calibrate
 from equipoise.privacy.errors import BudgetError
@@ -47,7 +47,7 @@ class Factor(NoiseSplit):
     factor: float = 1.15
 
     def __post_init__(self) -> None:
-        require_positive("factor", self.factor)
+        _validate.positive(factor=self.factor)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LeastDisplacement(NoiseSplit):
 
     def __post_init__(self) -> None:
         if self.threshold_ratio is not None:
-            require_positive("threshold_ratio", self.threshold_ratio, "a ratio of squared thresholds")
+            _validate.positive("a ratio of squared thresholds", threshold_ratio=self.threshold_ratio)
 
 
 TwoMultipliers = Callable[[float, float], PrivacyPlan]

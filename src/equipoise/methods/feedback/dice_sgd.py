@@ -26,9 +26,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import Abadi, layer_shares
 from equipoise.methods.feedback.joint_noise import Joint, SumNoise
 from equipoise.methods.feedback.memory import clipped, norm_of, zeros_like
@@ -41,9 +41,6 @@ from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 
 __all__ = ["DiceSGD"]
-
-
-DEFAULT_VARIANT = Joint()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +85,8 @@ class DiceSGD(Method):
         avoid_when="DP-SGD's clip norm is well tuned, or training is short in high dimension.",
     )
 
-    noise_arguments: ClassVar[Mapping[str, str]] = {"noise_multiplier": "body"}
-
     clip_norm: float = 1.0
-    variant: SumNoise = DEFAULT_VARIANT
+    variant: SumNoise = Joint()
     residual_clip_norm: float | None = None
     feedback_clip_norm: float | None = None
     feedback_rate: float = 1.0
@@ -101,9 +96,8 @@ class DiceSGD(Method):
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
-        require_positive("clip_norm", self.clip_norm)
-        if not isinstance(self.variant, SumNoise):
-            raise TypeError(f"variant={self.variant!r}: give Joint(), Independent() or Automatic()")
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.instance(SumNoise, "Joint()", variant=self.variant)
         if not (math.isfinite(self.residual_radius) and self.residual_radius >= self.clip_norm):
             raise ValueError(
                 f"residual_clip_norm={self.residual_clip_norm!r}: it must be finite and at least "
@@ -114,7 +108,7 @@ class DiceSGD(Method):
         if not 0 < self.feedback_rate <= 1:
             raise ValueError(f"feedback_rate={self.feedback_rate!r}: a rate lies in (0, 1]; 1 feeds all back")
         if self.memory_clip_norm is not None:
-            require_positive("memory_clip_norm", self.memory_clip_norm)
+            _validate.positive(memory_clip_norm=self.memory_clip_norm)
             if self.memory_clip_norm < self.feedback_radius / self.feedback_rate:
                 raise ValueError(
                     f"memory_clip_norm={self.memory_clip_norm!r} is below feedback_clip_norm / feedback_rate "
@@ -123,9 +117,9 @@ class DiceSGD(Method):
                 )
         if isinstance(self.per_layer, Mapping):
             for layer, share in self.per_layer.items():
-                require_positive(f"per_layer[{layer!r}]", share)
+                _validate.positive(**{f"per_layer[{layer!r}]": share})
         if self.noise_multiplier is not None:
-            require_positive("noise_multiplier", self.noise_multiplier)
+            _validate.positive(noise_multiplier=self.noise_multiplier)
 
     @property
     def residual_radius(self) -> float:

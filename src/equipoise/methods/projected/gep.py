@@ -130,10 +130,10 @@ class GEP(ProjectedGradient):
         return parts, 1 / math.hypot(1 / first, 1 / second)
 
     def _sums(self, rows: PrivateRows, subspace: BlockSubspace) -> dict[str, Bounded]:
-        y = rows.coordinates(subspace)
+        coordinates, residual = rows.split(subspace)
         return {
-            "gradient": clip_coordinates(y, self.clip_rule, self.clip_norm),
-            "residual": clip(rows.residual(subspace, y), self.clip_rule, self.residual_radius),
+            "gradient": clip_coordinates(coordinates, self.clip_rule, self.clip_norm),
+            "residual": clip(residual, self.clip_rule, self.residual_radius),
         }
 
     def _lifted(

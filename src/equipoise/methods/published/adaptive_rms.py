@@ -29,12 +29,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from equipoise import _validate
 from equipoise._roots import NoCrossing, crossing
 from equipoise.methods.adaptive_rms.adaptive_rms import RMSClipping, require_rate, sampling_at
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.base import Plan, Setting
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_count, require_positive
 from equipoise.privacy import BudgetError
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs, Sampling, WithoutReplacement
@@ -80,9 +80,9 @@ class AdaptiveRMS(RMSClipping):
     radius_noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
-        require_positive("clip_norm", self.clip_norm)
-        require_positive("tau", self.tau)
-        require_count("round_length", self.round_length)
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.positive(tau=self.tau)
+        _validate.count(round_length=self.round_length)
         require_rate("radius_sampling_rate", self.radius_sampling_rate)
         self._check_noise()
 

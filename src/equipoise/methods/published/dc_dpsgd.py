@@ -38,10 +38,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise._roots import crossing
 from equipoise.methods.base import Context, DrawHandle, Method, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_one_of, require_positive, require_share
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.two_thresholds.dc_dpsgd import (
@@ -57,7 +57,7 @@ from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.two_thresholds import clip_unbounded
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release, Unproven
-from equipoise.privacy.private import Private, join
+from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 
@@ -65,9 +65,6 @@ __all__ = ["DCDPSGD", "average_noise", "claimed", "code_step", "printed_multipli
 
 
 DISCLOSED = "the realised number of tail records sets the scale of the noise and is used as it is"
-
-
-ABADI, DENSE_TRACE = Abadi(), Trace(structure="dense")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,22 +102,21 @@ class DCDPSGD(Method):
     clip_norm: float = 1.0
     body_clip_norm: float | None = None
     variant: Literal["alg1", "code"] = "alg1"
-    trace: Trace = DENSE_TRACE
+    trace: Trace = Trace(structure="dense")
     tail_fraction: float = 0.1
-    clip_rule: ClipRule = ABADI
+    clip_rule: ClipRule = Abadi()
     trace_share: float = 0.5
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
         check_thresholds(self.clip_norm, self.body_clip_norm)
-        require_one_of("variant", self.variant, ("alg1", "code"))
-        for name, kind in (("trace", Trace), ("clip_rule", ClipRule)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name}={getattr(self, name)!r}: give a {kind.__name__} object")
-        require_share("tail_fraction", self.tail_fraction)
-        require_share("trace_share", self.trace_share)
+        _validate.one_of(("alg1", "code"), variant=self.variant)
+        _validate.instance(Trace, "Trace()", trace=self.trace)
+        _validate.instance(ClipRule, "Abadi()", clip_rule=self.clip_rule)
+        _validate.share(tail_fraction=self.tail_fraction)
+        _validate.share(trace_share=self.trace_share)
         if self.noise_multiplier is not None:
-            require_positive("noise_multiplier", self.noise_multiplier)
+            _validate.positive(noise_multiplier=self.noise_multiplier)
 
     @property
     def body(self) -> float:
@@ -270,33 +266,25 @@ def code_step(
     columns = sub_weibull((some.numel(), size), entries, 1.0, "positive")
     basis = torch.linalg.qr(columns.double()).Q.to(some.device)
     draw = context.draw("batch")
-    numbers: list[Private] = []
-    squares: list[Private] = []
 
-    def inside(rows: PrivateRows, ids: Private) -> Tensor:
+    def traces(rows: PrivateRows, ids: Private) -> dict[str, Private]:
         part = rows.select([layer]).matrix().double()
-        numbers.append(ids)
-        squares.append(_finite(part.square().sum(dim=1)))
-        return _finite((part.abs() @ basis).square().sum(dim=1))
+        inside = _finite((part.abs() @ basis).square().sum(dim=1))
+        return {"inside": inside, "whole": _finite(part.square().sum(dim=1)), "id": ids}
 
-    scores = draw.rows(inside)
-    batch_norm = join(squares).sum().clamp(min=1e-300)
-    ids = join(numbers)
-    assert isinstance(ids, Private)
-    noise = record_normals(ids, draw.secret_number("lots")) * (sigma_trace / context.sampling.expected_size)
-    scores = scores / batch_norm + noise
+    found = draw.rows(traces)
+    batch_norm = found["whole"].sum().clamp(min=1e-300)
+    noise = record_normals(found["id"], draw.secret_number("lots")) * (
+        sigma_trace / context.sampling.expected_size
+    )
+    scores = found["inside"] / batch_norm + noise
     count = scores.shape[0]
     chosen = scores > scores.sort(descending=True).values[int(fraction * count)] if count else scores > 0
-    done = 0
 
-    def sums(rows: PrivateRows, ids: Private) -> dict[str, Bounded]:
-        nonlocal done
-        part = chosen[done : done + ids.shape[0]]
-        done += ids.shape[0]
-        assert isinstance(part, Private)
-        return {"gradient": clip_unbounded(rows, part, tail, body, rule)}
+    def sums(rows: PrivateRows, ids: Private, chosen: Private) -> dict[str, Bounded]:
+        return {"gradient": clip_unbounded(rows, chosen, tail, body, rule)}
 
-    bounded = draw.query(sums)["gradient"]
+    bounded = draw.query(sums, along=chosen)["gradient"]
     ledger: Any = context.ledger
     realised = float(ledger.disclose(chosen.sum(), DISCLOSED)) / max(1, count)
     lower = average_noise(sigma, 1.0, body / tail, fraction)

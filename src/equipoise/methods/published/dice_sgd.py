@@ -24,10 +24,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise._roots import crossing
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_one_of, require_positive
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.feedback.memory import clipped, zeros_like
 from equipoise.privacy import (
@@ -108,9 +108,9 @@ class DiceSGD(Method):
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
-        require_positive("clip_norm", self.clip_norm)
-        require_one_of("variant", self.variant, ("algorithm_2", "algorithm_4"))
-        require_one_of("noise", self.noise, ("algorithm_4", "theorem", "worst_case"))
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.one_of(("algorithm_2", "algorithm_4"), variant=self.variant)
+        _validate.one_of(("algorithm_4", "theorem", "worst_case"), noise=self.noise)
         if not 0 <= self.feedback_radius < math.inf:
             raise ValueError(
                 f"feedback_clip_norm={self.feedback_clip_norm!r}: as published the radius is finite, and at "
@@ -121,7 +121,7 @@ class DiceSGD(Method):
                 f"feedback_clip_norm={self.feedback_clip_norm!r}: Algorithm 4 has one radius, clip_norm"
             )
         if self.noise_multiplier is not None:
-            require_positive("noise_multiplier", self.noise_multiplier)
+            _validate.positive(noise_multiplier=self.noise_multiplier)
 
     @property
     def feedback_radius(self) -> float:

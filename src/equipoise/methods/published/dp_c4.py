@@ -36,13 +36,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.anchored.anchor_thresholds import FLOOR, distance_between
 from equipoise.methods.anchored.dp_c4 import SOURCE, ClippedDifferences
 from equipoise.methods.anchored.noise_split import Factor, NoiseSplit
 from equipoise.methods.anchored.schedule import Every, Renewal
 from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_positive
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.named_tensors import mean_of
 from equipoise.privacy import Bounded, Private, PrivateRows, indicator, unbounded_sum
@@ -156,9 +156,6 @@ def disclosed_mean_norm(
     return norm if math.isfinite(norm) else math.inf
 
 
-EVERY = Every()
-
-
 @dataclass(frozen=True, kw_only=True)
 class _RawThresholds(ClippedDifferences):
     """DP-C4 and DP-C4+ as published.
@@ -179,7 +176,7 @@ class _RawThresholds(ClippedDifferences):
     clip_norm: float = 1.0
     coupled_scale: float = 1.0
     anchor_scale: float = 1.0
-    schedule: Renewal = EVERY
+    schedule: Renewal = Every()
     anchor_batch_size: float | None = None
     noise_multiplier: float | None = None
     anchor_noise_multiplier: float | None = None
@@ -187,7 +184,7 @@ class _RawThresholds(ClippedDifferences):
     def __post_init__(self) -> None:
         self._check_anchors()
         for name in ("clip_norm", "coupled_scale", "anchor_scale"):
-            require_positive(name, getattr(self, name), "a cap or a scale of a threshold")
+            _validate.positive("a cap or a scale of a threshold", **{name: getattr(self, name)})
 
     def published_noise(
         self, setting: Setting, anchor: Sampling, period: float

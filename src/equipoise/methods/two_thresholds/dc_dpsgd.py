@@ -33,16 +33,16 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.base import Context, DrawHandle, Method, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.checks import require_positive, require_share
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.options import Option
@@ -52,7 +52,7 @@ from equipoise.privacy.bounds.counts import capped, soft_indicator
 from equipoise.privacy.bounds.two_thresholds import clip_channels, clip_either, clip_selected, top_share
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
-from equipoise.privacy.private import Private, join
+from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 
 __all__ = [
@@ -139,9 +139,9 @@ class AdaptiveTail(TailThreshold):
     count_noise: float = 0.1
 
     def __post_init__(self) -> None:
-        require_positive("count_noise", self.count_noise)
+        _validate.positive(count_noise=self.count_noise)
         if self.initial is not None:
-            require_positive("initial", self.initial)
+            _validate.positive(initial=self.initial)
 
     def first(self, start: float) -> float:
         return start if self.initial is None else float(self.initial)
@@ -182,9 +182,6 @@ class FixedTail(TailThreshold):
 # ---- the method
 
 
-ABADI, NORM = Abadi(), Norm()
-
-
 @dataclass(frozen=True, kw_only=True)
 class DCDPSGD(Method):
     """Two clip norms, the larger one for the records that a score puts into the tail.
@@ -222,25 +219,23 @@ class DCDPSGD(Method):
         avoid_when="Noise is symmetric or light-tailed, or classes are rare: a single threshold is better.",
     )
 
-    noise_arguments: ClassVar[Mapping[str, str]] = {"noise_multiplier": "gradient"}
-
     clip_norm: float = 1.0
     body_clip_norm: float | None = None
     variant: TwoThresholds = PerSample()
-    score: Score = NORM
+    score: Score = Norm()
     tail_fraction: float = 0.2
     tail_threshold: float | TailThreshold = AdaptiveTail()
-    clip_rule: ClipRule = ABADI
+    clip_rule: ClipRule = Abadi()
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
         check_thresholds(self.clip_norm, self.body_clip_norm)
-        for name, kind in (("variant", TwoThresholds), ("score", Score), ("clip_rule", ClipRule)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name}={getattr(self, name)!r}: give a {kind.__name__} object")
-        require_share("tail_fraction", self.tail_fraction)
+        _validate.instance(TwoThresholds, "TopShare()", variant=self.variant)
+        _validate.instance(Score, "Norm()", score=self.score)
+        _validate.instance(ClipRule, "Abadi()", clip_rule=self.clip_rule)
+        _validate.share(tail_fraction=self.tail_fraction)
         if self.noise_multiplier is not None:
-            require_positive("noise_multiplier", self.noise_multiplier)
+            _validate.positive(noise_multiplier=self.noise_multiplier)
         threshold = self.threshold
         if isinstance(threshold, NullTail) and not isinstance(self.score, Trace):
             raise ValueError(
@@ -348,10 +343,10 @@ class DCDPSGD(Method):
 
 def check_thresholds(clip_norm: float, body_clip_norm: float | None) -> None:
     """Raise a ValueError unless 0 < c_2 <= c_1."""
-    require_positive("clip_norm", clip_norm)
+    _validate.positive(clip_norm=clip_norm)
     if body_clip_norm is None:
         return
-    require_positive("body_clip_norm", body_clip_norm)
+    _validate.positive(body_clip_norm=body_clip_norm)
     if body_clip_norm > clip_norm:
         raise ValueError(
             f"body_clip_norm={body_clip_norm!r} exceeds clip_norm={clip_norm!r}: the tail has the larger "
@@ -368,14 +363,6 @@ def top_share_sum(
     draw: DrawHandle, scorer: Scorer, fraction: float, tail: float, body: float, rule: ClipRule
 ) -> dict[str, Bounded]:
     """The sum of the clipped rows, of which the top `fraction` of the draw by score are the tail."""
-    numbers: list[Private] = []
-
-    def score(rows: PrivateRows, ids: Private) -> Private:
-        numbers.append(ids)
-        return scorer(rows, ids)
-
-    scores, ids = draw.rows(score), join(numbers)
-    assert isinstance(scores, Private)
-    assert isinstance(ids, Private)
-    selection = top_share(scores, ids, fraction)
+    found = draw.rows(lambda rows, ids: {"score": scorer(rows, ids), "id": ids})
+    selection = top_share(found["score"], found["id"], fraction)
     return draw.query(lambda rows, ids: {"gradient": clip_selected(rows, ids, selection, tail, body, rule)})

@@ -31,10 +31,10 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.gradients.subspaces.base import Subspace
 from equipoise.gradients.subspaces.seeded import SeededSubspace
 from equipoise.methods.base import Context, DrawHandle, Parameters
-from equipoise.methods.checks import require_count, require_one_of
 from equipoise.methods.options import Option
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
@@ -171,14 +171,14 @@ class Trace(Score):
     layers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        require_one_of("signs", self.signs, ("symmetric", "positive"))
-        require_one_of("structure", self.structure, ("khatri_rao", "dense"))
+        _validate.one_of(("symmetric", "positive"), signs=self.signs)
+        _validate.one_of(("khatri_rao", "dense"), structure=self.structure)
         if self.tail_index < 0.5:
             raise ValueError(
                 f"tail_index={self.tail_index!r}: the sub-Weibull laws have theta of at least 1/2"
             )
-        require_count("dimension", self.dimension)
-        require_count("refresh_every", self.refresh_every)
+        _validate.count(dimension=self.dimension)
+        _validate.count(refresh_every=self.refresh_every)
 
     def start(self, fraction: float, clip_norm: float, params: Parameters) -> float:
         """The null quantile, of a direction without information."""

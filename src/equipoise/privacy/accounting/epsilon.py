@@ -1,22 +1,4 @@
-"""Privacy loss distributions of Poisson-sampled Gaussians, built with array operations.
-
-The distribution is dp-accounting's: the pessimistic "connect the dots" discretisation (Doroshenko et al.
-2022, arXiv:2207.04380) on multiples of an interval, between the same truncation points, from the
-hockey-stick divergences
-
-    delta(epsilon) = P(X <= x) - e^epsilon Q(X <= x),    loss(x) = epsilon
-
-of the mixtures P and Q. dp-accounting inverts the loss in a Python loop, 14 microseconds a cell; here the
-inverse is one array expression, and the rest is its public functions. Of sampling rate q, noise sigma and
-sensitivity 1, the inverses are
-
-    remove    x = -1/2 - sigma^2 log(1 + (e^epsilon - 1) / q)
-    add       x =  1/2 + sigma^2 log(1 + (e^-epsilon - 1) / q)
-    replace   x = sigma^2 (asinh(-a sinh(epsilon / 2)) - epsilon / 2),   a = e^(1 / (2 sigma^2)) (1 - q) / q
-
-The Gaussian parts of an event as plain data, and the events back from them.
-
-Epsilon of an event, by a valid accountant that is named with the number.
+"""Epsilon of an event, by a valid accountant that is named with the number.
 
 | event | relation | accountant | cross-check |
 |---|---|---|---|
@@ -27,13 +9,34 @@ Epsilon of an event, by a valid accountant that is named with the number.
 | without replacement | add-or-remove | none exists: an error | |
 | the best of a random number of runs of one of the above | where RDP has it | RDP | none available |
 
-**Convention**: noise multipliers in events are relative to the sensitivity under the stated relation (see
+**Convention.** Noise multipliers in events are relative to the sensitivity under the stated relation (see
 `PrivacyPlan.event`). dp-accounting's PLD accountant doubles the sensitivity by itself under replace-one and
-its RDP accountant does not; the difference is settled here.
+its RDP accountant does not; this module settles the difference.
 
-Closed form: a composition of Gaussians of multipliers z_j is mu-GDP with mu^2 = sum 1/z_j^2, and
-delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (Balle and Wang 2018; Dong, Roth
-and Su 2022), solved in the log domain, where it works for any mu.
+**Closed form.** A composition of Gaussians of multipliers z_j is mu-GDP with mu^2 = sum 1/z_j^2, and
+
+    delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu),
+
+solved in the log domain, where it works for any mu. Source: Balle and Wang 2018; Dong, Roth and Su 2022.
+
+**Privacy loss distributions (PLD)** of Poisson-sampled Gaussians are dp-accounting's: the pessimistic
+"connect the dots" discretisation on multiples of an interval, between the same truncation points, from the
+hockey-stick divergences
+
+    delta(epsilon) = P(X <= x) - e^epsilon Q(X <= x),    loss(x) = epsilon
+
+of the mixtures P and Q. dp-accounting inverts the loss in a Python loop, 14 microseconds per cell. Here the
+inverse is one array expression, and the rest is dp-accounting's public functions. With sampling rate q, noise
+sigma and sensitivity 1 the inverses are
+
+    remove    x = -1/2 - sigma^2 log(1 + (e^epsilon - 1) / q)
+    add       x =  1/2 + sigma^2 log(1 + (e^-epsilon - 1) / q)
+    replace   x = sigma^2 (asinh(-a sinh(epsilon / 2)) - epsilon / 2),   a = e^(1 / (2 sigma^2)) (1 - q) / q
+
+Source: Doroshenko et al. 2022, arXiv:2207.04380.
+
+**Parts.** An event is first read as a multiset of Gaussian parts (`parts_of`), which is what results are
+cached by, and what both accountants are fed with.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ from dp_accounting import rdp
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
 from scipy import special
 
+from equipoise import _validate
 from equipoise._roots import crossing
 from equipoise.privacy.errors import PlanError
 
@@ -262,8 +266,7 @@ class EpsilonResult:
 
 def check_relation(relation: str) -> str:
     """`relation` if it is known, else a `ValueError` that lists the choices."""
-    if relation not in RELATIONS:
-        raise ValueError(f"relation must be one of {sorted(RELATIONS)}, got {relation!r}")
+    _validate.one_of(RELATIONS, relation=relation)
     return relation
 
 

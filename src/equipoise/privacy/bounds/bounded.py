@@ -2,15 +2,15 @@
 
     S = sum_i w_i g_i,  |w_i| |g_i| <= C   =>   sensitivity C (one record added or removed), 2C (one replaced)
 
-A `Bounded` is made by the functions of this room alone, which enforce the bound themselves: `clipping` for
-rows, `counting` for numbers, `selection` for two thresholds, `correlated` for joint sums, `moments` for
-second moments. What a bound asks of its ingredients is in `requirements`.
+Only the functions of this room make a `Bounded`, and they enforce the bound themselves: `clipping` for rows,
+`counts` for numbers, `two_thresholds`, `joint` for sums that share noise, `second_moments`. What a bound asks
+of its ingredients is in `requirements`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -24,8 +24,8 @@ _KEY = object()
 class Bounded:
     """A private sum over one draw with its sensitivity under both relations.
 
-    Made by `clip`, `indicator`, `capped`, `top_k` and by `+`, `-` and scaling with public numbers. Never
-    directly.
+    Made by `clip`, `indicator`, `capped` and their kin, and by `+`, `-` and scaling with public numbers.
+    Never directly.
 
     Attributes:
         value: the sum, named `Private` tensors.
@@ -34,10 +34,10 @@ class Bounded:
         draw: the draw that it was computed from.
         counts: `Private` int64 counts for the diagnostics, summed over micro-batches, or None: records,
             records left out for a non-finite norm and, for clipped sums, records whose row was made shorter.
-        joint: identity of the correlated noise that it was made for, or None.
+        joint: identity of the shared noise that it was made for, or None.
     """
 
-    __slots__ = ("_sealed", "add_remove", "counts", "draw", "joint", "replace", "value")
+    __slots__ = ("_identity", "_sealed", "add_remove", "counts", "draw", "joint", "replace", "value")
 
     def __init__(
         self,
@@ -54,16 +54,17 @@ class Bounded:
             raise PrivateError(
                 "Bounded cannot be made directly, since nothing would prove its bound; use clip(rows, "
                 "rule, threshold), "
-                "indicator(mask), capped(values, upper) or top_k(rows, ...)"
+                "indicator(mask) or capped(values, upper)"
             )
         self.value = dict(value)
         for tensor in self.value.values():
-            tensor._storage.mixed = True  # a sum speaks of all records, whatever its length
+            tensor._mixed[0] = True  # a sum speaks of all records, whatever its length
         self.add_remove = float(add_remove)
         self.replace = float(replace)
         self.draw = draw
         self.counts = counts
         self.joint = joint
+        self._identity = object()  # outlives the sum in a union of micro-batches, and is never met again
         self._sealed = True
 
     @property
@@ -114,48 +115,19 @@ class Bounded:
     __rmul__ = __mul__
 
     @staticmethod
-    def union(parts: Sequence[Bounded]) -> Bounded:
+    def union(parts: Iterable[Bounded]) -> Bounded:
         """The sum over the union of disjoint parts of one draw (its micro-batches): bounds do not add.
 
         Args:
             parts: bounded sums of disjoint records of the same draw, equal in names and bounds.
 
         Raises:
-            ValueError: for an empty list, or parts of different draws, names or bounds.
+            ValueError: for no parts, a part given twice, or parts of different draws, names or bounds.
         """
-        parts = list(parts)
-        if not parts:
-            raise ValueError(
-                "parts is empty; a draw without records still has one (empty) micro-batch: run the query "
-                "on it"
-            )
-        if len({id(part) for part in parts}) < len(parts):
-            raise ValueError("a part is given twice; the parts of a draw hold disjoint records")
-        first = parts[0]
-        for part in parts[1:]:
-            if part.draw != first.draw:
-                raise ValueError(f"parts come from different draws: {first.draw} and {part.draw}")
-            if part.value.keys() != first.value.keys():
-                raise ValueError(
-                    f"parts hold different tensors: {sorted(first.value)} and {sorted(part.value)}"
-                )
-            if (part.add_remove, part.replace, part.joint) != (first.add_remove, first.replace, first.joint):
-                raise ValueError(
-                    f"parts have different bounds: {(first.add_remove, first.replace)} and "
-                    f"{(part.add_remove, part.replace)}; "
-                    "a query must use the same threshold for all micro-batches of a draw"
-                )
-        if len(parts) == 1:
-            return first
-        value = {}
-        for name, tensor in first.value.items():
-            total = unwrap(tensor).clone()
-            for part in parts[1:]:
-                total += unwrap(part.value[name])
-            value[name] = Private(total, first.draw)
-        known = [unwrap(part.counts) for part in parts if part.counts is not None]
-        counts = Private(torch.stack(known).sum(0), first.draw) if known else None
-        return make_bounded(value, first.add_remove, first.replace, first.draw, counts, first.joint)
+        union = _Union()
+        for part in parts:
+            union.add(part)
+        return union.total()
 
     def all_reduce(self, group: Any = None) -> Bounded:
         """The sum over the processes of a group, each of which holds disjoint records of the draw."""
@@ -202,40 +174,69 @@ def _combine(a: Bounded, b: Bounded, sign: int) -> Bounded:
     return make_bounded(value, a.add_remove + b.add_remove, a.replace + b.replace, a.draw, a.counts)
 
 
-def merge(parts: Mapping[str, Bounded]) -> Bounded:
-    """One bounded sum holding the tensors of several (e.g. separately clipped layers).
-
-    The tensors lie in orthogonal coordinates, so bounds add in squares: (C_1^2 + C_2^2 + ...)^(1/2).
-    """
-    items = list(parts.values())
-    if not items:
-        raise ValueError("parts is empty; give at least one bounded sum")
-    value: dict[str, Private] = {}
-    for label, part in parts.items():
-        if part.draw != items[0].draw:
-            raise ValueError(
-                f"bounded sums of different draws cannot be merged: {items[0].draw} and {part.draw}"
-            )
-        for name, tensor in part.value.items():
-            if name in value:
-                raise ValueError(
-                    f"tensor {name!r} appears twice (again in {label!r}): coordinates must be disjoint"
-                )
-            value[name] = tensor
-    return make_bounded(
-        value,
-        math.hypot(*(p.add_remove for p in items)),
-        math.hypot(*(p.replace for p in items)),
-        items[0].draw,
-        items[0].counts,
-    )
-
-
 def sums_of(parts: Iterable[Mapping[str, Bounded]]) -> dict[str, Bounded]:
-    """Unite the query results of the micro-batches of a draw, name by name."""
-    results = list(parts)
-    if not results:
+    """Unite the query results of the micro-batches of a draw, name by name, as they come."""
+    unions: dict[str, _Union] = {}
+    for part in parts:
+        if unions and part.keys() != unions.keys():
+            raise ValueError(
+                f"micro-batches give different sums: {sorted(unions)} and {sorted(part)}; a query gives the "
+                "same names for all micro-batches of a draw"
+            )
+        for name, bounded in part.items():
+            unions.setdefault(name, _Union()).add(bounded)
+    if not unions:
         raise ValueError(
             "no micro-batch results to unite; run the query at least once, on an empty batch if need be"
         )
-    return {name: Bounded.union([result[name] for result in results]) for name in results[0]}
+    return {name: union.total() for name, union in unions.items()}
+
+
+class _Union:
+    """Adds up the bounded sums of disjoint parts of a draw; holds one sum, however many parts there are."""
+
+    def __init__(self) -> None:
+        self._first: Bounded | None = None
+        self._values: dict[str, torch.Tensor] | None = None  # of two parts or more
+        self._counts: torch.Tensor | None = None
+        self._seen: set[object] = set()
+
+    def add(self, part: Bounded) -> None:
+        first = self._first
+        if part._identity in self._seen:
+            raise ValueError("a part is given twice; the parts of a draw hold disjoint records")
+        self._seen.add(part._identity)
+        if first is None:
+            self._first = part
+            self._counts = None if part.counts is None else unwrap(part.counts)
+            return
+        if part.draw != first.draw:
+            raise ValueError(f"parts come from different draws: {first.draw} and {part.draw}")
+        if part.value.keys() != first.value.keys():
+            raise ValueError(f"parts hold different tensors: {sorted(first.value)} and {sorted(part.value)}")
+        if (part.add_remove, part.replace, part.joint) != (first.add_remove, first.replace, first.joint):
+            raise ValueError(
+                f"parts have different bounds: {(first.add_remove, first.replace)} and "
+                f"{(part.add_remove, part.replace)}; a query must use the same threshold for all "
+                "micro-batches of a draw"
+            )
+        if self._values is None:
+            self._values = {name: unwrap(tensor).clone() for name, tensor in first.value.items()}
+        for name, total in self._values.items():
+            total += unwrap(part.value[name])
+        if part.counts is not None:
+            counts = unwrap(part.counts)
+            self._counts = counts if self._counts is None else self._counts + counts
+
+    def total(self) -> Bounded:
+        first, values = self._first, self._values
+        if first is None:
+            raise ValueError(
+                "parts is empty; a draw without records still has one (empty) micro-batch: run the query "
+                "on it"
+            )
+        if values is None:
+            return first
+        counts = None if self._counts is None else Private(self._counts, first.draw)
+        private = {name: Private(total, first.draw) for name, total in values.items()}
+        return make_bounded(private, first.add_remove, first.replace, first.draw, counts, first.joint)

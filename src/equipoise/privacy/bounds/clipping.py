@@ -21,7 +21,6 @@ from equipoise.privacy.bounds.requirements import (
     public_threshold,
     require_by_record,
     require_each_alone,
-    require_length,
 )
 from equipoise.privacy.draw import Draw
 from equipoise.privacy.private import Private, unwrap
@@ -103,23 +102,6 @@ def clip(
     bound = math.hypot(*limits)
     value = as_private(kept.weighted_sums(per_tensor), rows.draw)
     return make_bounded(value, bound, 2 * bound, rows.draw, with_cut(counts, cut))
-
-
-def clip_weighted(rows: PrivateRows, weights: Private, threshold: float) -> Bounded:
-    """The sum of rows with given weights [B], cut to |weight * norm| <= threshold: the bound of `clip`.
-
-    Raises:
-        PrivateError: for weights that are not by record (see `provenance`).
-    """
-    total = public_threshold("threshold", threshold)
-    given = one_value_a_record("weights", weights)
-    norms = unwrap(rows.row_norms())
-    require_length("weights", given, norms)
-    finite = torch.isfinite(norms)
-    kept, kept_norms, counts = without_bad(rows, norms, finite)
-    cut = limited_weights(_Given(given[finite]), kept_norms, total)
-    value = as_private(kept.weighted_sums(cut), rows.draw)
-    return make_bounded(value, total, 2 * total, rows.draw, with_cut(counts, cut.abs() < 1))
 
 
 def clip_coordinates(

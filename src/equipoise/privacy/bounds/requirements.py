@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from equipoise.privacy.errors import check_positive
+from equipoise import _validate
 from equipoise.privacy.private import Private, PrivateError, unwrap
 
 
@@ -27,7 +27,8 @@ def public_threshold(name: str, value: Any) -> float:
         if value.numel() != 1:
             raise ValueError(f"{name} must be one number, got shape {tuple(value.shape)}")
         value = float(value)
-    return float(check_positive(name, value))
+    _validate.positive(**{name: value})
+    return float(value)
 
 
 def check_groups(groups: Sequence[Sequence[str]], names: Sequence[str]) -> list[tuple[str, ...]]:
@@ -88,8 +89,9 @@ def require_each_alone(
 ) -> None:
     """Refuse a rule whose answer for one record depends on the others, or on how many they are.
 
-    The rule is asked again with one record more in front and with one less, as neighbouring data have, and in
-    halves where its operations do not show that it keeps records apart.
+    The rule is asked again with one record more in front and with one less, as neighbouring data have, so
+    that both of two neighbours are refused. It is also asked in halves where its operations do not show that
+    it keeps records apart.
 
     Args:
         name: of the rule.
@@ -108,8 +110,7 @@ def require_each_alone(
     if len(norms) > 1:
         again.append((ask(norms[1:]), parts[1:]))
         if not proved:
-            halves = torch.cat([ask(half) for half in norms.chunk(2)])
-            again.append((halves, parts))
+            again.append((torch.cat([ask(half) for half in norms.chunk(2)]), parts))
     for found, expected in again:
         same = found.shape == expected.shape and torch.allclose(
             found.double(), expected.double(), rtol=1e-4, atol=1e-7 * scale, equal_nan=True

@@ -47,7 +47,6 @@ __all__ = [
     "clip_either",
     "clip_selected",
     "clip_unbounded",
-    "top_k",
     "top_share",
 ]
 
@@ -119,19 +118,6 @@ def clip_selected(
     high = torch.minimum(torch.maximum(limited_weights(rule, norms, upper), low), low + gap)
     value = kept.weighted_sums(torch.where(label > 0, high, low))
     return make_bounded(as_private(value, rows.draw), 2 * upper - lower, 2 * upper, rows.draw, bad)
-
-
-def top_k(
-    rows: PrivateRows, scores: Private, fraction: float, upper: float, lower: float, rule: ClipRule
-) -> Bounded:
-    """`clip_selected` of a whole draw at once, with rows in the order of their numbers."""
-    ids = Private(torch.arange(scores.shape[0], device=scores.device), rows.draw)
-    if scores.shape[0] != rows._rows.num_records:
-        raise ValueError(
-            f"scores has {scores.shape[0]} entries for {rows._rows.num_records} rows; give one a record"
-        )
-    selection = top_share(Private(scores, rows.draw), ids, fraction)
-    return clip_selected(rows, ids, selection, upper, lower, rule)
 
 
 def clip_either(rows: PrivateRows, tail: Private, upper: float, lower: float, rule: ClipRule) -> Bounded:

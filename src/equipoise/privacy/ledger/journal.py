@@ -214,7 +214,7 @@ class RunEntry(Entry):
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise row.error("plan", f"cannot be read: {type(error).__name__}: {error!s:.200}") from error
         if row.text("fingerprint") != fingerprint:
-            raise row.error("plan", "does not have the fingerprint beside it: the plan was edited")
+            raise row.error("plan", "does not have the fingerprint that the line gives: the plan was edited")
         return cls(
             run=run,
             plan=plan,

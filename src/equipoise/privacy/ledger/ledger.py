@@ -248,6 +248,7 @@ class Ledger:
         self._history: History[bytes] = History(_keys_of(history or {}))
         self.run = self.secrets.identity
         self._open: dict[Draw, bool] = {}
+        self._fingerprint = plan.fingerprint()
         with self.journal.locked():
             records = records_of(self.journal.entries())
             mine = records.pop(self.run, None)
@@ -310,7 +311,7 @@ class Ledger:
                 ).hexdigest()
             )
             text += str(self.position)
-        known = [_STREAMS, self.plan.fingerprint(), name, text, self.data_fingerprint, self.kernels]
+        known = [_STREAMS, self._fingerprint, name, text, self.data_fingerprint, self.kernels]
         key = hashlib.sha256(json.dumps(known).encode()).hexdigest()
         index, draws = self.position, self.record.draws
         while index in draws and (draws[index].void or draws[index].booked.digest != key):
@@ -504,6 +505,52 @@ class Ledger:
             raise LedgerError(f"{what} needs `hole`: a sentence that says what is not proved")
         if self.forbid_unproven:
             raise LedgerError(f"{what} is forbidden under this ledger (forbid_unproven=True); hole: {hole}")
+
+    # ---- where it stands
+
+    def digest(self, value: Any) -> str:
+        """Digest of tensors and plain values that a draw depends on, under the run's key."""
+        return keyed_digest(value, self.secrets.key, "what a step depends on")
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the plan has releases left, or booked ones that are yet to be repeated, or none at all.
+
+        A run that was resumed with other numbers (changed data, another machine) is charged again for the
+        steps that it repeats, so its plan can be used up before its last step.
+        """
+        left = self.releases_left
+        return not left or any(left.values()) or self.position <= max(self.record.draws, default=-1)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Where the ledger stands: the arguments `position` and `history` of one that goes on from here."""
+        return {"position": self.position, "history": self.history}
+
+    def synced_place(self) -> dict[str, Any]:
+        """The place, for a checkpoint, with the journal on its device.
+
+        After a loss of power a checkpoint must not stand beside a journal that lacks charges it has seen.
+        """
+        self.journal.sync()
+        return self.place
+
+    def rewind(self, place: Mapping[str, Any]) -> None:
+        """Go back to an earlier place, as a ledger does that is opened there after a crash.
+
+        What was booked since is given again to the same question, with the same noise and without a charge.
+        """
+        Ledger.__init__(
+            self,
+            self.plan,
+            self.budget,
+            self.journal,
+            self.secrets,
+            data_fingerprint=self.data_fingerprint,
+            kernels=self.kernels,
+            forbid_unproven=self.forbid_unproven,
+            **place,
+        )
 
     # ---- what was spent
 

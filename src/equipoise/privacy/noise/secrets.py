@@ -1,15 +1,17 @@
 """Secrets: the key of the operating system, and the generators of noise and sampling that follow from it.
 
-Every release has its own stream of noise and every draw its own generator, keyed by
-SHAKE-256(key, purpose, index). A resumed run gets the same stream for the same index whatever happened
-before, and two indices share nothing. Where the key is private the purpose also holds a digest of what is
-asked (`bound`): the stream is a pseudorandom function of the whole question, as nonces of deterministic
-signatures are (RFC 6979), so that two questions get independent noise even where a folder was put back from
-an older copy and the index comes again.
+Every release has its own streams of noise and every draw its own generator, keyed by
+
+    SHAKE-256(key, purpose, index).
+
+A resumed run gets the same stream for the same index whatever happened before, and two indices share nothing.
+Where the key is private the purpose also holds all that is asked (`bound`). The stream is then a pseudorandom
+function of the whole question, as nonces of deterministic signatures are (RFC 6979). So two questions get
+independent noise even where a folder was put back from an older copy and the index comes again.
 
 Noise is a `NormalStream` (AES-256 in counter mode on the CPU). Sampling takes a torch generator, a Mersenne
-twister: `manual_seed` would fill it from 32 bits only, so all 624 words of its state are filled from the
-hash. Which records were drawn is never released, so that nobody sees the twister's outputs.
+twister. `manual_seed` would fill it from 32 bits only, so all 624 words of its state are filled from the
+hash. Which records were drawn is never released, so nobody sees the twister's outputs.
 """
 
 from __future__ import annotations

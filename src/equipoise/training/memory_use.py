@@ -16,14 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.gradients import Buffers
-from equipoise.training.data_source import batch_size
 from equipoise.training.input_checks import Loss
+from equipoise.training.records import batch_size
 
 __all__ = ["available_bytes", "bytes_per_record", "default_micro_batch_size", "step_bytes"]
 
+
 SHARE_OF_FREE_MEMORY = 0.25
+
+
 FACTOR_OVERHEAD = 3.0
 """Saved activations are held once by autograd, once as factors (with output gradients); plus temporaries."""
+
 
 LARGEST = 1024
 """An upper limit, so that a large machine does not hold activations it gains nothing from."""

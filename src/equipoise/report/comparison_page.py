@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise import __version__
-from equipoise.report.charts import Series, line_chart, range_chart
+from equipoise._version import __version__
+from equipoise.report.figures import Curve, line_chart, range_chart
 from equipoise.report.pages import template, write_page
-from equipoise.report.words import RELATIONS, plain, readable, rounded_up, significant
+from equipoise.report.phrases import RELATIONS, plain, readable, rounded_up, significant
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = ["comparison_table", "render_comparison", "write_comparison"]
+
 
 SEARCH = (
     "The search for learning rates is not accounted, and neither are the runs with other seeds: each epsilon "
@@ -24,7 +25,11 @@ SEARCH = (
     "data spends the budget of every trial, or makes a random number of runs, uses the best alone and "
     "charges it for the choice: equipoise search."
 )
+
+
 GUARANTEES = {"proven": ("proven", "good"), "worst_case": ("worst case", "mid"), "none": ("none", "bad")}
+
+
 MOST = 10
 """Colours for curves; further methods are in the tables alone."""
 
@@ -41,14 +46,7 @@ def render_comparison(values: Mapping[str, Any]) -> str:
     methods = values["methods"]
     shown = methods[:MOST]
     curves = line_chart(
-        [
-            Series(
-                m["label"],
-                [(s, y) for s, y, _, _ in m["curve"]],
-                [(s, lo, hi) for s, _, lo, hi in m["curve"]],
-            )
-            for m in shown
-        ],
+        [_curve(m) for m in shown],
         title="Accuracy along the training",
         x_label="step",
         y_label="accuracy",
@@ -82,6 +80,12 @@ def render_comparison(values: Mapping[str, Any]) -> str:
         device=values["device"],
         version=__version__,
     )
+
+
+def _curve(method: Mapping[str, Any]) -> Curve:
+    """The median accuracy along the training, with the worst and the best seed."""
+    steps, medians, low, high = zip(*method["curve"], strict=True) if method["curve"] else ((),) * 4
+    return Curve(method["label"], steps, medians, low, high)
 
 
 def table_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:

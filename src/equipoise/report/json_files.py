@@ -21,6 +21,7 @@ __all__ = [
     "read_rows",
 ]
 
+
 LARGEST_OBJECT = 64 * 2**20
 """Bytes of a file that holds one JSON value."""
 
@@ -54,7 +55,7 @@ def read_file(path: str | os.PathLike[str], largest: int | None = None) -> bytes
         >>> read_file("/dev/zero")
         Traceback (most recent call last):
         ...
-        equipoise.report.files.RunFolderError: /dev/zero is no regular file, so it was not read...
+        equipoise.report.json_files.RunFolderError: /dev/zero is no regular file, so it was not read...
     """
     # without O_NONBLOCK a pipe would be waited for; a regular file does not care
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

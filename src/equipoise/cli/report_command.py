@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from equipoise.cli.screen import emit, loading, open_console
-from equipoise.cli.words import DataDir, Device, Json, RunArgument, RunDir, UsageError, chosen_folder
+from equipoise.cli.shared_options import DataDir, Device, Json, RunArgument, RunDir, UsageError, chosen_folder
 
 __all__ = ["predict", "report"]
 
@@ -44,7 +44,7 @@ def report(run: RunArgument = None, json_output: Json = False, run_dir: RunDir =
 def _report_federation(folder: str, json_output: bool) -> None:
     with loading():
         from equipoise.app.federation_folder import report_federation
-    from equipoise.report.federation import federation_summary
+    from equipoise.report.federation_page import federation_summary
 
     found = report_federation(folder)
     if json_output:

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise import __version__
-from equipoise.report.charts import Series, line_chart
-from equipoise.report.page import GUARANTEES
+from equipoise._version import __version__
+from equipoise.report.figures import Curve, line_chart
 from equipoise.report.pages import template, write_page
-from equipoise.report.terminal import sparkline
-from equipoise.report.words import (
+from equipoise.report.phrases import (
     RELATIONS,
     bytes_in_words,
     epsilon_in_words,
@@ -21,6 +19,8 @@ from equipoise.report.words import (
     readable,
     rounded_up,
 )
+from equipoise.report.run_page import GUARANTEES
+from equipoise.report.terminal import sparkline
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -162,14 +162,15 @@ def _charts(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows, clients = values["rounds"], values["clients"]
     charts: list[dict[str, Any]] = []
 
-    def add(title: str, caption: str, series: list[Series], x_label: str = "round", **options: Any) -> None:
-        svg = line_chart(series, title=title, x_label=x_label, **options)
+    def add(title: str, caption: str, curves: list[Curve], x_label: str = "round", **options: Any) -> None:
+        svg = line_chart(curves, title=title, x_label=x_label, **options)
         if svg:
-            legend = [one.label for one in series] if len(series) > 1 else []
+            legend = [one.label for one in curves] if len(curves) > 1 else []
             charts.append({"title": title, "caption": caption, "svg": svg, "legend": legend})
 
-    def curve(name: str, label: str | None = None) -> Series:
-        return Series(label or name, [(row["round"], row[name]) for row in rows if name in row])
+    def curve(name: str, label: str | None = None) -> Curve:
+        shown = [row for row in rows if name in row]
+        return Curve(label or name, [row["round"] for row in shown], [row[name] for row in shown])
 
     add(
         "Accuracy by round", "Share of test records classified rightly.", [curve("accuracy")],
@@ -179,19 +180,19 @@ def _charts(values: Mapping[str, Any]) -> list[dict[str, Any]]:
         "Radius by round", "The clipping radius of the round, made of noised numbers.", [curve("radius")],
         y_label="radius", from_zero=True,
     )  # fmt: skip
-    epsilons = [(one["client"], one["epsilon"]) for one in clients if one["epsilon"] is not None]
+    spent = [one for one in clients if one["epsilon"] is not None]
     budget = values["settings"].get("epsilon")
     add(
         "Epsilon by client",
         "What every client has spent in all; the largest is the one to quote.",
-        [Series("epsilon", epsilons)],
+        [Curve("epsilon", [one["client"] for one in spent], [one["epsilon"] for one in spent])],
         x_label="client",
         y_label="epsilon",
         from_zero=True,
         target=(float(budget), f"budget {budget:g}") if budget is not None else None,
     )
     megabytes = [
-        Series(label, [(row["round"], row[name] / 1e6) for row in rows])
+        Curve(label, [row["round"] for row in rows], [row[name] / 1e6 for row in rows])
         for name, label in (("bytes_up", "up"), ("bytes_down", "down"))
     ]
     add(

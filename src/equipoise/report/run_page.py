@@ -1,7 +1,7 @@
 """One self-contained HTML page about a run, for readers who decide whether a model may leave the house.
 
 The page holds its style and its pictures; it loads nothing and runs nothing. It is made from the publishable
-files of the run folder alone (see `equipoise.report.run_folder`).
+files of the run folder alone (see `equipoise.report.run_reader`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import html
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from equipoise import __version__
-from equipoise.report.charts import Series, line_chart
-from equipoise.report.files import read_file
-from equipoise.report.run_folder import PUBLISHABLE_FILES, WITHHELD_FILES, Run, damage_named, read_run
-from equipoise.report.words import (
+from equipoise._version import __version__
+from equipoise.report.figures import Curve, drawn_by, line_chart
+from equipoise.report.json_files import read_file
+from equipoise.report.phrases import (
     ACCOUNTANTS,
     RELATIONS,
     epsilon_in_words,
@@ -29,8 +28,10 @@ from equipoise.report.words import (
     rounded_up,
     sampling_in_words,
 )
+from equipoise.report.run_reader import PUBLISHABLE_FILES, WITHHELD_FILES, Run, damage_named, read_run
 
 __all__ = ["render_page", "report_as_made", "write_report"]
+
 
 GUARANTEES = {
     "proven": ("proven", "good", "Every release is covered by a proof that this library's tests repeat."),
@@ -70,7 +71,7 @@ def report_as_made(folder: str | os.PathLike[str]) -> bool | None:
     name = re.search('<meta name="run" content="([^"]*)">', page)
     if name is not None and page == render_page(replace(run, name=html.unescape(name.group(1)))):
         return True
-    ours = f'<meta name="generator" content="equipoise {__version__}">' in page
+    ours = f'<meta name="generator" content="{_maker()}">' in page
     complete = all((Path(folder) / file).is_file() for file in ("config.json", "metrics.jsonl"))
     return False if ours and complete else None
 
@@ -110,7 +111,12 @@ def render_page(run: Run) -> str:
             publishable=PUBLISHABLE_FILES,
             withheld=WITHHELD_FILES,
             version=__version__,
+            maker=_maker(),
         )
+
+
+def _maker() -> str:
+    return f"equipoise {__version__}, {drawn_by()}"
 
 
 def _title(run: Run) -> str:
@@ -214,19 +220,19 @@ def _charts(run: Run) -> list[dict[str, Any]]:
     charts: list[dict[str, Any]] = []
 
     def add(
-        title: str, caption: str, y_label: str, series: list[Series], wide: bool = False, **options: Any
+        title: str, caption: str, y_label: str, curves: list[Curve | None], wide: bool = False, **options: Any
     ) -> None:
-        series = [s for s in series if s.finite()]
-        svg = line_chart(series, title=title, x_label="step", y_label=y_label, wide=wide, **options)
+        drawn = [curve for curve in curves if curve is not None]
+        svg = line_chart(drawn, title=title, x_label="step", y_label=y_label, wide=wide, **options)
         if svg:
-            legend = [s.label for s in series] if len(series) > 1 else []
+            legend = [curve.label for curve in drawn] if len(drawn) > 1 else []
             charts.append({"title": title, "caption": caption, "svg": svg, "legend": legend, "wide": wide})
 
     add(
         "Accuracy",
         "Share of test records classified rightly.",
         "accuracy",
-        [Series("accuracy", run.curve("evaluation.accuracy"))],
+        [_curve("accuracy", run.curve("evaluation.accuracy"))],
         percent=True,
     )
     budget = run.details.get("epsilon")
@@ -235,7 +241,7 @@ def _charts(run: Run) -> list[dict[str, Any]]:
         "Privacy loss so far",
         "Epsilon of everything released up to a step.",
         "epsilon",
-        [Series("epsilon", [(0.0, 0.0), *points] if (points := run.curve("epsilon")) else [])],
+        [_curve("epsilon", [(0.0, 0.0), *points] if (points := run.curve("epsilon")) else [])],
         from_zero=True,
         target=target,
     )
@@ -245,11 +251,15 @@ def _charts(run: Run) -> list[dict[str, Any]]:
         "(a mean over "
         "neighbouring steps, computed from released numbers alone).",
         "length",
-        [Series("signal", _signal(run)), Series("noise", run.curve("noise_norm"))],
+        [_curve("signal", _signal(run)), _curve("noise", run.curve("noise_norm"))],
         wide=True,
         from_zero=True,
     )
     return charts
+
+
+def _curve(label: str, points: Sequence[tuple[float, float]]) -> Curve | None:
+    return Curve(label, [x for x, _ in points], [y for _, y in points]).drawable()
 
 
 def _signal(run: Run) -> list[tuple[float, float]]:

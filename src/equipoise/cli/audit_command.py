@@ -13,7 +13,7 @@ from equipoise.cli.audit_views import (
     step_values,
 )
 from equipoise.cli.screen import emit, loading, open_console, quiet
-from equipoise.cli.words import DataDir, Json, RunDir, UsageError, chosen_folder
+from equipoise.cli.shared_options import DataDir, Json, RunDir, UsageError, chosen_folder
 
 if TYPE_CHECKING:
     from equipoise.audit.method_audit import Audit

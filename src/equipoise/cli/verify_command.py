@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise.cli.screen import emit, loading, open_console, quiet
-from equipoise.cli.words import Json, RunArgument, RunDir, UsageError, chosen_folder
+from equipoise.cli.shared_options import Json, RunArgument, RunDir, UsageError, chosen_folder
 
 if TYPE_CHECKING:
     from equipoise.training import Verification
 
 __all__ = ["check_key", "search", "sign", "sign_with", "verify"]
+
 
 LedgerFile = Annotated[
     str | None,
@@ -56,7 +57,7 @@ def verify(
 
 
 def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
-    """A line a client, and the whole answer."""
+    """One line per client, and the whole answer."""
     with loading():
         from equipoise.app.federation_folder import verify_federation
 
@@ -66,15 +67,15 @@ def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
         values = _finite(found.to_json())
         emit({**values, "clients": {name: _finite(one) for name, one in values["clients"].items()}})
     else:
-        from equipoise.report.words import rounded_up
+        from equipoise.report.phrases import rounded_up
 
         console = open_console(False)
         for name, client in found.clients.items():
             word = "[green]consistent[/]" if client.consistent else "[bold red]NOT CONSISTENT[/]"
             spent = "no epsilon" if client.epsilon is None else f"epsilon {rounded_up(client.epsilon)}"
-            basis = "its journal" if client.with_journal else "its published files alone"
-            told = _unchecked(client)
-            console.print(f"client {name}: {spent}, {word} with {basis}.{told}", soft_wrap=True)
+            basis = "its journal" if client.with_journal else "its published files only"
+            unchecked = _unchecked(client)
+            console.print(f"client {name}: {spent}, {word} with {basis}.{unchecked}", soft_wrap=True)
             for finding in client.findings:
                 if finding.ok is False:
                     console.print(f"  {finding.subject}: {finding.detail}", markup=False, soft_wrap=True)
@@ -108,7 +109,7 @@ def _show(found: Verification) -> None:
         table.add_row(marks[finding.ok], finding.subject, finding.detail)
     console = open_console(False)
     console.print(table)
-    basis = "the journal" if found.with_journal else "its published files alone"
+    basis = "the journal" if found.with_journal else "its published files only"
     word = "[green]consistent[/]" if found.consistent else "[bold red]NOT CONSISTENT[/]"
     wrong = [finding.subject for finding in found.findings if finding.ok is False]
     verdict = f"The statement is {word} with {basis}."
@@ -222,7 +223,7 @@ def search(
         console.print(
             f"[bold]{runs}[/] runs. Make that many, each with settings drawn at random from a list that you "
             "fixed, with one plan for all (sampling, noise multipliers, steps), or none that costs more than "
-            "the chosen one at any Renyi order; publish and use the best alone, and charge it with: "
+            "the chosen one at any Renyi order; publish and use only the best, and charge it with: "
             f"equipoise search RUN --mean {mean:g} --shape {shape:g}"
         )
         return

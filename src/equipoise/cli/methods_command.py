@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from equipoise.cli.screen import emit, loading, open_console
-from equipoise.cli.words import Json, UsageError
+from equipoise.cli.shared_options import Json, UsageError
 
 __all__ = ["methods"]
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.report.files import RunFolderError, read_object, read_rows
+from equipoise.report.json_files import RunFolderError, read_object, read_rows
 
-__all__ = ["PUBLISHABLE_FILES", "WITHHELD_FILES", "Run", "RunFolderError", "read_run"]
+__all__ = ["PUBLISHABLE_FILES", "WITHHELD_FILES", "Run", "read_run"]
+
 
 PUBLISHABLE_FILES = (
     "statement.json",
@@ -25,6 +26,8 @@ PUBLISHABLE_FILES = (
     "config.json",
     "report.html",
 )
+
+
 WITHHELD_FILES = ("checkpoint/", "private/")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from equipoise.cli.screen import emit, loading, open_console, quiet
-from equipoise.cli.words import Json
+from equipoise.cli.shared_options import Json
 
 __all__ = ["calibrate"]
 
@@ -25,7 +25,7 @@ def calibrate(
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Target; asks for the noise multiplier.")] = None,
     sampling: Annotated[
-        str, typer.Option(help="poisson, without-replacement, full-batch or unamplified.")
+        str, typer.Option(help="poisson, without-replacement, full-batch or fixed-epochs.")
     ] = "poisson",
     relation: Annotated[str, typer.Option(help="add-or-remove-one or replace-one.")] = "add-or-remove-one",
     json_output: Json = False,
@@ -35,7 +35,7 @@ def calibrate(
     ] = None,
 ) -> None:
     """Translate between noise and epsilon; shows a table over epochs and batch sizes."""
-    from equipoise.app.options import check_calibration
+    from equipoise.app.options import check_calibration, check_choice
 
     check_calibration(
         population=population,
@@ -45,11 +45,12 @@ def calibrate(
         delta=delta,
         noise_multiplier=noise_multiplier,
         epsilon=epsilon,
-        sampling=sampling,
         relation=relation,
     )
     with loading():
-        from equipoise.app.calibration_answers import Question, answer, table
+        from equipoise.app.calibration_answers import SAMPLINGS, Question, answer, table
+
+    check_choice("sampling", sampling, tuple(SAMPLINGS))
 
     quiet()
     if steps is None:
@@ -88,7 +89,7 @@ def _show_calibration(
     from rich.table import Table
 
     from equipoise.app.options import delta_warning
-    from equipoise.report.words import plain, rounded_up, significant
+    from equipoise.report.phrases import plain, rounded_up, significant
 
     console = open_console(False)
     console.print(

@@ -23,9 +23,13 @@ from equipoise.federated.server import Participant
 
 __all__ = ["OpenClient", "answer_message", "client_app", "client_number", "introduction_app"]
 
+
 _log = logging.getLogger("equipoise.federated")
 
+
 CLIENT, NUMBER = "client", "number"  # the record of an introduction, and the name in it
+
+
 FAILED = "the client could not answer; its own log says why"
 
 

@@ -1,14 +1,16 @@
-"""Records by number, whatever holds them, and batches cut, joined and moved as nests of tensors.
+"""Private records by number, and the gradient rows made of them.
 
-A batch is a tensor or a nest of dicts, tuples and lists of tensors whose first axis counts records.
-`Source` puts one face on what
-users have: `equipoise.data.Records`, a dict or tuple of tensors, a `TensorDataset`, or any map-style
-`Dataset` (whose items are collated). It hands out records by number, since draws are lists of numbers.
+A batch is a tensor or a nest of dicts, tuples and lists of tensors whose first axis counts records. `Source`
+puts one face on what users have: `equipoise.data.Records`, a dict or tuple of tensors, a `TensorDataset`, or
+any map-style `Dataset`, whose items are collated. It hands out records by number, since draws are lists of
+numbers. `Preparation` moves a batch to the device and augments it. `RowSource` makes gradient rows of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,9 +18,22 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
+from equipoise.methods.base import Parameters
 from equipoise.privacy import digest
+from equipoise.training.randomness import Randomness, public_randomness, replayed
 
-__all__ = ["DataError", "Source", "batch_size", "map_batch", "repeat_views", "take"]
+__all__ = [
+    "DataError",
+    "Preparation",
+    "RowSource",
+    "Source",
+    "batch_size",
+    "map_batch",
+    "repeat_views",
+    "take",
+]
+
+_log = logging.getLogger("equipoise.training")
 
 
 class DataError(ValueError):
@@ -48,14 +63,13 @@ class Source:
         if isinstance(data, (IterableDataset, Iterator)):
             raise DataError(
                 f"data is a {type(data).__name__}, which has no record numbers: a private draw needs every "
-                "record to be "
-                "drawn by its number. Give a map-style dataset, a dict of tensors, or equipoise.data.Records."
+                "record to be drawn by its number. Give a map-style dataset, a dict of tensors, or "
+                "equipoise.data.Records."
             )
         if isinstance(data, torch.utils.data.DataLoader):
             raise DataError(
                 "data is a DataLoader, which has a sampling of its own: that sampling would not be the one "
-                "the privacy "
-                "guarantee is computed for. Give its dataset (loader.dataset)."
+                "the privacy guarantee is computed for. Give its dataset (loader.dataset)."
             )
         if isinstance(data, TensorDataset):
             self._nest = tuple(data.tensors)
@@ -68,8 +82,7 @@ class Source:
         if not hasattr(data, "__len__") or (self._nest is None and not hasattr(data, "__getitem__")):
             raise DataError(
                 f"data is a {type(data).__name__} without length or item access; give a map-style dataset, "
-                "a dict of "
-                "tensors, or equipoise.data.Records"
+                "a dict of tensors, or equipoise.data.Records"
             )
         if len(self) == 0:
             raise DataError(
@@ -116,8 +129,7 @@ class Source:
         """Numbers of a few records that show what the data can hold.
 
         The first ones, and for every integer tensor the records with its smallest and its largest value:
-            labels and
-        tokens out of range show there.
+        labels and tokens out of range show there.
         """
         ids = list(range(min(count, len(self))))
         for leaf in self.leaves():
@@ -147,9 +159,8 @@ class Source:
                 if bool(bad.any()):
                     raise DataError(
                         f"{int(bad.sum())} records hold NaN or infinity (the first is number "
-                        f"{int(bad.nonzero()[0])}). "
-                        "Repair or drop them before the training starts: the statement names validated data "
-                        "as an assumption."
+                        f"{int(bad.nonzero()[0])}). Repair or drop them before the training starts: the "
+                        "statement names validated data as an assumption."
                     )
 
 
@@ -176,7 +187,7 @@ def map_batch(fn: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 def take(batch: Any, ids: Tensor) -> Any:
     """The records of a batch with these numbers."""
-    return map_batch(lambda leaf: leaf[ids.to(leaf.device)], batch)
+    return map_batch(lambda leaf: leaf.index_select(0, ids.to(leaf.device)), batch)
 
 
 def repeat_views(
@@ -194,3 +205,107 @@ def repeat_views(
     return pytree.tree_map(
         lambda *leaves: torch.stack(leaves, 1) if isinstance(leaves[0], Tensor) else leaves[0], *augmented
     )
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Brings a batch of records into the form that the engine takes.
+
+    Attributes:
+        device: where batches are moved to.
+        augmentation: (batch, generator) -> batch, or None.
+        views: K; with more than one, K augmented views per record.
+    """
+
+    device: torch.device
+    augmentation: Callable[[Any, torch.Generator], Any] | None = None
+    views: int = 1
+
+    def __call__(self, batch: Any, randomness: Randomness) -> Any:
+        """The batch on the device, augmented."""
+        device = self.device
+        batch = map_batch(lambda leaf: leaf.to(device, non_blocking=True), batch)
+        if self.augmentation is None:
+            return batch
+        rng = randomness("augmentation")
+        if self.views == 1:
+            return self.augmentation(batch, rng)
+        return repeat_views(batch, self.views, self.augmentation, rng)
+
+
+class RowSource:
+    """Makes gradient rows of records.
+
+    Args:
+        engine: engine(batch, params=None) -> per-sample gradients.
+        source: the records.
+        prepare: brings batches into the engine's form.
+        micro_batch_size: records at once.
+        example: a batch of a few records, from which the rows of an empty draw are cut.
+        seed: public seed of the randomness of public records.
+        probes: numbers of the records of `example`, which could be read at the start.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        source: Source,
+        prepare: Preparation,
+        micro_batch_size: int,
+        example: Any,
+        seed: int,
+        probes: Tensor | None = None,
+    ) -> None:
+        self.engine, self.source, self.prepare = engine, source, prepare
+        self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
+        self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
+        self._failure_was_logged = False
+
+    def of_batch(self, batch: Any, at: Sequence[Parameters | None], randomness: Randomness) -> list[Any]:
+        """Gradient rows of a prepared batch at every parameter point, under the same masks."""
+        rows = []
+        for params in at:
+            with replayed(self.prepare.device, randomness("dropout")):
+                rows.append(self.engine(batch, params=params))
+        return rows
+
+    def of_public(self, batch: Any, at: Parameters | None, step: int) -> Any:
+        """Gradient rows of public records, under the public randomness of a step."""
+        device = self.prepare.device
+        moved = map_batch(lambda leaf: leaf.to(device), batch)
+        return self.of_batch(moved, [at], public_randomness(self.seed, step, "public"))[0]
+
+    def of_nobody(self, at: Sequence[Parameters | None]) -> list[Any]:
+        """Rows of no records; the engine makes them without running the model."""
+        device = self.prepare.device
+        nobody = map_batch(lambda leaf: leaf[:0].to(device), self.example)
+        return [self.engine(nobody, params=params) for params in at]
+
+    def check_source(self) -> None:
+        """See that some record of the example, all of which were read at the start, can still be read.
+
+        Reading depends on no parameters. Model and loss are never tried again on chosen records: at
+        parameters that a server sent, whether they fail would be an answer without noise.
+
+        Raises:
+            Whatever the last of them raises, where none can be read: the source is gone.
+        """
+        failed: Exception | None = None
+        for number in self.probes:
+            try:
+                self.source.take(number[None])
+                return
+            except Exception as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    def log_failed_draw(self, name: str) -> None:
+        """Tell the data owner, once, that a draw came to nothing; it is no reason to stop."""
+        if not self._failure_was_logged:
+            _log.error(
+                "every record of a draw %r failed: the step goes on with noise alone. The kinds of the "
+                "errors are in private/diagnostics.jsonl; this is said once",
+                name,
+            )
+        self._failure_was_logged = True

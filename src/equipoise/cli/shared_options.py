@@ -11,11 +11,19 @@ __all__ = ["DataDir", "Device", "Json", "RunArgument", "RunDir", "UsageError", "
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+
+
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="The run folder.", metavar="DIR")]
+
+
 RunArgument = Annotated[str | None, typer.Argument(metavar="RUN", help="The run folder.", show_default=False)]
+
+
 DataDir = Annotated[
     str | None, typer.Option(help="Folder that holds the data files.", envvar="EQUIPOISE_DATA", metavar="DIR")
 ]
+
+
 Device = Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
 
 

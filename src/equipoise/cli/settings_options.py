@@ -1,0 +1,73 @@
+"""Options of a command from a declaration of settings, so that no setting is written down twice."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+__all__ = ["settings_options"]
+
+
+def settings_options(
+    kind: type,
+    *names: str,
+    parameter: str = "settings",
+    defaults: Mapping[str, Any] | None = None,
+    helps: Mapping[str, str] | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one option per setting, in place of its parameter `parameter`.
+
+    The command is called with an object of `kind` there. What an option is follows from the field: its type,
+    its default and the facts in its metadata (see `equipoise.app.settings.setting`).
+
+    Args:
+        kind: a dataclass of settings.
+        names: the fields that the command offers; all when none are named.
+        parameter: the command's parameter that the options replace.
+        defaults, helps: by name of a field, where the command has its own.
+    """
+    hints = get_type_hints(kind)
+    chosen = {item.name: item for item in fields(kind) if not names or item.name in names}
+
+    def option(item: Field[Any]) -> inspect.Parameter:
+        facts = item.metadata
+        default = item.default if item.default is not MISSING else None
+        default = (defaults or {}).get(item.name, default)
+        flags = [f"--{facts.get('option', item.name).replace('_', '-')}"]  # a switch has no --no-... form
+        shown = typer.Option(
+            *flags,
+            help=(helps or {}).get(item.name, facts.get("help", "")),
+            metavar=facts.get("metavar", facts.get("path")),
+            envvar=facts.get("envvar"),
+        )
+        annotation: Any = Annotated[facts.get("form", hints[item.name]), shown]
+        return inspect.Parameter(
+            item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        options = [option(item) for item in chosen.values()]
+        parameters = [p for q in own for p in (options if q.name == parameter else [q])]
+
+        @functools.wraps(command)
+        def called(**values: Any) -> None:
+            given = {name: values.pop(name) for name in chosen}
+            read = {name: item.metadata.get("read", _same)(given[name]) for name, item in chosen.items()}
+            command(**{parameter: kind(**read)}, **values)
+
+        keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+        called.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
+        called.__annotations__ = {p.name: p.annotation for p in keyword}
+        return called
+
+    return decorate
+
+
+def _same(value: Any) -> Any:
+    return value

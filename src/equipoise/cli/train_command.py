@@ -1,0 +1,101 @@
+"""``equipoise train`` and ``equipoise resume``: a run from its start, or from where it was stopped."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from equipoise.app.settings import Settings
+from equipoise.cli.federate_command import resume_folder
+from equipoise.cli.screen import emit, loading, open_console, quiet
+from equipoise.cli.settings_options import settings_options
+from equipoise.cli.shared_options import DataDir, Device, Json, RunArgument, RunDir, chosen_folder
+from equipoise.cli.verify_command import check_key, sign_with
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["resume", "train"]
+
+
+@settings_options(Settings)
+def train(
+    settings: Settings,
+    signing_key: Annotated[
+        str | None,
+        typer.Option("--sign", help="Sign the statement with this Ed25519 private key.", metavar="KEY"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done; spend nothing.")
+    ] = False,
+    json_output: Json = False,
+) -> None:
+    """Train a model privately and write a run folder."""
+    from equipoise.app.names import DATA_NAMES, MODEL_NAMES, check_name
+    from equipoise.app.run_checks import check_new_folder
+    from equipoise.methods.registry import registered
+
+    check_name("method", settings.method, registered(), "a class derived from equipoise.Method")
+    check_name("data", settings.data, DATA_NAMES, "a function that returns a DataSet")
+    check_name("model", settings.model, MODEL_NAMES, "a function from the data set to a module")
+    settings.check()
+    if settings.run_dir is not None and not dry_run:
+        check_new_folder(settings.run_dir)
+    password = None if signing_key is None else check_key(signing_key)
+    with loading():
+        from equipoise.app.train import describe_run, train_run
+
+    quiet()
+    console = open_console(json_output)
+    if dry_run:
+        found = describe_run(settings, console)
+        if json_output:
+            emit(found)
+        return
+    found = train_run(settings, console)
+    if signing_key is not None and found["finished"]:
+        found |= {
+            "signature": sign_with(found["run_dir"], signing_key, password, settings.ledger)["signature"]
+        }
+    _finish(found, json_output, console)
+
+
+def resume(
+    run: RunArgument = None,
+    data_dir: DataDir = None,
+    device: Device = None,
+    json_output: Json = False,
+    run_dir: RunDir = None,
+) -> None:
+    """Go on with an interrupted run or federation."""
+    from equipoise.app.run_checks import is_federation, read_settings
+
+    folder = chosen_folder(run, run_dir)
+    if is_federation(folder):
+        if device is not None:
+            raise typer.BadParameter("a federation runs where it was begun", param_hint="--device")
+        resume_folder(folder, data_dir, json_output)
+        return
+    read_settings(folder)
+    with loading():
+        from equipoise.app.train import resume_run
+
+    quiet()
+    console = open_console(json_output)
+    _finish(resume_run(folder, console, data_dir=data_dir, device=device), json_output, console)
+
+
+def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:
+    """Show the end of a training: summary or JSON object; exit code 130 if somebody stopped it."""
+    from equipoise.report import read_run, summary
+
+    if as_json:
+        emit(found)
+    else:
+        console.print()
+        console.print(summary(read_run(found["run_dir"]), found["run_dir"], found["seconds"]))
+    if not found["finished"]:
+        print(f"equipoise: stopped; go on with: equipoise resume {found['run_dir']}", file=sys.stderr)
+        raise typer.Exit(130)
