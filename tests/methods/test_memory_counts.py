@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import equipoise as eq
+from equipoise.methods import PublicRecords, PublicSubspace
 
 FEATURES, CLASSES = 800, 4
 NOISE = {"noise_multiplier": 1.0}
@@ -78,9 +79,7 @@ COUNTS = {
     "dp-c4-plus": (lambda: eq.DPC4Plus(anchor_noise_multiplier=1.0, anchor_period=3, **NOISE), 2, 6.1),
     "pcdp-sgd, rows kept as factors": (
         lambda: eq.PCDPSGD(
-            source=eq.methods.PublicSubspace(
-                eq.methods.PublicRecords(records(10, 9)), basis="kernel", refresh_every=2
-            ),
+            source=PublicSubspace(PublicRecords(records(10, 9)), basis="kernel", refresh_every=2),
             **NOISE,
         ),
         1,
