@@ -30,10 +30,12 @@ from federated_problem import (
 )
 
 import equipoise as eq
-from equipoise.federated import Proximal, Refused, ServerRMS
+from equipoise.federated import Proximal, PublishedServerRMS, Refused, ServerRMS
 from equipoise.federated.methods.server_radius import SQUARES
 from equipoise.methods import METHODS, MomentSubspace, PublicRecords, PublicSubspace, RandomSubspace
+from equipoise.methods.anchored.anchor_thresholds import Quantile
 from equipoise.methods.named_tensors import copied
+from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail
 from equipoise.privacy import BudgetError, Journal, Ledger, LedgerError, Secrets
 from equipoise.privacy.errors import PlanUsedUpError
 from equipoise.statements import Statement
@@ -468,10 +470,10 @@ def public():
 
 LOCAL = {
     "dp-sgd": lambda: eq.DPSGD(clip_norm=eq.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=1.0),
-    "dp-svrg": lambda: eq.DPSVRG(0.5, anchor_batch_size=40),
-    "dp-c4": lambda: eq.DPC4(0.5, count_noise=0.3),
-    "dp-c4-plus": lambda: eq.DPC4Plus(0.5, count_noise=0.3),
-    "dice-sgd": lambda: eq.DiceSGD(0.1, residual_clip_norm=0.6),
+    "dp-svrg": lambda: eq.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
+    "dp-c4": lambda: eq.DPC4(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
+    "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
+    "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
     "clip-sgd": lambda: eq.ClipSGD(clip_norm=0.1),
     "ef-sgd": lambda: eq.EFSGD(clip_norm=0.1),
     "pcdp-sgd": lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
@@ -480,9 +482,9 @@ LOCAL = {
     "pdp": lambda: eq.PDPSGD(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
     "rpdp": lambda: eq.RandomProjection(source=RandomSubspace(dimension=10), clip_norm=0.5),
     "rsdp": lambda: eq.RandomSparsification(clip_norm=0.5),
-    "dc-dpsgd": lambda: eq.DCDPSGD(0.5, count_noise=0.3),
-    "adaptive-rms": lambda: eq.AdaptiveRMS(0.5),
-    "public-only": lambda: eq.PublicOnly(public=PublicRecords(public())),
+    "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, tail_threshold=AdaptiveTail(count_noise=0.3)),
+    "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5),
+    "public-only": lambda: eq.PublicOnly(public=eq.methods.PublicRecords(public())),
     "public-warm-start": lambda: eq.PublicWarmStart(
         public=PublicRecords(public()), warm_steps=2, inner=eq.DPSGD(clip_norm=0.5)
     ),
@@ -528,7 +530,7 @@ def test_a_shuffled_loader_gets_no_amplification():
     amplified = client()
     rounds_of(amplified, start())
     assert one.training.ledger.spent(1e-3).value > 1.2 * amplified.training.ledger.spent(1e-3).value
-    published = ServerRMS(0.5, round_length=LOCAL_STEPS, recipe="as_published")
+    published = PublishedServerRMS(clip_norm=0.5, round_length=LOCAL_STEPS)
     with pytest.raises(ValueError, match="fresh sample"):
         client(published, sampling=slices, relation="replace_one", budget=eq.Budget(8.0, 1e-3))
 

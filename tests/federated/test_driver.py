@@ -23,7 +23,16 @@ from federated_problem import (
 )
 
 import equipoise as eq
-from equipoise.federated import AdaptDPFedAvg, FedAvg, Proximal, Reply, Request, ServerRMS, simulate
+from equipoise.federated import (
+    AdaptDPFedAvg,
+    FedAvg,
+    Proximal,
+    PublishedServerRMS,
+    Reply,
+    Request,
+    ServerRMS,
+    simulate,
+)
 from equipoise.federated.methods.scaffold import ScaffoldAverage
 from equipoise.federated.methods.server_quantile import SHARE, QuantileFedAvg
 from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
@@ -383,7 +392,7 @@ def test_as_published():
     """Noise of equation (1), the paper's offset; each client's own ledger proves it."""
     budget = eq.Budget(8.0, 1e-3)
     clients = [
-        client(ServerRMS(0.5, recipe="as_published", round_length=LOCAL_STEPS), p, budget=budget)
+        client(PublishedServerRMS(clip_norm=0.5, round_length=LOCAL_STEPS), p, budget=budget)
         for p in range(2)
     ]
     history = simulate(adaptive(2, offset="paper"), clients, start(), ROUNDS)

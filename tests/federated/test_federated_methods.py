@@ -123,7 +123,7 @@ TABLE = {
     "rms-fused": (
         lambda: (ServerRMS(0.5, round_length=LOCAL_STEPS, variant="fused", **SQUARED), {}),
         lambda: AdaptDPFedAvg(RMSRadius(0.5), ROUNDS, 2, variant="fused"),
-        lambda: eq.AdaptiveRMS(0.5, **SQUARED),
+        lambda: eq.AdaptiveRMS(clip_norm=0.5, **SQUARED),
     ),
 }
 

@@ -5,7 +5,7 @@ method's first holds all of its releases, and as few as hold them otherwise: the
 ratio is normal, since its contribution has the same length in units of the noise whatever was released
 before, and a fit of normal laws certifies nearly all of epsilon (`bounds.certify_gaussian`).
 
-Options of a method go to its constructor: `replace(AUDITS["dice-sgd"], options={"variant": "independent"})`.
+Options of a method go to its constructor: `replace(AUDITS["dice-sgd"], options={"variant": Independent()})`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from equipoise.federated.methods.proximal import Proximal
 from equipoise.federated.methods.round_subspace import RoundSubspace
 from equipoise.federated.methods.scaffold import Scaffold, ScaffoldAverage
 from equipoise.federated.methods.server_quantile import QuantileFedAvg, ServerQuantile
-from equipoise.federated.methods.server_radius import AdaptDPFedAvg, ServerRMS
+from equipoise.federated.methods.server_radius import AdaptDPFedAvg, PublishedServerRMS, ServerRMS
 from equipoise.federated.server import FedAvg, Strategy
 from equipoise.methods import DPSGD, METHODS, AutoS, Method, PublicRecords, ReleasedQuantile, find
 from equipoise.methods.adaptive_rms.radius import RMSRadius
@@ -161,9 +161,19 @@ def _subspace_server(setup: Setup) -> Strategy:
 
 
 def _radius_client(setup: Setup) -> Method:
-    names = [n for n in _RADIUS_AT_CLIENTS if n != "radius_share" or setup.recipe != "as_published"]
-    own = {name: setup.options[name] for name in names}
-    return ServerRMS(setup.clip_norm, round_length=setup.local_steps, recipe=setup.recipe, **own)
+    if setup.recipe == "as_published":
+        for name in ("variant", "query_steps"):
+            if setup.options[name] != _RADIUS[name]:
+                raise ValueError(
+                    f"{name}={setup.options[name]!r}: the published algorithm has {name}={_RADIUS[name]!r}; "
+                    "use recipe='library' for the others"
+                )
+        rate = setup.options["radius_sampling_rate"]
+        return PublishedServerRMS(
+            clip_norm=setup.clip_norm, round_length=setup.local_steps, radius_sampling_rate=rate
+        )
+    own = {name: setup.options[name] for name in _RADIUS_AT_CLIENTS}
+    return ServerRMS(setup.clip_norm, round_length=setup.local_steps, **own)
 
 
 def _radius_server(setup: Setup) -> Strategy:

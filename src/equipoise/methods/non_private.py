@@ -21,7 +21,7 @@ from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.feedback.memory import clipped, zeros_like
 from equipoise.methods.named_tensors import mean_of
-from equipoise.methods.published.dice_sgd_formulas import clipped_and_plain_sums
+from equipoise.methods.published.dice_sgd import clipped_and_plain_sums
 from equipoise.privacy import PrivacyPlan, Unproven, clip
 
 __all__ = ["EFSGD", "ClipSGD"]

@@ -8,7 +8,6 @@ installed under a name is found as ``package.module:Class``.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -36,9 +35,16 @@ class MethodEntry:
 METHODS: Final[Mapping[str, MethodEntry]] = {
     "dp-sgd": MethodEntry("equipoise.methods.dp_sgd:DPSGD"),
     "dp-svrg": MethodEntry("equipoise.methods.anchored.dp_svrg:DPSVRG"),
-    "dp-c4": MethodEntry("equipoise.methods.anchored.dp_c4:DPC4"),
-    "dp-c4-plus": MethodEntry("equipoise.methods.anchored.dp_c4:DPC4Plus"),
-    "dice-sgd": MethodEntry("equipoise.methods.feedback.dice_sgd:DiceSGD"),
+    "dp-c4": MethodEntry(
+        "equipoise.methods.anchored.dp_c4:DPC4", published="equipoise.methods.published.dp_c4:DPC4"
+    ),
+    "dp-c4-plus": MethodEntry(
+        "equipoise.methods.anchored.dp_c4:DPC4Plus", published="equipoise.methods.published.dp_c4:DPC4Plus"
+    ),
+    "dice-sgd": MethodEntry(
+        "equipoise.methods.feedback.dice_sgd:DiceSGD",
+        published="equipoise.methods.published.dice_sgd:DiceSGD",
+    ),
     "clip-sgd": MethodEntry("equipoise.methods.non_private:ClipSGD"),
     "ef-sgd": MethodEntry("equipoise.methods.non_private:EFSGD"),
     "pcdp-sgd": MethodEntry(
@@ -55,8 +61,14 @@ METHODS: Final[Mapping[str, MethodEntry]] = {
     ),
     "rpdp": MethodEntry("equipoise.methods.projected.random_projection:RandomProjection"),
     "rsdp": MethodEntry("equipoise.methods.random_sparsification:RandomSparsification"),
-    "dc-dpsgd": MethodEntry("equipoise.methods.two_thresholds.dc_dpsgd:DCDPSGD"),
-    "adaptive-rms": MethodEntry("equipoise.methods.adaptive_rms.adaptive_rms:AdaptiveRMS"),
+    "dc-dpsgd": MethodEntry(
+        "equipoise.methods.two_thresholds.dc_dpsgd:DCDPSGD",
+        published="equipoise.methods.published.dc_dpsgd:DCDPSGD",
+    ),
+    "adaptive-rms": MethodEntry(
+        "equipoise.methods.adaptive_rms.adaptive_rms:AdaptiveRMS",
+        published="equipoise.methods.published.adaptive_rms:AdaptiveRMS",
+    ),
     "public-only": MethodEntry("equipoise.methods.public:PublicOnly"),
     "public-warm-start": MethodEntry("equipoise.methods.public:PublicWarmStart"),
 }
@@ -98,11 +110,10 @@ def find(name: str, recipe: str = "library") -> type[Any]:
             "package.module:Class."
         )
     entry = registered()[name]
-    if recipe == "library":
-        return _load(entry.library)
-    if entry.published is None and "recipe" not in inspect.signature(_load(entry.library)).parameters:
+    path = entry.library if recipe == "library" else entry.published
+    if path is None:
         raise ValueError(f"recipe={recipe!r}: the method {name!r} has the library's recipe alone")
-    return _load(entry.published or entry.library)
+    return _load(path)
 
 
 def _load(path: str) -> type[Any]:
