@@ -11,7 +11,7 @@ import equipoise as eq
 from equipoise.audit.bounds import certify_thresholds
 from equipoise.audit.method_audit import AUDITS, audit_method
 from equipoise.audit.rehearsal import rehearse
-from equipoise.methods import METHODS
+from equipoise.methods import METHODS, RandomSubspace
 from equipoise.privacy import LedgerError
 from reproduction.planted_bugs import Quieter
 
@@ -125,7 +125,7 @@ def test_canaries_along_drawn_columns_are_seen_one_by_one():
     along = AUDITS["rpdp"].along
     found = rehearse(
         lambda: eq.RandomProjection(
-            source=eq.methods.RandomSubspace(dimension=100), clip_norm=1.0, noise_multiplier=0.001
+            source=RandomSubspace(dimension=100), clip_norm=1.0, noise_multiplier=0.001
         ),
         sampling,
         None,

@@ -32,7 +32,7 @@ from federated_problem import (
 import equipoise as eq
 from equipoise.federated import Proximal, PublishedServerRMS, Refused, ServerRMS
 from equipoise.federated.methods.server_radius import SQUARES
-from equipoise.methods import METHODS
+from equipoise.methods import METHODS, MomentSubspace, PublicRecords, PublicSubspace, RandomSubspace
 from equipoise.methods.anchored.anchor_thresholds import Quantile
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail
@@ -476,25 +476,17 @@ LOCAL = {
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
     "clip-sgd": lambda: eq.ClipSGD(clip_norm=0.1),
     "ef-sgd": lambda: eq.EFSGD(clip_norm=0.1),
-    "pcdp-sgd": lambda: eq.PCDPSGD(
-        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public())), clip_norm=0.5
-    ),
-    "biased-gep": lambda: eq.BiasedGEP(
-        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public())), clip_norm=0.5
-    ),
-    "gep": lambda: eq.GEP(
-        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public())), clip_norm=0.5
-    ),
-    "pdp": lambda: eq.PDPSGD(
-        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public())), clip_norm=0.5
-    ),
-    "rpdp": lambda: eq.RandomProjection(source=eq.methods.RandomSubspace(dimension=10), clip_norm=0.5),
+    "pcdp-sgd": lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
+    "biased-gep": lambda: eq.BiasedGEP(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
+    "gep": lambda: eq.GEP(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
+    "pdp": lambda: eq.PDPSGD(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
+    "rpdp": lambda: eq.RandomProjection(source=RandomSubspace(dimension=10), clip_norm=0.5),
     "rsdp": lambda: eq.RandomSparsification(clip_norm=0.5),
     "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, tail_threshold=AdaptiveTail(count_noise=0.3)),
     "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5),
     "public-only": lambda: eq.PublicOnly(public=eq.methods.PublicRecords(public())),
     "public-warm-start": lambda: eq.PublicWarmStart(
-        public=eq.methods.PublicRecords(public()), warm_steps=2, inner=eq.DPSGD(clip_norm=0.5)
+        public=PublicRecords(public()), warm_steps=2, inner=eq.DPSGD(clip_norm=0.5)
     ),
 }
 
@@ -566,7 +558,7 @@ def test_what_a_method_keeps_when_the_server_moves_the_parameters(name):
 def test_an_anchor_without_a_gradient_moves_along_and_a_paid_subspace_stays():
     moved = LOCAL["dp-c4"]().rebase({"gradient": None, "anchor": {}}, start())
     assert same(moved["anchor"], start())
-    paid = eq.PCDPSGD(source=eq.methods.MomentSubspace(), clip_norm=0.5)
+    paid = eq.PCDPSGD(source=MomentSubspace(), clip_norm=0.5)
     assert paid.rebase({"age": 7}, start()) == {"age": 7}
 
 

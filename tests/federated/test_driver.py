@@ -36,7 +36,7 @@ from equipoise.federated import (
 from equipoise.federated.methods.scaffold import ScaffoldAverage
 from equipoise.federated.methods.server_quantile import SHARE, QuantileFedAvg
 from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
-from equipoise.methods import ReleasedQuantile
+from equipoise.methods import AutoS, ReleasedQuantile
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError
 from equipoise.training.checkpoint import CheckpointError
@@ -432,7 +432,7 @@ def test_an_answer_that_is_no_reply_counts_as_none(kind):
     [
         lambda: eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5),
         lambda: eq.DPSGD(clip_norm=eq.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=0.5),
-        lambda: eq.DPSGD(clip_norm=0.5, clip_rule=eq.methods.AutoS(), noise_multiplier=0.5),
+        lambda: eq.DPSGD(clip_norm=0.5, clip_rule=AutoS(), noise_multiplier=0.5),
         lambda: Proximal(eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5), strength=0.1),
     ],
     ids=["fixed", "quantile", "normalised", "fedprox"],

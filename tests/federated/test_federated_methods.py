@@ -50,6 +50,7 @@ from equipoise.federated import (
 from equipoise.federated.methods.server_quantile import SHARE
 from equipoise.federated.methods.server_radius import SQUARES
 from equipoise.federated.server import usable_replies
+from equipoise.methods import PublicRecords
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.wrapper import MethodWrapper
 
@@ -549,7 +550,7 @@ IN_ROUNDS = {
     [
         Plain,
         lambda inner: Watched(inner, {}),
-        lambda inner: eq.PublicWarmStart(public=eq.methods.PublicRecords(records(9, 20)), inner=inner),
+        lambda inner: eq.PublicWarmStart(public=PublicRecords(records(9, 20)), inner=inner),
         lambda inner: Proximal(Plain(inner), 0.1),
         lambda inner: Plain(Plain(inner)),
     ],

@@ -15,7 +15,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise as eq
-from equipoise.methods import Method, published
+from equipoise.methods import (
+    PSAC,
+    IterationSubspace,
+    Method,
+    MomentSubspace,
+    PublicRecords,
+    PublicSubspace,
+    RandomSubspace,
+    ReleasedSubspace,
+    published,
+)
 from equipoise.methods.adaptive_rms.adaptive_rms import Round
 from equipoise.methods.adaptive_rms.radius import MeanSquareRule
 from equipoise.methods.anchored.anchor_thresholds import Constant, Quantile, ReleasedNorm, Tracked
@@ -50,51 +60,37 @@ def public_batch() -> dict[str, Tensor]:
 
 EXAMPLES: dict[str, Callable[[], Method]] = {
     "dp-sgd": lambda: eq.DPSGD(clip_norm=0.5),
-    "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule=eq.methods.PSAC(), per_layer=True),
-    "pcdp-sgd": lambda: eq.PCDPSGD(
-        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public_batch())), clip_norm=0.5
-    ),
-    "pcdp-sgd published": lambda: eq.methods.published.PCDPSGD(
-        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public_batch())), clip_norm=0.5
+    "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule=PSAC(), per_layer=True),
+    "pcdp-sgd": lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
+    "pcdp-sgd published": lambda: published.PCDPSGD(
+        source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5
     ),
     "pcdp-sgd kernel": lambda: eq.PCDPSGD(
-        source=eq.methods.PublicSubspace(
-            eq.methods.PublicRecords(public_batch()), refresh_every=2, basis="kernel"
-        ),
+        source=PublicSubspace(PublicRecords(public_batch()), refresh_every=2, basis="kernel"),
         clip_norm=0.5,
     ),
     "pcdp-sgd released": lambda: eq.PCDPSGD(
-        source=eq.methods.ReleasedSubspace(dimension=4, history=2, explore_every=2), clip_norm=0.5
+        source=ReleasedSubspace(dimension=4, history=2, explore_every=2), clip_norm=0.5
     ),
-    "pcdp-sgd moment": lambda: eq.PCDPSGD(source=eq.methods.MomentSubspace(dimension=4), clip_norm=0.5),
-    "pcdp-sgd iteration": lambda: eq.PCDPSGD(source=eq.methods.IterationSubspace(dimension=4), clip_norm=0.5),
-    "biased-gep": lambda: eq.BiasedGEP(
-        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public_batch())), clip_norm=0.5
-    ),
-    "gep": lambda: eq.GEP(
-        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public_batch())), clip_norm=0.5
-    ),
-    "gep random": lambda: eq.GEP(source=eq.methods.RandomSubspace(dimension=4), clip_norm=0.5),
+    "pcdp-sgd moment": lambda: eq.PCDPSGD(source=MomentSubspace(dimension=4), clip_norm=0.5),
+    "pcdp-sgd iteration": lambda: eq.PCDPSGD(source=IterationSubspace(dimension=4), clip_norm=0.5),
+    "biased-gep": lambda: eq.BiasedGEP(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
+    "gep": lambda: eq.GEP(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
+    "gep random": lambda: eq.GEP(source=RandomSubspace(dimension=4), clip_norm=0.5),
     "gep released": lambda: eq.GEP(
-        source=eq.methods.ReleasedSubspace(dimension=4, history=2, explore_every=2), clip_norm=0.5
+        source=ReleasedSubspace(dimension=4, history=2, explore_every=2), clip_norm=0.5
     ),
-    "gep moment": lambda: eq.GEP(
-        source=eq.methods.MomentSubspace(dimension=4, refresh_every=3), clip_norm=0.5
-    ),
-    "gep iteration": lambda: eq.GEP(source=eq.methods.IterationSubspace(dimension=4), clip_norm=0.5),
-    "pdp": lambda: eq.PDPSGD(
-        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public_batch())), clip_norm=0.5
-    ),
-    "rpdp": lambda: eq.RandomProjection(source=eq.methods.RandomSubspace(dimension=10), clip_norm=0.5),
-    "public-only": lambda: eq.PublicOnly(public=eq.methods.PublicRecords(public_batch())),
+    "gep moment": lambda: eq.GEP(source=MomentSubspace(dimension=4, refresh_every=3), clip_norm=0.5),
+    "gep iteration": lambda: eq.GEP(source=IterationSubspace(dimension=4), clip_norm=0.5),
+    "pdp": lambda: eq.PDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
+    "rpdp": lambda: eq.RandomProjection(source=RandomSubspace(dimension=10), clip_norm=0.5),
+    "public-only": lambda: eq.PublicOnly(public=PublicRecords(public_batch())),
     "public-warm-start": lambda: eq.PublicWarmStart(
-        public=eq.methods.PublicRecords(public_batch()), warm_steps=2, inner=eq.DPSGD(clip_norm=0.5)
+        public=PublicRecords(public_batch()), warm_steps=2, inner=eq.DPSGD(clip_norm=0.5)
     ),
     "public-warm-start pcdp-sgd": lambda: eq.PublicWarmStart(
-        public=eq.methods.PublicRecords(public_batch()),
-        inner=eq.PCDPSGD(
-            source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public_batch())), clip_norm=0.5
-        ),
+        public=PublicRecords(public_batch()),
+        inner=eq.PCDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
         warm_steps=2,
         public_batch_size=8,
     ),

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import equipoise as eq
-from equipoise.methods import find
+from equipoise.methods import PSAC, find
 from equipoise.methods.base import Setting
 from equipoise.privacy import Poisson
 
@@ -115,7 +115,7 @@ def test_per_layer_clipping_keeps_the_bound_of_the_whole(per_layer):
     "method",
     [
         eq.DPSGD(),
-        eq.DPSGD(clip_norm=0.1, clip_rule=eq.methods.PSAC(), per_layer=True, noise_multiplier=2.0),
+        eq.DPSGD(clip_norm=0.1, clip_rule=PSAC(), per_layer=True, noise_multiplier=2.0),
         eq.DPSGD(clip_norm=eq.ReleasedQuantile(quantile=0.8), clip_rule=eq.PSAC(regulariser=0.3)),
         eq.DPSGD(clip_norm=eq.ExponentialDecay(1.0, rate=0.9), per_layer={"0": 1.0}),
     ],

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import equipoise as eq
+from equipoise.methods import PublicRecords, PublicSubspace
 from equipoise.methods.anchored.schedule import Every
 from equipoise.methods.two_thresholds.dc_dpsgd import TwoChannel
 from equipoise.methods.two_thresholds.scores import Trace
@@ -81,9 +82,7 @@ COUNTS = {
     "dp-c4-plus": (lambda: eq.DPC4Plus(anchor_noise_multiplier=1.0, schedule=Every(3), **NOISE), 2, 6.1),
     "pcdp-sgd, rows kept as factors": (
         lambda: eq.PCDPSGD(
-            source=eq.methods.PublicSubspace(
-                eq.methods.PublicRecords(records(10, 9)), basis="kernel", refresh_every=2
-            ),
+            source=PublicSubspace(PublicRecords(records(10, 9)), basis="kernel", refresh_every=2),
             **NOISE,
         ),
         1,

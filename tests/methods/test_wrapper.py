@@ -10,7 +10,7 @@ import torch
 import equipoise as eq
 from equipoise.audit.canary_scores import Watched
 from equipoise.federated import Proximal
-from equipoise.methods import Method
+from equipoise.methods import Method, PublicRecords
 from equipoise.methods.base import Setting
 from equipoise.methods.wrapper import MethodWrapper
 
@@ -89,6 +89,6 @@ def test_a_watched_method_is_described_with_the_gradients_that_it_computes():
 
 
 def test_a_warm_start_tells_the_numbers_of_the_inner_method_once_it_has_begun():
-    method = eq.PublicWarmStart(public=eq.methods.PublicRecords(torch.eye(3)), inner=spy())
+    method = eq.PublicWarmStart(public=PublicRecords(torch.eye(3)), inner=spy())
     assert method.metrics({"inner": None}) == {}
     assert method.metrics(OUTER) == "answer of metrics"

@@ -11,6 +11,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.audit.canary_scores import Watched
 from equipoise.data import Records
+from equipoise.methods import PublicRecords, PublicSubspace
 from equipoise.report import write_report
 from equipoise.training.input_checks import ALLOWED, NOT_COMPARED
 from equipoise.training.records import DataError
@@ -55,19 +56,15 @@ def _training(method, data=PRIVATE, **options):
 
 
 METHODS = {
-    "pcdp-sgd": lambda public: eq.PCDPSGD(
-        source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public)), noise_multiplier=1.0
-    ),
+    "pcdp-sgd": lambda public: eq.PCDPSGD(source=PublicSubspace(PublicRecords(public)), noise_multiplier=1.0),
     "public-only": eq.PublicOnly,
     "inner": lambda public: eq.PublicWarmStart(
-        public=eq.methods.PublicRecords(_batch(2)),
-        inner=eq.GEP(
-            source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public)), noise_multiplier=1.0
-        ),
+        public=PublicRecords(_batch(2)),
+        inner=eq.GEP(source=PublicSubspace(PublicRecords(public)), noise_multiplier=1.0),
         warm_steps=1,
     ),
     "watched": lambda public: Watched(
-        eq.PCDPSGD(source=eq.methods.PublicSubspace(eq.methods.PublicRecords(public)), noise_multiplier=1.0),
+        eq.PCDPSGD(source=PublicSubspace(PublicRecords(public)), noise_multiplier=1.0),
         _batch(3),
     ),
 }
@@ -86,10 +83,10 @@ def test_copies_are_counted_and_refused_before_anything_is_written(tmp_path, kin
 def test_the_types_may_differ_and_part_of_a_record_is_no_copy():
     public = _mixed(1)
     with pytest.raises(DataError, match="1 of the 5"):
-        _training(eq.PublicOnly(public=eq.methods.PublicRecords({**public, "x": public["x"].double()})))
+        _training(eq.PublicOnly(public=PublicRecords({**public, "x": public["x"].double()})))
     public["y"][0] = 1 - public["y"][0]
-    _training(eq.PublicOnly(public=eq.methods.PublicRecords(public)))
-    _training(eq.PublicOnly(public=eq.methods.PublicRecords({"x": public["x"][:, :2], "y": public["y"]})))
+    _training(eq.PublicOnly(public=PublicRecords(public)))
+    _training(eq.PublicOnly(public=PublicRecords({"x": public["x"][:, :2], "y": public["y"]})))
 
 
 def test_the_keeper_may_say_that_they_are_others():

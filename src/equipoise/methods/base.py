@@ -20,8 +20,6 @@ their own sampling (`context.draw("anchor")`), statistics of rows (`draw.rows`),
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,9 +29,7 @@ import torch
 from torch import Tensor
 
 from equipoise.methods.card import Card
-from equipoise.methods.clip_rules import ClipRule
-from equipoise.methods.options import plain, read_settings
-from equipoise.methods.thresholds import Threshold
+from equipoise.methods.options import field_types, plain, read_settings
 from equipoise.privacy import calibrate
 
 if TYPE_CHECKING:
@@ -316,9 +312,6 @@ class Method(ABC):
         """The state after someone else moved the parameters (a warm start, a server)."""
         return state
 
-    noise_arguments: ClassVar[Mapping[str, str]] = {}
-    """Arguments that fix a noise multiplier, and the releases that have it."""
-
     variants: ClassVar[Mapping[str, Sequence[str]]] = {}
     """Algorithm forms of each recipe, its default one first; empty for a method that has one form."""
 
@@ -327,18 +320,9 @@ class Method(ABC):
         """The best that a run may claim: "proven", "worst_case" or "none"."""
         return self.card.guarantee
 
-    @classmethod
-    def best_guarantee(cls, config: Mapping[str, Any]) -> str:
-        """As `guarantee`, for a class that is no dataclass."""
-        if config.get("recipe", "library") == "library":
-            return cls.card.guarantee
-        return cls.card.published_guarantee or "proven"
-
     def config(self) -> dict[str, Any]:
         """The method as plain values: its name, its recipe and its fields."""
-        if not dataclasses.is_dataclass(self):
-            return _config_by_signature(self)
-        fields = {item.name: plain(getattr(self, item.name)) for item in dataclasses.fields(self)}
+        fields = {name: plain(getattr(self, name)) for name in field_types(type(self))}
         return {"name": self.name, "recipe": self.recipe, **fields}
 
     @classmethod
@@ -357,33 +341,7 @@ class Method(ABC):
         given = {name: value for name, value in config.items() if name not in ("name", "recipe")}
         if config.get("name") != cls.name:
             raise ValueError(f"config={dict(config)!r} does not describe the method {cls.name!r}")
-        if not dataclasses.is_dataclass(cls):
-            return _from_signature(cls, config)
         found = cls(**read_settings(cls, given, public))
         if config.get("recipe", found.recipe) != found.recipe:
             raise ValueError(f"config={dict(config)!r} does not describe the recipe {found.recipe!r}")
         return found
-
-
-def _config_by_signature(method: Any) -> dict[str, Any]:
-    """The configuration of a method that is no dataclass: the arguments of its constructor."""
-    kept_as = getattr(method, "kept_as", {})
-    arguments = inspect.signature(type(method)).parameters
-    lost = {"opaque": "an argument that the method does not keep"}
-    kept = {name: getattr(method, kept_as.get(name, name), lost) for name in arguments}
-    return {"name": method.name} | {name: plain(value) for name, value in kept.items()}
-
-
-def _from_signature(kind: type, config: Mapping[str, Any]) -> Any:
-    """A method that is no dataclass, from its configuration."""
-    known = inspect.signature(kind).parameters
-    given = {name: value for name, value in config.items() if name not in ("name", "recipe") or name in known}
-    for name, value in given.items():
-        if isinstance(value, Mapping) and value.keys() & {"kind", "opaque"}:
-            given[name] = read_settings(_Choices, {"option": value})["option"]
-    return kind(**given)
-
-
-@dataclass(frozen=True)
-class _Choices:
-    option: ClipRule | Threshold

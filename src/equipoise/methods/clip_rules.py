@@ -141,11 +141,6 @@ class PSAC(ClipRule):
         return threshold / (norms + self.regulariser / (norms + self.regulariser))
 
 
-def resolve_rule(rule: str | ClipRule) -> ClipRule:
-    """The rule of this kind, or the rule itself."""
-    return rule if isinstance(rule, ClipRule) else ClipRule.kinds()[rule]()
-
-
 def layers(names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Group parameter names by the module that owns them: the groups of per-layer clipping.
 

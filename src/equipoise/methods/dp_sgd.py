@@ -68,8 +68,6 @@ class DPSGD(Method):
         avoid_when="Gradients are strongly asymmetric, so that any threshold that tames the noise biases.",
     )
 
-    noise_arguments: ClassVar[Mapping[str, str]] = {"noise_multiplier": "gradient"}
-
     clip_norm: float | Callable[[int], float] | Threshold = 1.0
     clip_rule: ClipRule = Abadi()
     per_layer: bool | Mapping[str, float] = False

@@ -8,7 +8,6 @@ installed under a name is found as ``package.module:Class``.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -111,11 +110,10 @@ def find(name: str, recipe: str = "library") -> type[Any]:
             "package.module:Class."
         )
     entry = registered()[name]
-    if recipe == "library":
-        return _load(entry.library)
-    if entry.published is None and "recipe" not in inspect.signature(_load(entry.library)).parameters:
+    path = entry.library if recipe == "library" else entry.published
+    if path is None:
         raise ValueError(f"recipe={recipe!r}: the method {name!r} has the library's recipe alone")
-    return _load(entry.published or entry.library)
+    return _load(path)
 
 
 def _load(path: str) -> type[Any]:

@@ -7,7 +7,6 @@ makes up a consistent statement would have to make these up, too.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -116,7 +115,7 @@ def check_method(statement: Object, config: Object) -> list[Finding]:
     try:
         kind = find(name, recipe)
         method = None if opaque or public_counts(described) else rebuild_method({"method": described})
-        best, stated = _best_guarantee(kind, method, described), statement.get("guarantee")
+        best, stated = kind.card.guarantee if method is None else method.guarantee, statement.get("guarantee")
         if stated in GUARANTEES and GUARANTEES.index(str(stated)) < GUARANTEES.index(best):
             wrong.append(f"the method's guarantee is {best!r} at best, not {stated!r}")
         wrong += _unknown(described, kind)
@@ -131,13 +130,6 @@ def check_method(statement: Object, config: Object) -> list[Finding]:
         detail = "a setting of the method is a function, which no file holds: the method was not made again"
         return [Finding("method", None, detail)]
     return []
-
-
-def _best_guarantee(kind: type[Method], method: Method | None, described: Object) -> str:
-    """What a run may claim at best, of the method itself where it could be made again."""
-    if not dataclasses.is_dataclass(kind):
-        return kind.best_guarantee(described)
-    return kind.card.guarantee if method is None else method.guarantee
 
 
 def _unknown(described: Object, kind: type[Method]) -> list[str]:
