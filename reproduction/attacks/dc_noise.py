@@ -14,7 +14,7 @@ S = sigma max(f(0), f(p)), a public number. So with q the sampling rate and y_t 
 
 is a function of the program's output alone, and has E[e^L] <= 1 without the record: given the past and the
 batch, E exp(y_t c_1 / S^2) = exp(s_t^2 c_1^2 / (2 S^4)) <= exp(c_1^2 / (2 S^2)).
-The library's `DCDPSGD(recipe="as_published", variant="code")` trains.
+The library's `published.DCDPSGD(variant="code")` trains.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ import torch
 from equipoise.audit.bounds import certify_known_law
 from equipoise.audit.canaries import FAR, Rows, canary_loss
 from equipoise.audit.rehearsal import Watching, open_stage
-from equipoise.methods import DCDPSGD
-from equipoise.methods.published.dc_dpsgd_formulas import average_noise, share_multipliers
+from equipoise.methods.published.dc_dpsgd import DCDPSGD, average_noise, share_multipliers
 from equipoise.privacy import Budget, Poisson
 from reproduction.attacks.finding import Finding
 
@@ -35,7 +34,7 @@ __all__ = ["attack_dc_dpsgd", "widest_noise"]
 
 
 def _program() -> DCDPSGD:
-    return DCDPSGD(1.0, recipe="as_published", variant="code")
+    return DCDPSGD(variant="code")
 
 
 def attack_dc_dpsgd(
@@ -99,7 +98,7 @@ def attack_dc_dpsgd(
 def widest_noise(method: DCDPSGD, budget: Budget, sampling: Poisson) -> float:
     """S, the largest deviation that the noise on a sum can have."""
     sigma, _ = share_multipliers(budget, sampling, method.trace_share)
-    tail, body = method.clip_norm, method.body_clip_norm
+    tail, body = method.clip_norm, method.body
     return max(average_noise(sigma, tail, body, share) for share in (0.0, method.tail_fraction))
 
 

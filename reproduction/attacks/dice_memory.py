@@ -7,7 +7,7 @@ draw. The attacker adds the updates up, less what the records at 0 give on avera
 
 The noise is Theorem 3.8's (with C = B C2, which it asks for) or the smaller one of Algorithm 4. The runs are
 vectorised: `update` is the published step for many runs at once, and a test compares it with the library's
-`DiceSGD(recipe="as_published")`.
+`published.DiceSGD`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.audit.bounds import certify_thresholds
-from equipoise.methods.published.dice_sgd_formulas import published_noise_std
+from equipoise.methods.published.dice_sgd import published_noise_std
 from reproduction.attacks.finding import Finding
 
 __all__ = ["attack_dice_sgd", "update"]

@@ -17,7 +17,7 @@ import torch
 from equipoise.audit.bounds import certify_thresholds
 from equipoise.audit.canaries import Rows, canary_loss, canary_records
 from equipoise.audit.rehearsal import open_stage
-from equipoise.methods import PCDPSGD
+from equipoise.methods import PCDPSGD, PublicRecords, PublicSubspace
 from equipoise.privacy import Budget, FullBatch
 from reproduction.attacks.finding import Finding
 
@@ -51,7 +51,9 @@ def attack_pcdp_sgd(
             # no public gradient is held out here to see what the subspace captures
             warnings.simplefilter("ignore", UserWarning)
             stage = open_stage(
-                PCDPSGD(data, clip_norm=1.0, dimension=int(present.sum())),
+                PCDPSGD(
+                    source=PublicSubspace(PublicRecords(data), dimension=int(present.sum())), clip_norm=1.0
+                ),
                 Rows(canaries),
                 canary_loss(),
                 data,

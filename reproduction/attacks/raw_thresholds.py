@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from equipoise.audit.bounds import certify_known_law
 from equipoise.audit.rehearsal import Stage, Watching, open_stage
-from equipoise.methods import DPC4, DPC4Plus
+from equipoise.methods.anchored.schedule import Every
+from equipoise.methods.published import DPC4, DPC4Plus
 from equipoise.privacy import Budget, FullBatch
 from equipoise.privacy.ledger.replay import ReplayLedger
 from equipoise.privacy.mechanisms.base import Sums
@@ -85,10 +86,9 @@ def _attack(
         def stage(y: Tensor, ledger: type | object, number: int = run) -> Stage:
             method = kind(
                 clip_norm=20.0,
-                recipe="as_published",
                 coupled_scale=6.0,
                 anchor_scale=6.0,
-                anchor_period=8,
+                schedule=Every(8),
                 anchor_batch_size=records,
             )
             return open_stage(

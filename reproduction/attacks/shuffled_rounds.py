@@ -22,7 +22,7 @@ from equipoise.audit.bounds import certify_thresholds
 from equipoise.audit.canaries import Rows, canary_loss, canary_records
 from equipoise.audit.rehearsal import Watching, open_stage
 from equipoise.methods import DPSGD
-from equipoise.methods.published.adaptive_rms_formulas import published_noise
+from equipoise.methods.published.adaptive_rms import published_noise
 from equipoise.privacy import Draw, FixedEpochs, PrivacyPlan, gaussian_epsilon
 from reproduction.attacks.finding import Finding
 

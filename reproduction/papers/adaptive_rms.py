@@ -26,7 +26,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from equipoise.methods import DPSGD, AdaptiveRMS, Method, ReleasedQuantile
+from equipoise.methods import DPSGD, AdaptiveRMS, AutoS, Method, ReleasedQuantile
+from equipoise.methods.adaptive_rms.adaptive_rms import Fused, MeanSquareQuery, Round
+from equipoise.methods.adaptive_rms.radius import MeanSquareRule
 from equipoise.privacy import FullBatch, Poisson, Sampling, gaussian_mu
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
 from reproduction.harness import Problem, follow
@@ -53,25 +55,36 @@ class Run:
 # ---- methods at one total epsilon
 
 
+EVERY_STEP = Round()
+
+
 def _methods(
-    clip_norm: float, scale: float, batch: float, variant: Any = "round", kappa: float | None = 4.0
+    clip_norm: float,
+    scale: float,
+    batch: float,
+    variant: MeanSquareQuery = EVERY_STEP,
+    kappa: float | None = 4.0,
 ) -> Any:
     """kind -> method, where `scale` is the multiplier of a fixed clip norm."""
 
     def adaptive(share: float, **options: Any) -> Callable[[], Method]:
         z, radius = scale / math.sqrt(1 - share), scale / math.sqrt(share)
         return lambda: AdaptiveRMS(
-            clip_norm, variant=variant, noise_multiplier=z, radius_noise_multiplier=radius, **options
+            clip_norm=clip_norm,
+            variant=variant,
+            radius=MeanSquareRule(**options),
+            noise_multiplier=z,
+            radius_noise_multiplier=radius,
         )
 
     count = scale / math.sqrt(0.1) / (2 * batch)
     quantile = ReleasedQuantile(clip_norm, learning_rate=0.5, count_noise=count, minimum=clip_norm * 1e-15)
     return {
-        "fixed": lambda: DPSGD(clip_norm, noise_multiplier=scale),
-        "AUTO-S": lambda: DPSGD(clip_norm, clip_rule="auto_s", noise_multiplier=scale),
+        "fixed": lambda: DPSGD(clip_norm=clip_norm, noise_multiplier=scale),
+        "AUTO-S": lambda: DPSGD(clip_norm=clip_norm, clip_rule=AutoS(), noise_multiplier=scale),
         "published": adaptive(0.5, offset="paper"),
         "self-scaled": adaptive(0.2, scale="self", kappa=kappa),
-        "quantile": lambda: DPSGD(quantile, noise_multiplier=scale / math.sqrt(0.9)),
+        "quantile": lambda: DPSGD(clip_norm=quantile, noise_multiplier=scale / math.sqrt(0.9)),
     }
 
 
@@ -211,8 +224,8 @@ def failures() -> list[Run]:
 
 def _fused(kind: str, clip_norm: float) -> Method:
     if kind == "G-scaled":
-        return AdaptiveRMS(clip_norm, noise_multiplier=1.564, radius_noise_multiplier=4.69)
-    found: Method = _methods(clip_norm, 1.484, 400, "fused", kappa=None)[kind]()
+        return AdaptiveRMS(clip_norm=clip_norm, noise_multiplier=1.564, radius_noise_multiplier=4.69)
+    found: Method = _methods(clip_norm, 1.484, 400, Fused(), kappa=None)[kind]()
     return found
 
 

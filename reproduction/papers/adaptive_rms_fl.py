@@ -84,7 +84,7 @@ def halves(run: Run) -> tuple[Callable[[], Method], Strategy]:
     """How a client's method is made, and the server's strategy."""
     c = run.clip_norm
     if run.kind == "DP-FedAvg":
-        return lambda: DPSGD(c), FedAvg()
+        return lambda: DPSGD(clip_norm=c), FedAvg()
     if run.kind == "quantile":
         rule = ReleasedQuantile(c, learning_rate=0.5, count_noise=COUNT_NOISE, minimum=c * 1e-15)
         return lambda: ServerQuantile(rule), QuantileFedAvg(rule)

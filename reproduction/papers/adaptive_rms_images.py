@@ -74,7 +74,7 @@ def _loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 def _halves(case: Case) -> tuple[Callable[[], Method], Strategy]:
     c = case.clip_norm
     if case.kind == "DP-FedAvg":
-        return lambda: DPSGD(c), FedAvg()
+        return lambda: DPSGD(clip_norm=c), FedAvg()
     return adaptive_halves(case.kind == "published", c, ROUNDS, case.clients, LOCAL_STEPS)
 
 

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.methods import DCDPSGD, DPSGD, Method
-from equipoise.methods.two_thresholds.scores import sub_weibull
+from equipoise.methods import DCDPSGD, DPSGD, Method, published
+from equipoise.methods.two_thresholds.dc_dpsgd import TopShare
+from equipoise.methods.two_thresholds.scores import Random, Trace, sub_weibull
 from equipoise.privacy import Budget, Poisson
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
 from reproduction.harness import Problem, follow
@@ -52,24 +53,25 @@ def _arms() -> list[Arm]:
         for clip_norm in (80.0, 100.0, 120.0):
             for rate in (0.005, 0.01):
                 label = f"DP-SGD C={clip_norm:g} lr={rate:g}"
-                arms.append(Arm(label, "skewed", epsilon, lambda c=clip_norm: DPSGD(c), rate))  # type: ignore[misc]
-        trace: dict[str, Any] = {"score": "trace", "subspace_dimension": SUBSPACE, "tail_fraction": 0.1}
+                arms.append(Arm(label, "skewed", epsilon, lambda c=clip_norm: DPSGD(clip_norm=c), rate))  # type: ignore[misc]
+        trace: dict[str, Any] = {"score": Trace(dimension=SUBSPACE), "tail_fraction": 0.1}
+        algorithm_1 = Trace(dimension=SUBSPACE, structure="dense")
         wide = 320.0 if epsilon == 4 else 160.0
         settings: list[tuple[str, Callable[[], Method], float]] = [
-            ("norm", partial(DCDPSGD, 20.0), 0.03),
-            ("norm, p=0.1", partial(DCDPSGD, 10.0, tail_fraction=0.1), 0.1),
-            ("trace", partial(DCDPSGD, wide, **trace), 0.003),
-            ("random", partial(DCDPSGD, wide, score="random", tail_fraction=0.1), 0.003),
-            ("top share by norm", partial(DCDPSGD, 10.0, variant="joint_topk"), 0.03),
-            ("Algorithm 1", partial(DCDPSGD, 10.0, recipe="as_published", subspace_dimension=SUBSPACE), 0.01),
-            ("authors' program", partial(DCDPSGD, 320.0, recipe="as_published", variant="code"), 0.01),
+            ("norm", partial(DCDPSGD, clip_norm=20.0), 0.03),
+            ("norm, p=0.1", partial(DCDPSGD, clip_norm=10.0, tail_fraction=0.1), 0.1),
+            ("trace", partial(DCDPSGD, clip_norm=wide, **trace), 0.003),
+            ("random", partial(DCDPSGD, clip_norm=wide, score=Random(), tail_fraction=0.1), 0.003),
+            ("top share by norm", partial(DCDPSGD, clip_norm=10.0, variant=TopShare()), 0.03),
+            ("Algorithm 1", partial(published.DCDPSGD, clip_norm=10.0, trace=algorithm_1), 0.01),
+            ("authors' program", partial(published.DCDPSGD, clip_norm=320.0, variant="code"), 0.01),
         ]
         arms += [Arm(label, "skewed", epsilon, make, rate) for label, make, rate in settings]
     arms += [
-        Arm("DP-SGD", "Gaussian", 4.0, lambda: DPSGD(40.0), 0.01),
-        Arm("norm", "Gaussian", 4.0, partial(DCDPSGD, 80.0), 0.01),
-        Arm("DP-SGD", "symmetric", 4.0, lambda: DPSGD(0.625), 0.3),
-        Arm("norm", "symmetric", 4.0, partial(DCDPSGD, 5.0), 0.1),
+        Arm("DP-SGD", "Gaussian", 4.0, lambda: DPSGD(clip_norm=40.0), 0.01),
+        Arm("norm", "Gaussian", 4.0, partial(DCDPSGD, clip_norm=80.0), 0.01),
+        Arm("DP-SGD", "symmetric", 4.0, lambda: DPSGD(clip_norm=0.625), 0.3),
+        Arm("norm", "symmetric", 4.0, partial(DCDPSGD, clip_norm=5.0), 0.1),
     ]
     return arms
 

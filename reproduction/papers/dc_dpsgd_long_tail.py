@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.methods import DCDPSGD, DPSGD, Method
+from equipoise.methods import DCDPSGD, DPSGD, PSAC, Method, published
+from equipoise.methods.two_thresholds.scores import Random, Trace
 from equipoise.privacy import Budget, Poisson
 from reproduction.data.imbalance import imbalance_counts
 from reproduction.harness import (
@@ -87,15 +88,19 @@ FOUND: tuple[tuple[str, float, float], ...] = (
 def _arms() -> list[Arm]:
     def method(label: str, clip_norm: float) -> Callable[[], Method]:
         made: dict[str, Callable[[], Method]] = {
-            "DP-SGD": lambda: DPSGD(clip_norm),
-            "PSAC": lambda: DPSGD(clip_norm, clip_rule="psac"),
-            "norm, p=0.1, 10:1": partial(DCDPSGD, clip_norm, tail_fraction=0.1),
-            "norm, p=0.2, 10:1": partial(DCDPSGD, clip_norm),
-            "norm, p=0.4, 4:1": partial(DCDPSGD, clip_norm, body_clip_norm=clip_norm / 4, tail_fraction=0.4),
-            "trace, p=0.1": partial(DCDPSGD, clip_norm, score="trace", tail_fraction=0.1),
-            "random, p=0.1": partial(DCDPSGD, clip_norm, score="random", tail_fraction=0.1),
-            "Algorithm 1": partial(DCDPSGD, clip_norm, recipe="as_published"),
-            PROGRAM: partial(DCDPSGD, clip_norm, recipe="as_published", variant="code", layers=("bias",)),
+            "DP-SGD": lambda: DPSGD(clip_norm=clip_norm),
+            "PSAC": lambda: DPSGD(clip_norm=clip_norm, clip_rule=PSAC()),
+            "norm, p=0.1, 10:1": partial(DCDPSGD, clip_norm=clip_norm, tail_fraction=0.1),
+            "norm, p=0.2, 10:1": partial(DCDPSGD, clip_norm=clip_norm),
+            "norm, p=0.4, 4:1": partial(
+                DCDPSGD, clip_norm=clip_norm, body_clip_norm=clip_norm / 4, tail_fraction=0.4
+            ),
+            "trace, p=0.1": partial(DCDPSGD, clip_norm=clip_norm, score=Trace(), tail_fraction=0.1),
+            "random, p=0.1": partial(DCDPSGD, clip_norm=clip_norm, score=Random(), tail_fraction=0.1),
+            "Algorithm 1": partial(published.DCDPSGD, clip_norm=clip_norm),
+            PROGRAM: partial(
+                published.DCDPSGD, clip_norm=clip_norm, variant="code", trace=Trace(layers=("bias",))
+            ),
         }
         return made[label]
 
@@ -104,7 +109,7 @@ def _arms() -> list[Arm]:
         for number, epsilon in enumerate((8.0, 2.0))
         for label, (clip_norm, rate) in ((label, pair[number]) for label, pair in SETTINGS.items())
     ]
-    free = Arm("no privacy", math.inf, lambda: DPSGD(1e3, noise_multiplier=1e-9), 10.0)
+    free = Arm("no privacy", math.inf, lambda: DPSGD(clip_norm=1000.0, noise_multiplier=1e-09), 10.0)
     return [*arms, free]
 
 

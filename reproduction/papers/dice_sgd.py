@@ -16,12 +16,12 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.methods import DPSGD, EFSGD, ClipSGD, DiceSGD, Method
+from equipoise.methods import DPSGD, EFSGD, ClipSGD, DiceSGD, Method, published
 from equipoise.methods.base import Setting
 from equipoise.privacy import Budget, FullBatch, Poisson, gaussian_epsilon
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
@@ -107,21 +107,23 @@ def _dice(clip_norm: float, residual: float, drawn: bool = False, **options: Any
     label = "".join(f", {name.replace('_', ' ')} {value:g}" for name, value in options.items())
     return Row(
         f"DiceSGD joint, clip norm {clip_norm:g}, residual {residual:g}{label}",
-        lambda: DiceSGD(clip_norm, residual_clip_norm=residual, **options),
+        lambda: DiceSGD(clip_norm=clip_norm, residual_clip_norm=residual, **options),
         drawn,
     )
 
 
 def _plain(clip_norm: float, drawn: bool = False) -> Row:
-    return Row(f"DP-SGD, clip norm {clip_norm:g}", lambda: DPSGD(clip_norm), drawn)
+    return Row(f"DP-SGD, clip norm {clip_norm:g}", lambda: DPSGD(clip_norm=clip_norm), drawn)
 
 
-def _published(noise: str, feedback: float = 1.0, drawn: bool = False) -> Row:
+def _published(
+    noise: Literal["algorithm_4", "theorem", "worst_case"], feedback: float = 1.0, drawn: bool = False
+) -> Row:
     words = noise.replace("_", " ")
     scale = "" if feedback == 1 else ", feedback radius 1 / B"
     return Row(
         f"DiceSGD as published, {words} noise{scale}",
-        lambda: DiceSGD(1.0, recipe="as_published", feedback_clip_norm=feedback, published_noise=noise),
+        lambda: published.DiceSGD(clip_norm=1.0, feedback_clip_norm=feedback, noise=noise),
         drawn,
     )
 
@@ -148,10 +150,9 @@ STILL_RADII = (0.3, 1, 3)
 
 def _honest(method: Method) -> float:
     """The epsilon that can be proved of the row."""
-    if method.recipe == "library":
+    if not isinstance(method, published.DiceSGD):
         return BUDGET.epsilon
     sampling = Poisson(BATCH, POPULATION, STEPS)
-    assert isinstance(method, DiceSGD)
     multiplier = method.worst_case_multiplier(method.plan(Setting(sampling=sampling, budget=BUDGET)))
     return gaussian_epsilon(math.sqrt(STEPS) / multiplier, BUDGET.delta)
 
@@ -182,11 +183,11 @@ def _still(problem: Problem, tell: Callable[[str], None]) -> dict[str, float]:
     for radius in STILL_RADII:
         # The half radius is below what a resting point needs.
         for label, method in (
-            (f"clipped, clip norm {radius:g}", ClipSGD(radius)),
-            (f"with feedback, clip norm {radius:g}", EFSGD(radius)),
+            (f"clipped, clip norm {radius:g}", ClipSGD(clip_norm=radius)),
+            (f"with feedback, clip norm {radius:g}", EFSGD(clip_norm=radius)),
             (
                 f"with feedback of half the radius, clip norm {radius:g}",
-                EFSGD(radius, feedback_clip_norm=radius / 2),
+                EFSGD(clip_norm=radius, feedback_clip_norm=radius / 2),
             ),
         ):
             found = follow(

@@ -12,8 +12,13 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from equipoise.methods import DPC4, DPSGD, DPSVRG, DiceSGD, DPC4Plus, ExponentialDecay, Method
+from equipoise.methods import published as as_published
+from equipoise.methods.anchored.anchor_thresholds import Curvature, Distance, ReleasedNorm
+from equipoise.methods.anchored.noise_split import Factor
+from equipoise.methods.anchored.schedule import Every
 from equipoise.privacy import Budget, FullBatch, Poisson, Sampling
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
 from reproduction.harness import follow
@@ -42,7 +47,8 @@ CONVERGING = (
 )
 BUDGET = Budget(4.0, 1e-5)
 SAMPLING = Poisson(64, POPULATION, STEPS)
-ANCHORS = {"anchor_batch_size": POPULATION, "anchor_period": 16, "coupled_noise_factor": 1.3}
+ANCHORS: dict[str, Any] = {"anchor_batch_size": POPULATION, "schedule": Every(16)}
+SPLIT = Factor(1.3)
 """All records in an anchor gradient, one every 16 steps; the split near the optimum of this problem."""
 
 Rate = float | Callable[[int], float]
@@ -75,36 +81,36 @@ def decaying(start: float, scale: float) -> Callable[[int], float]:
 def published(kind: Callable[..., Method], **settings: object) -> Method:
     """Raw thresholds with the noise that the library's recipe would have at this budget, without counts."""
     noise = {"noise_multiplier": 2.6572, "anchor_noise_multiplier": 22.291}
-    return kind(clip_norm=20.0, recipe="as_published", **ANCHORS, **noise, **settings)
+    return kind(clip_norm=20.0, **ANCHORS, **noise, **settings)
 
 
 def contestants() -> list[Contestant]:
     """Everybody, each with the best settings of a small grid."""
-    c4 = {"clip_norm": 20.0, "coupled_scale": 10.0, **ANCHORS}
-    released = {"anchor_rule": "released", "anchor_scale": 4.0, **c4}
+    c4 = {"clip_norm": 20.0, "split": SPLIT, **ANCHORS}
+    released = {"anchor": ReleasedNorm(4.0), **c4}
     return [
         Contestant("DP-SGD", DPSGD, 0.02),
         Contestant("DP-SGD, decaying step", DPSGD, decaying(0.2, 50)),
-        Contestant("DP-SGD, decaying threshold", lambda: DPSGD(ExponentialDecay(1.0, 0.998)), 0.1),
+        Contestant("DP-SGD, decaying threshold", lambda: DPSGD(clip_norm=ExponentialDecay(1.0, 0.998)), 0.1),
         Contestant("DP-GD", DPSGD, 0.02, FullBatch(POPULATION, STEPS)),
-        Contestant("DP-SVRG", lambda: DPSVRG(1.0, **ANCHORS), 0.02),  # type: ignore[arg-type]
+        Contestant("DP-SVRG", lambda: DPSVRG(clip_norm=1.0, split=SPLIT, **ANCHORS), 0.02),
         Contestant("DiceSGD", DiceSGD, 0.02),
-        Contestant("DP-C4+, quantile", partial(DPC4Plus, **c4), 0.1),  # type: ignore[arg-type]
-        Contestant("DP-C4+, released", partial(DPC4Plus, **released), 0.1),  # type: ignore[arg-type]
+        Contestant("DP-C4+, quantile", partial(DPC4Plus, coupled=Distance(10.0), **c4), 0.1),
+        Contestant("DP-C4+, released", partial(DPC4Plus, coupled=Distance(10.0), **released), 0.1),
         Contestant(
             "DP-C4, curvature and released",
-            partial(DPC4, **released | {"coupled_scale": 10.0}),  # type: ignore[arg-type]
+            partial(DPC4, coupled=Curvature(10.0), **released),
             0.1,
         ),
         Contestant(
             "DP-C4+, published",
-            partial(published, DPC4Plus, coupled_scale=10.0, anchor_scale=4.0),
+            partial(published, as_published.DPC4Plus, coupled_scale=10.0, anchor_scale=4.0),
             0.1,
             budget=None,
         ),
         Contestant(
             "DP-C4, published",
-            partial(published, DPC4, coupled_scale=10.0, anchor_scale=4.0),
+            partial(published, as_published.DPC4, coupled_scale=10.0, anchor_scale=4.0),
             0.1,
             budget=None,
         ),

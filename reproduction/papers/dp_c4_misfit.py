@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from equipoise.methods import DPC4, DPSGD, DiceSGD, DPC4Plus
+from equipoise.methods import DPSGD, DPC4Plus
+from equipoise.methods import published as as_published
+from equipoise.methods.anchored.anchor_thresholds import Distance
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
 from reproduction.papers.dp_c4 import (
     ANCHORS,
+    SPLIT,
     STEPS,
     Contestant,
     decaying,
@@ -33,17 +36,17 @@ PROBLEMS = tuple(name for name in NAMES if name != "interp")
 
 def contestants() -> list[Contestant]:
     """DP-SGD twice, DiceSGD, and DP-C4(+) provable and published."""
-    c4 = {"clip_norm": 20.0, "coupled_scale": 10.0, **ANCHORS}
+    c4 = {"clip_norm": 20.0, "coupled": Distance(10.0), "split": SPLIT, **ANCHORS}
     raw = {"coupled_scale": 10.0, "anchor_scale": 4.0}
     # Noise z sqrt(C1^2 + C2^2) / B with DP-SGD's z at this budget: a nominal figure, as its authors count it.
-    dice = {"recipe": "as_published", "noise_multiplier": 2.044 * 2**0.5}
+    dice = partial(as_published.DiceSGD, clip_norm=1.0, noise_multiplier=2.044 * 2**0.5)
     return [
         Contestant("DP-SGD", DPSGD, 0.02),
         Contestant("DP-SGD, decaying step", DPSGD, decaying(0.2, 50)),
-        Contestant("DiceSGD, published", partial(DiceSGD, 1.0, **dice), 0.02, budget=None),  # type: ignore[arg-type]
-        Contestant("DP-C4+, quantile", partial(DPC4Plus, **c4), 0.05),  # type: ignore[arg-type]
-        Contestant("DP-C4+, published", partial(published, DPC4Plus, **raw), 0.1, budget=None),
-        Contestant("DP-C4, published", partial(published, DPC4, **raw), 0.1, budget=None),
+        Contestant("DiceSGD, published", dice, 0.02, budget=None),
+        Contestant("DP-C4+, quantile", partial(DPC4Plus, **c4), 0.05),
+        Contestant("DP-C4+, published", partial(published, as_published.DPC4Plus, **raw), 0.1, budget=None),
+        Contestant("DP-C4, published", partial(published, as_published.DPC4, **raw), 0.1, budget=None),
     ]
 
 

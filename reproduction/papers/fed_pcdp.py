@@ -78,7 +78,7 @@ def _halves(
     run: Run, model: nn.Module, public: Mapping[str, Tensor]
 ) -> tuple[Callable[[], Method], Strategy]:
     def plain() -> Method:
-        return DPSGD(CLIP_NORM, noise_multiplier=run.noise)
+        return DPSGD(clip_norm=CLIP_NORM, noise_multiplier=run.noise)
 
     if run.kind == "FedAvg":
         return plain, FedAvg()

@@ -118,7 +118,7 @@ def _halves(case: Case, model: nn.Module, public: Records) -> tuple[Any, Strateg
     """How a client's method is made, and the server's strategy."""
 
     def plain() -> Method:
-        return DPSGD(CLIP_NORM, noise_multiplier=case.noise)
+        return DPSGD(clip_norm=CLIP_NORM, noise_multiplier=case.noise)
 
     if case.method == "fedavg":
         return plain, FedAvg()

@@ -25,9 +25,12 @@ from equipoise.methods import (
     PDPSGD,
     Method,
     PublicOnly,
+    PublicRecords,
+    PublicSubspace,
     PublicWarmStart,
     RandomProjection,
     RandomSparsification,
+    RandomSubspace,
 )
 from equipoise.privacy import FullBatch, Poisson, Sampling
 from reproduction.harness import (
@@ -117,30 +120,35 @@ def means_runs() -> list[Run]:
     def fixed(
         kind: type[PCDPSGD] | type[PDPSGD], clip_norm: float, degrees: float = 0
     ) -> Callable[[int], Method]:
-        return lambda seed: kind(
-            tilted(seed, degrees), clip_norm, noise_multiplier=noise, refresh_every=NEVER, basis="held"
-        )
+        def make(seed: int) -> Method:
+            records = PublicRecords(tilted(seed, degrees))
+            source = PublicSubspace(records, refresh_every=NEVER, basis="held")
+            return kind(source=source, clip_norm=clip_norm, noise_multiplier=noise)
+
+        return make
 
     def gep(seed: int) -> Method:
         both = noise * 2**0.5
         return GEP(
-            tilted(seed, 0),
-            3.0,
+            source=PublicSubspace(PublicRecords(tilted(seed, 0)), refresh_every=NEVER, basis="held"),
+            clip_norm=3.0,
             residual_clip_norm=0.3,
             noise_multiplier=both,
-            refresh_every=NEVER,
-            basis="held",
         )
 
     rows: list[tuple[str, Callable[[int], Method], float]] = [
-        ("DP-SGD", lambda seed: DPSGD(3.0, noise_multiplier=noise), 0.01),
+        ("DP-SGD", lambda seed: DPSGD(clip_norm=3.0, noise_multiplier=noise), 0.01),
         ("PDP, V = U", fixed(PDPSGD, 10.0), 0.03),
         ("GEP, V = U", gep, 0.03),
         ("PCDP, V = U", fixed(PCDPSGD, 3.0), 0.03),
         ("PCDP, V 20 degrees off", fixed(PCDPSGD, 3.0, 20), 0.03),
         (
             "PCDP, V random",
-            lambda seed: RandomProjection(3.0, noise_multiplier=noise, dimension=CORE, refresh_every=NEVER),
+            lambda seed: RandomProjection(
+                source=RandomSubspace(dimension=CORE, refresh_every=NEVER),
+                clip_norm=3.0,
+                noise_multiplier=noise,
+            ),
             0.03,
         ),
     ]
@@ -204,17 +212,27 @@ def _digits_runs(noise: float) -> list[Run]:
         return digits(seed)[1]
 
     def fixed(kind: type[PCDPSGD] | type[PDPSGD]) -> Callable[[int], Method]:
-        return lambda seed: kind(public(seed), clip_norm, noise_multiplier=noise, refresh_every=10)
+        return lambda seed: kind(
+            source=PublicSubspace(PublicRecords(public(seed)), refresh_every=10),
+            clip_norm=clip_norm,
+            noise_multiplier=noise,
+        )
 
     heavy = noise > 8
     rows: list[tuple[str, Callable[[int], Method], float]] = [
-        ("public only", lambda seed: PublicOnly(public(seed)), 0.3),
-        ("DP-SGD", lambda seed: DPSGD(clip_norm, noise_multiplier=noise), 1.0 if heavy else 3.0),
-        ("RSDP", lambda seed: RandomSparsification(clip_norm, noise_multiplier=noise), 1.0 if heavy else 3.0),
+        ("public only", lambda seed: PublicOnly(public=PublicRecords(public(seed))), 0.3),
+        ("DP-SGD", lambda seed: DPSGD(clip_norm=clip_norm, noise_multiplier=noise), 1.0 if heavy else 3.0),
+        (
+            "RSDP",
+            lambda seed: RandomSparsification(clip_norm=clip_norm, noise_multiplier=noise),
+            1.0 if heavy else 3.0,
+        ),
         (
             "RPDP",
             lambda seed: RandomProjection(
-                clip_norm, noise_multiplier=noise, dimension=PUBLIC, refresh_every=10
+                source=RandomSubspace(dimension=PUBLIC, refresh_every=10),
+                clip_norm=clip_norm,
+                noise_multiplier=noise,
             ),
             1.0 if heavy else 3.0,
         ),
@@ -223,7 +241,10 @@ def _digits_runs(noise: float) -> list[Run]:
         (
             "warm start, DP-SGD",
             lambda seed: PublicWarmStart(
-                public(seed), DPSGD(clip_norm, noise_multiplier=noise), warm_steps=100, warm_clip_norm=None
+                public=PublicRecords(public(seed)),
+                inner=DPSGD(clip_norm=clip_norm, noise_multiplier=noise),
+                warm_steps=100,
+                warm_clip_norm=None,
             ),
             0.3 if heavy else 1.0,
         ),

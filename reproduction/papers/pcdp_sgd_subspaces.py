@@ -22,12 +22,25 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from equipoise.methods import DPSGD, GEP, PCDPSGD, PDPSGD, Method, RandomProjection
+from equipoise.methods import (
+    DPSGD,
+    GEP,
+    PCDPSGD,
+    PDPSGD,
+    IterationSubspace,
+    Method,
+    MomentSubspace,
+    PublicRecords,
+    PublicSubspace,
+    RandomProjection,
+    RandomSubspace,
+    ReleasedSubspace,
+)
 from equipoise.privacy import Budget, Poisson
 from reproduction.harness import (
     Curve,
@@ -91,13 +104,15 @@ def public_records(seed: int, count: int) -> dict[str, Tensor]:
 def _fixed(
     kind: type[PCDPSGD] | type[PDPSGD], clip_norm: float, records: Callable[[int], Any], **options: Any
 ) -> Callable[[int], Method]:
-    return lambda seed: kind(
-        records(seed), clip_norm, noise_multiplier=NOISE, refresh_every=NEVER, basis="held", **options
-    )
+    def make(seed: int) -> Method:
+        source = PublicSubspace(PublicRecords(records(seed)), refresh_every=NEVER, basis="held", **options)
+        return kind(source=source, clip_norm=clip_norm, noise_multiplier=NOISE)
+
+    return make
 
 
 def _public_arms() -> list[Arm]:
-    out = [Arm("all directions", "DP-SGD", lambda seed: DPSGD(3.0, noise_multiplier=NOISE), 0.01)]
+    out = [Arm("all directions", "DP-SGD", lambda seed: DPSGD(clip_norm=3.0, noise_multiplier=NOISE), 0.01)]
     for kind, clip_norm in ((PCDPSGD, 3.0), (PDPSGD, 10.0)):
         for degrees in TILTS:
             label = f"{'PCDP' if kind is PCDPSGD else 'PDP'}, {degrees} degrees"
@@ -113,7 +128,7 @@ def _public_arms() -> list[Arm]:
                 3.0,
                 lambda seed, m=m: public_records(seed, m),  # type: ignore[misc]
                 dimension=k,
-                normalise_public=normalise,
+                normalise=normalise,
             )
             label = f"{'normalised' if normalise else 'raw'}, m = {m}, k = {k}"
             out.append(Arm("public", label, make))
@@ -123,41 +138,37 @@ def _public_arms() -> list[Arm]:
 def _random_arms() -> list[Arm]:
     def gep(seed: int) -> Method:
         return GEP(
-            subspace="random",
-            dimension=CORE,
-            refresh_every=NEVER,
+            source=RandomSubspace(dimension=CORE, refresh_every=NEVER),
             clip_norm=1.0,
             residual_clip_norm=0.3,
             noise_multiplier=NOISE * 2**0.5,
         )
 
     def pcdp(seed: int) -> Method:
-        return RandomProjection(3.0, noise_multiplier=NOISE, dimension=CORE, refresh_every=NEVER)
+        return RandomProjection(
+            source=RandomSubspace(dimension=CORE, refresh_every=NEVER), clip_norm=3.0, noise_multiplier=NOISE
+        )
 
     return [Arm("random", "PCDP", pcdp), Arm("random", "GEP", gep)]
 
 
 def _paid_arms() -> list[Arm]:
-    def private(origin: Literal["private_moment", "private_iteration"]) -> Callable[[int], Method]:
+    def private(kind: type[MomentSubspace] | type[IterationSubspace]) -> Callable[[int], Method]:
         return lambda seed: PCDPSGD(
-            subspace=origin,
-            dimension=2,
-            refresh_every=NEVER,
-            subspace_share=0.5,
-            subspace_batch_size=RECORDS,
+            source=kind(dimension=2, refresh_every=NEVER, share=0.5, batch_size=RECORDS)
         )
 
     def released(clip_norm: float) -> Callable[[int], Method]:
         return lambda seed: PCDPSGD(
-            clip_norm=clip_norm, subspace="released", dimension=2, history=20, explore_every=2
+            source=ReleasedSubspace(dimension=2, history=20, explore_every=2), clip_norm=clip_norm
         )
 
     out = []
     for epsilon, clip_norm in zip(EPSILONS, (3.0, 10.0), strict=True):
         rows: list[tuple[str, Callable[[int], Method], float]] = [
-            ("DP-SGD", lambda seed, clip_norm=clip_norm: DPSGD(clip_norm), 0.01),  # type: ignore[misc]
-            ("second moment", private("private_moment"), 0.03),
-            ("noisy iteration", private("private_iteration"), 0.03),
+            ("DP-SGD", lambda seed, clip_norm=clip_norm: DPSGD(clip_norm=clip_norm), 0.01),  # type: ignore[misc]
+            ("second moment", private(MomentSubspace), 0.03),
+            ("noisy iteration", private(IterationSubspace), 0.03),
             ("released", released(clip_norm), 0.01),
         ]
         part = f"epsilon {epsilon:g}"

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["count", "one_of", "positive", "share"]
+__all__ = ["count", "instance", "one_of", "positive", "share"]
 
 
 def positive(remedy: str = "", /, **named: Any) -> None:
@@ -90,3 +90,23 @@ def one_of(choices: Iterable[str], /, **named: Any) -> None:
     for name, value in named.items():
         if value not in known:
             raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(map(repr, known))}")
+
+
+def instance(kind: type, example: str, /, **named: Any) -> None:
+    """Each must be an object of this class.
+
+    Args:
+        kind: the class.
+        example: what may be given, as one writes it.
+        named: the arguments.
+
+    Example:
+        >>> instance(int, "3", steps="many")
+        Traceback (most recent call last):
+        TypeError: steps='many' is a str: give a int, such as 3
+    """
+    for name, value in named.items():
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"{name}={value!r} is a {type(value).__name__}: give a {kind.__name__}, such as {example}"
+            )

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from equipoise.app.settings import Settings, SettingsError
-from equipoise.app.shared_budget import make_method
-from equipoise.methods import METHODS
-from equipoise.methods.base import Setting
-from equipoise.privacy import FullBatch, Gaussian, Journal, Ledger, PrivacyPlan, Release, epsilon
-from equipoise.privacy.ledger.run_record import compose_events
-from equipoise.training.randomness import generator
+from equipoise.app.settings import Settings
+from equipoise.app.shared_budget import make_method, make_setting
+from equipoise.methods import find
+from equipoise.privacy import (
+    BudgetError,
+    FullBatch,
+    Gaussian,
+    Journal,
+    Ledger,
+    PrivacyPlan,
+    Release,
+    Secrets,
+    epsilon,
+)
+from equipoise.privacy.ledger.run_record import compose_events, other_runs
 
 SAMPLING = FullBatch(2000, 20)  # accounted in closed form, and so quickly
 EARLIER = PrivacyPlan([Release("gradient", 1.0, Gaussian(60.0))], SAMPLING)
@@ -31,8 +41,8 @@ def settings(journal, method, **changes):
     )
 
 
-def plan_of(method, seed=0):
-    return method.plan(Setting(sampling=SAMPLING, public_rng=generator(seed, "plan"))).releases
+def plan_of(made, settings, budget):
+    return made.plan(make_setting(settings, SAMPLING, budget)).releases
 
 
 @pytest.mark.parametrize(
@@ -42,41 +52,60 @@ def plan_of(method, seed=0):
         ("dp-sgd", {"clip_norm": "quantile"}),
         ("dice-sgd", {}),
         ("dp-c4-plus", {}),
-        ("dp-svrg", {"options": {"routine": 1, "anchor_period": 3}, "seed": 3}),
+        ("dp-svrg", {"options": {"schedule": "at_random", "schedule.period": 3}, "seed": 3}),
         ("adaptive-rms", {}),
-        ("adaptive-rms", {"variant": "round", "options": {"round_length": 5}}),
+        ("adaptive-rms", {"variant": "round", "options": {"variant.length": 5}}),
         ("dc-dpsgd", {}),
-        ("pcdp-sgd", {"options": {"subspace": "private_moment"}}),
+        ("pcdp-sgd", {"options": {"source": "private_moment"}}),
     ],
     ids=str,
 )
 def test_the_budget_is_met_together(journal, method, changes):
-    made, budget = make_method(settings(journal, method, **changes), SAMPLING)
-    plan = plan_of(made, changes.get("seed", 0))
+    asked = settings(journal, method, **changes)
+    made, budget = make_method(asked, SAMPLING)
+    plan = plan_of(made, asked, budget)
     together = epsilon(compose_events([plan.event(), EARLIER.event()]), DELTA).value
     assert 0.985 * budget.epsilon <= together <= budget.epsilon
-    # a run that goes on makes its plan from the settings of its method alone
-    again = METHODS[method].from_config(made.config())
-    assert plan_of(again, changes.get("seed", 0)).fingerprint() == plan.fingerprint()
+    # a run that goes on makes its plan from its configuration and from what the journal held when it began
+    secrets = Secrets(reproducible_seed=1)
+    Ledger(plan, budget, Journal(journal), secrets).journal.close()
+    Ledger(EARLIER, journal=Journal(journal)).journal.close()
+    again = find(method).from_config(made.config())
+    before = other_runs(journal, plan.relation, secrets.identity)
+    assert len(before) == 1
+    setting = replace(make_setting(asked, SAMPLING, budget), other_runs=before)
+    assert again.plan(setting).releases.fingerprint() == plan.fingerprint()
 
 
 def test_a_method_that_releases_nothing_needs_nothing(journal):
     public = {"input": torch.zeros(4, 2), "target": torch.zeros(4)}
-    method, budget = make_method(settings(journal, "public-only"), SAMPLING, public)
-    assert plan_of(method).releases == ()
-    assert Ledger(plan_of(method), budget, Journal(journal)).spent().value < budget.epsilon
+    asked = settings(journal, "public-only")
+    method, budget = make_method(asked, SAMPLING, public)
+    plan = plan_of(method, asked, budget)
+    assert plan.releases == ()
+    assert Ledger(plan, budget, Journal(journal)).spent().value < budget.epsilon
 
 
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        ("dp-sgd", {"epsilon": 0.1}, "the earlier ones have taken"),
-        ("dice-sgd", {"recipe": "as_published"}, "no noise that could be fitted"),
-        ("dc-dpsgd", {"recipe": "as_published"}, "cannot be fitted"),
-        ("dc-dpsgd", {"epsilon": 0.77, "options": {"count_noise": 0.011}}, "whose noise is a setting"),
+        ("dp-sgd", {"epsilon": 0.1}, "other runs over the same records count too"),
+        (
+            "dice-sgd",
+            {"recipe": "as_published"},
+            "above the budget|a budget of its own",
+        ),
+        ("dc-dpsgd", {"recipe": "as_published"}, "computes its noise from a budget of its own"),
+        (
+            "dc-dpsgd",
+            {"epsilon": 0.77, "options": {"tail_threshold.count_noise": 0.011}},
+            "releases whose noise does not scale",
+        ),
     ],
     ids=str,
 )
 def test_what_cannot_be_fitted_is_said(journal, method, changes, message):
-    with pytest.raises(SettingsError, match=message):
-        make_method(settings(journal, method, **changes), SAMPLING)
+    asked = settings(journal, method, **changes)
+    made, budget = make_method(asked, SAMPLING)
+    with pytest.raises((ValueError, BudgetError), match=message):
+        Ledger(plan_of(made, asked, budget), budget, Journal(journal))

@@ -11,7 +11,7 @@ import equipoise as eq
 from equipoise.audit.bounds import certify_thresholds
 from equipoise.audit.method_audit import AUDITS, audit_method
 from equipoise.audit.rehearsal import rehearse
-from equipoise.methods import METHODS
+from equipoise.methods import METHODS, RandomSubspace
 from equipoise.privacy import LedgerError
 from reproduction.planted_bugs import Quieter
 
@@ -48,7 +48,9 @@ def test_a_small_audit_finds_nothing_wrong(name):
 def test_the_log_ratio_is_one():
     """E[e^L] = 1 without the record, E[e^-L] = 1 with it, where noise and draws are as planned."""
     sampling = eq.Poisson(2_500, 10_000, 10)
-    found = rehearse(lambda: eq.DiceSGD(1.0), sampling, eq.Budget(1.0, 1e-5), canaries=10_000, seed=3)
+    found = rehearse(
+        lambda: eq.DiceSGD(clip_norm=1.0), sampling, eq.Budget(1.0, 1e-5), canaries=10_000, seed=3
+    )
     for values in (found.log_ratios[~found.present], -found.log_ratios[found.present]):
         ratios = values.exp()
         assert abs(ratios.mean() - 1) < 5 * ratios.std() / len(ratios) ** 0.5
@@ -108,7 +110,7 @@ def test_the_log_ratio_is_one_in_other_forms(options):
     """As above, of neighbours by replacement and of noise on the grid."""
     sampling = eq.Poisson(2_500, 10_000, 5)
     found = rehearse(
-        lambda: eq.DPSGD(1.0), sampling, eq.Budget(1.0, 1e-5), canaries=10_000, seed=3, **options
+        lambda: eq.DPSGD(clip_norm=1.0), sampling, eq.Budget(1.0, 1e-5), canaries=10_000, seed=3, **options
     )
     assert found.plan.relation == options.get("relation", "add_or_remove_one")
     for values in (found.log_ratios[~found.present], -found.log_ratios[found.present]):
@@ -122,7 +124,9 @@ def test_canaries_along_drawn_columns_are_seen_one_by_one():
     sampling = eq.Poisson(100, 100, 1)
     along = AUDITS["rpdp"].along
     found = rehearse(
-        lambda: eq.RandomProjection(clip_norm=1.0, dimension=100, noise_multiplier=1e-3),
+        lambda: eq.methods.RandomProjection(
+            source=RandomSubspace(dimension=100), clip_norm=1.0, noise_multiplier=0.001
+        ),
         sampling,
         None,
         canaries=100,
@@ -148,7 +152,9 @@ def test_a_reference_without_noise_is_seen_through():
 
 def test_canaries_do_not_see_each_other():
     """Who else is there changes nothing in a canary's coordinate of the raw sums."""
-    found = rehearse(lambda: eq.DPSGD(1.0), eq.FullBatch(100, 1), eq.Budget(1.0, 1e-5), canaries=100, seed=0)
+    found = rehearse(
+        lambda: eq.DPSGD(clip_norm=1.0), eq.FullBatch(100, 1), eq.Budget(1.0, 1e-5), canaries=100, seed=0
+    )
     assert torch.isfinite(found.log_ratios).all()
     assert 0 < found.present.sum() < 100
 

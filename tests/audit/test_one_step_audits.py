@@ -15,6 +15,9 @@ from equipoise.audit.one_step import probe_method
 from equipoise.audit.rehearsal import rehearse
 from equipoise.federated import ServerQuantile
 from equipoise.methods import METHODS, ReleasedQuantile
+from equipoise.methods.adaptive_rms.adaptive_rms import Round
+from equipoise.methods.feedback.joint_noise import Automatic, Independent
+from equipoise.methods.two_thresholds.dc_dpsgd import TopShare, TwoChannel
 
 NOTHING = ("clip-sgd", "ef-sgd", "public-only")
 """Nothing leaves with noise."""
@@ -22,10 +25,10 @@ VARIANTS = {
     "dp-sgd, automatic rule": ("dp-sgd", {"clip_rule": "auto_s"}),
     "dp-sgd, per layer": ("dp-sgd", {"per_layer": True}),
     "dp-sgd, quantile": ("dp-sgd", {"clip_norm": ReleasedQuantile(1.0)}),
-    "dice-sgd, independent": ("dice-sgd", {"variant": "independent"}),
-    "dice-sgd, automatic": ("dice-sgd", {"variant": "automatic"}),
-    "dc-dpsgd, two_channel": ("dc-dpsgd", {"variant": "two_channel"}),
-    "adaptive-rms, round": ("adaptive-rms", {"variant": "round", "round_length": 1}),
+    "dice-sgd, independent": ("dice-sgd", {"variant": Independent()}),
+    "dice-sgd, automatic": ("dice-sgd", {"variant": Automatic()}),
+    "dc-dpsgd, two_channel": ("dc-dpsgd", {"variant": TwoChannel()}),
+    "adaptive-rms, round": ("adaptive-rms", {"variant": Round()}),
 }
 PROBES = {name: (name, {}) for name in METHODS} | VARIANTS
 EACH = 1 - 0.01 / (3 * len(PROBES))
@@ -113,6 +116,6 @@ def test_a_clients_quantile_and_gradient():
 @pytest.mark.slow
 def test_joint_topk_is_seen_in_part():
     """The record that a canary pushes out of the tail moves in its own coordinate, which nobody looks at."""
-    found = probe_method("dc-dpsgd", options={"variant": "joint_topk"}, confidence=EACH)
+    found = probe_method("dc-dpsgd", options={"variant": TopShare()}, confidence=EACH)
     assert found.holds
     assert all(not quiet.passes for _, quiet in found.noise.values())

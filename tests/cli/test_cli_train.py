@@ -135,7 +135,7 @@ def test_options_reach_the_training(equipoise, tmp_path):
     assert config["settings"]["micro_batch_size"] == 100
     assert config["settings"]["ema_decay"] == 0.9
     assert config["settings"]["views"] == 2
-    assert config["method"]["clip_rule"]["kind"] == "AutoS"
+    assert config["method"]["clip_rule"]["kind"] == "auto_s"
     assert config["model"]["parameters"] == 650
     release = found.value["statement"]["releases"][0]
     assert release["max_bound"] == 0.7

@@ -322,7 +322,7 @@ def test_the_statement_is_that_of_the_own_noise_and_the_sums_claim_no_guarantee(
     clients = [shared(p) for p in range(CLIENTS)]
     history = simulate_secure(adaptive(), clients, start(), ROUNDS, RULE)
     assert all(done.answered == (0, 1, 2) for done in history.rounds)
-    whole = eq.PrivacyPlan(
+    whole = eq.privacy.PrivacyPlan(
         [
             Release("gradient", 0.5, Gaussian(2.0), draw="batch"),
             Release("squares", 1.0, Gaussian(6.0), draw="radius", sampling=eq.FullBatch(RECORDS, ROUNDS)),
@@ -362,7 +362,8 @@ def test_the_noise_of_a_sum_is_the_whole_noise():
     zero = {"weight": torch.zeros(1, d, dtype=torch.float64)}
     clients = [
         shared(
-            p, honest, method=eq.DPSGD(0.5, noise_multiplier=noise_share(2.0, honest)), model=model[p],
+            p, honest, method=eq.DPSGD(clip_norm=0.5, noise_multiplier=noise_share(2.0, honest)),
+            model=model[p],
             loss_function=lambda m, batch: 0 * m.weight.sum() + 0 * batch["label"],
         )
         for p in range(CLIENTS)
@@ -401,9 +402,15 @@ def test_under_distributed_noise_a_client_uploads_once_and_among_enough(tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"local_steps": 2, "steps": 6, "method": eq.DPSGD(0.5, noise_multiplier=1.0)}, "local_steps=2"),
-        ({"method": Proximal(eq.DPSGD(0.5, noise_multiplier=1.0), 0.1)}, "under-noised releases"),
-        ({"method": eq.DPSGD(eq.ReleasedQuantile(0.5), noise_multiplier=1.0)}, "under-noised releases"),
+        (
+            {"local_steps": 2, "steps": 6, "method": eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0)},
+            "local_steps=2",
+        ),
+        ({"method": Proximal(eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0), 0.1)}, "under-noised releases"),
+        (
+            {"method": eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(0.5), noise_multiplier=1.0)},
+            "under-noised releases",
+        ),
         (
             {"learning_rate": None, "optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)},
             "plain SGD",

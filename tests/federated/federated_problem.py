@@ -48,7 +48,7 @@ def client(method: Any = None, number: int = 0, **options: Any) -> Client:
         "reproducible": True,
         "data": records(number),
     }
-    method = method or eq.DPSGD(0.5, noise_multiplier=1.0)
+    method = method or eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0)
     model = options.pop("model", None) or network()
     loss_function = options.pop("loss_function", loss)
     return Client(model, loss_function, method=method, **(defaults | options))

@@ -30,10 +30,12 @@ from federated_problem import (
 )
 
 import equipoise as eq
-from equipoise.federated import Proximal, Refused, ServerRMS
+from equipoise.federated import Proximal, PublishedServerRMS, Refused, ServerRMS
 from equipoise.federated.methods.server_radius import SQUARES
-from equipoise.methods import METHODS
+from equipoise.methods import METHODS, MomentSubspace, PublicRecords, PublicSubspace, RandomSubspace
+from equipoise.methods.anchored.anchor_thresholds import Quantile
 from equipoise.methods.named_tensors import copied
+from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail
 from equipoise.privacy import BudgetError, Journal, Ledger, LedgerError, Secrets
 from equipoise.privacy.errors import PlanUsedUpError
 from equipoise.statements import Statement
@@ -54,8 +56,8 @@ def rounds_of(one, params, count=ROUNDS):
 
 def test_one_client_is_centralised_training_bit_for_bit():
     for method, sampling in (
-        (lambda: eq.ClipSGD(math.inf), eq.FullBatch(RECORDS, 4)),
-        (lambda: eq.DPSGD(0.5, noise_multiplier=1.0), eq.Poisson(20, RECORDS, 4)),
+        (lambda: eq.methods.ClipSGD(clip_norm=math.inf), eq.FullBatch(RECORDS, 4)),
+        (lambda: eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0), eq.Poisson(20, RECORDS, 4)),
     ):
         for steps in (1, 2):
             model = network()
@@ -443,7 +445,7 @@ def test_the_journal_is_on_the_device_before_an_answer_leaves(tmp_path, monkeypa
 
 
 def test_the_pull_of_fedprox_costs_nothing_and_acts_from_the_second_step_on():
-    plain, pulled = client(), client(Proximal(eq.DPSGD(0.5, noise_multiplier=1.0), strength=0.5))
+    plain, pulled = client(), client(Proximal(eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0), strength=0.5))
     near, free = (train(one, 1, start()).params for one in (pulled, plain))
     assert pulled.training.ledger.spent(1e-3).value == plain.training.ledger.spent(1e-3).value
 
@@ -455,8 +457,8 @@ def test_the_pull_of_fedprox_costs_nothing_and_acts_from_the_second_step_on():
         ends = [
             train(client(m, local_steps=length), 1, start())
             for m in (
-                eq.DPSGD(0.5, noise_multiplier=1.0),
-                Proximal(eq.DPSGD(0.5, noise_multiplier=1.0), strength=0.5),
+                eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+                Proximal(eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0), strength=0.5),
             )
         ]
         assert same(*ends) == alike
@@ -467,23 +469,27 @@ def public():
 
 
 LOCAL = {
-    "dp-sgd": lambda: eq.DPSGD(eq.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=1.0),
-    "dp-svrg": lambda: eq.DPSVRG(0.5, anchor_batch_size=40),
-    "dp-c4": lambda: eq.DPC4(0.5, count_noise=0.3),
-    "dp-c4-plus": lambda: eq.DPC4Plus(0.5, count_noise=0.3),
-    "dice-sgd": lambda: eq.DiceSGD(0.1, residual_clip_norm=0.6),
-    "clip-sgd": lambda: eq.ClipSGD(0.1),
-    "ef-sgd": lambda: eq.EFSGD(0.1),
-    "pcdp-sgd": lambda: eq.PCDPSGD(public(), clip_norm=0.5),
-    "biased-gep": lambda: eq.BiasedGEP(public(), clip_norm=0.5),
-    "gep": lambda: eq.GEP(public(), clip_norm=0.5),
-    "pdp": lambda: eq.PDPSGD(public(), clip_norm=0.5),
-    "rpdp": lambda: eq.RandomProjection(clip_norm=0.5, dimension=10),
-    "rsdp": lambda: eq.RandomSparsification(clip_norm=0.5),
-    "dc-dpsgd": lambda: eq.DCDPSGD(0.5, count_noise=0.3),
-    "adaptive-rms": lambda: eq.AdaptiveRMS(0.5),
-    "public-only": lambda: eq.PublicOnly(public()),
-    "public-warm-start": lambda: eq.PublicWarmStart(public(), warm_steps=2, clip_norm=0.5),
+    "dp-sgd": lambda: eq.DPSGD(
+        clip_norm=eq.methods.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=1.0
+    ),
+    "dp-svrg": lambda: eq.methods.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
+    "dp-c4": lambda: eq.DPC4(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
+    "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
+    "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
+    "clip-sgd": lambda: eq.methods.ClipSGD(clip_norm=0.1),
+    "ef-sgd": lambda: eq.methods.EFSGD(clip_norm=0.1),
+    "pcdp-sgd": lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
+    "biased-gep": lambda: eq.methods.BiasedGEP(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
+    "gep": lambda: eq.methods.GEP(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
+    "pdp": lambda: eq.methods.PDPSGD(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
+    "rpdp": lambda: eq.methods.RandomProjection(source=RandomSubspace(dimension=10), clip_norm=0.5),
+    "rsdp": lambda: eq.methods.RandomSparsification(clip_norm=0.5),
+    "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, tail_threshold=AdaptiveTail(count_noise=0.3)),
+    "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5),
+    "public-only": lambda: eq.methods.PublicOnly(public=eq.methods.PublicRecords(public())),
+    "public-warm-start": lambda: eq.methods.PublicWarmStart(
+        public=PublicRecords(public()), warm_steps=2, inner=eq.DPSGD(clip_norm=0.5)
+    ),
 }
 
 
@@ -526,7 +532,7 @@ def test_a_shuffled_loader_gets_no_amplification():
     amplified = client()
     rounds_of(amplified, start())
     assert one.training.ledger.spent(1e-3).value > 1.2 * amplified.training.ledger.spent(1e-3).value
-    published = ServerRMS(0.5, round_length=LOCAL_STEPS, recipe="as_published")
+    published = PublishedServerRMS(clip_norm=0.5, round_length=LOCAL_STEPS)
     with pytest.raises(ValueError, match="fresh sample"):
         client(published, sampling=slices, relation="replace_one", budget=eq.Budget(8.0, 1e-3))
 
@@ -554,7 +560,7 @@ def test_what_a_method_keeps_when_the_server_moves_the_parameters(name):
 def test_an_anchor_without_a_gradient_moves_along_and_a_paid_subspace_stays():
     moved = LOCAL["dp-c4"]().rebase({"gradient": None, "anchor": {}}, start())
     assert same(moved["anchor"], start())
-    paid = eq.PCDPSGD(subspace="private_moment", clip_norm=0.5)
+    paid = eq.PCDPSGD(source=MomentSubspace(), clip_norm=0.5)
     assert paid.rebase({"age": 7}, start()) == {"age": 7}
 
 

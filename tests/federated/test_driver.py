@@ -23,11 +23,20 @@ from federated_problem import (
 )
 
 import equipoise as eq
-from equipoise.federated import AdaptDPFedAvg, FedAvg, Proximal, Reply, Request, ServerRMS, simulate
+from equipoise.federated import (
+    AdaptDPFedAvg,
+    FedAvg,
+    Proximal,
+    PublishedServerRMS,
+    Reply,
+    Request,
+    ServerRMS,
+    simulate,
+)
 from equipoise.federated.methods.scaffold import ScaffoldAverage
 from equipoise.federated.methods.server_quantile import SHARE, QuantileFedAvg
 from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
-from equipoise.methods import ReleasedQuantile
+from equipoise.methods import AutoS, ReleasedQuantile
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError
 from equipoise.training.checkpoint import CheckpointError
@@ -108,7 +117,9 @@ def test_identical_clients_without_noise_are_one():
     """K = 1, all records: also centralised gradient descent."""
 
     def make():
-        return client(eq.ClipSGD(math.inf), sampling=eq.FullBatch(RECORDS, ROUNDS), local_steps=1)
+        return client(
+            eq.methods.ClipSGD(clip_norm=math.inf), sampling=eq.FullBatch(RECORDS, ROUNDS), local_steps=1
+        )
 
     alone = simulate(FedAvg(), [make()], start(), ROUNDS)
     pair = simulate(FedAvg(), [make(), make()], start(), ROUNDS)
@@ -130,7 +141,13 @@ def test_identical_clients_without_noise_are_one():
 def test_the_mean_has_equal_weights_whatever_the_sizes():
     sizes = (20, 60)
     clients = [
-        client(eq.ClipSGD(math.inf), p, data=records(p, n), sampling=eq.FullBatch(n, 1), local_steps=1)
+        client(
+            eq.methods.ClipSGD(clip_norm=math.inf),
+            p,
+            data=records(p, n),
+            sampling=eq.FullBatch(n, 1),
+            local_steps=1,
+        )
         for p, n in enumerate(sizes)
     ]
     found = simulate(FedAvg(), clients, start(), 1).params
@@ -381,7 +398,7 @@ def test_as_published():
     """Noise of equation (1), the paper's offset; each client's own ledger proves it."""
     budget = eq.Budget(8.0, 1e-3)
     clients = [
-        client(ServerRMS(0.5, recipe="as_published", round_length=LOCAL_STEPS), p, budget=budget)
+        client(PublishedServerRMS(clip_norm=0.5, round_length=LOCAL_STEPS), p, budget=budget)
         for p in range(2)
     ]
     history = simulate(adaptive(2, offset="paper"), clients, start(), ROUNDS)
@@ -419,10 +436,10 @@ def test_an_answer_that_is_no_reply_counts_as_none(kind):
 @pytest.mark.parametrize(
     "method",
     [
-        lambda: eq.DPSGD(0.5, noise_multiplier=0.5),
-        lambda: eq.DPSGD(eq.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=0.5),
-        lambda: eq.DPSGD(0.5, clip_rule="auto_s", noise_multiplier=0.5),
-        lambda: Proximal(eq.DPSGD(0.5, noise_multiplier=0.5), strength=0.1),
+        lambda: eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5),
+        lambda: eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=0.5),
+        lambda: eq.DPSGD(clip_norm=0.5, clip_rule=AutoS(), noise_multiplier=0.5),
+        lambda: Proximal(eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5), strength=0.1),
     ],
     ids=["fixed", "quantile", "normalised", "fedprox"],
 )

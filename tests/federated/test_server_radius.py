@@ -23,9 +23,19 @@ from federated_problem import (
 )
 
 import equipoise as eq
-from equipoise.federated import AdaptDPFedAvg, FedAvg, Proximal, Refused, Reply, ServerRMS, simulate
+from equipoise.federated import (
+    AdaptDPFedAvg,
+    FedAvg,
+    Proximal,
+    PublishedServerRMS,
+    Refused,
+    Reply,
+    ServerRMS,
+    simulate,
+)
 from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
-from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.adaptive_rms.adaptive_rms import Fused
+from equipoise.methods.adaptive_rms.radius import MeanSquareRule, RMSRadius
 from equipoise.methods.base import Setting
 
 ROUNDS, BATCH = 3, 20
@@ -76,7 +86,9 @@ def test_one_client_and_one_step_a_round_are_central_training_bit_for_bit(rule, 
         loss=loss,
         data=records(),
         sampling=eq.Poisson(BATCH, RECORDS, 6),
-        method=eq.AdaptiveRMS(4.0, variant="fused", initial_clip_norm=initial, **NOISE, **rule),
+        method=eq.AdaptiveRMS(
+            clip_norm=4.0, variant=Fused(initial_clip_norm=initial), radius=MeanSquareRule(**rule), **NOISE
+        ),
         reproducible=True,
     )
     central = [step.clip_norm for step in training]
@@ -328,10 +340,8 @@ def test_a_server_whose_radius_may_collapse_warns_once():
 @pytest.mark.parametrize(
     ("make_it", "words"),
     [
-        (lambda: fused(initial_clip_norm=0.1), "initial_clip_norm=0.1: the server begins"),
         (lambda: fused(radius_sampling_rate=0.5), "radius_sampling_rate=0.5 belongs to variant='round'"),
         (lambda: fused(round_length=0), "round_length=0"),
-        (lambda: fused(recipe="as_published"), "published algorithm has variant='round'"),
         (lambda: ServerRMS(variant="both"), "variant='both'"),
         (lambda: server(initial_clip_norm=0.6), "initial_clip_norm=0.6 is above"),
         (lambda: server(initial_clip_norm=-1.0), "initial_clip_norm=-1.0"),
@@ -342,4 +352,17 @@ def test_a_server_whose_radius_may_collapse_warns_once():
 )
 def test_bad_settings_are_named(make_it, words):
     with pytest.raises(ValueError, match=words):
+        make_it()
+
+
+@pytest.mark.parametrize(
+    ("make_it", "words"),
+    [
+        (lambda: fused(initial_clip_norm=0.1), "initial_clip_norm"),  # the server begins
+        (lambda: PublishedServerRMS(variant="fused"), "variant"),
+        (lambda: PublishedServerRMS(query_steps="first"), "query_steps"),
+    ],
+)
+def test_a_form_has_no_settings_of_another(make_it, words):
+    with pytest.raises(TypeError, match=words):
         make_it()

@@ -15,7 +15,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise as eq
-from equipoise.methods import Method
+from equipoise.methods import (
+    PSAC,
+    IterationSubspace,
+    Method,
+    MomentSubspace,
+    PublicRecords,
+    PublicSubspace,
+    RandomSubspace,
+    ReleasedSubspace,
+    published,
+)
+from equipoise.methods.adaptive_rms.adaptive_rms import Round
+from equipoise.methods.adaptive_rms.radius import MeanSquareRule
+from equipoise.methods.anchored.anchor_thresholds import Constant, Quantile, ReleasedNorm, Tracked
+from equipoise.methods.anchored.schedule import AtRandom, Every
+from equipoise.methods.feedback.joint_noise import Automatic, Independent
+from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail, NullTail, TopShare, TwoChannel
+from equipoise.methods.two_thresholds.scores import Random, Trace
 from equipoise.privacy import Ledger, Private
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 
@@ -43,68 +60,94 @@ def public_batch() -> dict[str, Tensor]:
 
 EXAMPLES: dict[str, Callable[[], Method]] = {
     "dp-sgd": lambda: eq.DPSGD(clip_norm=0.5),
-    "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule="psac", per_layer=True),
-    "pcdp-sgd": lambda: eq.PCDPSGD(public_batch(), clip_norm=0.5),
-    "pcdp-sgd published": lambda: eq.PCDPSGD(public_batch(), clip_norm=0.5, recipe="as_published"),
-    "pcdp-sgd kernel": lambda: eq.PCDPSGD(public_batch(), clip_norm=0.5, basis="kernel", refresh_every=2),
+    "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule=PSAC(), per_layer=True),
+    "pcdp-sgd": lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
+    "pcdp-sgd published": lambda: published.PCDPSGD(
+        source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5
+    ),
+    "pcdp-sgd kernel": lambda: eq.PCDPSGD(
+        source=PublicSubspace(PublicRecords(public_batch()), refresh_every=2, basis="kernel"),
+        clip_norm=0.5,
+    ),
     "pcdp-sgd released": lambda: eq.PCDPSGD(
-        clip_norm=0.5, subspace="released", history=2, explore_every=2, dimension=4
+        source=ReleasedSubspace(dimension=4, history=2, explore_every=2), clip_norm=0.5
     ),
-    "pcdp-sgd moment": lambda: eq.PCDPSGD(clip_norm=0.5, subspace="private_moment", dimension=4),
-    "pcdp-sgd iteration": lambda: eq.PCDPSGD(clip_norm=0.5, subspace="private_iteration", dimension=4),
-    "biased-gep": lambda: eq.BiasedGEP(public_batch(), clip_norm=0.5),
-    "gep": lambda: eq.GEP(public_batch(), clip_norm=0.5),
-    "gep random": lambda: eq.GEP(clip_norm=0.5, subspace="random", dimension=4),
-    "gep released": lambda: eq.GEP(
-        clip_norm=0.5, subspace="released", history=2, explore_every=2, dimension=4
+    "pcdp-sgd moment": lambda: eq.PCDPSGD(source=MomentSubspace(dimension=4), clip_norm=0.5),
+    "pcdp-sgd iteration": lambda: eq.PCDPSGD(source=IterationSubspace(dimension=4), clip_norm=0.5),
+    "biased-gep": lambda: eq.methods.BiasedGEP(
+        source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5
     ),
-    "gep moment": lambda: eq.GEP(clip_norm=0.5, subspace="private_moment", dimension=4, refresh_every=3),
-    "gep iteration": lambda: eq.GEP(clip_norm=0.5, subspace="private_iteration", dimension=4),
-    "pdp": lambda: eq.PDPSGD(public_batch(), clip_norm=0.5),
-    "rpdp": lambda: eq.RandomProjection(clip_norm=0.5, dimension=10),
-    "public-only": lambda: eq.PublicOnly(public_batch()),
-    "public-warm-start": lambda: eq.PublicWarmStart(public_batch(), warm_steps=2, clip_norm=0.5),
-    "public-warm-start pcdp-sgd": lambda: eq.PublicWarmStart(
-        public_batch(), eq.PCDPSGD(public_batch(), clip_norm=0.5), warm_steps=2, public_batch_size=8
+    "gep": lambda: eq.methods.GEP(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
+    "gep random": lambda: eq.methods.GEP(source=RandomSubspace(dimension=4), clip_norm=0.5),
+    "gep released": lambda: eq.methods.GEP(
+        source=ReleasedSubspace(dimension=4, history=2, explore_every=2), clip_norm=0.5
     ),
-    "rsdp": lambda: eq.RandomSparsification(clip_norm=0.5),
-    "dc-dpsgd": lambda: eq.DCDPSGD(0.5, count_noise=0.3),
-    "dc-dpsgd trace": lambda: eq.DCDPSGD(0.5, score="trace", subspace_dimension=3, tail_threshold="null"),
+    "gep moment": lambda: eq.methods.GEP(source=MomentSubspace(dimension=4, refresh_every=3), clip_norm=0.5),
+    "gep iteration": lambda: eq.methods.GEP(source=IterationSubspace(dimension=4), clip_norm=0.5),
+    "pdp": lambda: eq.methods.PDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
+    "rpdp": lambda: eq.methods.RandomProjection(source=RandomSubspace(dimension=10), clip_norm=0.5),
+    "public-only": lambda: eq.methods.PublicOnly(public=PublicRecords(public_batch())),
+    "public-warm-start": lambda: eq.methods.PublicWarmStart(
+        public=PublicRecords(public_batch()), warm_steps=2, inner=eq.DPSGD(clip_norm=0.5)
+    ),
+    "public-warm-start pcdp-sgd": lambda: eq.methods.PublicWarmStart(
+        public=PublicRecords(public_batch()),
+        inner=eq.PCDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
+        warm_steps=2,
+        public_batch_size=8,
+    ),
+    "rsdp": lambda: eq.methods.RandomSparsification(clip_norm=0.5),
+    "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, tail_threshold=AdaptiveTail(count_noise=0.3)),
+    "dc-dpsgd trace": lambda: eq.DCDPSGD(clip_norm=0.5, score=Trace(dimension=3), tail_threshold=NullTail()),
     "dc-dpsgd trace without signs": lambda: eq.DCDPSGD(
-        0.5, score="trace_abs", subspace_dimension=3, count_noise=0.3
+        clip_norm=0.5,
+        score=Trace(dimension=3, absolute=True),
+        tail_threshold=AdaptiveTail(count_noise=0.3),
     ),
-    "dc-dpsgd random": lambda: eq.DCDPSGD(0.5, score="random"),
-    "dc-dpsgd two channels": lambda: eq.DCDPSGD(0.5, variant="two_channel", count_noise=0.3),
-    "dc-dpsgd top share": lambda: eq.DCDPSGD(0.5, variant="joint_topk"),
-    "dc-dpsgd alg1": lambda: eq.DCDPSGD(0.5, recipe="as_published", subspace_dimension=3),
-    "dc-dpsgd code": lambda: eq.DCDPSGD(0.5, recipe="as_published", variant="code", subspace_dimension=3),
-    "dp-sgd learned threshold": lambda: eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.5, count_noise=0.3)),
-    "dp-sgd decaying threshold": lambda: eq.DPSGD(clip_norm=eq.ExponentialDecay(0.5, rate=0.9)),
-    "dp-svrg": lambda: eq.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
-    "dp-svrg decaying threshold": lambda: eq.DPSVRG(clip_norm=eq.ExponentialDecay(0.5, rate=0.9), routine=3),
-    "dp-c4": lambda: eq.DPC4(clip_norm=0.5, count_noise=0.3),
-    "dp-c4 coins": lambda: eq.DPC4(clip_norm=0.5, anchor_rule="released", routine=1),
-    "dp-c4 as published": lambda: eq.DPC4(clip_norm=0.5, anchor_scale=0.1, recipe="as_published"),
-    "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, count_noise=0.3),
+    "dc-dpsgd random": lambda: eq.DCDPSGD(clip_norm=0.5, score=Random()),
+    "dc-dpsgd two channels": lambda: eq.DCDPSGD(
+        clip_norm=0.5, variant=TwoChannel(), tail_threshold=AdaptiveTail(count_noise=0.3)
+    ),
+    "dc-dpsgd top share": lambda: eq.DCDPSGD(clip_norm=0.5, variant=TopShare()),
+    "dc-dpsgd alg1": lambda: published.DCDPSGD(clip_norm=0.5, trace=Trace(dimension=3, structure="dense")),
+    "dc-dpsgd code": lambda: published.DCDPSGD(clip_norm=0.5, variant="code", trace=Trace(dimension=3)),
+    "dp-sgd learned threshold": lambda: eq.DPSGD(
+        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3)
+    ),
+    "dp-sgd decaying threshold": lambda: eq.DPSGD(clip_norm=eq.methods.ExponentialDecay(0.5, rate=0.9)),
+    "dp-svrg": lambda: eq.methods.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
+    "dp-svrg decaying threshold": lambda: eq.methods.DPSVRG(
+        clip_norm=eq.methods.ExponentialDecay(0.5, rate=0.9), schedule=AtRandom(takes_next=True)
+    ),
+    "dp-c4": lambda: eq.DPC4(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
+    "dp-c4 coins": lambda: eq.DPC4(clip_norm=0.5, anchor=ReleasedNorm(), schedule=AtRandom()),
+    "dp-c4 as published": lambda: published.DPC4(clip_norm=0.5, anchor_scale=0.1),
+    "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
     "dp-c4-plus tracked": lambda: eq.DPC4Plus(
-        clip_norm=0.5, count_noise=0.3, coupled_rule="tracked", routine=4, anchor_batch_size=40
+        clip_norm=0.5,
+        anchor=Quantile(count_noise=0.3),
+        coupled=Tracked(),
+        schedule=Every(takes_next=True),
+        anchor_batch_size=40,
     ),
     "dp-c4-plus noise at every step": lambda: eq.DPC4Plus(
-        clip_norm=0.5, anchor_rule="fixed", anchor_noise="every_step"
+        clip_norm=0.5, anchor=Constant(), schedule=Every(fresh_noise=True)
     ),
-    "dp-c4-plus as published": lambda: eq.DPC4Plus(clip_norm=0.5, anchor_scale=0.1, recipe="as_published"),
+    "dp-c4-plus as published": lambda: published.DPC4Plus(clip_norm=0.5, anchor_scale=0.1),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
     "dice-sgd per layer": lambda: eq.DiceSGD(clip_norm=0.1, feedback_rate=0.5, per_layer=True),
-    "dice-sgd independent": lambda: eq.DiceSGD(clip_norm=0.1, variant="independent", memory_clip_norm=3.0),
-    "dice-sgd automatic": lambda: eq.DiceSGD(clip_norm=0.1, variant="automatic", regulariser=0.01),
-    "dice-sgd as published": lambda: eq.DiceSGD(clip_norm=0.1, recipe="as_published"),
-    "dice-sgd algorithm 4": lambda: eq.DiceSGD(recipe="as_published", variant="algorithm_4"),
-    "adaptive-rms": lambda: eq.AdaptiveRMS(0.5, radius_share=0.5),
-    "adaptive-rms self": lambda: eq.AdaptiveRMS(2.0, scale="self", ema_beta=0.5, radius_share=0.5),
-    "adaptive-rms round": lambda: eq.AdaptiveRMS(0.5, variant="round", round_length=2),
-    "adaptive-rms published": lambda: eq.AdaptiveRMS(0.5, recipe="as_published", round_length=2),
-    "clip-sgd": lambda: eq.ClipSGD(clip_norm=0.1),
-    "ef-sgd": lambda: eq.EFSGD(clip_norm=0.1),
+    "dice-sgd independent": lambda: eq.DiceSGD(clip_norm=0.1, variant=Independent(), memory_clip_norm=3.0),
+    "dice-sgd automatic": lambda: eq.DiceSGD(clip_norm=0.1, variant=Automatic(regulariser=0.01)),
+    "dice-sgd as published": lambda: published.DiceSGD(clip_norm=0.1),
+    "dice-sgd algorithm 4": lambda: published.DiceSGD(variant="algorithm_4"),
+    "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5, radius_share=0.5),
+    "adaptive-rms self": lambda: eq.AdaptiveRMS(
+        clip_norm=2.0, radius=MeanSquareRule(scale="self", ema_beta=0.5), radius_share=0.5
+    ),
+    "adaptive-rms round": lambda: eq.AdaptiveRMS(clip_norm=0.5, variant=Round(length=2)),
+    "adaptive-rms published": lambda: published.AdaptiveRMS(clip_norm=0.5, round_length=2),
+    "clip-sgd": lambda: eq.methods.ClipSGD(clip_norm=0.1),
+    "ef-sgd": lambda: eq.methods.EFSGD(clip_norm=0.1),
 }
 
 

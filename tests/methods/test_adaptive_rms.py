@@ -14,10 +14,11 @@ from test_sensitivity import gradients, part, wild_batch
 
 import equipoise as eq
 from equipoise.gradients import DenseGradients
-from equipoise.methods.adaptive_rms.adaptive_rms import _squares
-from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.adaptive_rms.adaptive_rms import Fused, Round, _squares
+from equipoise.methods.adaptive_rms.radius import MeanSquareRule, RMSRadius
 from equipoise.methods.base import Setting
-from equipoise.methods.published.adaptive_rms_formulas import (
+from equipoise.methods.published.adaptive_rms import AdaptiveRMS as PublishedAdaptiveRMS
+from equipoise.methods.published.adaptive_rms import (
     claimed_epsilon,
     order,
     published_noise,
@@ -133,14 +134,14 @@ def test_equation_1(target, noise, radius):
 def test_equation_1_without_a_solution_raises():
     with pytest.raises(BudgetError, match="out of reach for the gradient"):
         published_noise(1, DELTA, population=10_000, batch=100, steps=2000)
-    method = eq.AdaptiveRMS(recipe="as_published", round_length=20)
+    method = PublishedAdaptiveRMS(round_length=20)
     with pytest.raises(BudgetError, match="recipe='library'"):
         planned(method, eq.WithoutReplacement(100, 10_000, 2000), "replace_one", eq.Budget(1.0, DELTA))
 
 
 def test_as_published_the_ledgers_epsilon_is_far_below_the_papers():
     """At epsilon 8 the paper's noise really costs 4.9 (RDP, without replacement, true sensitivities)."""
-    method = eq.AdaptiveRMS(recipe="as_published", round_length=20)
+    method = PublishedAdaptiveRMS(round_length=20)
     sampling = eq.WithoutReplacement(100, 10_000, 2000)
     made = method.plan(Setting(sampling=sampling, budget=eq.Budget(8.0, DELTA), relation="replace_one"))
     plan = made.releases
@@ -151,10 +152,8 @@ def test_as_published_the_ledgers_epsilon_is_far_below_the_papers():
 
 
 def test_the_claim_does_not_cover_slices_of_an_epoch():
-    method = eq.AdaptiveRMS(recipe="as_published", round_length=20)
-    given = eq.AdaptiveRMS(
-        recipe="as_published", round_length=20, noise_multiplier=2.0, radius_noise_multiplier=1.0
-    )
+    method = PublishedAdaptiveRMS(round_length=20)
+    given = PublishedAdaptiveRMS(round_length=20, noise_multiplier=2.0, radius_noise_multiplier=1.0)
     for one, budget in ((method, eq.Budget(8.0, DELTA)), (given, None)):
         with pytest.raises(ValueError, match="fresh sample"):
             planned(one, eq.FixedEpochs(100, 10_000, 2000), "replace_one", budget)
@@ -182,7 +181,7 @@ FIFTY_ROUNDS = eq.Poisson(256, 60_000, 50 * 47)
         (lambda: eq.DPSGD(noise_multiplier=1.0), FIFTY_ROUNDS, 1.104),
         (
             lambda: eq.AdaptiveRMS(
-                variant="round", round_length=47, radius_sampling_rate=1024 / 60_000,
+                variant=Round(length=47, sampling_rate=1024 / 60_000),
                 noise_multiplier=1.0, radius_noise_multiplier=4.0,
             ),
             FIFTY_ROUNDS,
@@ -190,7 +189,7 @@ FIFTY_ROUNDS = eq.Poisson(256, 60_000, 50 * 47)
         ),
         (
             lambda: eq.AdaptiveRMS(
-                variant="round", round_length=47, noise_multiplier=1.0, radius_noise_multiplier=20.0
+                variant=Round(length=47), noise_multiplier=1.0, radius_noise_multiplier=20.0
             ),
             FIFTY_ROUNDS,
             1.789,
@@ -224,7 +223,7 @@ def test_conventions_of_replace_one():
 
 def test_replacing_a_record_moves_the_squares_by_their_cap_and_no_more():
     """The plan's ratio of 1: under replace-one with all records, the squares cost what they cost before."""
-    method = eq.AdaptiveRMS(variant="round", noise_multiplier=1e4, radius_noise_multiplier=5.0)
+    method = eq.AdaptiveRMS(variant=Round(), noise_multiplier=1e4, radius_noise_multiplier=5.0)
     found = planned(method, eq.FullBatch(100, 1), "replace_one")
     (multiplier,) = [found.combined_multiplier(p.names) for p in found.patterns() if p.draw == "radius"]
     assert multiplier == pytest.approx(5.0)
@@ -260,10 +259,11 @@ def test_a_record_without_a_finite_norm_counts_as_a_large_one(bad):
 # ---- in a training
 
 
-@pytest.mark.parametrize("variant", ["fused", "round"])
+@pytest.mark.parametrize("variant", [Fused(), Round()])
 def test_noise_follows_the_radius_and_the_squares_keep_theirs(variant):
     run = train(
-        eq.AdaptiveRMS(5.0, variant=variant, noise_multiplier=1.5, radius_noise_multiplier=2.0), steps=4
+        eq.AdaptiveRMS(clip_norm=5.0, variant=variant, noise_multiplier=1.5, radius_noise_multiplier=2.0),
+        steps=4,
     )
     steps = list(run)
     radii = [step.clip_norm for step in steps]
@@ -280,8 +280,10 @@ def test_at_its_limit_it_is_dp_sgd_bit_for_bit():
     """A huge tau keeps the radius at G; the squares' noise comes after the gradient's in the stream."""
     ends = []
     for method in (
-        eq.AdaptiveRMS(0.5, tau=1e12, noise_multiplier=1.0, radius_noise_multiplier=3.0),
-        eq.DPSGD(0.5, noise_multiplier=1.0),
+        eq.AdaptiveRMS(
+            clip_norm=0.5, radius=MeanSquareRule(tau=1e12), noise_multiplier=1.0, radius_noise_multiplier=3.0
+        ),
+        eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
     ):
         model = network()
         list(train(method, model=model))
@@ -294,7 +296,7 @@ def test_larger_losses_change_only_the_scale():
     data, _ = consistent(60, 4)
     paths = []
     for factor in (1.0, 8.0):
-        method = eq.AdaptiveRMS(50.0 * factor, noise_multiplier=1.0, radius_noise_multiplier=3.0)
+        method = eq.AdaptiveRMS(clip_norm=50.0 * factor, noise_multiplier=1.0, radius_noise_multiplier=3.0)
         run = Follower(
             method,
             Linear(4),
@@ -313,13 +315,9 @@ def test_larger_losses_change_only_the_scale():
     ("options", "words"),
     [
         ({"radius_share": 1.0}, "radius_share=1.0"),
-        ({"recipe": "as_published", "variant": "fused"}, "variant='fused'"),
-        ({"recipe": "as_published", "scale": "self"}, "scale='self'"),
-        ({"round_length": 2}, "round_length=2"),
-        ({"variant": "round", "initial_clip_norm": 0.1}, "initial_clip_norm=0.1"),
-        ({"initial_clip_norm": 3.0}, "initial_clip_norm=3.0"),
+        ({"variant": Fused(initial_clip_norm=3.0)}, "initial_clip_norm=3.0"),
+        ({"radius": MeanSquareRule(minimum=3.0)}, "minimum=3.0"),
         ({"radius_noise_multiplier": 3.0}, "radius_noise_multiplier=3.0"),
-        ({"variant": "round", "radius_sampling_rate": 2.0}, "radius_sampling_rate=2.0"),
     ],
 )
 def test_bad_settings_are_named(options, words):
@@ -327,8 +325,49 @@ def test_bad_settings_are_named(options, words):
         eq.AdaptiveRMS(**options)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (Round, {"length": 0}, "length=0"),
+        (Round, {"sampling_rate": 2.0}, "sampling_rate=2.0"),
+        (PublishedAdaptiveRMS, {"radius_sampling_rate": 2.0}, "radius_sampling_rate=2.0"),
+        (PublishedAdaptiveRMS, {"round_length": 0}, "round_length=0"),
+    ],
+)
+def test_bad_settings_of_a_form_are_named(kind, options, words):
+    with pytest.raises(ValueError, match=words):
+        kind(**options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        (PublishedAdaptiveRMS, {"variant": Fused()}),
+        (PublishedAdaptiveRMS, {"radius": MeanSquareRule(scale="self")}),
+        (Fused, {"length": 2}),
+        (Fused, {"sampling_rate": 0.5}),
+        (Round, {"initial_clip_norm": 0.1}),
+        (eq.AdaptiveRMS, {"variant": "fused"}),
+    ],
+)
+def test_a_form_has_no_settings_of_another(kind, option):
+    with pytest.raises(TypeError, match=next(iter(option))):
+        kind(**option)
+
+
+def test_a_query_of_its_own_needs_both_multipliers():
+    for method in (
+        eq.AdaptiveRMS(variant=Round(), noise_multiplier=1.0),
+        PublishedAdaptiveRMS(noise_multiplier=1.0),
+    ):
+        with pytest.raises(ValueError, match="without radius_noise_multiplier"):
+            planned(method, eq.Poisson(20, 60, 10))
+
+
 def test_self_scaling_warns_of_a_noisy_radius():
-    method = eq.AdaptiveRMS(scale="self", noise_multiplier=1.0, radius_noise_multiplier=3.0)
+    method = eq.AdaptiveRMS(
+        radius=MeanSquareRule(scale="self"), noise_multiplier=1.0, radius_noise_multiplier=3.0
+    )
     with pytest.warns(UserWarning, match="1/32"):
         planned(method, eq.Poisson(20, 60, 10))
 
@@ -364,13 +403,17 @@ def losses(method, seed: int, learning_rate: float, noise: float = 0.0) -> dict[
 
 
 def fixed(clip_norm):
-    return eq.DPSGD(clip_norm, noise_multiplier=10 / MU)
+    return eq.DPSGD(clip_norm=clip_norm, noise_multiplier=10 / MU)
 
 
 def adaptive(clip_norm, share, **options):
     z, radius_z = 10 / MU / math.sqrt(1 - share), 10 / MU / math.sqrt(share)
     return eq.AdaptiveRMS(
-        clip_norm, variant="round", noise_multiplier=z, radius_noise_multiplier=radius_z, **options
+        clip_norm=clip_norm,
+        variant=Round(),
+        radius=MeanSquareRule(**options),
+        noise_multiplier=z,
+        radius_noise_multiplier=radius_z,
     )
 
 

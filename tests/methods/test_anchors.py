@@ -10,7 +10,9 @@ from stepping import Follower, Linear, consistent, half_square
 
 import equipoise as eq
 from equipoise.gradients import GradientEngine
-from equipoise.methods.anchored.schedule import draw_schedule
+from equipoise.methods.anchored.anchor_thresholds import Constant, Distance, Quantile, ReleasedNorm
+from equipoise.methods.anchored.noise_split import Factor, LeastDisplacement
+from equipoise.methods.anchored.schedule import AtRandom, Every, draw_schedule
 from equipoise.methods.base import Setting
 from equipoise.privacy import Draw, FixedEpochs, FullBatch, Poisson, WithoutReplacement
 from equipoise.privacy.accounting.epsilon import quick_epsilon
@@ -20,6 +22,14 @@ from equipoise.privacy.private import unwrap
 
 BUDGET = eq.Budget(4.0, 1e-5)
 SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}
+
+
+def moving(routine, period):
+    """The schedule of a routine of the paper."""
+    kind = Every if routine in (2, 4) else AtRandom
+    made = kind(period, takes_next=routine in (3, 4))
+    assert made.routine == routine
+    return made
 
 
 def plan(method, sampling, budget=None, relation="add_or_remove_one"):
@@ -53,7 +63,7 @@ def test_anchors_move_as_the_routines_say():
 @pytest.mark.parametrize("routine", [1, 2, 3, 4])
 def test_the_anchor_is_the_iterate_that_the_routine_takes(routine):
     data, _ = consistent(40, 3)
-    method = eq.DPC4Plus(routine=routine, anchor_period=3, anchor_batch_size=40, **SMALL)
+    method = eq.DPC4Plus(schedule=moving(routine, 3), anchor_batch_size=40, **SMALL)
     follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 12))
     iterates, anchors = [], []
     for _ in range(12):
@@ -85,7 +95,7 @@ def test_coins_follow_the_public_generator_and_the_probability():
 @pytest.mark.parametrize("routine", [1, 2, 3, 4])
 def test_releases_are_as_many_as_planned(routine):
     data, _ = consistent(40, 3)
-    method = eq.DPC4Plus(routine=routine, anchor_period=3, **SMALL)
+    method = eq.DPC4Plus(schedule=moving(routine, 3), **SMALL)
     follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 12)).run()
     counts = {release.name: release.count for release in follower.plan.releases}
     assert follower.released("coupled") == counts["coupled"]
@@ -97,7 +107,7 @@ def test_releases_are_as_many_as_planned(routine):
 def test_counts_of_the_worked_example():
     counts = {}
     for routine in (2, 4):
-        found = plan(eq.DPC4Plus(routine=routine, anchor_period=8, **SMALL), Poisson(256, 60_000, 5000))
+        found = plan(eq.DPC4Plus(schedule=moving(routine, 8), **SMALL), Poisson(256, 60_000, 5000))
         counts[routine] = (found["coupled"].count, found["anchor"].count)
     assert counts == {2: (4999, 626), 4: (4374, 626)}
 
@@ -108,10 +118,12 @@ def test_counts_of_the_worked_example():
 def test_an_anchor_at_every_step_is_dp_sgd_bit_by_bit():
     data, _ = consistent(60, 4)
     anchored = eq.DPC4Plus(
-        0.7, routine=4, anchor_period=1, anchor_rule="fixed", anchor_batch_size=20, **SMALL
+        clip_norm=0.7, schedule=moving(4, 1), anchor=Constant(), anchor_batch_size=20, **SMALL
     )
     a = Follower(anchored, Linear(4), half_square, data, Poisson(10, 60, 15)).run()
-    b = Follower(eq.DPSGD(0.7, noise_multiplier=2.0), Linear(4), half_square, data, Poisson(20, 60, 15)).run()
+    b = Follower(
+        eq.DPSGD(clip_norm=0.7, noise_multiplier=2.0), Linear(4), half_square, data, Poisson(20, 60, 15)
+    ).run()
     assert torch.equal(a.vector, b.vector)
     assert [release.name for release in a.plan.releases] == ["anchor"]
     assert a.plan.epsilon(1e-5).value == b.plan.epsilon(1e-5).value
@@ -128,11 +140,11 @@ class Noiseless(RecordingLedger):
 @pytest.mark.parametrize("kind", ["dp-c4-plus", "dp-svrg"])
 def test_without_noise_and_clipping_it_is_svrg(kind, routine):
     data, _ = consistent(60, 4)
-    options = {"routine": routine, "anchor_period": 3, "anchor_batch_size": 60, **SMALL}
+    options = {"schedule": moving(routine, 3), "anchor_batch_size": 60, **SMALL}
     method = (
-        eq.DPSVRG(1e6, **options)
+        eq.methods.DPSVRG(clip_norm=1e6, **options)
         if kind == "dp-svrg"
-        else eq.DPC4Plus(1e6, coupled_scale=1e6, anchor_rule="fixed", **options)
+        else eq.DPC4Plus(clip_norm=1e6, coupled=Distance(scale=1e6), anchor=Constant(), **options)
     )
     follower = Follower(method, Linear(4), half_square, data, Poisson(20, 60, 25))
     follower.ledger = Noiseless(follower.plan, secrets=follower.ledger.secrets)
@@ -174,7 +186,7 @@ def test_without_noise_and_clipping_it_is_svrg(kind, routine):
 
 def test_an_anchor_gradient_is_used_unchanged_until_the_next():
     data, _ = consistent(40, 3)
-    method = eq.DPC4Plus(routine=4, anchor_period=4, **SMALL)
+    method = eq.DPC4Plus(schedule=moving(4, 4), **SMALL)
     follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 14)).run()
     used = [state["gradient"]["weight"] for state in follower.states]
     starts = [0, 2, 6, 10]  # renewals after steps 1, 5 and 9
@@ -187,9 +199,9 @@ def test_an_anchor_gradient_is_used_unchanged_until_the_next():
 
 def test_anchor_noise_at_every_step_is_paid_for_at_every_step():
     data, _ = consistent(40, 3)
-    options = {"routine": 4, "anchor_period": 4, **SMALL}
+    options = {"schedule": moving(4, 4), **SMALL}
     once = eq.DPC4Plus(**options)
-    often = eq.DPC4Plus(anchor_noise="every_step", **options)
+    often = eq.DPC4Plus(schedule=Every(4, takes_next=True, fresh_noise=True), **SMALL)
     follower = Follower(often, Linear(3), half_square, data, Poisson(10, 40, 14)).run()
     assert follower.released("anchor") == 14
     assert follower.released("anchor_count") == 4
@@ -207,9 +219,8 @@ def test_anchor_noise_at_every_step_is_paid_for_at_every_step():
 
 def test_the_pair_of_svrg_is_noised_for_its_doubled_bound():
     data, _ = consistent(40, 3)
-    follower = Follower(
-        eq.DPSVRG(0.3, routine=4, anchor_period=4, **SMALL), Linear(3), half_square, data, Poisson(10, 40, 6)
-    )
+    method = eq.methods.DPSVRG(clip_norm=0.3, schedule=moving(4, 4), **SMALL)
+    follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 6))
     assert follower.plan["coupled"].max_bound == pytest.approx(0.6)
     follower.run()
     spread = torch.cat(
@@ -251,7 +262,9 @@ def test_one_record_moves_the_pair_by_at_most_two_thresholds():
 
 def test_a_decaying_threshold_serves_both_releases():
     data, _ = consistent(40, 3)
-    method = eq.DPSVRG(eq.ExponentialDecay(1.0, rate=0.5), routine=4, anchor_period=2, **SMALL)
+    method = eq.methods.DPSVRG(
+        clip_norm=eq.methods.ExponentialDecay(1.0, rate=0.5), schedule=moving(4, 2), **SMALL
+    )
     follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 5)).run()
     lines = [entry for entry in follower.ledger.journal.entries() if entry.kind == "release"]
     # An anchor at steps 0, 2 and 4; coupled terms at 1 and 3, with the threshold of their step.
@@ -273,29 +286,28 @@ def test_the_worked_epsilons():
     """N = 60,000, B = 256, n_A = 4096, m = 8, T = 5000, delta = 1e-5."""
     sampling = Poisson(256, 60_000, 5000)
 
-    def epsilon(coupled, anchor, rule="fixed", **options):
+    def epsilon(coupled, anchor, rule=Constant(), schedule=Every(8)):  # noqa: B008
         method = eq.DPC4Plus(
-            anchor_rule=rule,
-            anchor_period=8,
+            anchor=rule,
+            schedule=schedule,
             anchor_batch_size=4096,
             noise_multiplier=coupled,
             anchor_noise_multiplier=anchor,
-            **options,
         )
         return plan(method, sampling).epsilon(1e-5).value
 
-    assert epsilon(0.883, 3.494, "quantile") == pytest.approx(2.997, rel=5e-3)
+    assert epsilon(0.883, 3.494, Quantile()) == pytest.approx(2.997, rel=5e-3)
     assert epsilon(0.883, 3.494) == pytest.approx(2.997, rel=5e-3)
-    assert epsilon(0.883, 3.494, routine=4) == pytest.approx(2.892, rel=5e-3)
+    assert epsilon(0.883, 3.494, schedule=Every(8, takes_next=True)) == pytest.approx(2.892, rel=5e-3)
     assert epsilon(1.0, 1.0) == pytest.approx(12.30, rel=5e-3)
     assert epsilon(1.0, 4.0) == pytest.approx(2.445, rel=5e-3)
-    assert epsilon(0.883, 3.494, anchor_noise="every_step") == pytest.approx(7.058, rel=5e-3)
+    assert epsilon(0.883, 3.494, schedule=Every(8, fresh_noise=True)) == pytest.approx(7.058, rel=5e-3)
 
 
 @pytest.mark.slow
 def test_the_split_of_the_worked_example():
     found = plan(
-        eq.DPC4Plus(anchor_rule="fixed", anchor_period=8, anchor_batch_size=4096),
+        eq.DPC4Plus(anchor=Constant(), schedule=Every(8), anchor_batch_size=4096),
         Poisson(256, 60_000, 5000),
         eq.Budget(3.0, 1e-5),
     )
@@ -307,9 +319,9 @@ def test_the_split_of_the_worked_example():
 def test_all_records_in_an_anchor_and_the_count_beside_it():
     """The toy problem: N = 2000, B = 64, full anchors, m = 16, T = 3000, K = 189."""
     sampling = Poisson(64, 2000, 3000)
-    options = {"anchor_period": 16, "anchor_batch_size": 2000}
+    options = {"schedule": Every(16), "anchor_batch_size": 2000}
     noise = {"noise_multiplier": 2.6572, "anchor_noise_multiplier": 22.291}
-    bare = plan(eq.DPC4Plus(anchor_rule="released", **options, **noise), sampling)
+    bare = plan(eq.DPC4Plus(anchor=ReleasedNorm(), **options, **noise), sampling)
     assert bare["anchor"].count == 189
     assert bare["anchor"].sampling == FullBatch(2000, 189)
     assert bare.epsilon(1e-5).value == pytest.approx(4.0, rel=5e-3)
@@ -326,11 +338,10 @@ def test_the_best_split_is_found():
     sampling = Poisson(64, 2000, 3000)
     for ratio, factor in ((1.0, 1.4), (0.1, 2.0), (0.01, 3.0)):
         method = eq.DPC4Plus(
-            anchor_rule="fixed",
-            anchor_period=16,
+            anchor=Constant(),
+            schedule=Every(16),
             anchor_batch_size=2000,
-            coupled_noise_factor="optimal",
-            threshold_ratio=ratio,
+            split=LeastDisplacement(ratio),
         )
         found = plan(method, sampling, BUDGET)["coupled"].noise_multiplier / 2.044
         assert factor / 1.3 < found < factor * 1.3
@@ -339,11 +350,11 @@ def test_the_best_split_is_found():
 @pytest.mark.slow
 def test_one_multiplier_may_be_given():
     sampling = Poisson(30, 500, 20)
-    free = plan(eq.DPSVRG(), sampling, BUDGET)
+    free = plan(eq.methods.DPSVRG(), sampling, BUDGET)
     for name in ("noise_multiplier", "anchor_noise_multiplier"):
         which = "coupled" if name == "noise_multiplier" else "anchor"
         value = 1.2 * free[which].noise_multiplier
-        found = plan(eq.DPSVRG(**{name: value}), sampling, BUDGET)
+        found = plan(eq.methods.DPSVRG(**{name: value}), sampling, BUDGET)
         assert found[which].noise_multiplier == value
         assert 0.99 * 4 <= found.epsilon(1e-5).value <= 4
 
@@ -359,33 +370,40 @@ def test_samplings_beside_poisson():
 
 def test_epsilon_grows_with_steps_anchors_and_rates():
     def epsilon(batch=20.0, steps=60, **options):
-        method = eq.DPC4Plus(**{"anchor_period": 4, "anchor_batch_size": 100, **SMALL, **options})
+        method = eq.DPC4Plus(**{"schedule": Every(4), "anchor_batch_size": 100, **SMALL, **options})
         return cost(plan(method, Poisson(batch, 1000, steps)))
 
     assert epsilon(steps=60) < epsilon(steps=90)
-    assert epsilon(anchor_period=4) < epsilon(anchor_period=2)
+    assert epsilon(schedule=Every(4)) < epsilon(schedule=Every(2))
     assert epsilon(anchor_batch_size=100) < epsilon(anchor_batch_size=200)
     assert epsilon(batch=20.0) < epsilon(batch=40.0)
 
 
 def test_bad_settings_are_named():
     with pytest.raises(ValueError, match="routine=5"):
-        eq.DPC4Plus(routine=5)
-    with pytest.raises(ValueError, match=r"anchor_period=2\.5"):
-        eq.DPSVRG(routine=2, anchor_period=2.5)
-    eq.DPSVRG(routine=1, anchor_period=2.5)
-    with pytest.raises(ValueError, match="anchor_noise='never'"):
-        eq.DPC4(anchor_noise="never")
+        draw_schedule(5, 2, 1)
+    with pytest.raises(ValueError, match=r"period=2\.5"):
+        Every(2.5)
+    AtRandom(2.5)
+    with pytest.raises(ValueError, match=r"period=0\.5"):
+        AtRandom(0.5)
+    with pytest.raises(ValueError, match="factor=0"):
+        Factor(0)
+    with pytest.raises(ValueError, match="threshold_ratio=-1"):
+        LeastDisplacement(-1)
+    for option in ({"schedule": 8}, {"split": 1.15}, {"coupled": "dist"}, {"anchor": "fixed"}):
+        with pytest.raises(TypeError, match=next(iter(option))):
+            eq.DPC4(**option)
     with pytest.raises(ValueError, match="anchor_batch_size=5"):
         plan(eq.DPC4(anchor_batch_size=5, **SMALL), Poisson(10, 40, 5))
     with pytest.raises(ValueError, match="budget is missing"):
         plan(eq.DPC4(), Poisson(10, 40, 5))
-    with pytest.raises(BudgetError, match="coupled_noise_factor"):
-        plan(eq.DPC4Plus(coupled_noise_factor=0.5), Poisson(10, 400, 50), eq.Budget(1.0, 1e-5))
+    with pytest.raises(BudgetError, match="split=Factor"):
+        plan(eq.DPC4Plus(split=Factor(0.5)), Poisson(10, 400, 50), eq.Budget(1.0, 1e-5))
     with pytest.raises(TypeError, match="max_grad_norm"):
-        eq.DPSVRG(max_grad_norm=1.0)
+        eq.methods.DPSVRG(max_grad_norm=1.0)
     with pytest.raises(ValueError, match="ReleasedQuantile"):
-        eq.DPSVRG(eq.ReleasedQuantile())
+        eq.methods.DPSVRG(clip_norm=eq.methods.ReleasedQuantile())
 
 
 def test_one_method_object_serves_several_trainings():
@@ -400,7 +418,7 @@ def test_one_method_object_serves_several_trainings():
 
 def test_parameters_that_someone_else_moved():
     data, _ = consistent(40, 3)
-    method = eq.DPC4Plus(routine=2, anchor_period=4, **SMALL)
+    method = eq.DPC4Plus(schedule=moving(2, 4), **SMALL)
     follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 12))
     follower.step()
     moved = {"weight": torch.full((3,), 5.0, dtype=torch.float64)}
@@ -423,7 +441,7 @@ def test_parameters_that_someone_else_moved():
 def test_passes_and_memory_of_a_period():
     """A coupled step asks for two gradients of its batch, an anchor for one of its own; a state holds 2 P."""
     data, _ = consistent(64, 3)
-    method = eq.DPC4Plus(routine=4, anchor_period=4, anchor_batch_size=64, **SMALL)
+    method = eq.DPC4Plus(schedule=moving(4, 4), anchor_batch_size=64, **SMALL)
     follower = Follower(method, Linear(3), half_square, data, FullBatch(64, 13))
     engine, calls = follower.engine, []
 

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from equipoise.methods.clip_rules import CLIP_RULES, NSGD, PSAC, Abadi, AutoS, ClipRule, layers, resolve_rule
+import equipoise as eq
+from equipoise.methods.clip_rules import NSGD, PSAC, Abadi, AutoS, ClipRule, layers
 
 RULES = [Abadi(), AutoS(), AutoS(gamma=1.0), NSGD(), NSGD(regulariser=10.0), PSAC(), PSAC(regulariser=1e-4)]
 NORMS = [0.0, 1e-30, 1e-8, 1e-3, 0.3, 0.999999, 1.0, 1.000001, 7.0, 1e4, 1e18]
@@ -82,12 +83,12 @@ def test_a_wrong_rule_would_be_caught():
 
 
 def test_names():
-    assert set(CLIP_RULES) == {"abadi", "auto_s", "nsgd", "psac"}
-    assert resolve_rule("abadi") == Abadi()
-    with pytest.raises(ValueError, match="clip_rule='abady' is unknown"):
-        resolve_rule("abady")
-    with pytest.raises(TypeError, match="clip_rule=3"):
-        resolve_rule(3)
+    ours = {kind: rule for kind, rule in ClipRule.kinds().items() if rule.__module__.startswith("equipoise")}
+    assert ours == {"abadi": Abadi, "auto_s": AutoS, "nsgd": NSGD, "psac": PSAC}
+    with pytest.raises(ValueError, match="clip_rule='abady' is no kind known here; give one of abadi"):
+        eq.DPSGD.from_config({"name": "dp-sgd", "clip_rule": "abady"})
+    with pytest.raises(TypeError, match="clip_rule='abadi' is a str: give a ClipRule, such as PSAC"):
+        eq.DPSGD(clip_rule="abadi")
     with pytest.raises(ValueError, match=r"gamma=0\.0 must be positive"):
         AutoS(gamma=0.0)
     with pytest.raises(TypeError):

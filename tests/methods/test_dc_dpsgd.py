@@ -15,17 +15,32 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.gradients import DenseGradients
-from equipoise.methods import METHODS
+from equipoise.methods import find
 from equipoise.methods.base import Setting
-from equipoise.methods.clip_rules import AutoS
-from equipoise.methods.published.dc_dpsgd_formulas import average_noise, printed_multiplier, share_multipliers
+from equipoise.methods.clip_rules import PSAC, Abadi, AutoS
+from equipoise.methods.published.dc_dpsgd import (
+    DCDPSGD as PublishedDCDPSGD,
+)
+from equipoise.methods.published.dc_dpsgd import (
+    average_noise,
+    printed_multiplier,
+    share_multipliers,
+)
+from equipoise.methods.two_thresholds.dc_dpsgd import (
+    AdaptiveTail,
+    FixedTail,
+    NullTail,
+    PerSample,
+    TopShare,
+    TwoChannel,
+)
+from equipoise.methods.two_thresholds.scores import Norm, Random, Trace
 from equipoise.privacy import Draw, Poisson, Private, PrivateRows, clip_selected, top_share
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.private import unwrap
 
 DRAW = Draw("batch", 0)
-SCORES = ("norm", "trace", "trace_abs", "random")
-NARROW = {"subspace_dimension": 3}
+SCORES = (Norm(), Trace(dimension=3), Trace(dimension=3, absolute=True), Random())
 
 
 def data(dtype=torch.float32, count=120):
@@ -77,25 +92,29 @@ def plan(method, sampling=None, budget=None, relation="add_or_remove_one"):
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("variant", ["per_sample", "joint_topk"])
+@pytest.mark.parametrize("variant", [PerSample(), TopShare()])
 def test_equal_thresholds_are_dp_sgd_bit_for_bit(score, variant):
-    method = eq.DCDPSGD(0.3, 0.3, score=score, variant=variant, noise_multiplier=1.0, **NARROW)
+    method = eq.DCDPSGD(clip_norm=0.3, body_clip_norm=0.3, score=score, variant=variant, noise_multiplier=1.0)
     run, _ = train(method)
-    plain, _ = train(eq.DPSGD(0.3, noise_multiplier=1.0))
+    plain, _ = train(eq.DPSGD(clip_norm=0.3, noise_multiplier=1.0))
     assert torch.equal(weights(run), weights(plain))
     assert [release.name for release in run.plan.releases] == ["gradient"]  # no count to pay for
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.02, 0.05])
 def test_a_threshold_below_the_small_radius_is_dp_sgd(threshold):
-    run, _ = train(eq.DCDPSGD(0.5, 0.05, tail_threshold=threshold, noise_multiplier=1.0))
-    plain, _ = train(eq.DPSGD(0.5, noise_multiplier=1.0))
+    run, _ = train(
+        eq.DCDPSGD(clip_norm=0.5, body_clip_norm=0.05, tail_threshold=threshold, noise_multiplier=1.0)
+    )
+    plain, _ = train(eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0))
     assert torch.equal(weights(run), weights(plain))
 
 
 def test_an_infinite_threshold_is_the_small_radius_under_the_noise_of_the_large_one():
-    run, steps = train(eq.DCDPSGD(0.5, 0.05, tail_threshold=math.inf, noise_multiplier=0.1))
-    plain, plain_steps = train(eq.DPSGD(0.05, noise_multiplier=1.0))
+    run, steps = train(
+        eq.DCDPSGD(clip_norm=0.5, body_clip_norm=0.05, tail_threshold=math.inf, noise_multiplier=0.1)
+    )
+    plain, plain_steps = train(eq.DPSGD(clip_norm=0.05, noise_multiplier=1.0))
     torch.testing.assert_close(weights(run), weights(plain), rtol=1e-6, atol=1e-7)
     assert steps[0].noise_std == pytest.approx(plain_steps[0].noise_std)
 
@@ -103,10 +122,12 @@ def test_an_infinite_threshold_is_the_small_radius_under_the_noise_of_the_large_
 def test_two_channels_add_up_to_one_sum():
     """With hardly any noise both forms are the same sum; weight zero leaves the body alone."""
     quiet = {"tail_threshold": 0.3, "noise_multiplier": 1e-7}
-    both, _ = train(eq.DCDPSGD(0.5, 0.05, variant="two_channel", **quiet))
-    one, _ = train(eq.DCDPSGD(0.5, 0.05, **quiet))
+    both, _ = train(eq.DCDPSGD(clip_norm=0.5, body_clip_norm=0.05, variant=TwoChannel(), **quiet))
+    one, _ = train(eq.DCDPSGD(clip_norm=0.5, body_clip_norm=0.05, **quiet))
     torch.testing.assert_close(weights(both), weights(one), rtol=1e-5, atol=1e-6)
-    body, _ = train(eq.DCDPSGD(0.5, 0.05, variant="two_channel", tail_weight=0.0, **quiet))
+    body, _ = train(
+        eq.DCDPSGD(clip_norm=0.5, body_clip_norm=0.05, variant=TwoChannel(tail_weight=0.0), **quiet)
+    )
     assert (weights(body) - weights(one)).norm() > 1e-3
 
 
@@ -116,7 +137,11 @@ def test_channels_have_noise_of_their_own_size():
     found = {}
     for tail_weight in (0.0, 1.0):
         method = eq.DCDPSGD(
-            1.0, 0.1, variant="two_channel", tail_weight=tail_weight, tail_threshold=1.0, noise_multiplier=1.0
+            clip_norm=1.0,
+            body_clip_norm=0.1,
+            variant=TwoChannel(tail_weight=tail_weight),
+            tail_threshold=1.0,
+            noise_multiplier=1.0,
         )
         model = nn.Linear(6, 400, bias=False)
         run = eq.PrivateTraining(
@@ -153,9 +178,9 @@ def summed(sums, name):
 
 def bounded(method, rows, ids) -> Bounded:
     context, draw = Context(method), OneBatch(rows, ids)
-    if method.variant == "joint_topk":
-        return method._top_share(draw, method._scorer(context, draw))["gradient"]
-    return method._sums(method._scorer(context, draw), 0.4, rows, ids)["gradient"]
+    if isinstance(method.variant, TopShare):
+        return method._top_share(draw, method.score.of_step(context, draw))["gradient"]
+    return method._sums(method.score.of_step(context, draw), 0.4, rows, ids)["gradient"]
 
 
 class Context:
@@ -179,11 +204,11 @@ class OneBatch:
         return DRAW.number(purpose)
 
 
-@pytest.mark.parametrize("score", ["norm", "random"])
-@pytest.mark.parametrize("rule", ["abadi", AutoS(), "psac"])
+@pytest.mark.parametrize("score", [Norm(), Random()])
+@pytest.mark.parametrize("rule", [Abadi(), AutoS(), PSAC()])
 def test_contributions_lie_between_the_thresholds(score, rule):
     norms = 10 ** torch.linspace(-3, 3, 200).double()
-    method = eq.DCDPSGD(1.0, 0.1, score=score, tail_threshold="adaptive", clip_rule=rule)
+    method = eq.DCDPSGD(clip_norm=1.0, body_clip_norm=0.1, score=score, clip_rule=rule)
     found = shares(method, norms)
     full = method.clip_rule.weights(norms, 1.0) * norms
     assert (found <= 1 + 1e-6).all()
@@ -194,18 +219,18 @@ def test_contributions_lie_between_the_thresholds(score, rule):
     assert ratio.max() > 0.99
 
 
-@pytest.mark.parametrize("score", ["norm", "random"])
-@pytest.mark.parametrize("variant", ["per_sample", "two_channel"])
+@pytest.mark.parametrize("score", [Norm(), Random()])
+@pytest.mark.parametrize("variant", [PerSample(), TwoChannel()])
 def test_a_record_does_not_see_the_others(score, variant):
     """Dropping or changing other records leaves a contribution as it was, bit for bit.
 
     On rows whose norms are given; what rounding makes of computed ones is in `test_rounded_norms`.
     """
-    method = eq.DCDPSGD(1.0, 0.1, score=score, variant=variant)
+    method = eq.DCDPSGD(clip_norm=1.0, body_clip_norm=0.1, score=score, variant=variant)
     norms = torch.rand(30, generator=torch.Generator().manual_seed(0)).double() * 2
     norms[20:] = 0.4 * torch.linspace(0.94, 1.06, 10)  # across the ramp
     whole = shares(method, norms)
-    assert whole.shape[:-1] == ((2,) if variant == "two_channel" else ())
+    assert whole.shape[:-1] == ((2,) if isinstance(variant, TwoChannel) else ())
     few = shares(method, norms[10:], torch.arange(10, 30))
     assert torch.equal(whole[..., 10:], few)
     louder = torch.cat([norms[:1] * 1e6, norms[1:]])
@@ -214,7 +239,7 @@ def test_a_record_does_not_see_the_others(score, variant):
 
 def test_a_joint_selection_does_see_the_others():
     """The test above can fail: with the top share, one record demotes another."""
-    method = eq.DCDPSGD(1.0, 0.1, variant="joint_topk", tail_fraction=0.25)
+    method = eq.DCDPSGD(clip_norm=1.0, body_clip_norm=0.1, variant=TopShare(), tail_fraction=0.25)
     assert not torch.equal(shares(method, [0.5, 0.6, 0.7, 9.0])[:3], shares(method, [0.5, 0.6, 0.7, 0.1])[:3])
 
 
@@ -222,7 +247,7 @@ def selected_sum(scores, values, fraction):
     rows = PrivateRows(DenseGradients({"w": torch.tensor(values, dtype=torch.float64)[:, None]}), DRAW)
     ids = Private(torch.arange(len(values)), DRAW)
     chosen = top_share(Private(torch.tensor(scores, dtype=torch.float64), DRAW), ids, fraction)
-    out = clip_selected(rows, ids, chosen, 1.0, 0.1, METHODS["dp-sgd"]().clip_rule)
+    out = clip_selected(rows, ids, chosen, 1.0, 0.1, find("dp-sgd")().clip_rule)
     assert (out.add_remove, out.replace) == (1.9, 2.0)
     return float(unwrap(out.value["w"]))
 
@@ -258,10 +283,10 @@ def test_no_neighbours_of_a_top_share_pass_the_bounds(trials):
     assert 1.2 < replace <= 2.0 + 1e-6
 
 
-@pytest.mark.parametrize("variant", ["per_sample", "two_channel", "joint_topk"])
-@pytest.mark.parametrize("score", ["norm", "random"])
+@pytest.mark.parametrize("variant", [PerSample(), TwoChannel(), TopShare()])
+@pytest.mark.parametrize("score", [Norm(), Random()])
 def test_no_neighbours_pass_the_bound_of_a_variant(variant, score):
-    method = eq.DCDPSGD(1.0, 0.1, variant=variant, score=score, tail_fraction=0.4)
+    method = eq.DCDPSGD(clip_norm=1.0, body_clip_norm=0.1, variant=variant, score=score, tail_fraction=0.4)
     rng = torch.Generator().manual_seed(2)
     worst = 0.0
     for trial in range(60):
@@ -289,9 +314,9 @@ def test_no_neighbours_pass_the_bound_of_a_variant(variant, score):
 
 
 def test_the_noise_follows_the_bound_and_nothing_else():
-    for variant, bound in (("per_sample", 1.0), ("two_channel", 1.0), ("joint_topk", 1.9)):
+    for variant, bound in ((PerSample(), 1.0), (TwoChannel(), 1.0), (TopShare(), 1.9)):
         for records in (data(), data(count=40)):
-            method = eq.DCDPSGD(1.0, 0.1, variant=variant, noise_multiplier=0.7)
+            method = eq.DCDPSGD(clip_norm=1.0, body_clip_norm=0.1, variant=variant, noise_multiplier=0.7)
             _, steps = train(method, steps=2, records=records)
             assert [step.noise_std for step in steps] == pytest.approx([0.7 * bound] * 2)
 
@@ -299,8 +324,8 @@ def test_the_noise_follows_the_bound_and_nothing_else():
 def test_plans_are_calibrated_from_below():
     for method in (
         eq.DCDPSGD(),
-        eq.DCDPSGD(variant="two_channel", tail_threshold=0.5),
-        eq.DCDPSGD(score="random"),
+        eq.DCDPSGD(variant=TwoChannel(), tail_threshold=0.5),
+        eq.DCDPSGD(score=Random()),
     ):
         found = plan(method, Poisson(250, 10_000, 100), eq.Budget(2.0, 1e-5))
         assert 0.99 * 2 <= found.epsilon(1e-5).value <= 2
@@ -313,16 +338,16 @@ WORKED = Poisson(256, 60_000, 4687)
     ("options", "noise", "value"),
     [
         ({"tail_threshold": 1.0}, 1.0, 1.568),
-        ({"variant": "two_channel", "tail_threshold": 1.0}, 1.0, 1.568),
-        ({"count_noise": 0.1}, 1.0, 1.571),
-        ({"count_noise": 0.05}, 1.0, 1.578),
-        ({"variant": "joint_topk"}, 1.0, 1.568),
+        ({"variant": TwoChannel(), "tail_threshold": 1.0}, 1.0, 1.568),
+        ({"tail_threshold": AdaptiveTail(count_noise=0.1)}, 1.0, 1.571),
+        ({"tail_threshold": AdaptiveTail(count_noise=0.05)}, 1.0, 1.578),
+        ({"variant": TopShare()}, 1.0, 1.568),
         # the top share under noise meant for c_1 alone: sigma c_1 / (2 c_1 - c_2)
-        ({"variant": "joint_topk"}, 1 / 1.9, 10.31),
+        ({"variant": TopShare()}, 1 / 1.9, 10.31),
     ],
 )
 def test_worked_prices(options, noise, value):
-    method = eq.DCDPSGD(1.0, 0.1, noise_multiplier=noise, **options)
+    method = eq.DCDPSGD(clip_norm=1.0, body_clip_norm=0.1, noise_multiplier=noise, **options)
     assert plan(method, WORKED).epsilon(1e-5).value == pytest.approx(value, rel=5e-3)
 
 
@@ -332,13 +357,15 @@ def test_labels_by_lot_are_charged_without_their_amplification():
 
     One threshold of the same mean, 0.19, would cost 0.182: the lots do not pay.
     """
-    method = eq.DCDPSGD(1.0, 0.1, score="random", tail_fraction=0.1, noise_multiplier=1.0)
+    method = eq.DCDPSGD(
+        clip_norm=1.0, body_clip_norm=0.1, score=Random(), tail_fraction=0.1, noise_multiplier=1.0
+    )
     charged = plan(method, WORKED)
     assert [(release.name, release.max_bound) for release in charged.releases] == [("gradient", 1.0)]
     assert charged.epsilon(1e-5).value == pytest.approx(1.568, rel=5e-3)
     assert exact_price(method) == pytest.approx(0.206, rel=5e-3)
     assert exact_price(method) < charged.epsilon(1e-5).value
-    single = eq.DPSGD(0.19, noise_multiplier=1 / 0.19)
+    single = eq.DPSGD(clip_norm=0.19, noise_multiplier=1 / 0.19)
     assert plan(single, WORKED).epsilon(1e-5).value == pytest.approx(0.182, rel=5e-3)
 
 
@@ -353,7 +380,7 @@ def exact_price(method):
 
 
 def test_replace_one_costs_twice_the_sensitivity_under_poisson_sampling():
-    method = eq.DCDPSGD(1.0, 0.1, variant="joint_topk", noise_multiplier=4.0)
+    method = eq.DCDPSGD(clip_norm=1.0, body_clip_norm=0.1, variant=TopShare(), noise_multiplier=4.0)
     full = eq.FullBatch(120, 1)
     event = plan(method, full, relation="replace_one").event()
     assert isinstance(event, dp_accounting.SelfComposedDpEvent)
@@ -365,45 +392,45 @@ def test_replace_one_costs_twice_the_sensitivity_under_poisson_sampling():
 
 def test_the_threshold_settles_at_the_wanted_share():
     """Constant law of norms, batch of 250, count noise of 25: mean share within 0.03 of p."""
-    method = eq.DCDPSGD(1.0, tail_fraction=0.2, initial_threshold=1.0)
+    rule = AdaptiveTail(initial=1.0)
     rng = torch.Generator().manual_seed(0)
     threshold, realised = 1.0, []
     for step in range(400):
         norms = 7 * torch.randn(250, generator=rng).abs()
         fraction = float((norms > threshold).double().mean())
-        moved = method._moved(threshold, fraction + 0.1 * float(torch.randn((), generator=rng)))
+        moved = rule.moved(threshold, fraction + 0.1 * float(torch.randn((), generator=rng)), 0.2)
         assert abs(math.log(moved / threshold)) <= 0.9 + 1e-9
         threshold = moved
         if step >= 100:
             realised.append(fraction)
     assert abs(sum(realised) / len(realised) - 0.2) < 0.03
-    assert method._moved(1.0, 1e9) == pytest.approx(math.exp(0.9))
-    assert method._moved(1.0, -1e9) == pytest.approx(math.exp(-0.9))
+    assert rule.moved(1.0, 1e9, 0.2) == pytest.approx(math.exp(0.9))
+    assert rule.moved(1.0, -1e9, 0.2) == pytest.approx(math.exp(-0.9))
 
 
 def test_the_threshold_starts_at_a_public_number():
     At = types.SimpleNamespace(params={"w": torch.zeros(50, 40)})
-    assert eq.DCDPSGD(2.0).init(At)["threshold"] == 2.0
-    assert eq.DCDPSGD(2.0, initial_threshold=0.7).init(At)["threshold"] == 0.7
-    trace = eq.DCDPSGD(score="trace", tail_threshold="null", tail_fraction=0.1).init(At)
+    assert eq.DCDPSGD(clip_norm=2.0).init(At)["threshold"] == 2.0
+    assert eq.DCDPSGD(clip_norm=2.0, tail_threshold=AdaptiveTail(initial=0.7)).init(At)["threshold"] == 0.7
+    trace = eq.DCDPSGD(score=Trace(), tail_threshold=NullTail(), tail_fraction=0.1).init(At)
     assert trace["threshold"] == pytest.approx(0.112315, abs=5e-7)
-    assert eq.DCDPSGD(score="random").init(At)["threshold"] == pytest.approx(0.8)
+    assert eq.DCDPSGD(score=Random()).init(At)["threshold"] == pytest.approx(0.8)
     with pytest.raises(ValueError, match="exceeds the 2000 parameters"):
-        eq.DCDPSGD(score="trace", subspace_dimension=3000).init(At)
+        eq.DCDPSGD(score=Trace(dimension=3000)).init(At)
 
 
 # ---- engine and edges
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("variant", ["per_sample", "joint_topk", "two_channel"])
+@pytest.mark.parametrize("variant", [PerSample(), TopShare(), TwoChannel()])
 def test_factors_and_dense_rows_take_the_same_step(score, variant, monkeypatch):
     method = functools.partial(
-        eq.DCDPSGD, 0.5, 0.05, score=score, variant=variant, noise_multiplier=1.0, **NARROW
+        eq.DCDPSGD, clip_norm=0.5, body_clip_norm=0.05, score=score, variant=variant, noise_multiplier=1.0
     )
     records = data(torch.float64)
     run, _ = train(method(), steps=2, records=records, dtype=torch.float64)
-    dense = eq.dense_gradients
+    dense = eq.gradients.dense_gradients
 
     def oracle(self, batch, params=None):
         return dense(self.model, self.loss, batch, params)
@@ -416,11 +443,11 @@ def test_factors_and_dense_rows_take_the_same_step(score, variant, monkeypatch):
     torch.testing.assert_close(weights(run), weights(other), rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("variant", ["per_sample", "joint_topk", "two_channel"])
+@pytest.mark.parametrize("variant", [PerSample(), TopShare(), TwoChannel()])
 @pytest.mark.parametrize("score", SCORES)
 def test_micro_batches_do_not_matter(variant, score):
     method = functools.partial(
-        eq.DCDPSGD, 0.5, 0.05, score=score, variant=variant, noise_multiplier=1.0, **NARROW
+        eq.DCDPSGD, clip_norm=0.5, body_clip_norm=0.05, score=score, variant=variant, noise_multiplier=1.0
     )
     records = data(torch.float64)
     whole, _ = train(method(), records=records, dtype=torch.float64, micro_batch_size=100)
@@ -428,7 +455,7 @@ def test_micro_batches_do_not_matter(variant, score):
     torch.testing.assert_close(weights(whole), weights(cut), rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("variant", ["per_sample", "joint_topk", "two_channel"])
+@pytest.mark.parametrize("variant", [PerSample(), TopShare(), TwoChannel()])
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("trouble", ["empty", "zero"])
 def test_steps_go_on_whatever_is_drawn(variant, score, trouble):
@@ -438,7 +465,7 @@ def test_steps_go_on_whatever_is_drawn(variant, score, trouble):
         sampling = Poisson(1e-6, 120, 3)
     else:
         records["x"] = 0 * records["x"]
-    method = eq.DCDPSGD(0.5, score=score, variant=variant, noise_multiplier=1.0, **NARROW)
+    method = eq.DCDPSGD(clip_norm=0.5, score=score, variant=variant, noise_multiplier=1.0)
     run, steps = train(method, steps=2, records=records, sampling=sampling)
     assert torch.isfinite(weights(run)).all()
     assert all(step.noise_std > 0 for step in steps)
@@ -448,9 +475,9 @@ def test_steps_go_on_whatever_is_drawn(variant, score, trouble):
 def test_a_bad_record_belongs_to_the_body_and_is_not_counted():
     g = torch.tensor([[3.0, 4.0], [math.nan, 1.0], [math.inf, 1.0], [0.03, 0.04]])
     rows = PrivateRows(DenseGradients({"w": g}), DRAW)
-    method = eq.DCDPSGD(1.0, 0.1)
+    method = eq.DCDPSGD(clip_norm=1.0, body_clip_norm=0.1)
     sums = method._sums(
-        method._scorer(Context(method), OneBatch(rows, None)), 0.4, rows, Private(torch.arange(4), DRAW)
+        method.score.of_step(Context(method), OneBatch(rows, None)), 0.4, rows, Private(torch.arange(4), DRAW)
     )
     assert unwrap(sums["tail_count"].value["count"]).item() == 1
     torch.testing.assert_close(unwrap(sums["gradient"].value["w"]), torch.tensor([0.63, 0.84]))
@@ -460,15 +487,17 @@ def test_a_bad_record_belongs_to_the_body_and_is_not_counted():
     "method",
     [
         eq.DCDPSGD(),
-        eq.DCDPSGD(2.0, 0.5, variant="two_channel", tail_weight=0.5, tail_threshold=0.7),
-        eq.DCDPSGD(variant="joint_topk", score="trace", layers=["0.weight"], clip_rule=AutoS(0.3)),
-        eq.DCDPSGD(score="trace", tail_threshold="null", subspace_structure="dense", refresh_every=5),
+        eq.DCDPSGD(
+            clip_norm=2.0, body_clip_norm=0.5, variant=TwoChannel(tail_weight=0.5), tail_threshold=0.7
+        ),
+        eq.DCDPSGD(variant=TopShare(), score=Trace(layers=("0.weight",)), clip_rule=AutoS(0.3)),
+        eq.DCDPSGD(score=Trace(structure="dense", refresh_every=5), tail_threshold=NullTail()),
     ],
 )
 def test_settings_come_back_from_a_file(method):
-    again = METHODS["dc-dpsgd"].from_config(method.config())
+    again = find("dc-dpsgd").from_config(method.config())
+    assert again == method
     assert again.config() == method.config()
-    assert again.clip_rule == method.clip_rule
 
 
 @pytest.mark.parametrize(
@@ -476,17 +505,12 @@ def test_settings_come_back_from_a_file(method):
     [
         ({"clip_norm": 0.0}, "clip_norm=0.0"),
         ({"clip_norm": 1.0, "body_clip_norm": 2.0}, "body_clip_norm=2.0 exceeds"),
-        ({"variant": "alg1"}, "variant='alg1' is unknown"),
-        ({"score": "size"}, "score='size'"),
         ({"tail_fraction": 1.0}, "tail_fraction=1.0"),
-        ({"tail_weight": 1.5}, "tail_weight=1.5"),
-        ({"tail_threshold": "null"}, "tail_threshold='null'"),
+        ({"tail_threshold": NullTail()}, "uninformative trace"),
         ({"tail_threshold": -1.0}, "tail_threshold=-1.0"),
-        ({"tail_threshold": 0.5, "variant": "joint_topk"}, "is not used"),
-        ({"tail_index": 0.4}, "tail_index=0.4"),
-        ({"subspace_dimension": 0}, "subspace_dimension=0"),
+        ({"tail_threshold": 0.5, "variant": TopShare()}, "is not used"),
+        ({"tail_threshold": 0.5, "score": Random()}, "is not used"),
         ({"noise_multiplier": 0.0}, "noise_multiplier=0.0"),
-        ({"count_noise": -0.1}, "count_noise=-0.1"),
     ],
 )
 def test_bad_settings_are_named(options, words):
@@ -494,18 +518,46 @@ def test_bad_settings_are_named(options, words):
         eq.DCDPSGD(**options)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (TwoChannel, {"tail_weight": 1.5}, "tail_weight=1.5"),
+        (Trace, {"tail_index": 0.4}, "tail_index=0.4"),
+        (Trace, {"dimension": 0}, "dimension=0"),
+        (Trace, {"refresh_every": 0}, "refresh_every=0"),
+        (Trace, {"signs": "both"}, "signs='both'"),
+        (Trace, {"structure": "sparse"}, "structure='sparse'"),
+        (AdaptiveTail, {"count_noise": -0.1}, "count_noise=-0.1"),
+        (AdaptiveTail, {"initial": 0.0}, "initial=0.0"),
+        (FixedTail, {"value": math.nan}, "tail_threshold=nan"),
+    ],
+)
+def test_bad_settings_of_an_option_are_named(kind, options, words):
+    with pytest.raises(ValueError, match=words):
+        kind(**options)
+
+
+@pytest.mark.parametrize(
+    "option", [{"variant": "alg1"}, {"score": "size"}, {"clip_rule": "abadi"}, {"recipe": "as_published"}]
+)
+def test_what_is_no_option_is_a_type_error(option):
+    with pytest.raises(TypeError, match=next(iter(option))):
+        eq.DCDPSGD(**option)
+
+
 def test_unknown_settings_are_refused():
     with pytest.raises(TypeError, match="tail_clip"):
         eq.DCDPSGD(tail_clip=1.0)
     with pytest.raises(ValueError, match="no trainable parameters"):
-        train(eq.DCDPSGD(score="trace", layers=["9.weight"], noise_multiplier=1.0))
+        train(eq.DCDPSGD(score=Trace(layers=("9.weight",)), noise_multiplier=1.0))
 
 
 # ---- as published
 
 
 def published(**options):
-    return eq.DCDPSGD(1.0, 0.1, recipe="as_published", subspace_dimension=3, **options)
+    given = {"trace": Trace(dimension=3, structure="dense"), **options}
+    return PublishedDCDPSGD(clip_norm=1.0, body_clip_norm=0.1, **given)
 
 
 def test_noise_of_the_published_forms():
@@ -566,11 +618,11 @@ def test_the_noise_of_the_program_betrays_the_batch():
 
 def test_published_settings():
     assert published().tail_fraction == 0.1
-    assert published().subspace_structure == "dense"
+    assert PublishedDCDPSGD().trace.structure == "dense"
     for variant in ("alg1", "code"):
-        method = published(variant=variant, trace_share=0.25, layers=["0.weight"])
-        assert METHODS["dc-dpsgd"].from_config(method.config()).config() == method.config()
-    with pytest.raises(ValueError, match="score='norm'"):
-        published(score="norm")
+        method = published(variant=variant, trace_share=0.25, trace=Trace(layers=("0.weight",)))
+        assert find("dc-dpsgd", "as_published").from_config(method.config()) == method
+    with pytest.raises(TypeError, match="trace="):
+        published(trace=Norm())
     with pytest.raises(ValueError, match="one parameter tensor"):
-        train(published(variant="code", noise_multiplier=1.0, layers=["0.weight", "0.bias"]))
+        train(published(variant="code", noise_multiplier=1.0, trace=Trace(layers=("0.weight", "0.bias"))))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from equipoise.methods.feedback import joint_noise as dn
-from equipoise.methods.published import dice_sgd_formulas as published
+from equipoise.methods.published import dice_sgd as published
 from equipoise.privacy import (
     Draw,
     FullBatch,

@@ -14,7 +14,8 @@ from table import training as train
 import equipoise as eq
 from equipoise.methods.base import Setting
 from equipoise.methods.feedback import joint_noise as dn
-from equipoise.methods.published import dice_sgd_formulas as formulas
+from equipoise.methods.published import DiceSGD as PublishedDiceSGD
+from equipoise.methods.published import dice_sgd as formulas
 from equipoise.privacy import Poisson, Private, gaussian_epsilon
 from equipoise.privacy.private import PrivateError, unwrap
 
@@ -23,7 +24,7 @@ NOWHERE = torch.zeros(2).double()
 
 
 def published(clip_norm=1.0, **options):
-    return eq.DiceSGD(clip_norm, recipe="as_published", noise_multiplier=1.0, **options)
+    return PublishedDiceSGD(clip_norm=clip_norm, noise_multiplier=1.0, **options)
 
 
 def memories(out):
@@ -33,7 +34,7 @@ def memories(out):
 # ---- numbers by hand
 
 
-@pytest.mark.parametrize("method", [published(), eq.EFSGD()], ids=["published", "ef-sgd"])
+@pytest.mark.parametrize("method", [published(), eq.methods.EFSGD()], ids=["published", "ef-sgd"])
 def test_two_records_by_hand(method):
     out = run(method, lambda x: TWO, NOWHERE, steps=3, rate=0.1)
     for estimate, expected in zip(out.estimates, [(0.3, 0.65), (0.9, 1.45), (0.9, 1.45)], strict=True):
@@ -57,19 +58,25 @@ def test_it_is_the_joint_form_where_the_second_radius_is_out_of_reach_and_there_
     z = torch.randn(40, 3, generator=rng, dtype=torch.float64) + 2
     start = torch.zeros(3).double()
     ours = run(
-        eq.DiceSGD(0.5, residual_clip_norm=100.0, noise_multiplier=1.0),
+        eq.DiceSGD(clip_norm=0.5, residual_clip_norm=100.0, noise_multiplier=1.0),
         lambda x: x - z,
         start,
         steps=40,
         rate=0.2,
     )
-    for method in (published(0.5), eq.EFSGD(0.5)):
+    for method in (published(0.5), eq.methods.EFSGD(clip_norm=0.5)):
         theirs = run(method, lambda x: x - z, start, steps=40, rate=0.2)
         assert torch.allclose(ours.xs[-1], theirs.xs[-1], atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "method", [published(100.0), eq.EFSGD(100.0), eq.ClipSGD(100.0), eq.ClipSGD(math.inf)]
+    "method",
+    [
+        published(100.0),
+        eq.methods.EFSGD(clip_norm=100.0),
+        eq.methods.ClipSGD(clip_norm=100.0),
+        eq.methods.ClipSGD(clip_norm=math.inf),
+    ],
 )
 def test_where_nothing_is_clipped_it_is_plain_sgd(method):
     out = run(method, lambda x: TWO + x, NOWHERE, steps=5, rate=0.1)
@@ -87,9 +94,9 @@ def test_the_papers_example_of_bias(clip_norm, rest):
     count = math.ceil(clip_norm) + 1
     z = torch.tensor([-1.0] * count + [float(count)], dtype=torch.float64)[:, None]
     start = torch.ones(1).double()
-    clipped = run(eq.ClipSGD(clip_norm), lambda x: x - z, start, steps=400, rate=0.1)
+    clipped = run(eq.methods.ClipSGD(clip_norm=clip_norm), lambda x: x - z, start, steps=400, rate=0.1)
     assert float(clipped.xs[-1]) == pytest.approx(rest, abs=1e-4)
-    fed = run(eq.EFSGD(clip_norm), lambda x: x - z, start, steps=400, rate=0.1)
+    fed = run(eq.methods.EFSGD(clip_norm=clip_norm), lambda x: x - z, start, steps=400, rate=0.1)
     assert float(fed.xs[-1]) == pytest.approx(0, abs=1e-4)
     # e = -(mean of the clipped gradients at 0) = -(count min(1, C) - C) / (count + 1)
     expected = -(count * min(1.0, clip_norm) - clip_norm) / (count + 1)
@@ -110,7 +117,7 @@ def test_nothing_is_lost():
 
 
 def test_the_statement_has_the_worst_case_the_claim_and_the_hole():
-    training = train(eq.DiceSGD(0.1, recipe="as_published"))
+    training = train(PublishedDiceSGD(clip_norm=0.1))
     assert len(list(training)) == 6
     statement = training.statement()
     assert statement.recipe == "as_published"
@@ -124,7 +131,7 @@ def test_the_statement_has_the_worst_case_the_claim_and_the_hole():
 
 
 def test_noise_of_the_worst_case_meets_the_budget():
-    training = train(eq.DiceSGD(0.1, recipe="as_published", published_noise="worst_case"))
+    training = train(PublishedDiceSGD(clip_norm=0.1, noise="worst_case"))
     assert len(list(training)) == 6
     assert training.statement().epsilon == pytest.approx(8.0, rel=1e-3)
 
@@ -133,7 +140,7 @@ def test_the_theorems_noise_is_larger_and_claims_the_same():
     sampling, budget = Poisson(20, 60, 6), eq.Budget(8.0, 1e-3)
     found = {}
     for noise in ("algorithm_4", "theorem"):
-        method = eq.DiceSGD(0.1, recipe="as_published", published_noise=noise)
+        method = PublishedDiceSGD(clip_norm=0.1, noise=noise)
         plan = method.plan(Setting(sampling=sampling, budget=budget))
         assert method.claimed_epsilon(plan, 1e-3) == pytest.approx(8.0)
         found[noise] = method.worst_case_multiplier(plan)
@@ -141,14 +148,14 @@ def test_the_theorems_noise_is_larger_and_claims_the_same():
 
 
 def test_the_raw_memory_is_private_and_its_size_is_not_told():
-    training = train(eq.DiceSGD(0.1, recipe="as_published"))
+    training = train(PublishedDiceSGD(clip_norm=0.1))
     training.take_step()
     memory = training.method_state["memory"]
     assert all(isinstance(value, Private) for value in memory.values())
     with pytest.raises(PrivateError):
         float(next(iter(memory.values())).norm())
     assert training.method.metrics(training.method_state) == {}
-    ours = train(eq.DiceSGD(0.1))
+    ours = train(eq.DiceSGD(clip_norm=0.1))
     ours.take_step()
     told = ours.method.metrics(ours.method_state)
     assert told["memory_norm"] == pytest.approx(
@@ -156,7 +163,7 @@ def test_the_raw_memory_is_private_and_its_size_is_not_told():
     )
 
 
-@pytest.mark.parametrize("method", [eq.ClipSGD(0.1), eq.EFSGD(0.1)])
+@pytest.mark.parametrize("method", [eq.methods.ClipSGD(clip_norm=0.1), eq.methods.EFSGD(clip_norm=0.1)])
 def test_references_claim_nothing(method):
     training = train(method)
     assert len(list(training)) == 6
@@ -167,18 +174,30 @@ def test_references_claim_nothing(method):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"residual_clip_norm": 5.0}, "residual_clip_norm=5.0 belongs to recipe='library'"),
-        ({"feedback_rate": 0.5}, "feedback_rate=0.5"),
-        ({"per_layer": True}, "per_layer=True"),
         ({"variant": "joint"}, "variant='joint'"),
         ({"variant": "algorithm_4", "feedback_clip_norm": 2.0}, "one radius"),
         ({"feedback_clip_norm": math.inf}, "the radius is finite"),
-        ({"published_noise": "none"}, "published_noise='none'"),
+        ({"noise": "none"}, "noise='none'"),
     ],
 )
 def test_bad_settings_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        eq.DiceSGD(recipe="as_published", **options)
+        PublishedDiceSGD(**options)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"residual_clip_norm": 5.0},
+        {"feedback_rate": 0.5},
+        {"per_layer": True},
+        {"feedback_per_layer": True},
+        {"memory_clip_norm": 5.0},
+    ],
+)
+def test_the_published_algorithms_do_not_have_the_librarys_settings(option):
+    with pytest.raises(TypeError, match=next(iter(option))):
+        PublishedDiceSGD(**option)
 
 
 # ---- the attack that refutes the published claim
@@ -265,10 +284,10 @@ def test_the_joint_release_with_many_runs(norm):
 @pytest.mark.parametrize("other", [{"relation": "replace_one"}, {"sampling": Poisson(10, 60, 6)}])
 def test_a_method_planned_again_for_another_training_serves_the_first(other):
     """Noise and relation are those of each training's own plan."""
-    method = eq.DiceSGD(0.1, recipe="as_published", noise_multiplier=3.0)
+    method = PublishedDiceSGD(clip_norm=0.1, noise_multiplier=3.0)
     first = train(method)
     last = train(method, **other)
-    alone = train(eq.DiceSGD(0.1, recipe="as_published", noise_multiplier=3.0))
+    alone = train(PublishedDiceSGD(clip_norm=0.1, noise_multiplier=3.0))
     for training in (first, last, alone):
         training.run(progress=False)
     assert first.statement().holes == alone.statement().holes

@@ -14,10 +14,21 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.gradients import GradientEngine
-from equipoise.methods.anchored.anchor_thresholds import Released, next_anchor_threshold, next_factor
+from equipoise.methods import published
+from equipoise.methods.anchored.anchor_thresholds import (
+    Constant,
+    Curvature,
+    Distance,
+    Quantile,
+    Released,
+    ReleasedNorm,
+    Tracked,
+)
+from equipoise.methods.anchored.noise_split import Factor
+from equipoise.methods.anchored.schedule import Every
 from equipoise.methods.base import Setting
 from equipoise.methods.clip_rules import Abadi
-from equipoise.methods.published.dp_c4_formulas import claimed_epsilon, published_noise_multipliers
+from equipoise.methods.published.dp_c4 import claimed_epsilon, published_noise_multipliers
 from equipoise.privacy import Draw, FullBatch, Poisson, PrivateRows, clip
 from equipoise.privacy.accounting.epsilon import quick_epsilon
 from equipoise.privacy.private import unwrap
@@ -29,49 +40,62 @@ SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}
 # ---- threshold rules
 
 
-def anchor_rule(rule, clip_norm=1.0, *, norm=0.0, d=100, std=0.02, count=None, size=100.0, **options):
-    defaults = {
-        "cap": 1.0,
-        "floor": 0.0,
-        "scale": 1.0,
-        "shrink_limit": 0.5,
-        "quantile": eq.ReleasedQuantile(1.0, 0.8, 3.0, minimum=1e-30, maximum=options.get("cap", 1.0)),
-    }
-    released = Released(norm, d, std, count, size)
-    return next_anchor_threshold(rule, clip_norm, released, **(defaults | options))
+def after(rule, clip_norm=1.0, *, norm=0.0, d=100, std=0.02, count=None, size=100.0, cap=1.0):
+    return rule.following(clip_norm, Released(norm, d, std, count, size), cap)
 
 
 def test_released_thresholds_follow_the_norm_without_its_noise():
     assert Released(0.5, 100, 0.02, None, 1).debiased == pytest.approx(0.458258, rel=1e-6)
-    assert anchor_rule("released", norm=0.5) == 0.5
-    assert anchor_rule("released", norm=0.5, shrink_limit=0.25) == pytest.approx(0.458258, rel=1e-6)
+    assert after(ReleasedNorm(), norm=0.5) == 0.5
+    assert after(ReleasedNorm(shrink_limit=0.25), norm=0.5) == pytest.approx(0.458258, rel=1e-6)
     assert Released(0.1, 100, 0.02, None, 1).debiased == 0.0
-    assert anchor_rule("released", norm=0.1, shrink_limit=0.25) == 0.25
-    assert anchor_rule("released", norm=9.0, scale=4.0) == 1.0  # the cap
-    assert anchor_rule("released", norm=0.1, shrink_limit=0.25, floor=0.3) == 0.3
+    assert after(ReleasedNorm(shrink_limit=0.25), norm=0.1) == 0.25
+    assert after(ReleasedNorm(scale=4.0), norm=9.0) == 1.0  # the cap
+    assert after(ReleasedNorm(shrink_limit=0.25, minimum=0.3), norm=0.1) == 0.3
 
 
 def test_the_quantile_moves_by_the_share_inside():
-    inside = {"size": 100.0, "count": 30.0}  # 80 of 100 inside: 80 * 1/2 - 20 * 1/2
-    assert anchor_rule("quantile", 0.7, **inside) == pytest.approx(0.7)
-    assert anchor_rule("quantile", 0.7, count=50.0) == pytest.approx(0.7 * math.exp(-0.6))
-    assert anchor_rule("quantile", 0.07, count=-50.0) == pytest.approx(0.07 * math.exp(2.4))
-    assert anchor_rule("quantile", 0.7, count=-50.0) == 1.0
-    assert anchor_rule("fixed", 0.7, cap=1.5) == 1.5
+    rule = Quantile()
+    assert after(rule, 0.7, count=30.0) == pytest.approx(0.7)  # 80 of 100 inside: 80 * 1/2 - 20 * 1/2
+    assert after(rule, 0.7, count=50.0) == pytest.approx(0.7 * math.exp(-0.6))
+    assert after(rule, 0.07, count=-50.0) == pytest.approx(0.07 * math.exp(2.4))
+    assert after(rule, 0.7, count=-50.0) == 1.0
+    assert after(Quantile(minimum=0.5), 0.51, count=50.0) == 0.5
+    assert after(Constant(), 0.7, cap=1.5) == 1.5
 
 
 def test_learned_factors_of_the_coupled_threshold():
     def curvature(factor, norm, distance=0.5):
-        return next_factor("curvature", factor, distance, Released(norm, 4, 0.1, None, 1))
+        return Curvature().next_factor(factor, distance, Released(norm, 4, 0.1, None, 1))
 
     debiased = math.sqrt(1 - 4 * 0.01)
     assert curvature(1.0, 1.0) == pytest.approx(0.9 + 0.1 * debiased / 0.5)
     assert curvature(1.0, 1e6) == 4.0
     assert curvature(1.0, 0.0) == 0.9
     assert curvature(1.0, 5.0, distance=0.0) == 1.0  # nothing to learn from a point that did not move
-    tracked = next_factor("tracked", 2.0, 0.5, Released(1.0, 4, 0.1, 30.0, 100.0))
+    tracked = Tracked().next_factor(2.0, 0.5, Released(1.0, 4, 0.1, 30.0, 100.0))
     assert tracked == pytest.approx(2.0)
-    assert next_factor("dist", 1.0, 0.5, Released(9.0, 4, 0.1, None, 1)) == 1.0
+    assert Distance().next_factor(1.0, 0.5, Released(9.0, 4, 0.1, None, 1)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (Distance, {"scale": 0.0}, "scale=0.0"),
+        (ReleasedNorm, {"scale": -1.0}, "scale=-1.0"),
+        (ReleasedNorm, {"shrink_limit": 0.0}, "shrink_limit=0.0"),
+        (Quantile, {"quantile": 1.0}, "quantile=1.0"),
+        (Quantile, {"count_noise": 0.0}, "count_noise=0.0"),
+        (Quantile, {"learning_rate": 0.0}, "learning_rate=0.0"),
+        (eq.DPC4, {"clip_norm": 0.0}, "clip_norm=0.0"),
+        (eq.DPC4, {"anchor": Quantile(minimum=2.0)}, "minimum=2.0"),
+        (eq.DPC4, {"anchor": ReleasedNorm(minimum=-1.0)}, "minimum=-1.0"),
+        (published.DPC4, {"anchor_scale": 0.0}, "anchor_scale=0.0"),
+    ],
+)
+def test_bad_settings_are_named(kind, options, words):
+    with pytest.raises(ValueError, match=words):
+        kind(**options)
 
 
 def bounds_of(follower, name):
@@ -84,8 +108,8 @@ def test_the_coupled_threshold_follows_the_distance_and_clips_nobody_above_the_s
     data, _ = consistent(80, 4)
     smoothness = float(data["x"].square().sum(1).max())
     method = eq.DPC4Plus(
-        1e6, coupled_scale=smoothness, routine=2, anchor_period=3, noise_multiplier=1e-9,
-        anchor_noise_multiplier=1e-9, anchor_rule="fixed", anchor_batch_size=80,
+        clip_norm=1e6, coupled=Distance(smoothness), schedule=Every(3), noise_multiplier=1e-9,
+        anchor_noise_multiplier=1e-9, anchor=Constant(), anchor_batch_size=80,
     )  # fmt: skip
     follower = Follower(method, Linear(4), half_square, data, FullBatch(80, 8))
     distances = []
@@ -112,7 +136,7 @@ def test_no_threshold_falls_to_zero():
     """A step size of zero leaves x at the anchor: the threshold is at its floor and training goes on."""
     data, _ = consistent(40, 3)
     follower = Follower(
-        eq.DPC4Plus(anchor_period=2, **SMALL),
+        eq.DPC4Plus(schedule=Every(2), **SMALL),
         Linear(3),
         half_square,
         data,
@@ -124,13 +148,13 @@ def test_no_threshold_falls_to_zero():
 
 def test_a_moved_quantile_is_used_by_the_next_anchor():
     data, _ = consistent(60, 3)
-    method = eq.DPC4Plus(0.5, anchor_period=2, count_noise=0.1, **SMALL)
+    method = eq.DPC4Plus(clip_norm=0.5, schedule=Every(2), anchor=Quantile(count_noise=0.1), **SMALL)
     follower = Follower(method, Linear(3), half_square, data, Poisson(20, 60, 9)).run()
     found = bounds_of(follower, "anchor")
     assert found[0] == 0.5
     counts = [float(a["anchor_count"]["count"]) for a in follower.ledger.transcript if "anchor" in a]
     for before, count, after in zip(found, counts, found[1:], strict=False):
-        assert after == pytest.approx(method.quantile.update(before, count, 60), rel=1e-12)
+        assert after == pytest.approx(method.anchor.rule(0.5).update(before, count, 60), rel=1e-12)
 
 
 # ---- rows
@@ -190,26 +214,27 @@ def test_raw_thresholds_betray_the_data(name, monkeypatch):
     assert first != second
 
 
-def test_raw_rules_need_the_published_recipe():
-    for option in ({"coupled_rule": "raw"}, {"anchor_rule": "raw_prev"}, {"anchor_rule": "raw_current"}):
-        with pytest.raises(ValueError, match="as_published"):
-            eq.DPC4Plus(**option)
-        eq.DPC4Plus(recipe="as_published", **option)
-    with pytest.raises(ValueError, match="anchor_rule='median'"):
-        eq.DPC4Plus(anchor_rule="median")
-    with pytest.raises(ValueError, match="recipe='paper'"):
-        eq.DPC4Plus(recipe="paper")
+def test_raw_rules_are_those_of_the_published_recipe():
+    """The library's recipe has no rule that reads raw gradients, and the published one no other."""
+    for kind in (eq.DPC4, eq.DPC4Plus):
+        for option in ({"anchor_scale": 1.0}, {"coupled_scale": 1.0}, {"recipe": "as_published"}):
+            with pytest.raises(TypeError, match=next(iter(option))):
+                kind(**option)
+    for kind in (published.DPC4, published.DPC4Plus):
+        for option in ({"coupled": Distance()}, {"anchor": Quantile()}, {"split": Factor()}):
+            with pytest.raises(TypeError, match=next(iter(option))):
+                kind(**option)
 
 
 def test_published_thresholds_are_those_of_the_paper():
     """DP-C4: this anchor's own norm. DP-C4+: the norm at the anchor before, and the cap at first."""
     data, _ = consistent(50, 3)
     x, y = data["x"], data["y"]
-    options = {"recipe": "as_published", "anchor_period": 2, "anchor_batch_size": 50, "anchor_scale": 0.5}
+    options = {"schedule": Every(2), "anchor_batch_size": 50, "anchor_scale": 0.5}
     found = {}
-    for kind in (eq.DPC4, eq.DPC4Plus):
+    for kind in (published.DPC4, published.DPC4Plus):
         follower = Follower(
-            kind(20.0, coupled_scale=2.0, **options, **SMALL),
+            kind(clip_norm=20.0, coupled_scale=2.0, **options, **SMALL),
             Linear(3),
             half_square,
             data,
@@ -228,7 +253,7 @@ def test_published_thresholds_are_those_of_the_paper():
                 coupled.append(float(((x @ before - y)[:, None] * x - rows).mean(0).norm()))
         found[kind] = bounds_of(follower, "anchor")
         expected = [min(20.0, 0.5 * norm) for norm in norms]
-        if kind is eq.DPC4Plus:
+        if kind is published.DPC4Plus:
             expected = [20.0, *expected[:-1]]
         else:
             assert bounds_of(follower, "coupled") == pytest.approx([2 * value for value in coupled], rel=1e-9)
@@ -236,7 +261,7 @@ def test_published_thresholds_are_those_of_the_paper():
         statement = statement_of(follower.ledger, delta=1e-5)
         assert statement.guarantee == "none"
         assert statement.epsilon is None
-        assert len(statement.holes) == (2 if kind is eq.DPC4 else 1)
+        assert len(statement.holes) == (2 if kind is published.DPC4 else 1)
 
 
 def log_likelihood_ratio(method_of, data, other, steps):
@@ -279,15 +304,15 @@ def test_an_audit_tells_raw_thresholds_from_released_ones():
         4.0, 1e-5, steps=steps, batch=records, anchor_batch=records, probability=1 / 8, routine=2
     )
     options = {
-        "coupled_scale": 6.0, "anchor_scale": 6.0, "anchor_period": 8, "anchor_batch_size": records,
+        "schedule": Every(8), "anchor_batch_size": records,
         "noise_multiplier": noise[0], "anchor_noise_multiplier": noise[1],
     }  # fmt: skip
 
     def released():
-        return eq.DPC4Plus(20.0, anchor_rule="released", **options)
+        return eq.DPC4Plus(clip_norm=20.0, coupled=Distance(6.0), anchor=ReleasedNorm(6.0), **options)
 
     def raw():
-        return eq.DPC4Plus(20.0, recipe="as_published", **options)
+        return published.DPC4Plus(clip_norm=20.0, coupled_scale=6.0, anchor_scale=6.0, **options)
 
     assert log_likelihood_ratio(raw, data, other, steps) > 50
     assert abs(log_likelihood_ratio(released, data, other, steps)) < 4
@@ -311,7 +336,7 @@ def test_the_noise_of_theorem_3():
 
 
 def test_the_published_recipe_claims_its_target_and_guarantees_nothing():
-    run = train(eq.DPC4Plus(clip_norm=0.5, recipe="as_published"))
+    run = train(published.DPC4Plus(clip_norm=0.5))
     list(run)
     statement = run.statement()
     assert (statement.guarantee, statement.epsilon) == ("none", None)
@@ -322,7 +347,7 @@ def test_the_published_recipe_claims_its_target_and_guarantees_nothing():
 
 def test_theorem_3_cannot_have_made_the_published_runs():
     """CIFAR-10, T = 6510, epsilon 5: noise so large that its true epsilon is far below the claim."""
-    method = eq.DPC4Plus(recipe="as_published", anchor_rule="fixed", anchor_batch_size=4096, anchor_period=8)
+    method = published.DPC4Plus(anchor_batch_size=4096, schedule=Every(8))
     sampling = Poisson(256, 50_000, 6510)
     plan = method.plan(Setting(sampling=sampling, budget=eq.Budget(5.0, 1e-5))).releases
     z = {release.name: release.noise_multiplier for release in plan.releases}

@@ -11,6 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import equipoise as eq
+from equipoise.methods import PublicRecords, PublicSubspace
+from equipoise.methods.anchored.schedule import Every
+from equipoise.methods.two_thresholds.dc_dpsgd import TwoChannel
+from equipoise.methods.two_thresholds.scores import Trace
 
 FEATURES, CLASSES = 800, 4
 NOISE = {"noise_multiplier": 1.0}
@@ -73,11 +77,14 @@ COUNTS = {
     "dp-sgd": (lambda: eq.DPSGD(**NOISE), 0, 2.2),
     "dice-sgd": (lambda: eq.DiceSGD(**NOISE), 1, 6.1),
     "dc-dpsgd": (lambda: eq.DCDPSGD(**NOISE), 0, 3.1),
-    "dc-dpsgd, trace": (lambda: eq.DCDPSGD(score="trace", subspace_dimension=20, **NOISE), 0, 3.1),
-    "dc-dpsgd, two channels": (lambda: eq.DCDPSGD(variant="two_channel", **NOISE), 0, 7.1),
-    "dp-c4-plus": (lambda: eq.DPC4Plus(anchor_noise_multiplier=1.0, anchor_period=3, **NOISE), 2, 6.1),
+    "dc-dpsgd, trace": (lambda: eq.DCDPSGD(score=Trace(dimension=20), **NOISE), 0, 3.1),
+    "dc-dpsgd, two channels": (lambda: eq.DCDPSGD(variant=TwoChannel(), **NOISE), 0, 7.1),
+    "dp-c4-plus": (lambda: eq.DPC4Plus(anchor_noise_multiplier=1.0, schedule=Every(3), **NOISE), 2, 6.1),
     "pcdp-sgd, rows kept as factors": (
-        lambda: eq.PCDPSGD(records(10, 9), basis="kernel", refresh_every=2, **NOISE),
+        lambda: eq.PCDPSGD(
+            source=PublicSubspace(PublicRecords(records(10, 9)), basis="kernel", refresh_every=2),
+            **NOISE,
+        ),
         1,
         3.1,
     ),

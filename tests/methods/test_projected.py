@@ -14,10 +14,22 @@ import equipoise as eq
 from equipoise.gradients import DenseGradients, GradientEngine
 from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
 from equipoise.gradients.subspaces.principal import principal_subspace
-from equipoise.methods import METHODS, Abadi
+from equipoise.methods import (
+    Abadi,
+    ClipRule,
+    IterationSubspace,
+    MomentSubspace,
+    PublicRecords,
+    PublicSubspace,
+    RandomSubspace,
+    ReleasedSubspace,
+    find,
+    published,
+)
 from equipoise.methods.base import Setting
+from equipoise.methods.options import field_types
 from equipoise.methods.projected.sources import groups_of
-from equipoise.methods.published.pcdp_sgd_formulas import check_orthonormal
+from equipoise.methods.published.pcdp_sgd import check_orthonormal
 from equipoise.privacy import (
     Bounded,
     Draw,
@@ -103,6 +115,12 @@ def basis(size, k, seed=3):
     return torch.linalg.qr(rows(size, k, seed))[0].t().contiguous()
 
 
+def over(kind, batch, **settings):
+    """The method over the span of public rows; the settings are the source's and the method's."""
+    source = {name: settings.pop(name) for name in field_types(PublicSubspace) if name in settings}
+    return kind(source=PublicSubspace(PublicRecords(batch), **source), **settings)
+
+
 FORMS = pytest.mark.parametrize("form", ["kernel", "held"])
 
 
@@ -116,17 +134,24 @@ def test_the_whole_space_is_dp_sgd(form):
     # Columns come out as +-e_j in some order, so that noise in coordinates is another draw.
     small = {"clip_norm": 0.5, "noise_multiplier": 1e-12}
     expected = moved(eq.DPSGD(**small), data)
-    found = moved(eq.PCDPSGD(everything, basis=form, **small), data)
+    found = moved(over(eq.PCDPSGD, everything, basis=form, **small), data)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     plain = -3 * data.mean(0)
-    free = moved(eq.PCDPSGD(everything, basis=form, clip_norm=HUGE, noise_multiplier=1e-24), data)
+    free = moved(
+        eq.PCDPSGD(
+            source=PublicSubspace(PublicRecords(everything), basis=form),
+            clip_norm=HUGE,
+            noise_multiplier=1e-24,
+        ),
+        data,
+    )
     torch.testing.assert_close(free, plain, rtol=1e-9, atol=1e-9)
 
 
 def test_the_published_form_in_the_whole_space_is_dp_sgd_with_its_noise():
     data, everything = rows(), torch.eye(6, dtype=torch.float64)
     settings = {"clip_norm": 0.5, "noise_multiplier": 2.0}
-    found = moved(eq.PCDPSGD(everything, recipe="as_published", **settings), data)
+    found = moved(over(published.PCDPSGD, everything, **settings), data)
     torch.testing.assert_close(found, moved(eq.DPSGD(**settings), data), rtol=1e-9, atol=1e-9)
 
 
@@ -135,7 +160,7 @@ def test_the_published_form_in_the_whole_space_is_dp_sgd_with_its_noise():
 def test_without_clipping_the_order_does_not_matter(form, noise):
     data, public = rows(), rows(3, seed=1)
     settings = {"clip_norm": HUGE, "noise_multiplier": noise, "basis": form}
-    before, after = (moved(kind(public, **settings), data) for kind in (eq.PCDPSGD, eq.PDPSGD))
+    before, after = (moved(over(kind, public, **settings), data) for kind in (eq.PCDPSGD, eq.methods.PDPSGD))
     torch.testing.assert_close(before, after, rtol=1e-12, atol=1e-12)
 
 
@@ -152,10 +177,10 @@ def test_worked_numbers(clip_norm, dp, pdp, pcdp):
     settings = {"clip_norm": clip_norm, "noise_multiplier": 1e-12}
     for method, expected in (
         (eq.DPSGD(**settings), dp),
-        (eq.PDPSGD(plane, **settings), pdp),
-        (eq.PCDPSGD(plane, **settings), pcdp),
-        (eq.PDPSGD(plane, recipe="as_published", **settings), pdp),
-        (eq.PCDPSGD(plane, recipe="as_published", **settings), pcdp),
+        (over(eq.methods.PDPSGD, plane, **settings), pdp),
+        (over(eq.PCDPSGD, plane, **settings), pcdp),
+        (over(published.PDPSGD, plane, **settings), pdp),
+        (over(published.PCDPSGD, plane, **settings), pcdp),
     ):
         found = -moved(method, data, steps=1)
         torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=6e-5)
@@ -167,16 +192,30 @@ def test_projecting_first_gains_one_over_the_cosine():
     inside = F.normalize(rows(12, k, 5)) * torch.linspace(3, 9, 12).double().unsqueeze(1)
     outside = F.normalize(rows(12, 6 - k, 6)) * inside.norm(dim=1, keepdim=True) * 4 / 3
     data, public = torch.cat([inside, outside], 1), torch.eye(k, 6).double()
-    late = moved(eq.PDPSGD(public, clip_norm=0.5, noise_multiplier=noise), data)
-    early = moved(eq.PCDPSGD(public, clip_norm=0.5 * cosine, noise_multiplier=noise / cosine), data)
+    late = moved(
+        eq.methods.PDPSGD(
+            source=PublicSubspace(PublicRecords(public)),
+            clip_norm=0.5,
+            noise_multiplier=noise,
+        ),
+        data,
+    )
+    early = moved(
+        eq.PCDPSGD(
+            source=PublicSubspace(PublicRecords(public)),
+            clip_norm=0.5 * cosine,
+            noise_multiplier=noise / cosine,
+        ),
+        data,
+    )
     torch.testing.assert_close(early, late, rtol=1e-12, atol=1e-14)
 
 
 def test_gep_without_a_residual_is_pcdp():
     data, public = rows(), rows(3, seed=1)
     settings = {"clip_norm": 0.7, "noise_multiplier": 2.0, "blocks": "per_tensor", "refresh_every": 1}
-    found = moved(eq.GEP(public, residual_clip_norm=1e-12, **settings), data)
-    torch.testing.assert_close(found, moved(eq.PCDPSGD(public, **settings), data), rtol=1e-8, atol=1e-9)
+    found = moved(over(eq.methods.GEP, public, residual_clip_norm=1e-12, **settings), data)
+    torch.testing.assert_close(found, moved(over(eq.PCDPSGD, public, **settings), data), rtol=1e-8, atol=1e-9)
 
 
 def test_gep_keeps_its_bounds_on_nearly_dependent_public_rows():
@@ -191,8 +230,12 @@ def test_gep_keeps_its_bounds_on_nearly_dependent_public_rows():
     outside = torch.randn(400, 340, generator=rng, dtype=torch.float64)
     share = 10 ** (torch.rand(400, 1, generator=rng, dtype=torch.float64) * 4 - 5)
     G = F.normalize(inside) @ Q[:, :60].t() + share * F.normalize(outside) @ Q[:, 60:].t()
-    method = eq.GEP(public, noise_multiplier=5.0, residual_clip_norm=1.0, dimension=60)
-    subspace = train(method, torch.randn(40, 400, generator=rng), steps=1).method._kept[1]
+    method = eq.methods.GEP(
+        source=PublicSubspace(PublicRecords(public), dimension=60),
+        noise_multiplier=5.0,
+        residual_clip_norm=1.0,
+    )
+    subspace = train(method, torch.randn(40, 400, generator=rng), steps=1).method._last_built.subspace
     bounds = []
     for row in (1000 * G).float():
         one = PrivateRows(DenseGradients({"w": row[None]}), Draw("batch", 0))
@@ -203,23 +246,28 @@ def test_gep_keeps_its_bounds_on_nearly_dependent_public_rows():
     assert torch.tensor(bounds).max() <= 1 + 1e-5
 
 
-@pytest.mark.parametrize("subspace", ["random", "released", "private_moment", "private_iteration"])
-def test_gep_takes_any_subspace_and_its_columns_are_orthonormal(subspace):
+@pytest.mark.parametrize(
+    "source",
+    [
+        RandomSubspace(dimension=2),
+        ReleasedSubspace(dimension=2, history=2, explore_every=3),
+        MomentSubspace(dimension=2, noise_multiplier=1e-3),
+        IterationSubspace(dimension=2, noise_multiplier=1e-3),
+    ],
+    ids=lambda source: source.kind,
+)
+def test_gep_takes_any_subspace_and_its_columns_are_orthonormal(source):
     """Its two parts are the whole gradient, whatever the subspace: with hardly any noise, SGD."""
     data = rows(40, 6, seed=4)
-    method = eq.GEP(
-        subspace=subspace,
-        dimension=2,
+    method = eq.methods.GEP(
+        source=source,
         clip_norm=HUGE,
         noise_multiplier=1e-20,
         residual_noise_multiplier=1e-20,
-        subspace_noise_multiplier=1e-3,
-        history=2,
-        explore_every=3,
     )
     run = train(method, data, steps=5, sampling=eq.FullBatch(population=40, steps=5))
     torch.testing.assert_close(run.model.w.detach(), -5 * data.mean(0), rtol=1e-7, atol=1e-7)
-    gram = run.method._kept[1].gram()
+    gram = run.method._last_built.subspace.gram()
     torch.testing.assert_close(gram, torch.eye(len(gram)).double(), rtol=0, atol=1e-12)
     assert run.statement().guarantee == "proven"
 
@@ -227,8 +275,8 @@ def test_gep_takes_any_subspace_and_its_columns_are_orthonormal(subspace):
 def test_both_parts_of_gep_pay_for_a_private_subspace():
     """A share of one half for V leaves both parts sqrt(2) times the noise that they have without it."""
     sampling, budget = Poisson(64, 1200, 300), eq.Budget(1.0, 1e-5)
-    free = plan(eq.GEP(subspace="random"), sampling, budget)
-    paid = plan(eq.GEP(subspace="private_iteration", subspace_share=0.5), sampling, budget)
+    free = plan(eq.methods.GEP(source=RandomSubspace()), sampling, budget)
+    paid = plan(eq.methods.GEP(source=IterationSubspace(share=0.5)), sampling, budget)
     assert 0.99 <= paid.epsilon(1e-5).value <= 1.0
     for part in ("gradient", "residual"):
         assert paid[part].noise_multiplier == pytest.approx(
@@ -239,25 +287,27 @@ def test_both_parts_of_gep_pay_for_a_private_subspace():
 def test_biased_gep_and_pcdp_are_one_method():
     data, public = rows(), rows(3, seed=1)
     settings = {"clip_norm": 0.7, "noise_multiplier": 2.0}
-    found = moved(eq.BiasedGEP(public, **settings), data)
-    same = moved(eq.PCDPSGD(public, blocks="per_layer", refresh_every=1, **settings), data)
+    found = moved(over(eq.methods.BiasedGEP, public, **settings), data)
+    same = moved(over(eq.PCDPSGD, public, blocks="per_layer", refresh_every=1, **settings), data)
     assert torch.equal(found, same)
 
 
 def test_sparsification_without_dropping_is_dp_sgd():
     data = rows()
     settings = {"clip_norm": 0.7, "noise_multiplier": 2.0}
-    found = moved(eq.RandomSparsification(drop_rate=0.0, **settings), data)
+    found = moved(eq.methods.RandomSparsification(drop_rate=0.0, **settings), data)
     torch.testing.assert_close(found, moved(eq.DPSGD(**settings), data), rtol=1e-12, atol=1e-14)
 
 
 def test_sparsification_drops_before_clipping_and_on_the_noise():
     data = rows(5, 1000)
-    run = train(eq.RandomSparsification(clip_norm=1.0, noise_multiplier=1.0, drop_rate=0.3), data, steps=1)
+    run = train(
+        eq.methods.RandomSparsification(clip_norm=1.0, noise_multiplier=1.0, drop_rate=0.3), data, steps=1
+    )
     dropped = run.model.w.detach() == 0
     assert 0.25 < dropped.double().mean() < 0.35
     quiet = -5 * moved(
-        eq.RandomSparsification(clip_norm=1.0, noise_multiplier=1e-12, drop_rate=0.3), data, steps=1
+        eq.methods.RandomSparsification(clip_norm=1.0, noise_multiplier=1e-12, drop_rate=0.3), data, steps=1
     )
     kept = data * ~dropped
     expected = (kept / kept.norm(dim=1, keepdim=True).clamp(min=1)).sum(0)
@@ -271,8 +321,6 @@ def test_sparsification_drops_before_clipping_and_on_the_noise():
 @pytest.mark.parametrize("orthonormal", [True, False])
 def test_no_record_moves_the_sum_by_more_than_the_clip_norm(rule, orthonormal):
     """Whatever V is: also far from orthonormal, with rows of twenty orders of magnitude."""
-    from equipoise.methods.clip_rules import resolve_rule
-
     columns = basis(6, 3) if orthonormal else torch.ones(3, 6).double() + 1e-3 * rows(3)
     V = BlockSubspace({"w": (6,)}, [Block(3, {"w": columns})])
     scales = 10 ** torch.linspace(-10, 10, 40).double().unsqueeze(1)
@@ -280,7 +328,7 @@ def test_no_record_moves_the_sum_by_more_than_the_clip_norm(rule, orthonormal):
         private = PrivateRows(DenseGradients({"w": row[None]}), Draw("batch", 0))
         y = private.coordinates(V)
         for norms in (None, private.row_norms()):
-            bounded = clip_coordinates(y, resolve_rule(rule), 0.3, norms=norms)
+            bounded = clip_coordinates(y, ClipRule.kinds()[rule](), 0.3, norms=norms)
             assert bounded.add_remove == 0.3
             assert bounded.replace == 0.6
             assert float(unwrap(bounded.value["coordinates"]).norm()) <= 0.3 * (1 + 1e-6)
@@ -302,7 +350,10 @@ def test_a_bad_row_counts_nothing_and_touches_no_other():
 
 def test_a_zero_gradient_is_no_nan():
     data = torch.zeros(4, 6).double()
-    found = moved(eq.PCDPSGD(basis(6, 2), noise_multiplier=1.0), data)
+    found = moved(
+        eq.PCDPSGD(source=PublicSubspace(PublicRecords(basis(6, 2))), noise_multiplier=1.0),
+        data,
+    )
     assert bool(torch.isfinite(found).all())
     assert float(found.norm()) > 0
 
@@ -311,7 +362,11 @@ def test_a_zero_gradient_is_no_nan():
 def test_updates_lie_in_the_subspace_with_the_noise_of_k_dimensions(form):
     """Only noise: covariance V V^T (C z / B)^2, so the mean squared norm is K (C z / B)^2."""
     public = basis(20, 4)
-    method = eq.PCDPSGD(public, clip_norm=0.5, noise_multiplier=3.0, refresh_every=10**6, basis=form)
+    method = eq.PCDPSGD(
+        source=PublicSubspace(PublicRecords(public), refresh_every=10**6, basis=form),
+        clip_norm=0.5,
+        noise_multiplier=3.0,
+    )
     steps = increments(method, torch.zeros(5, 20).double())
     torch.testing.assert_close(steps @ public.t() @ public, steps, rtol=1e-9, atol=1e-9)
     mean = float(steps.square().sum(1).mean()) / (4 * (0.5 * 3.0 / 5) ** 2)
@@ -321,7 +376,7 @@ def test_updates_lie_in_the_subspace_with_the_noise_of_k_dimensions(form):
 def test_an_empty_draw_takes_its_step_with_noise():
     data = rows(1)
     run = train(
-        eq.PCDPSGD(basis(6, 2), noise_multiplier=1.0),
+        eq.PCDPSGD(source=PublicSubspace(PublicRecords(basis(6, 2))), noise_multiplier=1.0),
         data,
         sampling=Poisson(expected_batch_size=1e-6, population=1000, steps=3),
     )
@@ -333,10 +388,9 @@ def test_an_empty_draw_takes_its_step_with_noise():
 def test_the_published_form_has_the_law_of_the_default():
     """The norms of pure-noise steps, in the subspace: both forms, one spread."""
     public, data = basis(6, 2), torch.zeros(5, 6).double()
-    for recipe in ("library", "as_published"):
-        steps = increments(
-            eq.PCDPSGD(public, 1.0, recipe=recipe, noise_multiplier=2.0, refresh_every=10**6), data, 800
-        )
+    for kind in (eq.PCDPSGD, published.PCDPSGD):
+        method = over(kind, public, clip_norm=1.0, noise_multiplier=2.0, refresh_every=10**6)
+        steps = increments(method, data, 800)
         torch.testing.assert_close(steps @ public.t() @ public, steps, rtol=1e-6, atol=1e-9)
         inside = steps @ public.t()
         covariance = inside.t() @ inside / len(steps) / (2 / 5) ** 2
@@ -345,11 +399,15 @@ def test_the_published_form_has_the_law_of_the_default():
 
 def test_the_published_form_has_the_clip_norm_of_the_paper():
     public = basis(6, 2)
-    assert eq.PCDPSGD(public).clip_norm == eq.GEP(public).clip_norm == 1.0
-    published = eq.PCDPSGD(public, recipe="as_published")
-    assert published.clip_norm == published.config()["clip_norm"] == 0.01
-    assert eq.PCDPSGD(public, 0.3, recipe="as_published").clip_norm == 0.3
-    assert eq.PDPSGD(public, recipe="as_published").clip_norm == 1.0
+    assert (
+        eq.PCDPSGD(source=PublicSubspace(PublicRecords(public))).clip_norm
+        == eq.methods.GEP(source=PublicSubspace(PublicRecords(public))).clip_norm
+        == 1.0
+    )
+    paper = published.PCDPSGD(source=PublicSubspace(PublicRecords(public)))
+    assert paper.clip_norm == paper.config()["clip_norm"] == 0.01
+    assert published.PCDPSGD(source=PublicSubspace(PublicRecords(public)), clip_norm=0.3).clip_norm == 0.3
+    assert published.PDPSGD(source=PublicSubspace(PublicRecords(public))).clip_norm == 1.0
 
 
 def test_the_published_form_refuses_columns_that_are_not_orthonormal():
@@ -435,14 +493,14 @@ def test_a_fixed_subspace_is_dp_sgd_on_a_model_of_k_parameters():
     public, data = basis(6, 3), rows(20, 6, 2)
     settings = {"clip_norm": 0.4, "noise_multiplier": 1.5}
     run = train(
-        eq.PCDPSGD(public, refresh_every=50, **settings),
+        over(eq.PCDPSGD, public, refresh_every=50, **settings),
         data,
         steps=12,
         loss=quadratic,
         learning_rate=0.3,
         sampling=Poisson(5, 20, 12),
     )
-    V = run.method._kept[1]
+    V = run.method._last_built.subspace
     columns = torch.stack([V.lift(e)["w"] for e in torch.eye(3).double()])  # [K, 6]
 
     class Adapter(nn.Module):
@@ -509,7 +567,10 @@ def test_more_columns_than_rank_are_truncated_with_a_warning():
         loss=entropy,
         data=data,
         sampling=eq.FullBatch(40, 1),
-        method=eq.PCDPSGD(public, dimension=150, noise_multiplier=1.0),
+        method=eq.PCDPSGD(
+            source=PublicSubspace(PublicRecords(public), dimension=150),
+            noise_multiplier=1.0,
+        ),
         reproducible=True,
     )
     with pytest.warns(UserWarning, match="dimension=150 is more than the public gradients span"):
@@ -559,7 +620,13 @@ def test_the_papers_network_has_490_coordinates():
 
 def test_no_public_gradient_is_an_error():
     with pytest.raises(ValueError, match="public gradients are all zero"):
-        moved(eq.PCDPSGD(torch.zeros(3, 6).double(), noise_multiplier=1.0), rows())
+        moved(
+            eq.PCDPSGD(
+                source=PublicSubspace(PublicRecords(torch.zeros(3, 6).double())),
+                noise_multiplier=1.0,
+            ),
+            rows(),
+        )
     with pytest.raises(ValueError, match="no columns"):
         BlockSubspace({"w": (3,)}, [])
 
@@ -607,20 +674,47 @@ def test_energy_takes_the_fewest_columns_that_capture_it():
 def test_a_poor_subspace_warns():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        moved(eq.PCDPSGD(torch.ones(10, 6).double() + 0.01 * rows(10), noise_multiplier=1.0), rows())
+        moved(
+            eq.PCDPSGD(
+                source=PublicSubspace(PublicRecords(torch.ones(10, 6).double() + 0.01 * rows(10))),
+                noise_multiplier=1.0,
+            ),
+            rows(),
+        )
         with pytest.raises(UserWarning, match="DP-SGD is likely the better method"):
-            moved(eq.PCDPSGD(rows(10, 200, seed=1), noise_multiplier=1.0), rows(12, 200))
+            moved(
+                eq.PCDPSGD(
+                    source=PublicSubspace(PublicRecords(rows(10, 200, seed=1))),
+                    noise_multiplier=1.0,
+                ),
+                rows(12, 200),
+            )
 
 
 def test_disjoint_parts_and_fresh_subsets():
     public = torch.eye(6).double()
-    method = eq.PCDPSGD(public, split="ibs", refresh_every=1, noise_multiplier=1e-24, clip_norm=HUGE)
+    method = eq.PCDPSGD(
+        source=PublicSubspace(PublicRecords(public), refresh_every=1, batch_size="disjoint"),
+        noise_multiplier=1e-24,
+        clip_norm=HUGE,
+    )
     data = torch.ones(4, 6).double()
     run = train(method, data, steps=3)
     torch.testing.assert_close(run.model.w.detach(), -torch.ones(6).double())  # two coordinates a step
     with pytest.raises(ValueError, match="a public record for each of the 7 refreshes"):
-        train(eq.PCDPSGD(public, split="ibs", refresh_every=1, noise_multiplier=1.0), data, steps=7)
-    drawn = eq.PCDPSGD(public, public_batch_size=2, refresh_every=1, noise_multiplier=1e-24, clip_norm=HUGE)
+        train(
+            eq.PCDPSGD(
+                source=PublicSubspace(PublicRecords(public), refresh_every=1, batch_size="disjoint"),
+                noise_multiplier=1.0,
+            ),
+            data,
+            steps=7,
+        )
+    drawn = eq.PCDPSGD(
+        source=PublicSubspace(PublicRecords(public), batch_size=2, refresh_every=1),
+        noise_multiplier=1e-24,
+        clip_norm=HUGE,
+    )
     w = moved(drawn, data, steps=1)
     assert sorted(w.tolist()) == pytest.approx([-1, -1, 0, 0, 0, 0])
 
@@ -630,9 +724,15 @@ def test_changing_a_private_record_leaves_the_subspace_alone():
     kept = []
     for seed in (0, 1):
         run = train(
-            eq.PCDPSGD(rows(4, seed=7), noise_multiplier=1.0), rows(seed=seed), steps=1, loss=quadratic
+            eq.PCDPSGD(
+                source=PublicSubspace(PublicRecords(rows(4, seed=7))),
+                noise_multiplier=1.0,
+            ),
+            rows(seed=seed),
+            steps=1,
+            loss=quadratic,
         )
-        kept.append(projector(run.method._kept[1], 6))
+        kept.append(projector(run.method._last_built.subspace, 6))
     assert torch.equal(*kept)
 
 
@@ -688,23 +788,23 @@ def test_a_bad_row_leaves_the_second_moments():
     assert torch.equal(found[1], found[3])
 
 
-@pytest.mark.parametrize("subspace", ["private_moment", "private_iteration"])
-def test_a_private_subspace_is_found_and_paid_for(subspace):
+@pytest.mark.parametrize(
+    "source",
+    [
+        MomentSubspace(dimension=2, noise_multiplier=1e-6, refresh_every=2),
+        IterationSubspace(dimension=2, noise_multiplier=1e-6, refresh_every=2, iterations=4),
+    ],
+    ids=lambda source: source.kind,
+)
+def test_a_private_subspace_is_found_and_paid_for(source):
     """Rows along two directions, hardly any noise: they are found, and the journal holds each draw."""
     core = basis(30, 2)
     data = rows(60, 2) @ core * 3
-    method = eq.PCDPSGD(
-        subspace=subspace,
-        dimension=2,
-        noise_multiplier=1e-6,
-        subspace_noise_multiplier=1e-6,
-        refresh_every=2,
-        subspace_iterations=4,
-    )
+    method = eq.PCDPSGD(source=source, noise_multiplier=1e-6)
     run = train(method, data, steps=4, sampling=Poisson(30, 60, 4))
-    found = projector(run.method._kept[1], 30)
+    found = projector(run.method._last_built.subspace, 30)
     torch.testing.assert_close(found, core.t() @ core, rtol=0, atol=1e-4)
-    refreshes = 2 * (1 if subspace == "private_moment" else 4)
+    refreshes = 2 * (1 if source.kind == "private_moment" else 4)
     assert run.plan.count(run.plan["moment"]) == refreshes
     assert run.statement().guarantee == "proven"
     assert run.ledger.releases_left == {"batch": 0, "subspace": 0}
@@ -712,8 +812,8 @@ def test_a_private_subspace_is_found_and_paid_for(subspace):
 
 def test_a_private_subspace_leaves_less_for_the_steps():
     sampling, budget = Poisson(64, 1200, 300), eq.Budget(1.0, 1e-5)
-    free = plan(eq.PCDPSGD(rows(4)), sampling, budget)
-    paid = plan(eq.PCDPSGD(subspace="private_iteration", subspace_share=0.5), sampling, budget)
+    free = plan(eq.PCDPSGD(source=PublicSubspace(PublicRecords(rows(4)))), sampling, budget)
+    paid = plan(eq.PCDPSGD(source=IterationSubspace(share=0.5)), sampling, budget)
     assert 0.99 <= paid.epsilon(1e-5).value <= 1.0
     assert paid["gradient"].noise_multiplier == pytest.approx(
         math.sqrt(2) * free["gradient"].noise_multiplier, rel=0.1
@@ -724,10 +824,12 @@ def test_a_released_subspace_follows_full_steps_and_costs_nothing():
     core = basis(30, 2)
     data = core.repeat(20, 1)
     method = eq.PCDPSGD(
-        subspace="released", dimension=2, noise_multiplier=1e-9, history=4, explore_every=3, clip_norm=9.0
+        source=ReleasedSubspace(dimension=2, history=4, explore_every=3),
+        noise_multiplier=1e-09,
+        clip_norm=9.0,
     )
     run = train(method, data, steps=12, loss=quadratic, sampling=Poisson(20, 40, 12), learning_rate=0.5)
-    found = projector(run.method._kept[1], 30)
+    found = projector(run.method._last_built.subspace, 30)
     torch.testing.assert_close(found, core.t() @ core, rtol=0, atol=1e-4)
     expected = plan(eq.DPSGD(clip_norm=9.0, noise_multiplier=1e-9), Poisson(20, 40, 12))
     assert run.plan.event() == expected.event()
@@ -737,11 +839,11 @@ def test_a_released_subspace_follows_full_steps_and_costs_nothing():
 # ---- what it costs
 
 
-@pytest.mark.parametrize("make", [eq.PCDPSGD, eq.PDPSGD, eq.BiasedGEP])
+@pytest.mark.parametrize("make", [eq.PCDPSGD, eq.methods.PDPSGD, eq.methods.BiasedGEP])
 def test_the_event_is_that_of_dp_sgd_whatever_the_dimension(make):
     sampling = Poisson(250, 10_000, 3200)
     for k in (1, 50):
-        found = plan(make(rows(60), dimension=k, noise_multiplier=6.0), sampling)
+        found = plan(over(make, rows(60), dimension=k, noise_multiplier=6.0), sampling)
         assert found.event() == plan(eq.DPSGD(noise_multiplier=6.0), sampling).event()
 
 
@@ -751,7 +853,10 @@ def test_the_event_is_that_of_dp_sgd_whatever_the_dimension(make):
 )
 def test_worked_epsilons(sigma, expected):
     """The paper's central setting: q = .025, 3,200 steps, delta 1e-5."""
-    found = plan(eq.PCDPSGD(rows(4), noise_multiplier=sigma), Poisson(250, 10_000, 3200))
+    found = plan(
+        eq.PCDPSGD(source=PublicSubspace(PublicRecords(rows(4))), noise_multiplier=sigma),
+        Poisson(250, 10_000, 3200),
+    )
     assert found.epsilon(1e-5).value == pytest.approx(expected, rel=0.005)
 
 
@@ -763,31 +868,31 @@ def test_further_worked_epsilons():
     def epsilon(method, sampling):
         return plan(method, sampling).epsilon(1e-5).value
 
-    assert epsilon(eq.PCDPSGD(rows(4), noise_multiplier=1.0), large) == pytest.approx(1.571, rel=0.005)
-    assert epsilon(eq.GEP(rows(4), noise_multiplier=6.0), paper) == pytest.approx(1.301, rel=0.005)
+    assert epsilon(
+        eq.PCDPSGD(source=PublicSubspace(PublicRecords(rows(4))), noise_multiplier=1.0),
+        large,
+    ) == pytest.approx(1.571, rel=0.005)
+    assert epsilon(
+        eq.methods.GEP(source=PublicSubspace(PublicRecords(rows(4))), noise_multiplier=6.0),
+        paper,
+    ) == pytest.approx(1.301, rel=0.005)
     # per-tensor clipping at C each, eight tensors: what the leftover code does is sigma 6 / sqrt(8)
-    eight = eq.PCDPSGD(rows(4), noise_multiplier=6 / math.sqrt(8))
+    eight = eq.PCDPSGD(source=PublicSubspace(PublicRecords(rows(4))), noise_multiplier=6 / math.sqrt(8))
     assert epsilon(eight, paper) == pytest.approx(2.983, rel=0.005)
     replaced = (
-        eq.PCDPSGD(rows(4), noise_multiplier=6.0)
+        eq.PCDPSGD(source=PublicSubspace(PublicRecords(rows(4))), noise_multiplier=6.0)
         .plan(Setting(sampling=paper, relation="replace_one"))
         .releases
     )
     assert replaced.epsilon(1e-5).value == pytest.approx(1.866, rel=0.005)
     iterated = eq.PCDPSGD(
-        subspace="private_iteration",
+        source=IterationSubspace(refresh_every=40, noise_multiplier=6.0, iterations=3),
         noise_multiplier=6.0,
-        subspace_noise_multiplier=6.0,
-        refresh_every=40,
-        subspace_iterations=3,
     )
     assert epsilon(iterated, paper) == pytest.approx(0.915, rel=0.005)
     moment = eq.PCDPSGD(
-        subspace="private_moment",
+        source=MomentSubspace(refresh_every=4700, noise_multiplier=10.0, batch_size=60000),
         noise_multiplier=1.0,
-        subspace_noise_multiplier=10.0,
-        subspace_batch_size=60_000,
-        refresh_every=4700,
     )
     assert epsilon(moment, large) == pytest.approx(1.621, rel=0.005)
 
@@ -795,16 +900,16 @@ def test_further_worked_epsilons():
 @pytest.mark.parametrize(
     "method",
     [
-        eq.PCDPSGD(rows(4)),
-        eq.PDPSGD(rows(4)),
-        eq.GEP(rows(4)),
-        eq.GEP(rows(4), residual_share=0.2),
-        eq.RandomProjection(),
-        eq.RandomSparsification(),
-        eq.PCDPSGD(subspace="private_moment"),
-        eq.PCDPSGD(subspace="released"),
-        eq.GEP(subspace="private_moment", residual_share=0.2),
-        eq.GEP(subspace="released"),
+        eq.PCDPSGD(source=PublicSubspace(PublicRecords(rows(4)))),
+        eq.methods.PDPSGD(source=PublicSubspace(PublicRecords(rows(4)))),
+        eq.methods.GEP(source=PublicSubspace(PublicRecords(rows(4)))),
+        eq.methods.GEP(source=PublicSubspace(PublicRecords(rows(4))), residual_share=0.2),
+        eq.methods.RandomProjection(),
+        eq.methods.RandomSparsification(),
+        eq.PCDPSGD(source=MomentSubspace()),
+        eq.PCDPSGD(source=ReleasedSubspace()),
+        eq.methods.GEP(source=MomentSubspace(), residual_share=0.2),
+        eq.methods.GEP(source=ReleasedSubspace()),
     ],
     ids=lambda m: f"{m.name}-{getattr(m, 'subspace', '')}",
 )
@@ -814,8 +919,16 @@ def test_plans_meet_the_budget_from_below(method):
 
 
 def test_both_parts_of_gep_have_the_same_noise_by_default():
-    found = plan(eq.GEP(rows(4)), Poisson(64, 1200, 300), eq.Budget(2.0, 1e-5))
-    alone = plan(eq.PCDPSGD(rows(4)), Poisson(64, 1200, 300), eq.Budget(2.0, 1e-5))
+    found = plan(
+        eq.methods.GEP(source=PublicSubspace(PublicRecords(rows(4)))),
+        Poisson(64, 1200, 300),
+        eq.Budget(2.0, 1e-5),
+    )
+    alone = plan(
+        eq.PCDPSGD(source=PublicSubspace(PublicRecords(rows(4)))),
+        Poisson(64, 1200, 300),
+        eq.Budget(2.0, 1e-5),
+    )
     assert found["gradient"].noise_multiplier == found["residual"].noise_multiplier
     assert found["gradient"].noise_multiplier == pytest.approx(
         math.sqrt(2) * alone["gradient"].noise_multiplier, rel=0.02
@@ -826,21 +939,26 @@ def test_both_parts_of_gep_have_the_same_noise_by_default():
 
 
 def small(**options):
-    settings = {"noise_multiplier": 1.0, "clip_norm": 0.5, "refresh_every": 3}
+    plain = {"noise_multiplier": 1.0, "clip_norm": 0.5}
+    settings = plain | {"refresh_every": 3}
     public = images(9, 5, torch.float32)
     return {
-        "public": lambda: eq.PCDPSGD(public, **settings, **options),
-        "subsets": lambda: eq.PCDPSGD(public, public_batch_size=6, basis="kernel", **settings),
-        "published": lambda: eq.PCDPSGD(public, recipe="as_published", **settings),
-        "pdp": lambda: eq.PDPSGD(public, **settings),
-        "gep": lambda: eq.GEP(public, **settings),
-        "gep released": lambda: eq.GEP(subspace="released", history=2, explore_every=2, **settings),
-        "gep iteration": lambda: eq.GEP(subspace="private_iteration", dimension=4, **settings),
-        "random": lambda: eq.RandomProjection(dimension=5, **settings),
-        "sparse": lambda: eq.RandomSparsification(clip_norm=0.5, noise_multiplier=1.0),
-        "released": lambda: eq.PCDPSGD(subspace="released", history=2, explore_every=2, **settings),
-        "moment": lambda: eq.PCDPSGD(subspace="private_moment", dimension=4, **settings),
-        "iteration": lambda: eq.PCDPSGD(subspace="private_iteration", dimension=4, **settings),
+        "public": lambda: over(eq.PCDPSGD, public, **settings, **options),
+        "subsets": lambda: over(eq.PCDPSGD, public, batch_size=6, basis="kernel", **settings),
+        "published": lambda: over(published.PCDPSGD, public, **settings),
+        "pdp": lambda: over(eq.methods.PDPSGD, public, **settings),
+        "gep": lambda: over(eq.methods.GEP, public, **settings),
+        "gep released": lambda: eq.methods.GEP(source=ReleasedSubspace(history=2, explore_every=2), **plain),
+        "gep iteration": lambda: eq.methods.GEP(
+            source=IterationSubspace(refresh_every=3, dimension=4), **plain
+        ),
+        "random": lambda: eq.methods.RandomProjection(
+            source=RandomSubspace(refresh_every=3, dimension=5), **plain
+        ),
+        "sparse": lambda: eq.methods.RandomSparsification(clip_norm=0.5, noise_multiplier=1.0),
+        "released": lambda: eq.PCDPSGD(source=ReleasedSubspace(history=2, explore_every=2), **plain),
+        "moment": lambda: eq.PCDPSGD(source=MomentSubspace(refresh_every=3, dimension=4), **plain),
+        "iteration": lambda: eq.PCDPSGD(source=IterationSubspace(refresh_every=3, dimension=4), **plain),
     }
 
 
@@ -897,39 +1015,68 @@ def test_kill_and_resume_repeats_the_trajectory(which, tmp_path):
 @pytest.mark.parametrize("which", list(small()))
 def test_settings_come_back_from_a_file(which):
     method = small()[which]()
-    kind, config = METHODS[method.name], method.config()
-    if "public" not in config:
+    kind, config = find(method.name, method.recipe), method.config()
+    if "records" not in config.get("source", {}):
         assert kind.from_config(config).config() == config
         return
-    assert set(config["public"]) == {"records", "digest"}
-    again = kind.from_config(config, public=images(9, 5, torch.float32))
+    assert set(config["source"]["records"]) == {"records", "digest"}
+    again = kind.from_config(config, PublicRecords(images(9, 5, torch.float32)))
     assert again.config() == config
-    with pytest.raises(ValueError, match="made with 9 public records"):
+    with pytest.raises(ValueError, match="again with 9 public records"):
         kind.from_config(config)
     with pytest.raises(ValueError, match="differs from the records"):
-        kind.from_config(config, public=images(9, 6, torch.float32))
+        kind.from_config(config, PublicRecords(images(9, 6, torch.float32)))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: eq.PCDPSGD(), "no public records"),
-        (lambda: eq.PCDPSGD(rows(4), subspace="random"), "would not be used"),
-        (lambda: eq.PCDPSGD(rows(4), dimension=0), "dimension=0"),
-        (lambda: eq.PCDPSGD(rows(4), energy=1.5), "energy=1.5 is a share"),
-        (lambda: eq.PCDPSGD(rows(4), blocks="layer"), "blocks='layer' is unknown"),
-        (lambda: eq.PCDPSGD(rows(4), noise_multiplier=0), "noise_multiplier=0"),
+        (lambda: eq.PCDPSGD.from_config({"name": "pcdp-sgd"}), "takes public records"),
         (
-            lambda: eq.PCDPSGD(recipe="as_published", subspace="random"),
+            lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(rows(4)), dimension=0)),
+            "dimension=0",
+        ),
+        (
+            lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(rows(4)), energy=1.5)),
+            "energy=1.5 is a share",
+        ),
+        (
+            lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(rows(4)), blocks="layer")),
+            "blocks='layer' is unknown",
+        ),
+        (
+            lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(rows(4))), noise_multiplier=0),
+            "noise_multiplier=0",
+        ),
+        (
+            lambda: published.PCDPSGD(source=RandomSubspace()),
             "fixed number of directions of public",
         ),
-        (lambda: eq.PCDPSGD({"x": rows(3), "y": rows(4)}), "same number"),
-        (lambda: eq.GEP(), "no public records"),
-        (lambda: eq.GEP(rows(4), subspace="random"), "would not be used"),
-        (lambda: eq.GEP(rows(4), residual_share=1.0), "residual_share=1.0"),
-        (lambda: eq.GEP(rows(4), basis="kernel"), "its norms come from products with public rows"),
-        (lambda: eq.RandomSparsification(drop_rate=1.0), "drop_rate=1.0"),
-        (lambda: plan(eq.PCDPSGD(rows(4)), Poisson(2, 4, 2)), "budget is missing"),
+        (
+            lambda: over(published.PDPSGD, rows(4), energy=0.9),
+            "fixed number of directions of public",
+        ),
+        (
+            lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords({"x": rows(3), "y": rows(4)}))),
+            "same number",
+        ),
+        (lambda: eq.methods.GEP.from_config({"name": "gep"}), "takes public records"),
+        (
+            lambda: eq.methods.GEP(source=PublicSubspace(PublicRecords(rows(4))), residual_share=1.0),
+            "residual_share=1.0",
+        ),
+        (
+            lambda: eq.methods.GEP(source=PublicSubspace(PublicRecords(rows(4)), basis="kernel")),
+            "its norms come from products with public rows",
+        ),
+        (lambda: eq.methods.RandomSparsification(drop_rate=1.0), "drop_rate=1.0"),
+        (
+            lambda: plan(
+                eq.PCDPSGD(source=PublicSubspace(PublicRecords(rows(4)))),
+                Poisson(2, 4, 2),
+            ),
+            "budget is missing",
+        ),
     ],
 )
 def test_bad_settings_are_named(make, message):
@@ -937,7 +1084,9 @@ def test_bad_settings_are_named(make, message):
         make()
 
 
-@pytest.mark.parametrize("make", [eq.PCDPSGD, eq.GEP, eq.RandomProjection, eq.RandomSparsification])
+@pytest.mark.parametrize(
+    "make", [eq.PCDPSGD, eq.methods.GEP, eq.methods.RandomProjection, eq.methods.RandomSparsification]
+)
 def test_an_unknown_keyword_is_a_type_error(make):
     with pytest.raises(TypeError, match="max_grad_norm"):
         make(max_grad_norm=1.0)

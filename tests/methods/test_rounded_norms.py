@@ -15,6 +15,8 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.gradients.operator import FactoredGradients
+from equipoise.methods.anchored.anchor_thresholds import Quantile
+from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail, PerSample, TwoChannel
 from equipoise.privacy import FullBatch
 
 RECORDS = 31
@@ -58,15 +60,17 @@ def neighbours(make):
 QUIET = {"noise_multiplier": 1.0}
 
 
-@pytest.mark.parametrize("variant", ["per_sample", "two_channel"])
-@pytest.mark.parametrize("threshold", ["adaptive", 1.0])
+@pytest.mark.parametrize("variant", [PerSample(), TwoChannel()])
+@pytest.mark.parametrize("threshold", [AdaptiveTail(), 1.0])
 def test_tail_labels(variant, threshold):
     moved, state, other = neighbours(
-        lambda: eq.DCDPSGD(1.0, 0.1, variant=variant, tail_threshold=threshold, **QUIET)
+        lambda: eq.DCDPSGD(
+            clip_norm=1.0, body_clip_norm=0.1, variant=variant, tail_threshold=threshold, **QUIET
+        )
     )
     # A record's own part is (0.1 + 0.9 / 2): the others' labels move by 1.2e-6 each.
     assert 0.5 < moved <= 0.56
-    if threshold == "adaptive":
+    if threshold != 1.0:
         # log tau moves by 0.3 / 0.2 for every share of the batch.
         votes = abs(math.log(other["threshold"] / state["threshold"])) / 1.5 * RECORDS
         assert votes == pytest.approx(0.5, abs=1e-3)
@@ -75,11 +79,13 @@ def test_tail_labels(variant, threshold):
 @pytest.mark.parametrize(
     ("make", "known"),
     [
-        (lambda: eq.DPSGD(eq.ReleasedQuantile(1.0, learning_rate=1.0), **QUIET), "threshold"),
+        (
+            lambda: eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(1.0, learning_rate=1.0), **QUIET),
+            "threshold",
+        ),
         (
             lambda: eq.DPC4Plus(
-                quantile=0.1,
-                quantile_learning_rate=1.0,
+                anchor=Quantile(0.1, learning_rate=1.0),
                 anchor_batch_size=RECORDS,
                 anchor_noise_multiplier=1.0,
                 **QUIET,

@@ -12,7 +12,7 @@ from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.subspaces.held import HeldSubspace
 from equipoise.gradients.subspaces.seeded import SeededSubspace
 from equipoise.methods.two_thresholds.scores import (
-    Trace,
+    SubspaceTrace,
     null_threshold,
     record_normals,
     record_uniforms,
@@ -31,7 +31,7 @@ def columns(seed, dimension=K, size=P, tail_index=2.0, signs="symmetric"):
 
 def scores(rows, held):
     guarded = PrivateRows(DenseGradients({"w": rows}))
-    return unwrap(Trace(HeldSubspace({"w": held}))(guarded))
+    return unwrap(SubspaceTrace(HeldSubspace({"w": held}))(guarded))
 
 
 def gaussian_rows(count, size=P, seed=5):
@@ -136,8 +136,8 @@ def test_khatri_rao_columns_through_factors_equal_the_dense_computation():
     )
     held = {name: V.block(name).materialise() for name in ("w", "bias")}
     dense = PrivateRows(ghost.materialise())
-    expected = unwrap(Trace(HeldSubspace(held))(dense))
-    torch.testing.assert_close(unwrap(Trace(V)(PrivateRows(ghost))), expected, rtol=0, atol=1e-10)
+    expected = unwrap(SubspaceTrace(HeldSubspace(held))(dense))
+    torch.testing.assert_close(unwrap(SubspaceTrace(V)(PrivateRows(ghost))), expected, rtol=0, atol=1e-10)
     basis = torch.linalg.qr(torch.cat([held["w"].flatten(1), held["bias"].flatten(1)], 1).T).Q
     g = unwrap(dense.matrix())
     torch.testing.assert_close(expected, (g @ basis).square().sum(1) / g.square().sum(1), rtol=0, atol=1e-10)
@@ -150,20 +150,20 @@ def test_the_trace_without_signs_is_that_of_the_absolute_rows(dense_limit):
     rng = torch.Generator().manual_seed(0)
     signed = {name: torch.randn(6, *shape, generator=rng).double() for name, shape in shapes.items()}
     absolute = {name: value.abs() for name, value in signed.items()}
-    found = Trace(subspace, absolute=True)(PrivateRows(DenseGradients(signed)))
+    found = SubspaceTrace(subspace, absolute=True)(PrivateRows(DenseGradients(signed)))
     assert found.by_record
-    expected = unwrap(Trace(subspace)(PrivateRows(DenseGradients(absolute))))
+    expected = unwrap(SubspaceTrace(subspace)(PrivateRows(DenseGradients(absolute))))
     torch.testing.assert_close(unwrap(found), expected, rtol=1e-9, atol=1e-12)
-    assert not torch.allclose(unwrap(Trace(subspace)(PrivateRows(DenseGradients(signed)))), expected)
+    assert not torch.allclose(unwrap(SubspaceTrace(subspace)(PrivateRows(DenseGradients(signed)))), expected)
     with pytest.raises(TypeError, match="HeldSubspace"):
-        Trace(HeldSubspace({"w": torch.eye(2, 3)}), absolute=True)
+        SubspaceTrace(HeldSubspace({"w": torch.eye(2, 3)}), absolute=True)
 
 
 def test_dependent_columns_are_refused():
     held = columns(0)
     held[1] = 2 * held[0]
-    with pytest.raises(ValueError, match="subspace_dimension=7"):
-        Trace(HeldSubspace({"w": held}))
+    with pytest.raises(ValueError, match="dimension=7"):
+        SubspaceTrace(HeldSubspace({"w": held}))
 
 
 @pytest.mark.parametrize("tail_index", [0.5, 1.0, 2.0])

@@ -10,7 +10,7 @@ import torch
 import equipoise as eq
 from equipoise.audit.canary_scores import Watched
 from equipoise.federated import Proximal
-from equipoise.methods import Method
+from equipoise.methods import Method, PublicRecords
 from equipoise.methods.base import Setting
 from equipoise.methods.wrapper import MethodWrapper
 
@@ -45,7 +45,9 @@ def expected(name):
         return "estimate", {"inner": "next state"}
     if name in ("init", "rebase"):
         return {"inner": f"answer of {name}"}
-    return {"name": "plain", "method": "answer of config"} if name == "config" else f"answer of {name}"
+    if name == "config":
+        return {"name": "plain", "recipe": "library", "inner": "answer of config"}
+    return f"answer of {name}"
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -79,7 +81,7 @@ def test_wrappers_cost_and_claim_what_the_inner_method_does(wrap, name):
 
 def test_a_watched_method_is_described_with_the_gradients_that_it_computes():
     sampling, rng = eq.Poisson(20, 100, 10), torch.Generator()
-    method = eq.DPC4Plus(0.5)
+    method = eq.DPC4Plus(clip_norm=0.5)
     alone = method.plan(Setting(sampling=sampling, budget=eq.Budget(8.0, 1e-3), public_rng=rng))
     watched = Watched(method, {})
     assert watched.gradients_per_step(alone) == method.gradients_per_step(alone)
@@ -87,6 +89,6 @@ def test_a_watched_method_is_described_with_the_gradients_that_it_computes():
 
 
 def test_a_warm_start_tells_the_numbers_of_the_inner_method_once_it_has_begun():
-    method = eq.PublicWarmStart(torch.eye(3), spy())
+    method = eq.methods.PublicWarmStart(public=PublicRecords(torch.eye(3)), inner=spy())
     assert method.metrics({"inner": None}) == {}
     assert method.metrics(OUTER) == "answer of metrics"

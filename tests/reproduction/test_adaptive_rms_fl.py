@@ -21,7 +21,7 @@ def test_untuned_the_published_radius_ends_five_times_lower_at_least():
 def test_the_constants_of_epsilon_8():
     """1.286 without a query; 1.661 and 6.58 with half of the budget for the query of all records."""
     for method in (
-        eq.DPSGD(1.0, noise_multiplier=1.286),
+        eq.DPSGD(clip_norm=1.0, noise_multiplier=1.286),
         ServerRMS(1.0, round_length=5, noise_multiplier=1.661, radius_noise_multiplier=6.58),
     ):
         plan = method.plan(Setting(sampling=SAMPLING)).releases

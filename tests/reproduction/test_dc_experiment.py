@@ -30,7 +30,7 @@ def test_the_noise_has_the_moments_it_is_named_for(noise, variance, skewness):
 def test_full_steps_without_noise_come_near_the_answer():
     """On Gaussian noise with hardly any noise of privacy: least squares, 51 * 20 / 2000 away."""
     problem = regression("Gaussian", 0, records=2000)
-    method = DCDPSGD(1e4, 1e4, noise_multiplier=1e-9)
+    method = DCDPSGD(clip_norm=1e4, body_clip_norm=1e4, noise_multiplier=1e-9)
     sampling = FullBatch(2000, 25)
     found = follow(method, problem, sampling=sampling, learning_rate=0.6, seed=0, measure_at=[0, 20])
     assert found[0] == pytest.approx(1.0)

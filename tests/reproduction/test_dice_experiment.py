@@ -26,8 +26,8 @@ def end(method, steps=150):
 
 def test_feedback_removes_the_bias_that_clipping_leaves():
     """At little noise; the experiment itself runs at a true epsilon of 1."""
-    assert 0.5 < end(DPSGD(3.0, noise_multiplier=0.1)) < 0.9
-    assert end(DiceSGD(3.0, residual_clip_norm=15.0, noise_multiplier=0.1)) < 0.15
+    assert 0.5 < end(DPSGD(clip_norm=3.0, noise_multiplier=0.1)) < 0.9
+    assert end(DiceSGD(clip_norm=3.0, residual_clip_norm=15.0, noise_multiplier=0.1)) < 0.15
 
 
 def test_problems_and_rows_are_what_the_summary_says():

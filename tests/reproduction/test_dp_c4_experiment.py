@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from equipoise.methods import DPSGD, DPC4Plus
+from equipoise.methods.anchored.anchor_thresholds import Distance, ReleasedNorm
+from equipoise.methods.anchored.schedule import Every
 from equipoise.privacy import Poisson
 from reproduction.findings import Findings
 from reproduction.harness import follow
@@ -43,19 +45,18 @@ def test_a_short_look_at_interpolation():
     """After 100 steps DP-C4+ is within reach of the solution and DP-SGD is still on its way."""
     sampling = Poisson(64, POPULATION, 3000)
     c4 = DPC4Plus(
-        20.0,
-        coupled_scale=10.0,
-        anchor_rule="released",
-        anchor_scale=4.0,
+        clip_norm=20.0,
+        coupled=Distance(10.0),
+        anchor=ReleasedNorm(4.0),
         anchor_batch_size=POPULATION,
-        anchor_period=16,
+        schedule=Every(16),
         noise_multiplier=2.6572,
         anchor_noise_multiplier=22.291,
     )
     problem = regression("interp")
     found = follow(c4, problem, sampling=sampling, learning_rate=0.1, seed=0, measure_at=[100])
     assert found[100] < 0.06
-    sgd = DPSGD(1.0, noise_multiplier=2.044)
+    sgd = DPSGD(clip_norm=1.0, noise_multiplier=2.044)
     found = follow(sgd, problem, sampling=sampling, learning_rate=0.02, seed=0, measure_at=[100])
     assert found[100] > 1
 

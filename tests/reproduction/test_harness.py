@@ -46,7 +46,7 @@ def problem() -> Problem:
 
 def test_numbers_are_those_of_the_training(problem: Problem) -> None:
     """The same steps through PrivateTraining by hand, with a changing learning rate."""
-    sampling, method = Poisson(8, N, 6), DPSGD(1.0, noise_multiplier=0.5)
+    sampling, method = Poisson(8, N, 6), DPSGD(clip_norm=1.0, noise_multiplier=0.5)
     found = follow(
         method,
         problem,
@@ -63,7 +63,7 @@ def test_numbers_are_those_of_the_training(problem: Problem) -> None:
         loss=loss,
         data=dict(problem.data),
         sampling=sampling,
-        method=DPSGD(1.0, noise_multiplier=0.5),
+        method=DPSGD(clip_norm=1.0, noise_multiplier=0.5),
         seed=4,
         reproducible=True,
         scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 1 / (1 + k)),
@@ -86,7 +86,7 @@ def test_averages_the_last_iterates(problem: Problem) -> None:
     def run(measure_at: list[int], average_last: int | None) -> list[torch.Tensor]:
         points.clear()
         follow(
-            DPSGD(1.0, noise_multiplier=0.1),
+            DPSGD(clip_norm=1.0, noise_multiplier=0.1),
             dataclasses.replace(problem, error=spy),
             sampling=FullBatch(N, 5),
             learning_rate=0.1,
@@ -106,8 +106,8 @@ def test_averages_the_last_iterates(problem: Problem) -> None:
 def test_seeds_differ_and_repeat(problem: Problem) -> None:
     def end(seed: int) -> float:
         found = follow(
-            DPSGD(1.0), problem, sampling=Poisson(8, N, 5), budget=Budget(2.0, 1e-3), learning_rate=0.1,
-            seed=seed, measure_at=[5],
+            DPSGD(clip_norm=1.0), problem, sampling=Poisson(8, N, 5), budget=Budget(2.0, 1e-3),
+            learning_rate=0.1, seed=seed, measure_at=[5],
         )  # fmt: skip
         return found[5]
 

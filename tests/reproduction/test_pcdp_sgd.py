@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.methods import PublicRecords, PublicSubspace, RandomSubspace
 from equipoise.privacy import Poisson, epsilon
 from reproduction.harness import follow
 from reproduction.papers import pcdp_sgd
@@ -53,11 +54,12 @@ def small(method, rate):
 def test_a_good_subspace_wins_and_a_random_one_stays():
     """The reduced check: the order of the methods, with wide margins."""
     U = {"x": pcdp_sgd.span(0, 100)}
-    settings = {"noise_multiplier": Z, "refresh_every": pcdp_sgd.NEVER}
-    pcdp = small(eq.PCDPSGD(U, 3.0, **settings), 0.03)
-    pdp = small(eq.PDPSGD(U, 10.0, **settings), 0.03)
-    plain = small(eq.DPSGD(3.0, noise_multiplier=Z), 0.01)
-    wrong = small(eq.RandomProjection(3.0, dimension=10, **settings), 0.03)
+    span = PublicSubspace(PublicRecords(U), refresh_every=pcdp_sgd.NEVER)
+    chance = RandomSubspace(dimension=10, refresh_every=pcdp_sgd.NEVER)
+    pcdp = small(eq.PCDPSGD(source=span, clip_norm=3.0, noise_multiplier=Z), 0.03)
+    pdp = small(eq.methods.PDPSGD(source=span, clip_norm=10.0, noise_multiplier=Z), 0.03)
+    plain = small(eq.DPSGD(clip_norm=3.0, noise_multiplier=Z), 0.01)
+    wrong = small(eq.methods.RandomProjection(source=chance, clip_norm=3.0, noise_multiplier=Z), 0.03)
     assert pcdp < 2e-3
     assert pcdp < pdp
     assert plain > 5 * pcdp

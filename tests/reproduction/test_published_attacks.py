@@ -12,6 +12,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.audit.canaries import Rows, canary_loss
 from equipoise.audit.rehearsal import Watching, open_stage
+from equipoise.methods import published
 from reproduction.attacks import ATTACKS
 from reproduction.attacks.dc_noise import widest_noise
 from reproduction.attacks.dice_memory import attack_dice_sgd, update
@@ -30,7 +31,7 @@ class Point(nn.Module):
 
 
 def test_the_vectorised_update_is_the_librarys():
-    """Raw updates of `DiceSGD(recipe="as_published")` over a training, and of the attack's formula."""
+    """Raw updates of `published.DiceSGD` over a training, and of the attack's formula."""
     bound, batch, steps = 50.0, 4.0, 12
 
     class Noting(Watching):
@@ -45,7 +46,7 @@ def test_the_vectorised_update_is_the_librarys():
     at = torch.zeros(20, dtype=torch.float64)
     at[0] = -1e6
     stage = open_stage(
-        eq.DiceSGD(recipe="as_published"),
+        published.DiceSGD(),
         Point(),
         lambda model, b: nn.functional.huber_loss(model(b["at"]), 0 * b["at"], reduction="none", delta=bound),
         {"at": at},
@@ -104,7 +105,7 @@ def test_no_scale_of_the_authors_program_is_wider_than_the_public_one():
             return super().release_unproven(draw, name, value, std, **options)
 
     sampling, budget = eq.Poisson(8, 200, 60), eq.Budget(8.0, 1e-5)
-    method = eq.DCDPSGD(1.0, recipe="as_published", variant="code")
+    method = published.DCDPSGD(variant="code")
     index = torch.arange(200) % 4
     data = {"index": index, "scale": torch.rand(200, 1)}
     open_stage(method, Rows(4), canary_loss(), data, sampling, budget, seed=0, make_ledger=Scales).run()

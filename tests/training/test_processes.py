@@ -13,6 +13,10 @@ import torch.multiprocessing as mp
 from small_problems import loss, network, parameters, records, training
 
 import equipoise as eq
+from equipoise.methods import PublicRecords, PublicSubspace, published
+from equipoise.methods.anchored.anchor_thresholds import Tracked
+from equipoise.methods.two_thresholds.dc_dpsgd import TopShare, TwoChannel
+from equipoise.methods.two_thresholds.scores import Trace
 from equipoise.training.distributed import ProcessError
 from equipoise.training.run_ledger import own_ledger
 
@@ -68,7 +72,7 @@ def fail_alone(rank: int, folder: Path) -> None:
 
 
 def start(folder: Path) -> eq.PrivateTraining:
-    method = eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.5), noise_multiplier=1.0)
+    method = eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(initial=0.5), noise_multiplier=1.0)
     model = network(dtype=torch.float64)
     data = records(dtype=torch.float64)
     # Draws of about two records: some processes get none. Epsilon of this sampling has a closed form.
@@ -111,18 +115,20 @@ PUBLIC = records(count=20, dtype=torch.float64, seed=9)
 SYSTEMS = {
     "dp-c4": lambda: eq.DPC4(anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE),
     "dp-c4-plus": lambda: eq.DPC4Plus(
-        coupled_rule="tracked", anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE
+        coupled=Tracked(), anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE
     ),
-    "dice-sgd": lambda: eq.DiceSGD(0.2, **NOISE),
-    "dc-dpsgd": lambda: eq.DCDPSGD(0.5, **NOISE),
-    "dc-dpsgd two channels": lambda: eq.DCDPSGD(0.5, variant="two_channel", **NOISE),
-    "pcdp-sgd": lambda: eq.PCDPSGD(PUBLIC, 0.5, dimension=5, **NOISE),
-    "adaptive-rms": lambda: eq.AdaptiveRMS(0.5, **NOISE),
+    "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.2, **NOISE),
+    "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, **NOISE),
+    "dc-dpsgd two channels": lambda: eq.DCDPSGD(clip_norm=0.5, variant=TwoChannel(), **NOISE),
+    "pcdp-sgd": lambda: eq.PCDPSGD(
+        source=PublicSubspace(PublicRecords(PUBLIC), dimension=5), clip_norm=0.5, **NOISE
+    ),
+    "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5, **NOISE),
 }
 WHOLE_DRAWS = {
-    "joint_topk": lambda: eq.DCDPSGD(variant="joint_topk", **NOISE),
-    "alg1": lambda: eq.DCDPSGD(recipe="as_published", subspace_dimension=5, **NOISE),
-    "code": lambda: eq.DCDPSGD(recipe="as_published", variant="code", **NOISE),
+    "joint_topk": lambda: eq.DCDPSGD(variant=TopShare(), **NOISE),
+    "alg1": lambda: published.DCDPSGD(trace=Trace(dimension=5, structure="dense"), **NOISE),
+    "code": lambda: published.DCDPSGD(variant="code", **NOISE),
 }
 
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from equipoise.methods import METHODS
+from equipoise.methods import find
 from equipoise.methods.base import Setting
 from equipoise.privacy import Poisson
 from equipoise.training.consistency import (
@@ -52,7 +52,10 @@ ROWS = [
 ]
 
 
-LINEAR = {"kind": "LinearDecay", "clip_norm": 1.0, "final": 0.1, "steps": 3}
+LINEAR = {"kind": "linear_decay", "clip_norm": 1.0, "final": 0.1, "steps": 3}
+
+
+PUBLIC = {"kind": "public", "records": {"records": 9, "digest": "x"}}
 
 
 def method(name, **described):
@@ -82,22 +85,21 @@ PUBLISHED = STATEMENT | {"recipe": "as_published"}
             method("public-warm-start", inner=method("dice-sgd", recipe="as_published")["method"]),
             False,
         ),
-        (PUBLISHED, method("dp-c4", recipe="as_published", coupled_rule=None, anchor_rule=None), False),
-        (UNPROVEN, method("dp-c4", recipe="as_published", coupled_rule=None, anchor_rule=None), False),
-        (PUBLISHED, method("dp-c4", recipe="as_published", coupled_rule="cap", anchor_rule="raw"), False),
-        (PUBLISHED, method("dp-c4", recipe="as_published", coupled_rule="dist", anchor_rule="fixed"), True),
+        (PUBLISHED, method("dp-c4", recipe="as_published"), False),
+        (UNPROVEN, method("dp-c4", recipe="as_published"), False),
+        (PUBLISHED, method("dp-c4", recipe="as_published", coupled_rule="cap"), False),
         (PUBLISHED, method("dc-dpsgd", recipe="as_published", variant="alg1"), True),
         (PUBLISHED, method("dc-dpsgd", recipe="as_published", variant="code"), False),
-        (PUBLISHED, method("biased-gep", recipe="as_published", public={"records": 9}), True),
+        (PUBLISHED, method("biased-gep", recipe="as_published", source=PUBLIC), True),
         (STATEMENT, method("dp-sgd", noise_multiplier=1.5), True),
         (STATEMENT, method("dp-sgd", noise_multiplier=50.0), False),
-        (STATEMENT, method("dp-sgd", clip_norm={"kind": "Fixed", "clip_norm": 0.1}), True),
-        (STATEMENT, method("dp-sgd", clip_norm={"kind": "Fixed", "clip_norm": 1e-4}), False),
+        (STATEMENT, method("dp-sgd", clip_norm={"kind": "fixed", "clip_norm": 0.1}), True),
+        (STATEMENT, method("dp-sgd", clip_norm={"kind": "fixed", "clip_norm": 1e-4}), False),
         (STATEMENT, method("dp-sgd", clip_norm=LINEAR), True),
-        (STATEMENT, method("dp-sgd", clip_norm={"kind": "LinearDecay"}), False),
+        (STATEMENT, method("dp-sgd", clip_norm={"kind": "linear_decay"}), False),
         (STATEMENT, method("dp-sgd", clip_norm={"opaque": "a function"}), True),
-        (STATEMENT, method("dp-c4", clip_rule={"kind": "Abadi"}), False),
-        (STATEMENT, method("moon", method=method("dp-c4", per_layer=True)["method"]), False),
+        (STATEMENT, method("dp-c4", clip_rule={"kind": "abadi"}), False),
+        (STATEMENT, method("moon", inner=method("dp-c4", per_layer=True)["method"]), False),
     ],
 )
 def test_guarantee_recipe_and_noise_are_the_methods(statement, config, right):
@@ -111,7 +113,7 @@ def test_a_method_that_cannot_be_made_again_is_told(described):
 
 def test_steps_without_private_records_are_a_property_of_the_method():
     assert may_plan_fewer_steps(method("public-warm-start", inner=method("dp-sgd")["method"]))
-    assert may_plan_fewer_steps(method("moon", method=method("public-only")["method"]))
+    assert may_plan_fewer_steps(method("moon", inner=method("public-only")["method"]))
     for name in ("dp-sgd", "dp-c4", "of my own"):
         assert not may_plan_fewer_steps(method(name))
     assert not may_plan_fewer_steps({})
@@ -167,7 +169,7 @@ def test_the_metrics_tell_of_no_more_than_the_statement(statement, rows, right):
     ],
 )
 def test_the_noise_of_a_description_is_that_of_the_plan(name, options):
-    made = METHODS[name](**options)
+    made = find(name).from_config({"name": name, **options})
     plan = made.plan(
         Setting(sampling=Poisson(20, 100, 4), public_rng=torch.Generator().manual_seed(0))
     ).releases

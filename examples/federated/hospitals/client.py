@@ -17,7 +17,7 @@ def build(context):
         loss,
         records(number),
         eq.Poisson(expected_batch_size=140, population=RECORDS, steps=int(context.run_config["rounds"]) * K),
-        eq.DPSGD(CLIP_NORM),
+        eq.DPSGD(clip_norm=CLIP_NORM),
         local_steps=K,
         budget=BUDGET,
         learning_rate=4.0,

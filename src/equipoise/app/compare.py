@@ -39,7 +39,7 @@ from equipoise.app.options import SettingsError
 from equipoise.app.settings import Settings, parse_option
 from equipoise.app.shared_budget import make_method
 from equipoise.data import DataSet
-from equipoise.methods import METHODS
+from equipoise.methods.registry import registered
 from equipoise.report.comparison_page import write_comparison
 from equipoise.report.json_files import read_object
 
@@ -389,8 +389,8 @@ def read_entries(methods: str, options: Sequence[tuple[str, Any]] = ()) -> list[
     for word in filter(None, (part.strip() for part in methods.split(","))):
         label, equals, name = word.partition("=")
         name = name if equals else label
-        if name not in METHODS and name not in SHORTHANDS:
-            known = ", ".join([*METHODS, *SHORTHANDS])
+        if name not in registered() and name not in SHORTHANDS and ":" not in name:
+            known = ", ".join([*registered(), *SHORTHANDS])
             raise SettingsError(f"--methods names {name!r}, but the methods are {known}.")
         order.append(label)
         found[label] = {"options": {}, **SHORTHANDS.get(name, {"method": name})}

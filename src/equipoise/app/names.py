@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from equipoise.app.options import SettingsError, flag
+from equipoise.methods.registry import registered
 
 __all__ = [
     "DATA_NAMES",
     "FEDERATED_NAMES",
-    "METHOD_NAMES",
     "MODEL_NAMES",
     "check_federated",
     "check_name",
@@ -32,12 +32,6 @@ MODEL_NAMES = (
 )  # fmt: skip
 
 
-METHOD_NAMES = (
-    "dp-sgd", "dp-svrg", "dp-c4", "dp-c4-plus", "dice-sgd", "clip-sgd", "ef-sgd", "pcdp-sgd", "biased-gep",
-    "gep", "pdp", "rpdp", "rsdp", "dc-dpsgd", "adaptive-rms", "public-only", "public-warm-start",
-)  # fmt: skip
-
-
 FEDERATED_NAMES = (
     "dp-fedavg", "dp-fedavg-quantile", "dp-fedavg-normalised", "adaptdp-fedavg", "fedprox", "scaffold",
     "moon", "fedlrs", "fedpcdp", "fedpdp", "projected-upload",
@@ -51,7 +45,7 @@ def check_name(option: str, value: str | None, names: Iterable[str], own: str = 
         option: the setting, such as "data".
         value: the word; None passes.
         names: the list.
-        own: what a function of the user's own does, where one may be given.
+        own: what a function or class of the user's own is, where one may be given.
 
     Raises:
         SettingsError: with the name that was probably meant.
@@ -64,7 +58,8 @@ def check_name(option: str, value: str | None, names: Iterable[str], own: str = 
     known = tuple(names)
     if value is None or value in known or (own and ":" in value):
         return
-    end = f", or package.module:function, {own}" if own else ""
+    kind = "Class" if option == "method" else "function"
+    end = f", or package.module:{kind}, {own}" if own else ""
     raise SettingsError(
         f"{flag(option)} is {value!r}.{suggestion(value, known)} It must be one of {', '.join(known)}{end}."
     )
@@ -82,7 +77,7 @@ def check_federated(method: str) -> None:
         ...
     equipoise.app.options.SettingsError: --method is 'fedpcpd'. Did you mean fedpcdp? It must be ...
     """
-    local = tuple(f"fedavg:{name}" for name in METHOD_NAMES)
+    local = tuple(f"fedavg:{name}" for name in registered())
     if method not in (*FEDERATED_NAMES, *local):
         raise SettingsError(
             f"--method is {method!r}.{suggestion(method, (*FEDERATED_NAMES, *local))} It must be one of "
@@ -93,7 +88,7 @@ def check_federated(method: str) -> None:
 def suggestion(word: str, names: Iterable[str]) -> str:
     """A question after the name that was probably meant, with a space before it; empty where none is near.
 
-    >>> suggestion("dpsgd", METHOD_NAMES)
+    >>> suggestion("dpsgd", ["dp-sgd", "dp-c4"])
     ' Did you mean dp-sgd?'
     >>> suggestion("resnet", MODEL_NAMES), suggestion("qqq", MODEL_NAMES)
     (' Did you mean resnet20-gn?', '')

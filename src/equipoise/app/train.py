@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from equipoise.app.run_checks import SETTINGS_FILE, is_finished, read_settings
 from equipoise.app.settings import Settings
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
 from equipoise.audit.canary_scores import Watched
+from equipoise.methods import PublicRecords
 from equipoise.privacy import Budget
 from equipoise.report import read_run, write_report
 from equipoise.report.json_files import read_object
@@ -61,10 +63,16 @@ def train_run(settings: Settings, console: Console) -> dict[str, Any]:
 def describe_run(settings: Settings, console: Console) -> dict[str, Any]:
     """What a training would do and cost: nothing is spent, and no folder is left behind."""
     experiment = _assemble(settings, console)
-    training = build_training(experiment, on_disk=False)
-    assert training.budget is not None
-    warnings = _introduce(experiment, training.budget, console)
-    description = training.describe()
+    with tempfile.TemporaryDirectory() as folder:
+        # beside the runs of the shared journal, but in a copy of it
+        copied = None if settings.ledger is None else str(Path(folder) / "ledger.jsonl")
+        if settings.ledger is not None and Path(settings.ledger).is_file():
+            shutil.copyfile(settings.ledger, str(copied))
+        own = replace(experiment, settings=replace(experiment.settings, ledger=copied, run_dir=None))
+        training = build_training(own)
+        assert training.budget is not None
+        warnings = _introduce(experiment, training.budget, console)
+        description = training.describe()
     console.print(str(description), markup=False)
     return {
         "dry_run": True,
@@ -95,7 +103,7 @@ def resume_run(
     experiment = _assemble(settings, console)
     method = None
     if experiment.public is not None:  # which no file holds; the noise is that of the first start
-        method = rebuild_method(RunFolder(folder).read_config(), experiment.public)
+        method = rebuild_method(RunFolder(folder).read_config(), PublicRecords(experiment.public))
     if settings.canaries is not None:
         experiment = replace(experiment, canaries=InsertedCanaries.load(folder))
         method = experiment.watched(method or rebuild_method(RunFolder(folder).read_config()))

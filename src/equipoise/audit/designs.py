@@ -5,7 +5,7 @@ method's first holds all of its releases, and as few as hold them otherwise: the
 ratio is normal, since its contribution has the same length in units of the noise whatever was released
 before, and a fit of normal laws certifies nearly all of epsilon (`bounds.certify_gaussian`).
 
-Options of a method go to its constructor: `replace(AUDITS["dice-sgd"], options={"variant": "independent"})`.
+Options of a method go to its constructor: `replace(AUDITS["dice-sgd"], options={"variant": Independent()})`.
 """
 
 from __future__ import annotations
@@ -18,28 +18,8 @@ from torch import Tensor
 
 from equipoise.audit.canaries import Row, public_records
 from equipoise.audit.rehearsal import Directions
-from equipoise.methods import (
-    DCDPSGD,
-    DPC4,
-    DPSGD,
-    DPSVRG,
-    EFSGD,
-    GEP,
-    PCDPSGD,
-    PDPSGD,
-    AdaptiveRMS,
-    BiasedGEP,
-    ClipSGD,
-    Context,
-    DiceSGD,
-    DPC4Plus,
-    Method,
-    PublicOnly,
-    PublicWarmStart,
-    RandomProjection,
-    RandomSparsification,
-)
-from equipoise.methods.projected.sources import RandomSource
+from equipoise.methods import Context, Method, PublicRecords, find
+from equipoise.methods.projected.sources import RandomSubspace
 from equipoise.privacy import FullBatch, Poisson, Sampling
 
 __all__ = ["AUDITS", "ONE_STEP", "Design", "with_options"]
@@ -72,7 +52,7 @@ class Design:
 
     Example:
         >>> design = replace(ONE_STEP["dp-sgd"], options={"clip_rule": "psac"})
-        >>> design.make(1, **design.options).clip_rule.name
+        >>> design.make(1, **design.options).clip_rule.kind
         'psac'
     """
 
@@ -104,33 +84,34 @@ def with_options(design: Design, options: Mapping[str, Any]) -> Design:
     return replace(design, options={**design.options, **options}, tables=tables)
 
 
-def _made(kind: Callable[..., Method], **settings: Any) -> Callable[..., Method]:
-    """A method with these settings, or with others."""
-    return lambda m, **options: kind(**{**settings, **options})
+def _made(name: str, /, *, public: int | None = None, **settings: Any) -> Callable[..., Method]:
+    """A method with these settings, or with others.
 
-
-def _of_public(kind: Callable[..., Method], **settings: Any) -> Callable[..., Method]:
-    """A method that trains on public records."""
-    return lambda m, **options: kind(public_records(m), **{**settings, **options})
-
-
-def _projected(kind: Callable[..., Method], width: int = 1) -> Callable[..., Method]:
-    """A method of public directions, whose public records span the canaries' first parameters."""
+    Args:
+        name: of the method.
+        public: the width of its public records, which span the canaries' first parameters; None without any.
+        settings: as `Method.from_config` takes them.
+    """
 
     def make(m: int, **options: Any) -> Method:
-        settings = {"clip_norm": 1.0, "dimension": m, "refresh_every": 100}
-        return kind(public_records(m, width), **{**settings, **options})
+        records = None if public is None else PublicRecords(public_records(m, public))
+        made: Method = find(name).from_config({"name": name, **settings, **options}, records)
+        return made
 
     return make
 
 
-def _random_projection(m: int, **options: Any) -> Method:
-    return RandomProjection(**{"clip_norm": 1.0, "dimension": m, "refresh_every": 100, **options})
+def _projected(name: str, public: int | None = None) -> Callable[..., Method]:
+    """A method that projects on as many columns as there are canaries, found once."""
+    source = {"source.refresh_every": 100}
+    return lambda m, **options: _made(
+        name, public=public, clip_norm=1.0, **source, **{"source.dimension": m}
+    )(m, **options)
 
 
 def _drawn_columns(context: Context) -> Tensor:
     """The columns of the first random subspace, [K, P]: the seed that they come from is public."""
-    source = RandomSource("per_tensor", sum(value.numel() for value in context.params.values()) // 2)
+    source = RandomSubspace(dimension=sum(value.numel() for value in context.params.values()) // 2)
     (block,) = source.build(context, source.refresh(context, 0)).subspace.blocks
     (columns,) = block.columns.values()
     return columns.flatten(1)
@@ -140,26 +121,26 @@ MANY_SMALL: Final = Sizes(canaries=400, trainings=100, steps=5)
 """Methods of public directions: a canary takes a column of its own, and M columns have M times M numbers."""
 
 AUDITS: Final[Mapping[str, Design]] = {
-    DPSGD.name: Design(_made(DPSGD, clip_norm=1.0), canaries=200_000, trainings=6),
-    DPSVRG.name: Design(_made(DPSVRG, clip_norm=1.0), kind="oscillating"),
-    DPC4.name: Design(_made(DPC4, clip_norm=1.0), kind="oscillating"),
-    DPC4Plus.name: Design(_made(DPC4Plus, clip_norm=1.0), kind="oscillating"),
-    DiceSGD.name: Design(_made(DiceSGD, clip_norm=1.0), trainings=4),
-    ClipSGD.name: Design(_made(ClipSGD, clip_norm=1.0)),
-    EFSGD.name: Design(_made(EFSGD, clip_norm=1.0)),
-    PCDPSGD.name: Design(_projected(PCDPSGD), **MANY_SMALL),
-    BiasedGEP.name: Design(_projected(BiasedGEP), **MANY_SMALL),
-    GEP.name: Design(_projected(GEP, 2), **MANY_SMALL, width=2),
-    PDPSGD.name: Design(_projected(PDPSGD), **MANY_SMALL),
-    RandomProjection.name: Design(_random_projection, **MANY_SMALL, width=2, along=_drawn_columns),
+    "dp-sgd": Design(_made("dp-sgd", clip_norm=1.0), canaries=200_000, trainings=6),
+    "dp-svrg": Design(_made("dp-svrg", clip_norm=1.0), kind="oscillating"),
+    "dp-c4": Design(_made("dp-c4", clip_norm=1.0), kind="oscillating"),
+    "dp-c4-plus": Design(_made("dp-c4-plus", clip_norm=1.0), kind="oscillating"),
+    "dice-sgd": Design(_made("dice-sgd", clip_norm=1.0), trainings=4),
+    "clip-sgd": Design(_made("clip-sgd", clip_norm=1.0)),
+    "ef-sgd": Design(_made("ef-sgd", clip_norm=1.0)),
+    "pcdp-sgd": Design(_projected("pcdp-sgd", 1), **MANY_SMALL),
+    "biased-gep": Design(_projected("biased-gep", 1), **MANY_SMALL),
+    "gep": Design(_projected("gep", 2), **MANY_SMALL, width=2),
+    "pdp": Design(_projected("pdp", 1), **MANY_SMALL),
+    "rpdp": Design(_projected("rpdp"), **MANY_SMALL, width=2, along=_drawn_columns),
     # a canary of four coordinates is dropped whole once in 123 steps
-    RandomSparsification.name: Design(
-        _made(RandomSparsification, clip_norm=1.0), canaries=1500, trainings=25, width=4, steps=5
+    "rsdp": Design(_made("rsdp", clip_norm=1.0), canaries=1500, trainings=25, width=4, steps=5),
+    "dc-dpsgd": Design(_made("dc-dpsgd", clip_norm=1.0), trainings=4),
+    "adaptive-rms": Design(_made("adaptive-rms", clip_norm=1.0), trainings=4),
+    "public-only": Design(_made("public-only", public=1), canaries=2000),
+    "public-warm-start": Design(
+        _made("public-warm-start", public=1, warm_steps=2), canaries=20_000, trainings=4
     ),
-    DCDPSGD.name: Design(_made(DCDPSGD, clip_norm=1.0), trainings=4),
-    AdaptiveRMS.name: Design(_made(AdaptiveRMS, clip_norm=1.0), trainings=4),
-    PublicOnly.name: Design(_of_public(PublicOnly), canaries=2000),
-    PublicWarmStart.name: Design(_of_public(PublicWarmStart, warm_steps=2), canaries=20_000, trainings=4),
 }
 """One line a method of `METHODS`."""
 
@@ -171,10 +152,10 @@ def _full_batch(name: str, design: Design) -> Design:
     """The design with every record at every step."""
     if name in ANCHORED:
         return replace(design, rate=1.0, kind="turning", canaries=200_000, trainings=1, steps=2)
-    steps = 3 if name == PublicWarmStart.name else 1  # two public steps
+    steps = 3 if name == "public-warm-start" else 1  # two public steps
     if design.canaries == MANY_SMALL["canaries"]:
         return replace(design, rate=1.0, steps=steps)
-    if name == RandomSparsification.name:  # dropped whole once in 1372
+    if name == "rsdp":  # dropped whole once in 1372
         return replace(design, rate=1.0, width=6, canaries=4000, trainings=10, steps=steps)
     return replace(design, rate=1.0, canaries=200_000, trainings=1, steps=steps)
 

@@ -121,24 +121,16 @@ def audit(
 
 def _options(method: str | None, variant: str | None, option: list[str] | None) -> dict[str, Any]:
     """Arguments of the method, in the words of `equipoise train`."""
-    import inspect
-
     from equipoise.app.settings import parse_option
-    from equipoise.app.shared_budget import read_clip_norm
+    from equipoise.app.shared_budget import check_options, find_class, read_clip_norm
     from equipoise.audit.designs import AUDITS
-    from equipoise.methods import METHODS
 
     if method is None:
         return {}
     if method not in AUDITS:
         raise UsageError(f"--method is {method!r}, but it must be one of {', '.join(AUDITS)}.")
-    options = {**({"variant": variant} if variant else {}), **dict(map(parse_option, option or []))}
-    known = inspect.signature(METHODS[method]).parameters
-    if unknown := sorted(options.keys() - known.keys()):
-        raise UsageError(
-            f"--option {unknown[0]} is not an option of --method {method}; it has "
-            f"{', '.join(name for name in known if name != 'public')}."
-        )
+    words = {**({"variant": variant} if variant else {}), **dict(map(parse_option, option or []))}
+    options = check_options(method, find_class(method, None), words)
     if isinstance(options.get("clip_norm"), str):
         options["clip_norm"] = read_clip_norm(options["clip_norm"])
     return options

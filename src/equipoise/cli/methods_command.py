@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,28 +19,17 @@ def methods(
     json_output: Json = False,
 ) -> None:
     """List the training methods; with names: what each does, proves and costs, when it suits, its options."""
-    from dataclasses import asdict
+    from equipoise.app.names import suggestion
+    from equipoise.methods.registry import registered
 
-    from equipoise.app.names import METHOD_NAMES, suggestion
-
-    unknown = [name for name in names or [] if name not in METHOD_NAMES]
+    unknown = [name for name in names or [] if name not in registered()]
     if unknown:
         raise UsageError(
-            f"there is no method {unknown[0]!r}.{suggestion(unknown[0], METHOD_NAMES)} "
-            f"There are {', '.join(METHOD_NAMES)}."
+            f"there is no method {unknown[0]!r}.{suggestion(unknown[0], registered())} "
+            f"There are {', '.join(registered())}."
         )
     with loading():
-        from equipoise.methods import METHODS
-
-    rows = [
-        {
-            "name": name,
-            **asdict(METHODS[name].card),
-            "variants": METHODS[name].variants,
-            "options": METHODS[name].options(),
-        }
-        for name in names or METHODS
-    ]
+        rows = [_row(name) for name in names or registered()]
     if json_output:
         emit({"methods": rows})
         return
@@ -54,3 +43,27 @@ def methods(
     console.print(
         "\n[dim]equipoise methods NAME says what it proves and costs, when it suits, and its options[/]"
     )
+
+
+def _row(name: str) -> dict[str, Any]:
+    """What there is to know of a method: its card, its recipes, its variants and its options."""
+    from dataclasses import asdict
+
+    from equipoise.methods.options import choices, defaults, flat
+    from equipoise.methods.registry import find, registered
+
+    recipes = {"library": find(name)}
+    if registered()[name].published is not None:
+        recipes["as_published"] = find(name, "as_published")
+    published = recipes.get("as_published")
+    variants = {recipe: choices(kind, "variant") for recipe, kind in recipes.items()}
+    options = flat(defaults(recipes["library"]))
+    options.pop("public", None)
+    return {
+        "name": name,
+        **asdict(recipes["library"].card),
+        "published_guarantee": None if published is None else published.card.guarantee,
+        "recipes": list(recipes),
+        "variants": {recipe: words for recipe, words in variants.items() if words},
+        "options": options,
+    }

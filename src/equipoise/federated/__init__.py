@@ -14,7 +14,7 @@ from equipoise.federated.methods.proximal import Proximal
 from equipoise.federated.methods.round_subspace import RoundSubspace
 from equipoise.federated.methods.scaffold import Scaffold, ScaffoldAverage
 from equipoise.federated.methods.server_quantile import QuantileFedAvg, ServerQuantile
-from equipoise.federated.methods.server_radius import AdaptDPFedAvg, ServerRMS
+from equipoise.federated.methods.server_radius import AdaptDPFedAvg, PublishedServerRMS, ServerRMS
 from equipoise.federated.partitions import dirichlet, iid, one_class
 from equipoise.federated.round_protocol import Extra, RoundProtocol, RoundWrapper
 from equipoise.federated.server import (
@@ -39,6 +39,7 @@ __all__ = [
     "MoonLoss",
     "ProjectedUpload",
     "Proximal",
+    "PublishedServerRMS",
     "QuantileFedAvg",
     "Refused",
     "Reply",

@@ -22,10 +22,11 @@ from equipoise.federated.methods.proximal import Proximal
 from equipoise.federated.methods.round_subspace import RoundSubspace
 from equipoise.federated.methods.scaffold import Scaffold, ScaffoldAverage
 from equipoise.federated.methods.server_quantile import QuantileFedAvg, ServerQuantile
-from equipoise.federated.methods.server_radius import AdaptDPFedAvg, ServerRMS
+from equipoise.federated.methods.server_radius import AdaptDPFedAvg, PublishedServerRMS, ServerRMS
 from equipoise.federated.server import FedAvg, Strategy
-from equipoise.methods import DPSGD, METHODS, Method, ReleasedQuantile
+from equipoise.methods import DPSGD, METHODS, AutoS, Method, PublicRecords, ReleasedQuantile, find
 from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.options import defaults
 from equipoise.training.input_checks import Loss
 
 __all__ = ["FEDERATED", "FederatedMethod", "Setup", "find_federated"]
@@ -97,14 +98,14 @@ def find_federated(name: str) -> FederatedMethod:
         ValueError: there is no such method.
 
     Example:
-        >>> find_federated("fedavg:dp-c4").summary == METHODS["dp-c4"].card.summary
+        >>> find_federated("fedavg:dp-c4").summary == find("dp-c4").card.summary
         True
     """
     if name in FEDERATED:
         return FEDERATED[name]
     kind, _, local = name.partition(":")
     if kind == "fedavg" and local in METHODS:
-        return FederatedMethod(METHODS[local].card.summary, lambda setup: _local(local, setup), _mean)
+        return FederatedMethod(find(local).card.summary, lambda setup: _local(local, setup), _mean)
     raise ValueError(
         f"method={name!r} is no federated method. There are {', '.join(FEDERATED)}, and fedavg:NAME with any "
         "name that `equipoise methods` lists."
@@ -112,8 +113,12 @@ def find_federated(name: str) -> FederatedMethod:
 
 
 def _local(name: str, setup: Setup) -> Method:
-    public = {"public": setup.public} if setup.public is not None else {}
-    return METHODS[name](**public, clip_norm=setup.clip_norm)  # type: ignore[call-arg]
+    kind = find(name)
+    place = "inner.clip_norm" if "inner" in defaults(kind) else "clip_norm"
+    words = {place: setup.clip_norm} if place.partition(".")[0] in defaults(kind) else {}
+    public = None if setup.public is None else PublicRecords(setup.public)
+    found: Method = kind.from_config({"name": kind.name, **words}, public)
+    return found
 
 
 def _mean(setup: Setup) -> Strategy:
@@ -121,7 +126,7 @@ def _mean(setup: Setup) -> Strategy:
 
 
 def _fixed(setup: Setup) -> Method:
-    return DPSGD(setup.clip_norm)
+    return DPSGD(clip_norm=setup.clip_norm)
 
 
 def _quantile(setup: Setup) -> ReleasedQuantile:
@@ -156,9 +161,19 @@ def _subspace_server(setup: Setup) -> Strategy:
 
 
 def _radius_client(setup: Setup) -> Method:
-    names = [n for n in _RADIUS_AT_CLIENTS if n != "radius_share" or setup.recipe != "as_published"]
-    own = {name: setup.options[name] for name in names}
-    return ServerRMS(setup.clip_norm, round_length=setup.local_steps, recipe=setup.recipe, **own)
+    if setup.recipe == "as_published":
+        for name in ("variant", "query_steps"):
+            if setup.options[name] != _RADIUS[name]:
+                raise ValueError(
+                    f"{name}={setup.options[name]!r}: the published algorithm has {name}={_RADIUS[name]!r}; "
+                    "use recipe='library' for the others"
+                )
+        rate = setup.options["radius_sampling_rate"]
+        return PublishedServerRMS(
+            clip_norm=setup.clip_norm, round_length=setup.local_steps, radius_sampling_rate=rate
+        )
+    own = {name: setup.options[name] for name in _RADIUS_AT_CLIENTS}
+    return ServerRMS(setup.clip_norm, round_length=setup.local_steps, **own)
 
 
 def _radius_server(setup: Setup) -> Strategy:
@@ -194,7 +209,7 @@ FEDERATED: dict[str, FederatedMethod] = {
     ),
     "dp-fedavg-normalised": FederatedMethod(
         "DP-SGD with normalised gradients, averaged",
-        lambda setup: DPSGD(setup.clip_norm, clip_rule="auto_s"),
+        lambda setup: DPSGD(clip_norm=setup.clip_norm, clip_rule=AutoS()),
         _mean,
     ),
     "adaptdp-fedavg": FederatedMethod(

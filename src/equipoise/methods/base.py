@@ -20,7 +20,6 @@ their own sampling (`context.draw("anchor")`), statistics of rows (`draw.rows`),
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 
 from equipoise.methods.card import Card
-from equipoise.methods.described import plain, rebuild
+from equipoise.methods.options import field_types, plain, read_settings
 from equipoise.privacy import calibrate
 
 if TYPE_CHECKING:
@@ -193,17 +192,23 @@ class Setting:
     public_rng: torch.Generator = field(default_factory=torch.Generator, repr=False, compare=False)
 
     def required_budget(self, instead: str = "a noise_multiplier") -> Budget:
-        """The budget that noise is calibrated to.
+        """The budget, for a method that computes its noise from it without `calibrated`.
 
         Args:
             instead: arguments of the method that would have made it needless.
 
         Raises:
-            ValueError: none was given.
+            ValueError: none was given, or other runs share it, which such a computation does not know.
         """
         if self.budget is None:
             raise ValueError(
                 f"budget is missing: give budget=Budget(epsilon, delta), or {instead} to the method"
+            )
+        if self.other_runs:
+            raise ValueError(
+                f"budget={self.budget} is shared with {len(self.other_runs)} other runs in the journal, and "
+                f"this method computes its noise from a budget of its own: give {instead} to the method, or "
+                "the run a journal of its own"
             )
         return self.budget
 
@@ -212,12 +217,16 @@ class Setting:
     ) -> PrivacyPlan:
         """The plan with this noise multiplier, or with the one that spends the budget where it is None.
 
+        The budget is that of this run and the other runs together.
+
         Raises:
             ValueError: neither a noise multiplier nor a budget is given.
+            BudgetError: no noise meets the budget.
         """
         if noise_multiplier is not None:
             return with_noise(noise_multiplier)
-        return calibrate(with_noise, self.required_budget())
+        budget = self.budget or self.required_budget()
+        return calibrate(with_noise, budget, other_events=self.other_runs)
 
 
 @dataclass(frozen=True)
@@ -234,11 +243,15 @@ class Plan:
 
 
 class Method(ABC):
-    """A differentially private estimator of the gradient; one file, one class, one line in `METHODS`."""
+    """A differentially private estimator of the gradient: a frozen dataclass whose fields are its settings.
+
+    A method of the library is its file, one line in `equipoise.methods.registry` and one in the table of the
+    law tests. Nothing is remembered on the object: what a run needs is in its plan and in its state.
+    """
 
     name: ClassVar[str]
     card: ClassVar[Card]
-    recipe: str = "library"
+    recipe: ClassVar[str] = "library"
     """"library" (proven by composition) or "as_published" (the paper's to the letter)."""
 
     @abstractmethod
@@ -299,54 +312,33 @@ class Method(ABC):
         """The state after someone else moved the parameters (a warm start, a server)."""
         return state
 
-    kept_as: ClassVar[Mapping[str, str]] = {}
-    """Arguments of the constructor that are attributes under another name."""
-
-    has_public_steps: ClassVar[bool] = False
-    """Whether steps may draw no private record: the plan then covers fewer steps than the training has."""
-
-    noise_arguments: ClassVar[Mapping[str, str]] = {}
-    """Arguments that fix a noise multiplier, and the releases that have it."""
-
-    variants: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """Algorithm forms of each recipe, its default one first; empty for a method that has one form."""
-
-    @classmethod
-    def arguments(cls) -> tuple[str, ...]:
-        """The names of the constructor's arguments."""
-        return tuple(inspect.signature(cls).parameters)
-
-    @classmethod
-    def best_guarantee(cls, config: Mapping[str, Any]) -> str:
-        """The best that a run of the method that `config` described may claim, by its card."""
-        if config.get("recipe", "library") == "library":
-            return cls.card.guarantee
-        return cls.card.published_guarantee or "proven"
-
-    @classmethod
-    def options(cls) -> dict[str, Any]:
-        """The constructor's arguments with their defaults as plain values; without the public records."""
-        known = inspect.signature(cls).parameters
-        return {name: plain(argument.default) for name, argument in known.items() if name != "public"}
+    @property
+    def guarantee(self) -> str:
+        """The best that a run may claim: "proven", "worst_case" or "none"."""
+        return self.card.guarantee
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments as plain values, with the `name` of the method.
-
-        An argument that the method does not keep as an attribute is described as such; no file can bring such
-        a method back.
-        """
-        lost = {"opaque": "an argument that the method does not keep"}
-        kept = {name: getattr(self, self.kept_as.get(name, name), lost) for name in self.arguments()}
-        return {"name": self.name} | {name: plain(value) for name, value in kept.items()}
+        """The method as plain values: its name, its recipe and its fields."""
+        fields = {name: plain(getattr(self, name)) for name in field_types(type(self))}
+        return {"name": self.name, "recipe": self.recipe, **fields}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The method that `config` described.
+    def from_config(cls, config: Mapping[str, Any], public: PublicRecords | None = None) -> Self:
+        """The method that `config` described, or that the words of a command line ask for.
+
+        Args:
+            config: `name` and `recipe`, and fields, as `read_settings` takes them; the others keep their
+                defaults.
+            public: the public records again, which no file holds.
 
         Raises:
-            ValueError: it holds an opaque value, such as a function, that no file can bring back, or it
-                describes another method.
+            ValueError: it describes another method, has a setting that this one does not have, or holds an
+                opaque value such as a function; or public records are missing, or others than before.
         """
+        given = {name: value for name, value in config.items() if name not in ("name", "recipe")}
         if config.get("name") != cls.name:
             raise ValueError(f"config={dict(config)!r} does not describe the method {cls.name!r}")
-        return cls(**{name: rebuild(value) for name, value in config.items() if name != "name"})
+        found = cls(**read_settings(cls, given, public))
+        if config.get("recipe", found.recipe) != found.recipe:
+            raise ValueError(f"config={dict(config)!r} does not describe the recipe {found.recipe!r}")
+        return found

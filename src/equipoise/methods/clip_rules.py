@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 
 from equipoise import _validate
+from equipoise.methods.options import Option
 
 __all__ = [
-    "CLIP_RULES",
     "NSGD",
     "PSAC",
     "Abadi",
@@ -42,14 +42,11 @@ __all__ = [
     "ClipRule",
     "layer_shares",
     "layers",
-    "resolve_rule",
 ]
 
 
-class ClipRule(ABC):
+class ClipRule(Option, ABC):
     """A function from row norms to row weights with ``weight * norm <= threshold``."""
-
-    name: ClassVar[str]
 
     def weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
         """The weights of the rows.
@@ -78,7 +75,7 @@ class ClipRule(ABC):
 class Abadi(ClipRule):
     """Plain clipping, min(1, C / n): rows inside the ball of radius C are left alone."""
 
-    name: ClassVar[str] = "abadi"
+    kind: ClassVar[str] = "abadi"
 
     def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
         # C / max(n, C) is min(1, C / n) without a division by zero.
@@ -94,7 +91,7 @@ class AutoS(ClipRule):
     """
 
     gamma: float = 0.01
-    name: ClassVar[str] = "auto_s"
+    kind: ClassVar[str] = "auto_s"
 
     def __post_init__(self) -> None:
         _validate.positive("the constant of AutoS", gamma=self.gamma)
@@ -115,10 +112,10 @@ class NSGD(ClipRule):
     """
 
     regulariser: float = 0.01
-    name: ClassVar[str] = "nsgd"
+    kind: ClassVar[str] = "nsgd"
 
     def __post_init__(self) -> None:
-        _validate.positive("the constant of NSGD", regulariser=self.regulariser)
+        _validate.positive(regulariser=self.regulariser)
 
     def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
         return threshold / (norms + self.regulariser)
@@ -135,41 +132,13 @@ class PSAC(ClipRule):
     """
 
     regulariser: float = 0.01
-    name: ClassVar[str] = "psac"
+    kind: ClassVar[str] = "psac"
 
     def __post_init__(self) -> None:
-        _validate.positive("the constant of PSAC", regulariser=self.regulariser)
+        _validate.positive(regulariser=self.regulariser)
 
     def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
         return threshold / (norms + self.regulariser / (norms + self.regulariser))
-
-
-CLIP_RULES: dict[str, type[ClipRule]] = {rule.name: rule for rule in (Abadi, AutoS, NSGD, PSAC)}
-
-
-def resolve_rule(rule: str | ClipRule) -> ClipRule:
-    """The rule of this name, or the rule itself.
-
-    Raises:
-        ValueError: no rule has this name.
-        TypeError: neither a name nor a rule.
-
-    Example:
-        >>> resolve_rule("psac")
-        PSAC(regulariser=0.01)
-    """
-    if isinstance(rule, ClipRule):
-        return rule
-    if not isinstance(rule, str):
-        raise TypeError(
-            f"clip_rule={rule!r} is a {type(rule).__name__}; give one of the names {sorted(CLIP_RULES)} "
-            "or a ClipRule object such as PSAC(regulariser=0.1)"
-        )
-    if rule not in CLIP_RULES:
-        raise ValueError(
-            f"clip_rule={rule!r} is unknown; give one of {sorted(CLIP_RULES)} or a ClipRule object"
-        )
-    return CLIP_RULES[rule]()
 
 
 def layers(names: Sequence[str]) -> tuple[tuple[str, ...], ...]:

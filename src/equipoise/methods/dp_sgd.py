@@ -11,16 +11,16 @@ the same noised vector.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.clip_rules import ClipRule, layer_shares, resolve_rule
+from equipoise.methods.clip_rules import Abadi, ClipRule, layer_shares
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.thresholds import (
     ReleasedQuantile,
@@ -35,26 +35,25 @@ from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["DPSGD"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class DPSGD(Method):
     """Differentially private SGD; the estimate suits any optimiser.
 
     Args:
         clip_norm: C > 0; or a function of the step; or a threshold such as `ReleasedQuantile`.
-        clip_rule: "abadi", "auto_s", "nsgd", "psac", or a `ClipRule`.
+        clip_rule: weighs the rows.
         per_layer: clip every layer (module) on its own, at C / sqrt(number of layers); or a mapping from
             module paths to shares of C^2 that are scaled to sum to one.
         noise_multiplier: z, the noise's standard deviation over the threshold; calibrated to the budget
             when None.
 
     Example:
-        >>> DPSGD(clip_norm=0.1, clip_rule="psac").config()["clip_rule"]
-        {'kind': 'PSAC', 'regulariser': 0.01}
+        >>> from equipoise.methods import PSAC
+        >>> DPSGD(clip_norm=0.1, clip_rule=PSAC()).config()["clip_rule"]
+        {'kind': 'psac', 'regulariser': 0.01}
     """
 
     name: ClassVar[str] = "dp-sgd"
@@ -63,42 +62,34 @@ class DPSGD(Method):
         claim="Private, and proved so; the clipping moves the point where training comes to rest.",
         source="Abadi et al. 2016, Deep Learning with Differential Privacy",
         guarantee="proven",
-        published_guarantee=None,
         cost="one forward and one backward pass; the yardstick of the others",
         use_when="First, always: tuned well it is hard to beat.",
         avoid_when="Gradients are strongly asymmetric, so that any threshold that tames the noise biases.",
     )
 
-    kept_as: ClassVar[Mapping[str, str]] = {"clip_norm": "threshold"}
-    noise_arguments: ClassVar[Mapping[str, str]] = {"noise_multiplier": "gradient"}
+    clip_norm: float | Callable[[int], float] | Threshold = 1.0
+    clip_rule: ClipRule = Abadi()
+    per_layer: bool | Mapping[str, float] = False
+    noise_multiplier: float | None = None
 
-    def __init__(
-        self,
-        clip_norm: float | Callable[[int], float] | Threshold = 1.0,
-        clip_rule: str | ClipRule = "abadi",
-        *,
-        per_layer: bool | Mapping[str, float] = False,
-        noise_multiplier: float | None = None,
-    ) -> None:
-        self.threshold = resolve_threshold(clip_norm)
-        self.clip_rule = resolve_rule(clip_rule)
-        self.per_layer = per_layer
-        if noise_multiplier is not None and not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
-            raise ValueError(
-                f"noise_multiplier={noise_multiplier!r}: it must be a finite number above zero, or None to "
-                "have it "
-                "calibrated to the budget"
-            )
-        self.noise_multiplier = noise_multiplier
-        if per_layer is not False and isinstance(self.threshold, ReleasedQuantile):
+    def __post_init__(self) -> None:
+        resolve_threshold(self.clip_norm)  # raises where it is none
+        _validate.instance(ClipRule, "PSAC(regulariser=0.1)", clip_rule=self.clip_rule)
+        if self.noise_multiplier is not None:
+            _validate.positive("or None to calibrate it", noise_multiplier=self.noise_multiplier)
+        if self.per_layer is not False and isinstance(self.threshold, ReleasedQuantile):
             raise ValueError(
                 "per_layer with a ReleasedQuantile threshold is not offered: one count cannot steer several "
-                "thresholds. "
-                "Use a number or a schedule as clip_norm, or per_layer=False."
+                "thresholds. Use a number or a schedule as clip_norm, or per_layer=False."
             )
-        if isinstance(per_layer, Mapping):
-            for layer, share in per_layer.items():
+        if isinstance(self.per_layer, Mapping):
+            for layer, share in self.per_layer.items():
                 _validate.positive(**{f"per_layer[{layer!r}]": share})
+
+    @property
+    def threshold(self) -> Threshold:
+        """C_t."""
+        return resolve_threshold(self.clip_norm)
 
     def plan(self, setting: Setting) -> Plan:
         """One release of the gradient a step, with the count beside it where the threshold is learned."""

@@ -10,7 +10,8 @@ disclose their sums: a run carries no guarantee, and its statement says so.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -20,11 +21,8 @@ from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.feedback.memory import clipped, zeros_like
 from equipoise.methods.named_tensors import mean_of
-from equipoise.methods.published.dice_sgd_formulas import clipped_and_plain_sums
+from equipoise.methods.published.dice_sgd import clipped_and_plain_sums
 from equipoise.privacy import PrivacyPlan, Unproven, clip
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["EFSGD", "ClipSGD"]
 
@@ -32,6 +30,7 @@ __all__ = ["EFSGD", "ClipSGD"]
 HOLE = "this method adds no noise: it is a reference, not a private method"
 
 
+@dataclass(frozen=True, kw_only=True)
 class ClipSGD(Method):
     """SGD on clipped gradients, without noise: NOT PRIVATE.
 
@@ -39,8 +38,8 @@ class ClipSGD(Method):
         clip_norm: C1 > 0; infinity for plain SGD.
 
     Example:
-        >>> ClipSGD(0.5).config()
-        {'name': 'clip-sgd', 'clip_norm': 0.5}
+        >>> ClipSGD(clip_norm=0.5).config()
+        {'name': 'clip-sgd', 'recipe': 'library', 'clip_norm': 0.5}
     """
 
     name: ClassVar[str] = "clip-sgd"
@@ -49,16 +48,16 @@ class ClipSGD(Method):
         claim="Comes to rest where the mean of the clipped gradients vanishes, not that of the gradients.",
         source="Zhang, Bu, Wu and Hong 2024, the reference of the authors' program",
         guarantee="none",
-        published_guarantee=None,
         cost="as DP-SGD",
         use_when="To see the bias of clipping by itself, on data that need no protection.",
         avoid_when="Anything private: every step discloses a sum of gradients.",
     )
 
-    def __init__(self, clip_norm: float = 1.0) -> None:
-        if clip_norm != math.inf:
-            _validate.positive(clip_norm=clip_norm)
-        self.clip_norm = float(clip_norm)
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.clip_norm != math.inf:
+            _validate.positive(clip_norm=self.clip_norm)
 
     def plan(self, setting: Setting) -> Plan:
         """No proven release; the budget plays no part."""
@@ -77,6 +76,7 @@ class ClipSGD(Method):
         return mean_of(total, context.sampling.expected_size), state
 
 
+@dataclass(frozen=True, kw_only=True)
 class EFSGD(Method):
     """SGD on clipped gradients with clipped error feedback, without noise: NOT PRIVATE.
 
@@ -85,7 +85,7 @@ class EFSGD(Method):
         feedback_clip_norm: C2 >= 0 on the mean scale; C1 when None.
 
     Example:
-        >>> EFSGD(0.5).feedback_clip_norm
+        >>> EFSGD(clip_norm=0.5).feedback_radius
         0.5
     """
 
@@ -95,18 +95,23 @@ class EFSGD(Method):
         claim="Comes to rest where the mean gradient vanishes, for any clip norm; true.",
         source="Zhang, Bu, Wu and Hong 2024, Algorithm 2 without its noise",
         guarantee="none",
-        published_guarantee=None,
         cost="DP-SGD's passes, one more weighted sum, and a memory of the size of the parameters",
         use_when="To see what feedback does by itself, on data that need no protection.",
         avoid_when="Anything private: every step discloses two sums of gradients.",
     )
 
-    def __init__(self, clip_norm: float = 1.0, *, feedback_clip_norm: float | None = None) -> None:
-        _validate.positive(clip_norm=clip_norm)
-        self.clip_norm = float(clip_norm)
-        self.feedback_clip_norm = self.clip_norm if feedback_clip_norm is None else float(feedback_clip_norm)
-        if not self.feedback_clip_norm >= 0:
-            raise ValueError(f"feedback_clip_norm={feedback_clip_norm!r}: the radius C2 is at least 0")
+    clip_norm: float = 1.0
+    feedback_clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip_norm=self.clip_norm)
+        if not self.feedback_radius >= 0:
+            raise ValueError(f"feedback_clip_norm={self.feedback_clip_norm!r}: the radius C2 is at least 0")
+
+    @property
+    def feedback_radius(self) -> float:
+        """C2."""
+        return self.clip_norm if self.feedback_clip_norm is None else self.feedback_clip_norm
 
     def plan(self, setting: Setting) -> Plan:
         """No proven release; the budget plays no part."""
@@ -123,7 +128,7 @@ class EFSGD(Method):
         sums = draw.query(lambda rows, ids: clipped_and_plain_sums(rows, Abadi(), self.clip_norm))
         leaving = {(kind, name): value for kind, b in sums.items() for name, value in b.value.items()}
         total = context.ledger.disclose(leaving, HOLE)
-        feedback = clipped(memory, self.feedback_clip_norm)
+        feedback = clipped(memory, self.feedback_radius)
         estimate = {name: total["clipped", name] / size + feedback[name] for name in memory}
         memory = {name: memory[name] + total["plain", name] / size - estimate[name] for name in memory}
         return estimate, {"memory": memory}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -24,7 +24,9 @@ from equipoise.methods.base import Context, DrawHandle, Ledger, Method, Paramete
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dp_sgd import DPSGD
-from equipoise.methods.public_records import PublicRecords, require_public
+from equipoise.methods.public_records import PublicRecords
+from equipoise.methods.registry import find
+from equipoise.methods.thresholds import Fixed
 from equipoise.methods.wrapper import MethodWrapper
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import Sampling
@@ -35,35 +37,37 @@ if TYPE_CHECKING:
 __all__ = ["PublicOnly", "PublicWarmStart"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class PublicOnly(Method):
     """SGD on public records; the private records are never drawn, and the plan holds no release.
 
     Args:
-        public: a batch of public records, as the loss takes it.
+        public: the public records, a batch as the loss takes it.
         public_batch_size: records a step, drawn afresh; all of them when None.
 
     Example:
-        >>> PublicOnly(torch.eye(3)).config()["public"]["records"]
+        >>> PublicOnly(public=PublicRecords(torch.eye(3))).config()["public"]["records"]
         3
     """
 
     name: ClassVar[str] = "public-only"
-    has_public_steps: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         summary="Trains on the public records alone.",
         claim="Costs no privacy: nothing is computed from private records.",
         source="the baseline that papers on public directions leave out",
         guarantee="proven",
-        published_guarantee=None,
         cost="one forward and one backward pass over public records",
         use_when="As the yardstick of every method that uses public records.",
         avoid_when="The private records are worth something.",
     )
 
-    def __init__(self, public: Any, *, public_batch_size: int | None = None) -> None:
-        self.public, self.public_batch_size = PublicRecords(public), public_batch_size
-        if public_batch_size is not None:
-            _validate.count(public_batch_size=public_batch_size)
+    public: PublicRecords
+    public_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        _validate.instance(PublicRecords, "PublicRecords(batch)", public=self.public)
+        if self.public_batch_size is not None:
+            _validate.count("the records of a step", public_batch_size=self.public_batch_size)
 
     def plan(self, setting: Setting) -> Plan:
         """Nothing is released."""
@@ -89,20 +93,6 @@ class PublicOnly(Method):
         """How many records are public."""
         return self.public.assumptions()
 
-    def config(self) -> dict[str, Any]:
-        """The settings, as plain values; of the public records only their number and a digest."""
-        return {
-            "name": self.name,
-            "public": self.public.describe(),
-            "public_batch_size": self.public_batch_size,
-        }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], public: Any = None) -> PublicOnly:
-        """The method that `config` described; `public` are the records again."""
-        records = require_public(cls.name, config["public"], public)
-        return cls(records, public_batch_size=config["public_batch_size"])
-
 
 @dataclass(frozen=True)
 class WarmStart:
@@ -112,67 +102,53 @@ class WarmStart:
     inner: Plan
 
 
+@dataclass(frozen=True, kw_only=True)
 class PublicWarmStart(MethodWrapper):
     """Public steps first, then an inner method, which is planned for the steps that are left.
 
     Args:
-        public: a batch of public records, as the loss takes it.
-        inner: the method of the private steps; DP-SGD with `clip_norm` and `noise_multiplier` when None.
+        public: the public records, a batch as the loss takes it.
+        inner: the method of the private steps.
         warm_steps: public steps, of the steps of the sampling; a fifth of them when None.
         warm_clip_norm: norm to which each public record's gradient is clipped. "inner" takes the inner
             method's `clip_norm` where that is a number, so that one learning rate serves both phases; None
             does not clip.
         warm_scale: factor on the public estimate.
         public_batch_size: records a public step, drawn afresh; all of them when None.
-        clip_norm: of the default inner method.
-        noise_multiplier: of the default inner method.
 
     Example:
-        >>> PublicWarmStart(torch.eye(3), warm_steps=50, clip_norm=0.1).inner.name
-        'dp-sgd'
+        >>> public = PublicRecords(torch.eye(3))
+        >>> PublicWarmStart(public=public, inner=DPSGD(clip_norm=0.1), warm_steps=50).inner.clip_norm
+        0.1
     """
 
     name: ClassVar[str] = "public-warm-start"
-    has_public_steps: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         summary="Trains on the public records first, then privately, by DP-SGD or another method.",
         claim="Private, and proved so: the public steps cost nothing, the private ones what they cost.",
         source="the baseline that papers on public directions leave out",
         guarantee="proven",
-        published_guarantee=None,
         cost="as the inner method, for fewer steps",
         use_when="There are public records of the task: before anything cleverer.",
         avoid_when="The public records are of another task.",
     )
 
-    noise_arguments: ClassVar[Mapping[str, str]] = {"noise_multiplier": "gradient"}
+    public: PublicRecords
+    inner: Method = DPSGD()
+    warm_steps: int | None = None
+    warm_clip_norm: float | Literal["inner"] | None = "inner"
+    warm_scale: float = 1.0
+    public_batch_size: int | None = None
 
-    def __init__(
-        self,
-        public: Any,
-        inner: Method | None = None,
-        *,
-        warm_steps: int | None = None,
-        warm_clip_norm: float | Literal["inner"] | None = "inner",
-        warm_scale: float = 1.0,
-        public_batch_size: int | None = None,
-        clip_norm: float = 1.0,
-        noise_multiplier: float | None = None,
-    ) -> None:
-        self.public, self.public_batch_size = PublicRecords(public), public_batch_size
-        self.warm_steps, self.warm_clip_norm, self.warm_scale = warm_steps, warm_clip_norm, warm_scale
-        for argument, count in (("public_batch_size", public_batch_size), ("warm_steps", warm_steps)):
-            if count is not None:
-                _validate.count(**{argument: count})
-        _validate.positive(warm_scale=warm_scale)
-        if warm_clip_norm not in ("inner", None):
-            _validate.positive(warm_clip_norm=warm_clip_norm)
-        if inner is not None and (clip_norm != 1.0 or noise_multiplier is not None):
-            raise ValueError(
-                "clip_norm and noise_multiplier are those of the default inner method; with inner=... give "
-                "them to it"
-            )
-        super().__init__(inner or DPSGD(clip_norm, noise_multiplier=noise_multiplier))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.instance(PublicRecords, "PublicRecords(batch)", public=self.public)
+        for name in ("public_batch_size", "warm_steps"):
+            if getattr(self, name) is not None:
+                _validate.count(**{name: getattr(self, name)})
+        _validate.positive(warm_scale=self.warm_scale)
+        if self.warm_clip_norm not in ("inner", None):
+            _validate.positive("'inner' or None", warm_clip_norm=self.warm_clip_norm)
 
     def _warm(self, sampling: Sampling) -> int:
         warm = max(1, sampling.steps // 5) if self.warm_steps is None else self.warm_steps
@@ -187,9 +163,9 @@ class PublicWarmStart(MethodWrapper):
         """The clip norm of the public steps."""
         found: Any = self.warm_clip_norm
         if found == "inner":
-            found = self.inner.config().get("clip_norm")
-            if isinstance(found, Mapping):  # a threshold: only a fixed one is a number
-                found = found.get("clip_norm") if found.get("kind") == "Fixed" else None
+            found = getattr(self.inner, "clip_norm", None)
+            if isinstance(found, Fixed):  # other thresholds are no number
+                found = found.clip_norm
         return float(found) if isinstance(found, (int, float)) else None
 
     def _rest(self, sampling: Sampling) -> Sampling:
@@ -243,32 +219,16 @@ class PublicWarmStart(MethodWrapper):
         """How many records are public, and what the inner method assumes."""
         return tuple(dict.fromkeys((*self.public.assumptions(), *self.inner.assumptions(plan))))
 
-    def config(self) -> dict[str, Any]:
-        """The settings, as plain values; of the public records only their number and a digest."""
-        return {
-            "name": self.name,
-            "public": self.public.describe(),
-            "inner": self.inner.config(),
-            "warm_steps": self.warm_steps,
-            "warm_clip_norm": self.warm_clip_norm,
-            "warm_scale": self.warm_scale,
-            "public_batch_size": self.public_batch_size,
-        }
-
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], public: Any = None) -> PublicWarmStart:
-        """The method that `config` described; `public` are the records again, the inner method's as well."""
-        from equipoise.methods import METHODS
-
-        records = require_public(cls.name, config["public"], public)
-        kind = METHODS[config["inner"]["name"]]
-        described = config["inner"]
-        if "public" in described:
-            inner = kind.from_config(described, public=public)  # type: ignore[call-arg]
-        else:
-            inner = kind.from_config(described)
-        names = ("warm_steps", "warm_clip_norm", "warm_scale", "public_batch_size")
-        return cls(records, inner, **{name: config[name] for name in names})
+    def from_config(cls, config: Mapping[str, Any], public: PublicRecords | None = None) -> Self:
+        """The method that `config` described; the inner one is described, named, or set by dotted names."""
+        given = dict(config)
+        inner = given.pop("inner", cls.inner.config())
+        described = {"name": inner} if isinstance(inner, str) else dict(inner)
+        for name in [name for name in given if name.startswith("inner.")]:
+            described[name.removeprefix("inner.")] = given.pop(name)
+        kind = find(described["name"], described.get("recipe", "library"))
+        return super().from_config({**given, "inner": kind.from_config(described, public)}, public)
 
 
 def mean_gradient(

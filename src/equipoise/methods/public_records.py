@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from equipoise.privacy.digests import digest
 
-__all__ = ["PublicRecords", "public_assumption", "require_public"]
+__all__ = ["NeedsPublicRecords", "PublicRecords", "public_assumption", "public_counts", "require_public"]
 
 
 class PublicRecords:
@@ -83,29 +83,53 @@ class PublicRecords:
         }
 
 
+class NeedsPublicRecords(ValueError):
+    """A method takes public records, and none were given."""
+
+
 def public_assumption(count: int) -> str:
     """What a guarantee assumes of so many public records."""
     return f"{count} records are public, get no protection, and none of them is a private record"
 
 
-def require_public(name: str, described: Mapping[str, Any], public: Any) -> Any:
+def public_counts(described: Any) -> list[int]:
+    """The numbers of the public records that a configuration describes, wherever they stand in it.
+
+    Example:
+        >>> public_counts({"source": {"records": {"records": 3, "digest": "x"}}})
+        [3]
+    """
+    if not isinstance(described, Mapping):
+        return []
+    if "digest" in described:
+        count = described.get("records")
+        return [count] if isinstance(count, int) else []
+    return [count for value in described.values() for count in public_counts(value)]
+
+
+def require_public(
+    where: str, described: Mapping[str, Any] | None, public: PublicRecords | None
+) -> PublicRecords:
     """The public records given again for a configuration that described them.
 
+    Args:
+        where: names the setting in messages.
+        described: as `PublicRecords.describe` gives it; None takes whatever records there are.
+        public: the records.
+
     Raises:
-        ValueError: none given, or others than described.
+        NeedsPublicRecords: none given.
+        ValueError: others than described.
     """
     if public is None:
-        raise ValueError(
-            f"the method {name!r} was made with {described['records']} public records, which its "
-            "configuration does "
-            f"not hold: make the method again with public=... and pass it, for instance method=... to "
-            "PrivateTraining.resume"
+        raise NeedsPublicRecords(
+            f"{where} takes public records, which no configuration holds: make the method again with "
+            f"{'some' if described is None else described.get('records')} public records and pass it, for "
+            "instance method=... to PrivateTraining.resume"
         )
-    found = PublicRecords(public).describe()
-    if found != dict(described):
+    if described is not None and (found := public.describe()) != dict(described):
         raise ValueError(
-            f"public={found} differs from the records that the method {name!r} was made with, "
-            f"{dict(described)}: "
+            f"public={found} differs from the records that the method was made with, {dict(described)}: "
             "give the same records in the same order"
         )
     return public

@@ -11,8 +11,8 @@ Source: Zhu and Blaschko 2021, "Improving Differentially Private SGD via Randoml
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,17 +20,15 @@ from torch import Tensor
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.clip_rules import ClipRule, resolve_rule
+from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["RandomSparsification"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class RandomSparsification(Method):
     """DP-SGD on a fresh random part of the coordinates at every step.
 
@@ -38,7 +36,7 @@ class RandomSparsification(Method):
 
     Args:
         clip_norm: C > 0.
-        clip_rule: "abadi", "auto_s", "nsgd", "psac", or a `ClipRule`.
+        clip_rule: weighs the rows.
         drop_rate: share of the coordinates that is dropped, in [0, 1).
         noise_multiplier: z; calibrated to the budget when None.
 
@@ -53,31 +51,25 @@ class RandomSparsification(Method):
         claim="Less noise for the same budget; private, and proved so.",
         source="Zhu and Blaschko 2021, Improving DP-SGD via Randomly Sparsified Gradients, arXiv 2112.00845",
         guarantee="proven",
-        published_guarantee=None,
         cost="one forward and one backward pass; rows are formed parameter by parameter for their norms",
         use_when="As a comparison.",
         avoid_when="Models are large: the rows of every layer are formed.",
     )
 
-    noise_arguments: ClassVar[Mapping[str, str]] = {"noise_multiplier": "gradient"}
+    clip_norm: float = 1.0
+    clip_rule: ClipRule = Abadi()
+    drop_rate: float = 0.3
+    noise_multiplier: float | None = None
 
-    def __init__(
-        self,
-        clip_norm: float = 1.0,
-        clip_rule: str | ClipRule = "abadi",
-        *,
-        drop_rate: float = 0.3,
-        noise_multiplier: float | None = None,
-    ) -> None:
-        _validate.positive(clip_norm=clip_norm)
-        if noise_multiplier is not None:
-            _validate.positive(noise_multiplier=noise_multiplier)
-        if not 0 <= drop_rate < 1:
+    def __post_init__(self) -> None:
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.instance(ClipRule, "PSAC(regulariser=0.1)", clip_rule=self.clip_rule)
+        if self.noise_multiplier is not None:
+            _validate.positive("or None to calibrate it", noise_multiplier=self.noise_multiplier)
+        if not 0 <= self.drop_rate < 1:
             raise ValueError(
-                f"drop_rate={drop_rate!r}: it is a share of the coordinates, at least 0 and below 1"
+                f"drop_rate={self.drop_rate!r}: it is a share of the coordinates, at least 0 and below 1"
             )
-        self.clip_norm, self.clip_rule = clip_norm, resolve_rule(clip_rule)
-        self.drop_rate, self.noise_multiplier = drop_rate, noise_multiplier
 
     def plan(self, setting: Setting) -> Plan:
         """One release of the gradient a step."""

@@ -27,11 +27,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from equipoise import _validate
+from equipoise.methods.options import Option
 
 __all__ = [
-    "THRESHOLDS",
     "ExponentialDecay",
     "Fixed",
     "LinearDecay",
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 
-class Threshold(ABC):
+class Threshold(Option, ABC):
     """A sequence of clip norms C_0, C_1, ...; what it learns is one float, kept in the method's state."""
 
     @abstractmethod
@@ -67,6 +68,7 @@ class Fixed(Threshold):
         0.1
     """
 
+    kind: ClassVar[str] = "fixed"
     clip_norm: float
 
     def __post_init__(self) -> None:
@@ -99,6 +101,7 @@ class ExponentialDecay(Threshold):
         0.125
     """
 
+    kind: ClassVar[str] = "exponential_decay"
     clip_norm: float
     rate: float
     floor: float = 0.0
@@ -133,6 +136,7 @@ class LinearDecay(Threshold):
         [1.0, 0.75, 0.5, 0.5]
     """
 
+    kind: ClassVar[str] = "linear_decay"
     clip_norm: float
     final: float
     steps: int
@@ -167,6 +171,7 @@ class Schedule(Threshold):
         0.25
     """
 
+    kind: ClassVar[str] = "schedule"
     function: Callable[[int], float]
 
     def start(self) -> float:
@@ -197,6 +202,7 @@ class ReleasedQuantile(Threshold):
         minimum, maximum: public limits of the threshold; by default C_0 / 10^4 and 10^4 C_0.
     """
 
+    kind: ClassVar[str] = "quantile"
     initial: float = 0.1
     quantile: float = 0.5
     learning_rate: float = 0.2
@@ -253,11 +259,6 @@ class ReleasedQuantile(Threshold):
         push = min(max(-self.learning_rate * (share - self.quantile), -700.0), 700.0)  # exp stays finite
         low, high = self.limits
         return min(max(learned * math.exp(push), low), high)
-
-
-THRESHOLDS: dict[str, type[Threshold]] = {
-    kind.__name__: kind for kind in (Fixed, ExponentialDecay, LinearDecay, Schedule, ReleasedQuantile)
-}
 
 
 def resolve_threshold(clip_norm: float | Callable[[int], float] | Threshold) -> Threshold:

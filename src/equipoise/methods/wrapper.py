@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["MethodWrapper"]
 
 
+@dataclass(frozen=True)
 class MethodWrapper(Method):
     """The inner method's plan, steps, cost and claims; its state is kept under `inner`.
 
@@ -22,50 +25,46 @@ class MethodWrapper(Method):
         inner: does the work.
     """
 
-    def __init__(self, inner: Method) -> None:
-        self.inner, self.recipe = inner, inner.recipe
+    inner: Method
+
+    def __post_init__(self) -> None:
+        _validate.instance(Method, "DPSGD(clip_norm=1.0)", inner=self.inner)
+
+    @property
+    def recipe(self) -> str:  # type: ignore[override]
+        return self.inner.recipe
+
+    @property
+    def guarantee(self) -> str:
+        return self.inner.guarantee
 
     def plan(self, setting: Setting) -> Plan:
-        """The inner method's."""
         return self.inner.plan(setting)
 
     def init(self, context: Context) -> State:
-        """The inner method's state."""
         return {"inner": self.inner.init(context)}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """The inner method's estimate."""
         estimate, inner = self.inner.step(context, state["inner"])
         return estimate, {**state, "inner": inner}
 
     def rebase(self, state: State, params: Parameters) -> State:
-        """The inner method's."""
         return {**state, "inner": self.inner.rebase(state["inner"], params)}
 
     def passes_over(self, draw: str) -> int:
-        """The inner method's."""
         return self.inner.passes_over(draw)
 
     def gradients_per_step(self, plan: Plan) -> float:
-        """The inner method's."""
         return self.inner.gradients_per_step(plan)
 
     def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
-        """The inner method's."""
         return self.inner.claimed_epsilon(plan, delta)
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        """The inner method's."""
         return self.inner.assumptions(plan)
 
     def public_batches(self) -> Sequence[PublicRecords]:
-        """The inner method's."""
         return self.inner.public_batches()
 
     def metrics(self, state: State) -> Mapping[str, float]:
-        """The inner method's."""
         return self.inner.metrics(state["inner"])
-
-    def config(self) -> dict[str, Any]:
-        """The inner method's settings under `method`."""
-        return {"name": self.name, "method": self.inner.config()}

@@ -72,14 +72,15 @@ def methods_listing(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
 def _settings(method: Mapping[str, Any]) -> dict[str, str]:
     """Recipes, their variants and the other options of a method, as lines of a listing.
 
-    >>> options = {"recipe": "library", "variant": None, "clip_norm": 1.0, "dimension": None}
-    >>> _settings({"options": options, "variants": {"library": ("one", "two"), "as_published": ("two",)}})
+    >>> variants = {"library": ("one", "two"), "as_published": ("two",)}
+    >>> options = {"variant": None, "clip_norm": 1.0, "dimension": None}
+    >>> _settings({"recipes": ["library", "as_published"], "options": options, "variants": variants})
     {'--recipe': 'library (default), as-published', '--variant': 'library: one (default), two; \
 as-published: two (default)', '--option': 'clip_norm=1.0, dimension (by default it follows from the rest)'}
     """
     options = dict(method["options"])
     out: dict[str, str] = {}
-    if options.pop("recipe", None) is not None:
+    if "as_published" in method["recipes"]:
         out["--recipe"] = "library (default), as-published"
     if method["variants"]:
         parts = [

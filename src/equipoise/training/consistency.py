@@ -7,12 +7,14 @@ makes up a consistent statement would have to make these up, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from equipoise.methods import METHODS, Method
+from equipoise.methods import Method, find
 from equipoise.methods.card import GUARANTEES
-from equipoise.methods.public_records import public_assumption
+from equipoise.methods.public_records import public_assumption, public_counts
+from equipoise.methods.registry import registered
 from equipoise.statements import Finding
 from equipoise.statements.recompute import MALFORMED, figure
 from equipoise.statements.statement import ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH, sampling_assumptions
@@ -86,14 +88,14 @@ def _nested(described: Any) -> list[Object]:
     found: list[Object] = []
     while isinstance(described, Mapping) and len(found) < 10:
         found.append(described)
-        described = described.get("inner", described.get("method"))
+        described = described.get("inner")
     return found
 
 
 def may_plan_fewer_steps(config: Object) -> bool:
     """Whether a method of config.json takes steps that draw no private record, so that no plan holds them."""
-    kinds = [METHODS.get(str(one.get("name"))) for one in _nested(config.get("method"))]
-    return any(kind is not None and kind.has_public_steps for kind in kinds)
+    names = [str(one.get("name")) for one in _nested(config.get("method"))]
+    return any("public" in inspect.signature(find(name)).parameters for name in names if name in registered())
 
 
 def check_method(statement: Object, config: Object) -> list[Finding]:
@@ -102,20 +104,24 @@ def check_method(statement: Object, config: Object) -> list[Finding]:
     if not methods:
         return []
     described = methods[-1]
-    kind = METHODS.get(str(described.get("name")))
-    if kind is None:
-        name = repr(described.get("name"))[:60]
-        detail = f"config.json names {name}, no method known here: its settings were not compared"
+    name, recipe = str(described.get("name")), described.get("recipe", "library")
+    if name not in registered():
+        detail = f"config.json names {name[:60]!r}, no method known here: its settings were not compared"
         return [Finding("method", None, detail)]
-    wrong, recipe = [], described.get("recipe", "library")
+    wrong = []
     if recipe != statement.get("recipe"):
         wrong.append(f"the recipe is {recipe!r}, not {statement.get('recipe')!r}"[:120])
-    best, stated = kind.best_guarantee(described), statement.get("guarantee")
-    if stated in GUARANTEES and GUARANTEES.index(str(stated)) < GUARANTEES.index(best):
-        wrong.append(f"the method's guarantee is {best!r} at best, not {stated!r}")
-    wrong += _other_noise(statement, described, kind.noise_arguments) if recipe == "library" else []
-    opaque, misfit = _rebuilt(described, kind)
-    wrong += misfit
+    opaque = any(isinstance(value, Mapping) and "opaque" in value for _, value in _settings(described))
+    try:
+        kind = find(name, recipe)
+        method = None if opaque or public_counts(described) else rebuild_method({"method": described})
+        best, stated = kind.card.guarantee if method is None else method.guarantee, statement.get("guarantee")
+        if stated in GUARANTEES and GUARANTEES.index(str(stated)) < GUARANTEES.index(best):
+            wrong.append(f"the method's guarantee is {best!r} at best, not {stated!r}")
+        wrong += _unknown(described, kind)
+    except ValueError as error:
+        wrong.append(f"{error}"[:200])
+    wrong += _other_noise(statement, described) if recipe == "library" else []
     if wrong:
         return [
             Finding("method", False, f"config.json says otherwise than the statement: {'; '.join(wrong)}")
@@ -126,34 +132,37 @@ def check_method(statement: Object, config: Object) -> list[Finding]:
     return []
 
 
-def _rebuilt(described: Object, kind: type[Method]) -> tuple[bool, list[str]]:
-    """Whether a setting is a function, which no file holds; and why no method has these settings."""
-    if any(isinstance(value, Mapping) and "opaque" in value for value in described.values()):
-        return True, []
-    others = set(described) - {"name", *kind.arguments()}
-    if others:
-        return False, [f"{kind.name!r} has not the settings {', '.join(sorted(map(str, others)))}"[:200]]
-    if described.get("public") is None:
-        try:
-            rebuild_method({"method": described})
-        except ValueError as error:
-            return False, [f"{error}"[:200]]
-    return False, []
+def _unknown(described: Object, kind: type[Method]) -> list[str]:
+    """The settings that no method of this name has, as words."""
+    others = sorted(set(described) - {"name", "recipe", *inspect.signature(kind).parameters})
+    return [f"{kind.name!r} has not the settings {', '.join(map(str, others))}"[:200]] if others else []
 
 
-def _other_noise(statement: Object, described: Object, arguments: Mapping[str, str]) -> list[str]:
-    rows = statement.get("releases")
-    named = {row.get("name"): row for row in rows or () if isinstance(row, Mapping)}
-    wrong = []
-    for argument, release in arguments.items():
-        given, planned = described.get(argument), _noise_of(named.get(release, {}))
-        if given is not None and planned is not None and given != planned:
-            wrong.append(f"{argument} is {given!r}, that of {release!r} {planned!r}"[:120])
+def _settings(described: Object, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of a described method and of its options, by dotted names."""
+    for name, value in described.items():
+        yield f"{prefix}{name}", value
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{prefix}{name}.")
+
+
+def _other_noise(statement: Object, described: Object) -> list[str]:
+    """The noise and the clip norm that were given and are not those of any release, as words."""
+    rows = [row for row in statement.get("releases") or () if isinstance(row, Mapping)]
+    stated = [_noise_of(row) for row in rows]
+    given = {n: v for n, v in _settings(described) if n.endswith("noise_multiplier") and v is not None}
+    wrong = [
+        f"{name} is {value!r}, those of the releases {stated!r}"[:120]
+        for name, value in given.items()
+        if rows and value not in stated
+    ]
     threshold = described.get("clip_norm")
-    if described.get("name") == "dp-sgd" and isinstance(threshold, Mapping):
-        bound = named.get("gradient", {}).get("max_bound")
-        if threshold.get("kind") == "Fixed" and threshold.get("clip_norm") != bound:
-            wrong.append(f"clip_norm is {threshold.get('clip_norm')!r}, the bound {bound!r}"[:120])
+    if isinstance(threshold, Mapping) and threshold.get("kind") == "fixed":
+        threshold = threshold.get("clip_norm")
+    bounds = [row.get("max_bound") for row in rows if row.get("name") == "gradient"]
+    fixed = isinstance(threshold, (int, float)) and described.get("name") == "dp-sgd"
+    if fixed and bounds and bounds != [threshold]:
+        wrong.append(f"clip_norm is {threshold!r}, the bound {bounds[0]!r}"[:120])
     return wrong
 
 
@@ -162,7 +171,7 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     named = statement.get("assumptions")
     named = [text for text in named if isinstance(text, str)] if isinstance(named, list) else []
     methods, settings = _nested(config.get("method")), config.get("settings")
-    counts = _public_counts(methods)
+    counts = public_counts(config.get("method"))
     wanted = [public_assumption(count) for count in counts]
     wanted += _of_method(methods[-1]) if methods else []
     if counts and isinstance(settings, Mapping) and settings.get("allow_public_duplicates") is True:
@@ -188,15 +197,9 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     return found
 
 
-def _public_counts(methods: Sequence[Object]) -> list[int]:
-    """The numbers of public records of described methods."""
-    counts = [one["public"].get("records") for one in methods if isinstance(one.get("public"), Mapping)]
-    return [count for count in counts if isinstance(count, int)]
-
-
 def _of_method(described: Object) -> list[str]:
-    """What a described method assumes; nothing where it cannot be made without its public records."""
-    if described.get("name") not in METHODS or described.get("public") is not None:
+    """What a described method assumes, where it can be made without public records."""
+    if described.get("name") not in registered() or public_counts(described):
         return []
     try:
         return list(rebuild_method({"method": described}).assumptions())

@@ -28,7 +28,7 @@ from equipoise.privacy.digests import keyed_digest
 from equipoise.privacy.ledger.journal import RunEntry
 from equipoise.training.distributed import Processes
 from equipoise.training.run_folder import RunFolder
-from equipoise.training.setup import TrainingSetup
+from equipoise.training.setup import Settings, TrainingSetup
 
 __all__ = ["SharedLedger", "open_ledger", "own_ledger"]
 
@@ -176,6 +176,14 @@ def own_ledger(ledger: Ledger | SharedLedger) -> Ledger:
     if ledger.own is None:
         raise RuntimeError("only the first process keeps the ledger")
     return ledger.own
+
+
+def name_in_journal(folder: RunFolder, settings: Settings) -> str | None:
+    """The name of the folder's run in a journal that it shares with others; None where it has its own."""
+    if settings.ledger_file is None:
+        return None
+    seed = settings.seed if settings.reproducible else None
+    return Secrets(folder.path, reproducible_seed=seed).identity
 
 
 def _check_own(place: str, secrets: Secrets) -> None:

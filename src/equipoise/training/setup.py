@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.gradients import GradientEngine
-from equipoise.methods import DPSGD, METHODS, Method
+from equipoise.methods import DPSGD, Method, PublicRecords, find
 from equipoise.methods.base import Plan, Setting
+from equipoise.methods.registry import registered
 from equipoise.privacy import (
     Budget,
     PrivacyPlan,
@@ -26,6 +27,7 @@ from equipoise.privacy import (
     digest,
     sampling_from,
 )
+from equipoise.privacy.ledger.run_record import other_runs
 from equipoise.training.distributed import Processes
 from equipoise.training.input_checks import (
     Loss,
@@ -146,15 +148,18 @@ def rebuild(config: Mapping[str, Any]) -> tuple[Sampling, Budget | None, Trainin
         return sampling, budget, TrainingSettings(**config["settings"])
 
 
-def rebuild_method(config: Mapping[str, Any], public: Any = None) -> Method:
+def rebuild_method(config: Mapping[str, Any], public: PublicRecords | None = None) -> Method:
     """The method from a `config.json`, and from its public records, which no file holds.
 
     Raises:
         ValueError: it was damaged or edited.
     """
-    given = {} if public is None else {"public": public}
     with _whole("method"):
-        return METHODS[config["method"]["name"]].from_config(config["method"], **given)
+        described = config["method"]
+        name = described["name"]
+        if name not in registered():
+            raise ValueError(f"no method is registered under the name {name!r}; give method=... again")
+        return find(name, described.get("recipe", "library")).from_config(described, public)
 
 
 @contextmanager
@@ -311,8 +316,12 @@ def prepare(
     augmentation: Callable[[Any, torch.Generator], Any] | None,
     device: str | torch.device | None,
     collate: Callable[[list[Any]], Any] | None,
+    run: str | None = None,
 ) -> TrainingSetup:
     """Check everything, by what it does on a few records, and prepare it; see `PrivateTraining`.
+
+    Args:
+        run: the name in the journal of a run that goes on; its plan is made as it was when it began.
 
     Raises:
         TypeError, ValueError, DataError: what cannot work, named.
@@ -332,6 +341,7 @@ def prepare(
             sampling=sampling,
             budget=budget,
             relation=settings.relation,
+            other_runs=processes.first(lambda: other_runs(settings.ledger_file, settings.relation, run)),
             public_rng=generator(settings.seed, "plan"),
         )
         method_plan = method.plan(setting)

@@ -34,16 +34,17 @@ from equipoise.gradients.subspaces.blocks import BlockSubspace
 from equipoise.gradients.subspaces.principal import PrincipalSubspace
 from equipoise.methods import PCDPSGD, PDPSGD, Context, State
 from equipoise.methods.base import Parameters
-from equipoise.methods.clip_rules import ClipRule
+from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.projected.projected_gradient import ProjectedGradient
-from equipoise.methods.projected.sources import Key, SubspaceSource
+from equipoise.methods.projected.sources import Key, RefreshedSource
+from equipoise.methods.public_records import PublicRecords
 from equipoise.privacy import Sampling
 
 __all__ = ["RoundPCDP", "RoundPDP", "SubspaceAverage", "SubspaceUpload"]
 
 
-NEVER = 10**9  # steps between refreshes: the server's move renews the subspace, and nothing else
+NEVER = 10**9  # steps
 
 
 class SubspaceUpload(RoundProtocol):
@@ -70,30 +71,20 @@ class RoundProjection(SubspaceUpload, ProjectedGradient):
         form: what is sent: "combination" or "coordinates".
     """
 
-    default_refresh: ClassVar[int | None] = NEVER
-
     def __init__(
         self,
         directions: RoundSubspace,
         clip_norm: float = 1.0,
-        clip_rule: str | ClipRule = "abadi",
+        clip_rule: ClipRule | None = None,
         *,
         noise_multiplier: float | None = None,
         form: Form = "combination",
     ) -> None:
-        ProjectedGradient.__init__(
-            self, directions.public.batch, clip_norm, clip_rule, noise_multiplier=noise_multiplier,
-            dimension=directions.dimension, blocks=directions.blocks, normalise_public=directions.normalise,
-            basis="held",
+        super().__init__(
+            source=_RoundSource(directions), clip_norm=clip_norm, clip_rule=clip_rule or Abadi(),
+            noise_multiplier=noise_multiplier,
         )  # fmt: skip
         self.directions, self.form = directions, checked_form(form)
-
-    def _source(self, sampling: Sampling) -> SubspaceSource:
-        return _RoundSource(self.blocks, self.dimension, self.directions)
-
-    @classmethod
-    def _arguments(cls) -> list[str]:
-        return ["clip_norm", "clip_rule", "noise_multiplier", "form", "dimension", "blocks"]
 
 
 class RoundPCDP(RoundProjection):
@@ -122,15 +113,28 @@ class SubspaceAverage(FedAvg):
 
 
 @dataclasses.dataclass(frozen=True)
-class _RoundSource(SubspaceSource):
+class _RoundSource(RefreshedSource):
     """The subspace of the round, wherever the client stands in its own steps."""
 
     directions: RoundSubspace
 
+    @property
+    def public(self) -> PublicRecords:
+        return self.directions.public
+
+    def interval(self, sampling: Sampling) -> int:
+        """The server's move renews the subspace, and nothing else."""
+        return NEVER
+
+    def public_gradients(self, sampling: Sampling) -> int:
+        return len(self.public)
+
     def refresh(self, context: Context, number: int) -> Key:
         return {"anchor": copied(context.params)}
 
-    def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
+    def build(
+        self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
+    ) -> PrincipalSubspace:
         return PrincipalSubspace(self.directions.at(key["anchor"]).columns, None, {})
 
 

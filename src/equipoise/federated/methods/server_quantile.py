@@ -23,7 +23,7 @@ from equipoise.federated.messages import Reply, Request
 from equipoise.federated.methods.server_radius import agreed_number
 from equipoise.federated.round_protocol import Extra, RoundProtocol
 from equipoise.federated.server import FedAvg
-from equipoise.methods import DPSGD, Context, ReleasedQuantile, State
+from equipoise.methods import DPSGD, Abadi, ClipRule, Context, ReleasedQuantile, State
 from equipoise.methods.base import Parameters
 
 __all__ = ["QuantileFedAvg", "ServerQuantile"]
@@ -48,11 +48,17 @@ class ServerQuantile(RoundProtocol, DPSGD):
     name: ClassVar[str] = "quantile-client"
 
     def __init__(
-        self, threshold: ReleasedQuantile, clip_rule: Any = "abadi", *, noise_multiplier: float | None = None
+        self,
+        threshold: ReleasedQuantile,
+        clip_rule: ClipRule | None = None,
+        *,
+        noise_multiplier: float | None = None,
     ) -> None:
         if not isinstance(threshold, ReleasedQuantile):
             raise TypeError(f"threshold={threshold!r}: give a ReleasedQuantile, whose counts are sent")
-        super().__init__(threshold, clip_rule, noise_multiplier=noise_multiplier)
+        super().__init__(
+            clip_norm=threshold, clip_rule=clip_rule or Abadi(), noise_multiplier=noise_multiplier
+        )
         self._quantile = threshold
 
     def takes(self, kind: str) -> Mapping[str, Extra] | None:

@@ -22,7 +22,7 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -31,13 +31,14 @@ from equipoise import _validate
 from equipoise.federated.messages import Refused, Reply, Request
 from equipoise.federated.round_protocol import Extra, RoundProtocol
 from equipoise.federated.server import FedAvg, RoundRequests
-from equipoise.methods import AdaptiveRMS, Context, State
+from equipoise.methods import AdaptiveRMS, Card, Context, State, published
+from equipoise.methods.adaptive_rms.adaptive_rms import RMSClipping, require_rate, sampling_at
 from equipoise.methods.adaptive_rms.radius import RadiusState, RMSRadius
 from equipoise.methods.base import Parameters, Plan, Setting
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs, Sampling
 
-__all__ = ["SQUARES", "SQUARES_NOISE", "AdaptDPFedAvg", "ServerRMS", "agreed_number"]
+__all__ = ["SQUARES", "SQUARES_NOISE", "AdaptDPFedAvg", "PublishedServerRMS", "ServerRMS", "agreed_number"]
 
 
 #: The reports: the released mean of min(|g|^2 / U, 1), and the public standard deviation of its noise.
@@ -51,58 +52,19 @@ _ROUNDING = 1 + 1e-6
 SMALLEST_RADIUS = 1e-25
 
 
-class ServerRMS(RoundProtocol, AdaptiveRMS):
-    """The client's half of AdaptDP-FedAvg.
+class RadiusOfServer(RoundProtocol, RMSClipping):
+    """What the forms of a client share: the server sets the radius, and learns of the squares."""
 
-    Args:
-        clip_norm: G > 0, the largest radius that the client accepts.
-        round_length: K, local steps a round.
-        variant: "round", a query of its own every round, or "fused".
-        query_steps: of variant "fused", which of a round's steps release squares: "all", or the "first".
-        settings: further arguments of `AdaptiveRMS`, but for `initial_clip_norm`, which is the server's.
-
-    Raises:
-        ValueError: a value out of range, or one that the variant does not have.
-
-    Example:
-        >>> list(ServerRMS(0.5, round_length=3).takes("query"))
-        ['square_limit']
-        >>> list(ServerRMS(0.5, round_length=3, variant="fused").takes("train"))
-        ['clip_norm', 'square_limit']
-    """
-
-    name: ClassVar[str] = "adaptive-rms-client"
-    of_rounds: ClassVar[Sequence[str]] = ("radius_sampling_rate",)
-
-    def __init__(
-        self,
-        clip_norm: float = 1.0,
-        *,
-        round_length: int = 1,
-        variant: Literal["round", "fused"] = "round",
-        query_steps: Literal["all", "first"] = "all",
-        **settings: Any,
-    ) -> None:
-        _validate.one_of(("all", "first"), query_steps=query_steps)
-        if query_steps == "first" and variant == "round":
-            raise ValueError(
-                f"query_steps={query_steps!r} belongs to variant='fused': the query of variant='round' is no "
-                "step's"
-            )
-        self.query_steps = query_steps
-        initial = settings.get("initial_clip_norm")
-        if initial is not None:
-            raise ValueError(f"initial_clip_norm={initial!r}: the server begins; give it to AdaptDPFedAvg")
-        super().__init__(clip_norm, round_length=round_length, variant=variant, **settings)
+    round_length: int
+    query_steps: Literal["all", "first"]
 
     @property
-    def fused(self) -> bool:
-        """Whether squared norms are released with every step."""
-        return self.variant == "fused"
+    def steps_per_round(self) -> int:
+        return self.round_length
 
     def takes(self, kind: str) -> Mapping[str, Extra] | None:
         """The server's radius, up to G; the scale U of the squares, up to G^2, where squares are released."""
-        g_hat = self.radius.g_hat
+        g_hat = self.rule.g_hat
         clip_norm = Extra(lambda value, mine: agreed_number("clip_norm", value, g_hat, SMALLEST_RADIUS))
         square_limit = Extra(lambda value, mine: agreed_number("square_limit", value, g_hat**2))
         if kind == "train":
@@ -125,8 +87,8 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         """Standard deviation of the mean square that is sent in a round, in units of U."""
         return super().radius_noise(plan) / math.sqrt(self.squares_per_round)
 
-    def _plan(self, setting: Setting, query: Sampling, z: float, radius_z: float) -> PrivacyPlan:
-        plan, sampling = super()._plan(setting, query, z, radius_z), setting.sampling
+    def _releases(self, setting: Setting, query: Sampling, z: float, radius_z: float) -> PrivacyPlan:
+        plan, sampling = super()._releases(setting, query, z, radius_z), setting.sampling
         if not self.fused or self.squares_per_round == self.round_length:
             return plan
         if isinstance(sampling, FixedEpochs):
@@ -178,8 +140,76 @@ class ServerRMS(RoundProtocol, AdaptiveRMS):
         mean = state["squares"] / self.squares_per_round
         return Reply(sent.params, {SQUARES: mean, SQUARES_NOISE: state["noise"]})
 
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "query_steps": self.query_steps}
+
+@dataclass(frozen=True)
+class ServerRMS(RadiusOfServer):
+    """The client's half of AdaptDP-FedAvg.
+
+    Args:
+        clip_norm: G > 0, the largest radius that the client accepts.
+        round_length: K, local steps per round.
+        variant: "round", a query of its own every round, or "fused".
+        query_steps: of variant "fused", which of a round's steps release squares: "all", or the "first".
+        radius_share: rho in (0, 1), the radius' share of 1/z^2 (fused) or of mu^2 (round).
+        radius_sampling_rate: q_C of the query of variant "round"; None or 1 asks all records.
+        noise_multiplier, radius_noise_multiplier: z and z_C; calibrated to the budget when None.
+
+    Raises:
+        ValueError: a value out of range, or one that the variant does not have.
+
+    Example:
+        >>> list(ServerRMS(0.5, round_length=3).takes("query"))
+        ['square_limit']
+        >>> list(ServerRMS(0.5, round_length=3, variant="fused").takes("train"))
+        ['clip_norm', 'square_limit']
+    """
+
+    name: ClassVar[str] = "adaptive-rms-client"
+    card: ClassVar[Card] = AdaptiveRMS.card
+
+    clip_norm: float = 1.0
+    _: KW_ONLY
+    round_length: int = 1
+    variant: Literal["round", "fused"] = "round"
+    query_steps: Literal["all", "first"] = "all"
+    radius_share: float = 0.2
+    radius_sampling_rate: float | None = None
+    noise_multiplier: float | None = None
+    radius_noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.count(round_length=self.round_length)
+        _validate.one_of(("round", "fused"), variant=self.variant)
+        _validate.one_of(("all", "first"), query_steps=self.query_steps)
+        _validate.share(radius_share=self.radius_share)
+        require_rate("radius_sampling_rate", self.radius_sampling_rate)
+        self._check_noise()
+        if self.query_steps == "first" and not self.fused:
+            raise ValueError(
+                f"query_steps={self.query_steps!r} belongs to variant='fused': the query of variant='round' "
+                "is no step's"
+            )
+        if self.radius_sampling_rate is not None and self.fused:
+            raise ValueError(f"radius_sampling_rate={self.radius_sampling_rate!r} belongs to variant='round'")
+
+    @property
+    def fused(self) -> bool:
+        return self.variant == "fused"
+
+    @property
+    def rule(self) -> RMSRadius:
+        """Its limit alone: the server's rule moves the radius."""
+        return RMSRadius(float(self.clip_norm))
+
+    def query_sampling(self, sampling: Sampling, rounds: int) -> Sampling:
+        return sampling_at(self.radius_sampling_rate, sampling, rounds)
+
+
+class PublishedServerRMS(RadiusOfServer, published.AdaptiveRMS):
+    """The client's half as published: a query every round, and the noise of equation (1)."""
+
+    name: ClassVar[str] = "adaptive-rms-client"
 
 
 def agreed_number(name: str, value: float, largest: float, least: float = 0.0) -> float:

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from equipoise import _validate
+from equipoise.methods.options import Option
 
-__all__ = ["RMSRadius", "RadiusState"]
+__all__ = ["MeanSquareRule", "RMSRadius", "RadiusState"]
 
 
 RadiusState = dict[str, Any]
@@ -36,12 +37,11 @@ RadiusState = dict[str, Any]
 _SMALLEST = {"g_hat": 1e-6, "self": 1e-15}
 
 
-@dataclass(frozen=True)
-class RMSRadius:
-    """The rule by which the radius follows the released mean squares.
+@dataclass(frozen=True, kw_only=True)
+class MeanSquareRule(Option):
+    """How a radius follows the released mean squares, whatever its upper limit.
 
     Args:
-        g_hat: G > 0, the public upper limit; the paper tunes it as one tunes a fixed clip norm.
         tau: > 0, factor of the mean square.
         offset: c s added to the mean: "sd" (c = 1), "paper" (c = sqrt(2 ln(2 N / u)) for N released values
             and u = failure), or "none".
@@ -50,14 +50,9 @@ class RMSRadius:
         ema_beta: in [0, 1), weight of the past in an average of the released means.
         minimum: least radius; 1e-6 G for scale "g_hat", 1e-15 G for "self" when None.
         failure: u of the paper's offset.
-
-    Example:
-        >>> rule = RMSRadius(g_hat=10.0, offset="none")
-        >>> round(rule.update(rule.start(), mean=(9 + 16 + 0.25) / 3, noise=0.0, releases=1)["clip_norm"], 6)
-        4.102845
     """
 
-    g_hat: float
+    kind: ClassVar[str] = "mean_square"
     tau: float = 1.0
     offset: Literal["sd", "paper", "none"] = "sd"
     scale: Literal["g_hat", "self"] = "g_hat"
@@ -67,12 +62,9 @@ class RMSRadius:
     failure: float = 0.01
 
     def __post_init__(self) -> None:
-        _validate.positive(g_hat=self.g_hat)
         _validate.positive(tau=self.tau)
-        if self.offset not in ("sd", "paper", "none"):
-            raise ValueError(f"offset={self.offset!r} is unknown; give 'sd', 'paper' or 'none'")
-        if self.scale not in _SMALLEST:
-            raise ValueError(f"scale={self.scale!r} is unknown; give 'g_hat' or 'self'")
+        _validate.one_of(("sd", "paper", "none"), offset=self.offset)
+        _validate.one_of(tuple(_SMALLEST), scale=self.scale)
         if self.kappa is not None and self.scale != "self":
             raise ValueError(f"kappa={self.kappa!r} belongs to scale='self'")
         if self.kappa is not None and not (math.isfinite(self.kappa) and 2 * self.tau * self.kappa > 1):
@@ -82,10 +74,32 @@ class RMSRadius:
             )
         if not 0 <= self.ema_beta < 1:
             raise ValueError(f"ema_beta={self.ema_beta!r}: a weight of the past lies in [0, 1); 0 takes none")
-        if self.minimum is not None and not 0 < self.minimum <= self.g_hat:
-            raise ValueError(f"minimum={self.minimum!r} must lie above 0 and at most at g_hat={self.g_hat!r}")
+        if self.minimum is not None:
+            _validate.positive(minimum=self.minimum)
         if not 0 < self.failure < 1:
             raise ValueError(f"failure={self.failure!r}: a probability lies in (0, 1)")
+
+
+@dataclass(frozen=True)
+class RMSRadius(MeanSquareRule):
+    """The rule with its public upper limit G, which the paper tunes as one tunes a fixed clip norm.
+
+    Args:
+        g_hat: G > 0.
+
+    Example:
+        >>> rule = RMSRadius(g_hat=10.0, offset="none")
+        >>> round(rule.update(rule.start(), mean=(9 + 16 + 0.25) / 3, noise=0.0, releases=1)["clip_norm"], 6)
+        4.102845
+    """
+
+    g_hat: float
+
+    def __post_init__(self) -> None:
+        _validate.positive(g_hat=self.g_hat)
+        super().__post_init__()
+        if self.minimum is not None and self.minimum > self.g_hat:
+            raise ValueError(f"minimum={self.minimum!r} must lie above 0 and at most at g_hat={self.g_hat!r}")
 
     def doubt(self, relative_noise: float) -> str | None:
         """Why the radius may collapse, or None; `relative_noise` is s / U."""

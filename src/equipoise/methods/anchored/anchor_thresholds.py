@@ -1,6 +1,6 @@
 """Thresholds of DP-C4 and DP-C4+: for the coupled term and for the anchor gradient.
 
-At step k with iterate x, anchor w, cap C and the released coupled mean h (noise deviation z_1 C_1 / B a
+At step k with iterate x, anchor w, cap C and the released coupled mean h (noise deviation z_1 C_1 / B per
 coordinate, d coordinates), the coupled threshold is always
 
     C_1 = min(C, c_1 L ||x - w||),       never below 1e-30,
@@ -8,59 +8,54 @@ coordinate, d coordinates), the coupled threshold is always
 and the rules differ in the learned factor L:
 
 ==============  =======================================================================================
-`dist`          L = 1: of DP-C4+; a function of public points
-`curvature`     L <- clip(0.9 L + 0.1 R / ||x - w||, L/4, 4 L),  R = sqrt(max(0, ||h||^2 - d (z_1 C_1 / B)^2))
-`tracked`       L <- L exp(-0.2 (b / B + 1/2 - 0.8)),  b a noised count of the rows inside C_1
-`raw`           C_1 = min(C, c_1 ||mean of the rows||), DP-C4 as published: a raw private number
+`Distance`      L = 1: of DP-C4+; a function of public points
+`Curvature`     L <- clip(0.9 L + 0.1 R / ||x - w||, L/4, 4 L),  R = sqrt(max(0, ||h||^2 - d (z_1 C_1 / B)^2))
+`Tracked`       L <- L exp(-0.2 (b / B + 1/2 - 0.8)),  b a noised count of the rows inside C_1
 ==============  =======================================================================================
 
 The anchor threshold starts at C; after anchor gradient g (noise deviation s = z_2 C_2 / n_A) it becomes
 
 ==============  =======================================================================================
-`quantile`      clip(C_2 exp(-eta (b / n_A + 1/2 - q)), floor, C),  b a noised count of the rows inside C_2
-`released`      clip(max(c_2 R, gamma C_2), floor, C),  R = sqrt(max(0, ||g||^2 - d s^2))
-`fixed`         C
-`raw_current`   min(C, c_2 ||unclipped mean at w||) for this anchor, DP-C4 as published
-`raw_prev`      the same of the anchor before, DP-C4+ as published
+`Quantile`      clip(C_2 exp(-eta (b / n_A + 1/2 - q)), floor, C),  b a noised count of the rows inside C_2
+`ReleasedNorm`  clip(max(c_2 R, gamma C_2), floor, C),  R = sqrt(max(0, ||g||^2 - d s^2))
+`Constant`      C
 ==============  =======================================================================================
 
 `R` is the norm of a released vector without the part that its noise adds on average; without it the
-threshold could never fall below its own noise. Every rule but the raw ones is a function of released values
-and public constants.
+threshold could never fall below its own noise. Every rule is a function of released values and public
+constants.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from equipoise import _validate
+from equipoise.methods.options import Option
 from equipoise.methods.thresholds import ReleasedQuantile
 
 __all__ = [
-    "ANCHOR_RULES",
-    "COUPLED_RULES",
     "FLOOR",
-    "RAW_RULES",
+    "AnchorRule",
+    "Constant",
+    "CoupledRule",
+    "Curvature",
+    "Distance",
+    "Quantile",
     "Released",
+    "ReleasedNorm",
+    "Tracked",
     "debiased_norm",
     "distance_between",
-    "next_anchor_threshold",
-    "next_factor",
     "norm_of",
 ]
-
-
-COUPLED_RULES = ("dist", "curvature", "tracked", "raw")
-
-
-ANCHOR_RULES = ("quantile", "released", "fixed", "raw_current", "raw_prev")
-
-
-RAW_RULES = frozenset({"raw", "raw_current", "raw_prev"})
 
 
 FLOOR = 1e-30
@@ -77,7 +72,7 @@ class Released:
     Attributes:
         norm: of the released mean.
         num_parameters: d.
-        noise_std: standard deviation of its noise, a coordinate.
+        noise_std: standard deviation of its noise per coordinate.
         count: released centred count of the rows inside the threshold, or None.
         expected_size: public divisor of the count.
     """
@@ -104,71 +99,189 @@ def debiased_norm(norm: float, num_parameters: int, noise_std: float) -> float:
     return math.sqrt(max(0.0, norm**2 - num_parameters * noise_std**2))
 
 
-def next_factor(rule: str, factor: float, distance: float, released: Released) -> float:
-    """The factor L of the coupled threshold after a release.
+@dataclass(frozen=True)
+class CoupledRule(Option):
+    """How the coupled threshold min(C, c_1 L ||x - w||) learns L; the base class does not.
 
     Args:
-        rule: of `COUPLED_RULES`.
-        factor: L so far.
-        distance: ||x - w|| at the release.
-        released: the coupled release.
+        scale: c_1 > 0; with L = 1 a guess of the losses' smoothness.
+    """
+
+    count_noise: ClassVar[float | None] = None
+    """Noise of the count of rows inside, as a share of the expected batch; None where none is released."""
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        _validate.positive("a scale of a threshold", scale=self.scale)
+
+    def threshold(self, cap: float, factor: float, distance: float) -> float:
+        """C_1."""
+        return max(min(cap, self.scale * (factor * distance)), FLOOR)
+
+    def next_factor(self, factor: float, distance: float, released: Released) -> float:
+        """L after a release at this distance ||x - w||."""
+        return factor
+
+
+@dataclass(frozen=True)
+class Distance(CoupledRule):
+    """L = 1."""
+
+    kind: ClassVar[str] = "dist"
+
+
+@dataclass(frozen=True)
+class Curvature(CoupledRule):
+    """L follows the released size of the coupled term over the distance."""
+
+    kind: ClassVar[str] = "curvature"
+
+    def next_factor(self, factor: float, distance: float, released: Released) -> float:
+        if distance <= 0:
+            return factor
+        # Released noise may throw the ratio anywhere; one step moves the factor by at most 4 either way.
+        value = min(max(0.9 * factor + 0.1 * released.debiased / distance, factor / 4), 4 * factor)
+        return _inside_floats(value)
+
+
+@dataclass(frozen=True)
+class Tracked(CoupledRule):
+    """L follows the released share of the rows inside.
 
     Example:
         >>> inside = Released(norm=1.0, num_parameters=4, noise_std=0.1, count=50.0, expected_size=100.0)
-        >>> round(next_factor("tracked", 1.0, 0.1, inside), 4)  # all rows inside: the factor falls
+        >>> round(Tracked().next_factor(1.0, 0.1, inside), 4)  # all rows inside: the factor falls
         0.9608
     """
-    if rule == "curvature" and distance > 0:
-        # Released noise may throw the ratio anywhere; one step moves the factor by at most 4 either way.
-        value = min(max(0.9 * factor + 0.1 * released.debiased / distance, factor / 4), 4 * factor)
-    elif rule == "tracked":
+
+    kind: ClassVar[str] = "tracked"
+    count_noise: ClassVar[float | None] = 0.1
+
+    def next_factor(self, factor: float, distance: float, released: Released) -> float:
         assert released.count is not None
         share = released.count / released.expected_size + 0.5
-        value = factor * math.exp(-TRACKED_RATE * (share - TRACKED_SHARE))
-    else:
-        return factor
-    return min(max(value, FLOOR), 1 / FLOOR)
+        return _inside_floats(factor * math.exp(-TRACKED_RATE * (share - TRACKED_SHARE)))
 
 
-def next_anchor_threshold(
-    rule: str,
-    clip_norm: float,
-    released: Released,
-    *,
-    cap: float,
-    floor: float,
-    scale: float,
-    shrink_limit: float,
-    quantile: ReleasedQuantile,
-) -> float:
-    """C_2 of the next anchor, from what was released at this one.
+def _inside_floats(factor: float) -> float:
+    return min(max(factor, FLOOR), 1 / FLOOR)
+
+
+@dataclass(frozen=True)
+class AnchorRule(Option):
+    """How the anchor threshold C_2 follows what was released at an anchor.
 
     Args:
-        rule: "quantile", "released" or "fixed".
-        clip_norm: C_2 of this anchor.
-        released: the anchor release.
-        cap: C.
-        floor: the smallest value, >= 0.
-        scale: c_2 of `released`.
-        shrink_limit: gamma of `released`, in (0, 1].
-        quantile: target, rate and limits of `quantile`.
+        minimum: floor of C_2.
+    """
+
+    minimum: float = 0.0
+
+    def check(self, cap: float) -> None:
+        """Raise a ValueError where the rule does not go with the cap C."""
+        if not 0 <= self.minimum <= cap:
+            raise ValueError(f"minimum={self.minimum!r}: it lies between 0 and clip_norm={cap!r}")
+
+    def count_noise_multiplier(self, expected_size: float) -> float | None:
+        """Of the count of rows inside; None where none is released."""
+        return None
+
+    @abstractmethod
+    def following(self, clip_norm: float, released: Released, cap: float) -> float:
+        """C_2 of the next anchor.
+
+        Args:
+            clip_norm: C_2 of this anchor.
+            released: the anchor release.
+            cap: C.
+        """
+
+    def _kept(self, value: float, cap: float) -> float:
+        return max(min(max(value, self.minimum), cap), FLOOR)
+
+
+@dataclass(frozen=True)
+class Quantile(AnchorRule):
+    """C_2 follows a quantile of the anchor rows' norms, through a noised count.
+
+    Args:
+        minimum: floor of C_2.
+        quantile: q, the wanted share of anchor rows inside.
+        learning_rate: eta of the geometric update.
+        count_noise: noise of the count as a share of n_A.
+    """
+
+    kind: ClassVar[str] = "quantile"
+    minimum: float = field(default=0.0, kw_only=True)
+    quantile: float = 0.8
+    learning_rate: float = 3.0
+    count_noise: float = 0.05
+
+    def __post_init__(self) -> None:
+        self.rule(1.0)  # refuses what is out of range
+
+    def rule(self, cap: float) -> ReleasedQuantile:
+        """The rule of the quantile below the cap C."""
+        return ReleasedQuantile(
+            initial=cap,
+            quantile=self.quantile,
+            learning_rate=self.learning_rate,
+            count_noise=self.count_noise,
+            minimum=min(max(self.minimum, FLOOR), cap),
+            maximum=cap,
+        )
+
+    def count_noise_multiplier(self, expected_size: float) -> float | None:
+        return self.rule(1.0).count_noise_multiplier(expected_size)
+
+    def following(self, clip_norm: float, released: Released, cap: float) -> float:
+        assert released.count is not None
+        value = self.rule(cap).update(clip_norm, released.count, released.expected_size)
+        return self._kept(value, cap)
+
+
+@dataclass(frozen=True)
+class ReleasedNorm(AnchorRule):
+    """C_2 follows the norm of the released anchor gradient, without its noise.
+
+    Args:
+        minimum: floor of C_2.
+        scale: c_2 > 0.
+        shrink_limit: gamma in (0, 1], the least ratio of consecutive thresholds; 1 never lets C_2 shrink.
 
     Example:
-        >>> given = dict(cap=1.0, floor=0.0, scale=1.0, quantile=ReleasedQuantile())
         >>> anchor = Released(norm=0.5, num_parameters=100, noise_std=0.02, count=None, expected_size=100.0)
-        >>> next_anchor_threshold("released", 1.0, anchor, shrink_limit=0.5, **given)
+        >>> ReleasedNorm(shrink_limit=0.5).following(1.0, anchor, cap=1.0)
         0.5
-        >>> round(next_anchor_threshold("released", 1.0, anchor, shrink_limit=0.25, **given), 6)
+        >>> round(ReleasedNorm(shrink_limit=0.25).following(1.0, anchor, cap=1.0), 6)
         0.458258
     """
-    if rule == "quantile":
-        assert released.count is not None
-        value = quantile.update(clip_norm, released.count, released.expected_size)
-    elif rule == "released":
-        value = max(scale * released.debiased, shrink_limit * clip_norm)
-    else:
+
+    kind: ClassVar[str] = "released"
+    minimum: float = field(default=0.0, kw_only=True)
+    scale: float = 1.0
+    shrink_limit: float = 0.5
+
+    def __post_init__(self) -> None:
+        _validate.positive("a scale of a threshold", scale=self.scale)
+        if not 0 < self.shrink_limit <= 1:
+            raise ValueError(
+                f"shrink_limit={self.shrink_limit!r}: it lies in (0, 1]; 1 never lets C_2 shrink"
+            )
+
+    def following(self, clip_norm: float, released: Released, cap: float) -> float:
+        return self._kept(max(self.scale * released.debiased, self.shrink_limit * clip_norm), cap)
+
+
+@dataclass(frozen=True)
+class Constant(AnchorRule):
+    """C_2 = C."""
+
+    kind: ClassVar[str] = "fixed"
+
+    def following(self, clip_norm: float, released: Released, cap: float) -> float:
         return cap
-    return max(min(max(value, floor), cap), FLOOR)
 
 
 def norm_of(tensors: Mapping[str, Tensor]) -> float:

@@ -4,7 +4,7 @@
 
 as in SVRG (Johnson and Zhang 2013, "Accelerating Stochastic Gradient Descent using Predictive Variance
 Reduction"). g is released once an anchor and used until the next one: what was released may be used again
-for nothing. h is released every step in which x and w are different points. `anchor_schedule` says when the
+for nothing. h is released every step in which x and w are different points. `schedule` says when the
 anchor moves, `noise_split` how the budget is divided; a method adds how the two sums are bounded.
 
 Beyond DP-SGD's memory stand one copy of the parameters (w), one released gradient (g), and the gradients of a
@@ -18,14 +18,20 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.methods.anchored.noise_split import anchor_noise, best_factor, displacement
-from equipoise.methods.anchored.schedule import AnchorSchedule, draw_schedule
+from equipoise.methods.anchored.noise_split import (
+    Factor,
+    LeastDisplacement,
+    NoiseSplit,
+    anchor_noise,
+    best_factor,
+    displacement,
+)
+from equipoise.methods.anchored.schedule import AnchorSchedule, Renewal, draw_schedule
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 from equipoise.methods.named_tensors import copied
 from equipoise.privacy import calibrate, calibrate_noise_multiplier
@@ -33,17 +39,14 @@ from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.sampling import FixedEpochs, FullBatch, Poisson, Sampling, WithoutReplacement
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["AnchoredMethod", "Anchors", "anchor_sampling"]
 
 
 BATCHES_OF_ANCHOR = 16
 
 
-EVERY_STEP = (
-    'anchor_noise="every_step" takes new records for the anchor gradient in every step, and is charged for '
+FRESH_NOISE = (
+    "fresh_noise=True takes new records for the anchor gradient in every step, and is charged for "
     "them; the paper's pseudocode puts new noise on one and the same sum until the anchor moves, which is "
     "neither done nor covered"
 )
@@ -69,60 +72,34 @@ class AnchoredMethod(Method):
     """What DP-SVRG, DP-C4 and DP-C4+ share: schedule, split of the budget, and the step.
 
     Args:
-        routine: 1 to 4, when the anchor moves (see `anchor_schedule`).
-        anchor_period: m >= 1; by default half the anchor batch over the batch, so that the anchors cost two
-            passes over a batch a step.
+        schedule: when the anchor moves (see `schedule`).
         anchor_batch_size: n_A, expected records of an anchor gradient; the population means all records. By
             default 16 batches, at most the population.
+        split: z_1 over DP-SGD's multiplier for the same budget.
         noise_multiplier: z_1 of the coupled term; calibrated when None.
         anchor_noise_multiplier: z_2 of the anchor gradient; calibrated when None.
-        coupled_noise_factor: f > 0, z_1 over DP-SGD's multiplier for the same budget; or "optimal", which
-            scans for `threshold_ratio`.
-        threshold_ratio: r > 0, expected ratio of the squared thresholds, coupled over anchor; for "optimal".
-        anchor_noise: "once" noises an anchor gradient once; "every_step" takes a fresh sample and fresh noise
-            at the same anchor every step, and pays for each. (The paper's pseudocode puts fresh noise on one
-            and the same sum; see `EVERY_STEP`.)
     """
 
-    noise_arguments: ClassVar[Mapping[str, str]] = {
-        "noise_multiplier": "coupled",
-        "anchor_noise_multiplier": "anchor",
-    }
+    threshold_ratio: ClassVar[float] = 1.0
+    """Expected ratio of the squared thresholds, coupled over anchor."""
 
-    def __init__(
-        self,
-        *,
-        routine: int,
-        anchor_period: float | None,
-        anchor_batch_size: float | None,
-        noise_multiplier: float | None,
-        anchor_noise_multiplier: float | None,
-        coupled_noise_factor: float | Literal["optimal"],
-        threshold_ratio: float,
-        anchor_noise: str,
-    ) -> None:
-        _validate.one_of(("once", "every_step"), anchor_noise=anchor_noise)
-        for name, value in (
-            ("noise_multiplier", noise_multiplier),
-            ("anchor_noise_multiplier", anchor_noise_multiplier),
-            ("anchor_batch_size", anchor_batch_size),
-        ):
-            if value is not None:
-                _validate.positive("or None to have it chosen", **{name: value})
-        if coupled_noise_factor != "optimal":
-            _validate.positive('or "optimal"', coupled_noise_factor=coupled_noise_factor)
-        _validate.positive("a ratio of squared thresholds", threshold_ratio=threshold_ratio)
-        # Raises for a routine that does not exist and for a period that does not fit it.
-        draw_schedule(routine, 2, 1 if anchor_period is None else anchor_period, torch.Generator())
-        self.routine, self.anchor_period, self.anchor_batch_size = routine, anchor_period, anchor_batch_size
-        self.noise_multiplier = noise_multiplier
-        self.anchor_noise_multiplier = anchor_noise_multiplier
-        self.coupled_noise_factor, self.threshold_ratio = coupled_noise_factor, threshold_ratio
-        self.anchor_noise = anchor_noise
+    schedule: Renewal
+    anchor_batch_size: float | None
+    split: NoiseSplit
+    noise_multiplier: float | None
+    anchor_noise_multiplier: float | None
+
+    def _check_anchors(self) -> None:
+        """Of what all share, for constructors."""
+        _validate.instance(Renewal, "Every(8)", schedule=self.schedule)
+        _validate.instance(NoiseSplit, "Factor(1.15)", split=self.split)
+        for name in ("noise_multiplier", "anchor_noise_multiplier", "anchor_batch_size"):
+            if getattr(self, name) is not None:
+                _validate.positive("or None to have it chosen", **{name: getattr(self, name)})
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """How noise at every step differs from the paper's."""
-        return (EVERY_STEP,) if self.anchor_noise == "every_step" else ()
+        return (FRESH_NOISE,) if self.schedule.fresh_noise else ()
 
     def passes_over(self, draw: str) -> int:
         """The coupled term takes the gradients of its records at two points."""
@@ -159,8 +136,8 @@ class AnchoredMethod(Method):
         sampling = setting.sampling
         size = self.anchor_size(sampling)
         period = self.period(sampling)
-        schedule = draw_schedule(self.routine, sampling.steps, period, setting.public_rng)
-        every = self.anchor_noise == "every_step"
+        schedule = draw_schedule(self.schedule.routine, sampling.steps, period, setting.public_rng)
+        every = self.schedule.fresh_noise
         anchors = sampling.steps if every else schedule.num_anchors
         anchor = anchor_sampling(sampling, size, anchors)
         coupled_bound, anchor_bound = self.max_bounds(sampling.steps)
@@ -202,8 +179,8 @@ class AnchoredMethod(Method):
 
     def period(self, sampling: Sampling) -> float:
         """m, the anchor period."""
-        if self.anchor_period is not None:
-            return self.anchor_period
+        if self.schedule.period is not None:
+            return self.schedule.period
         return max(1, round(self.anchor_size(sampling) / (2 * sampling.expected_size)))
 
     def _calibrated(
@@ -214,6 +191,18 @@ class AnchoredMethod(Method):
         period: float,
         schedule: AnchorSchedule,
     ) -> PrivacyPlan:
+        if setting.other_runs:
+            # The ratio of the multipliers is that of a run with the budget to itself.
+            alone = dataclasses.replace(setting, other_runs=())
+            plan = self._calibrated(with_noise, alone, anchor, period, schedule)
+            at_anchor = plan["anchor"].noise_multiplier
+            coupled = plan["coupled"].noise_multiplier if schedule.num_coupled else 1.0
+            free = (self.noise_multiplier is None, self.anchor_noise_multiplier is None)
+            return setting.calibrated(
+                lambda scale: with_noise(
+                    scale * coupled if free[0] else coupled, scale * at_anchor if free[1] else at_anchor
+                )
+            )
         sampling = setting.sampling
         budget = setting.required_budget("both noise_multiplier and anchor_noise_multiplier")
         # At equal shares of a large noise the multipliers are to each other as rate times root of count.
@@ -225,13 +214,15 @@ class AnchoredMethod(Method):
             return calibrate(lambda scale: with_noise(scale, self.anchor_noise_multiplier), budget)
         if self.noise_multiplier is not None:
             return anchor_noise(with_noise, self.noise_multiplier, budget, self.noise_multiplier * ratio)
-        alone = calibrate_noise_multiplier(sampling, budget, setting.relation)
+        of_dp_sgd = calibrate_noise_multiplier(sampling, budget, setting.relation)
 
         def plan_of(factor: float) -> PrivacyPlan:
-            return anchor_noise(with_noise, factor * alone, budget, factor * alone * ratio)
+            return anchor_noise(with_noise, factor * of_dp_sgd, budget, factor * of_dp_sgd * ratio)
 
-        if self.coupled_noise_factor != "optimal":
-            return plan_of(self.coupled_noise_factor)
+        if isinstance(self.split, Factor):
+            return plan_of(self.split.factor)
+        assert isinstance(self.split, LeastDisplacement)
+        ratio_of_squares = self.split.threshold_ratio or self.threshold_ratio
 
         def moved(plan: PrivacyPlan) -> float:
             return displacement(
@@ -240,7 +231,7 @@ class AnchoredMethod(Method):
                 sampling.expected_size,
                 anchor.expected_size,
                 period,
-                self.threshold_ratio,
+                ratio_of_squares,
             )
 
         return best_factor(plan_of, moved)[1]
@@ -258,7 +249,7 @@ class AnchoredMethod(Method):
         if state["takes_next"]:
             state |= {"anchor": copied(context.params), "gradient": None, "takes_next": False}
         new = state["gradient"] is None
-        if new or self.anchor_noise == "every_step":
+        if new or self.schedule.fresh_noise:
             state = self.release_anchor(context, state, new)
         estimate = state["gradient"]
         if not schedule.coincides(step):

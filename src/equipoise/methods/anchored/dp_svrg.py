@@ -15,12 +15,15 @@ the difference as if it were large, which is what DP-C4 changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from equipoise.methods.anchored.anchored_method import AnchoredMethod
+from equipoise.methods.anchored.noise_split import Factor, NoiseSplit
+from equipoise.methods.anchored.schedule import Every, Renewal
 from equipoise.methods.base import Context, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
@@ -33,17 +36,17 @@ from equipoise.privacy.rows import PrivateRows
 __all__ = ["DPSVRG"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class DPSVRG(AnchoredMethod):
     """Differentially private SVRG.
 
     Args:
         clip_norm: C > 0; or a function of the step, or a schedule such as `ExponentialDecay`.
-        routine: 1 to 4, when the anchor moves: 2 takes the iterate before every anchor_period-th step.
-        anchor_period: steps between anchors; half the anchor batch over the batch by default.
+        schedule: when the anchor moves: `Every` (default) or `AtRandom`.
         anchor_batch_size: expected records of an anchor gradient; 16 batches by default, at most all.
+        split: z_1 over DP-SGD's multiplier for the same budget.
         noise_multiplier: z_1, noise of the coupled sum over its bound 2C; calibrated when None.
         anchor_noise_multiplier: z_2, noise of the anchor sum over C; calibrated when None.
-        coupled_noise_factor: z_1 over DP-SGD's multiplier for the same budget, or "optimal".
 
     Example:
         >>> from equipoise.methods.base import Setting
@@ -60,43 +63,34 @@ class DPSVRG(AnchoredMethod):
         claim="Private. Meant to lower the variance of sampling; the noise of the pair outweighs the gain.",
         source="Lee 2017, Differentially Private Variance Reduced Stochastic Gradient Descent",
         guarantee="proven",
-        published_guarantee=None,
         cost="four passes over a batch a step at the default anchors; one copy of the parameters, one "
         "gradient, and a second set of factors a micro-batch",
         use_when="As a baseline of DP-C4.",
         avoid_when="Otherwise: under interpolation it stalled three times further out than DP-SGD.",
     )
 
-    kept_as: ClassVar[Mapping[str, str]] = {"clip_norm": "threshold"}
+    # The coupled bound is 2C and the anchor's C, and the ratio is of their squares.
+    threshold_ratio: ClassVar[float] = 4.0
 
-    def __init__(
-        self,
-        clip_norm: float | Callable[[int], float] | Threshold = 1.0,
-        *,
-        routine: int = 2,
-        anchor_period: float | None = None,
-        anchor_batch_size: float | None = None,
-        noise_multiplier: float | None = None,
-        anchor_noise_multiplier: float | None = None,
-        coupled_noise_factor: float | Literal["optimal"] = 1.15,
-    ) -> None:
-        super().__init__(
-            routine=routine,
-            anchor_period=anchor_period,
-            anchor_batch_size=anchor_batch_size,
-            noise_multiplier=noise_multiplier,
-            anchor_noise_multiplier=anchor_noise_multiplier,
-            coupled_noise_factor=coupled_noise_factor,
-            # The coupled bound is 2C and the anchor's C, and the ratio is of their squares.
-            threshold_ratio=4.0,
-            anchor_noise="once",
-        )
-        self.threshold = resolve_threshold(clip_norm)
+    clip_norm: float | Callable[[int], float] | Threshold = 1.0
+    schedule: Renewal = Every()
+    anchor_batch_size: float | None = None
+    split: NoiseSplit = Factor()
+    noise_multiplier: float | None = None
+    anchor_noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check_anchors()
         if isinstance(self.threshold, ReleasedQuantile):
             raise ValueError(
                 "clip_norm=ReleasedQuantile(...) is not offered for DP-SVRG: one count cannot steer a pair "
                 "of gradients; give a number or a schedule"
             )
+
+    @property
+    def threshold(self) -> Threshold:
+        """C_k."""
+        return resolve_threshold(self.clip_norm)
 
     def max_bounds(self, steps: int) -> tuple[float, float]:
         """2C and C, at the largest C of the schedule."""

@@ -15,16 +15,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
+from equipoise import _validate
+from equipoise.methods.options import Option
 from equipoise.privacy.accounting.calibrate import Budget, calibrate
 from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.plan import PrivacyPlan
 
-__all__ = ["FACTORS", "anchor_noise", "best_factor"]
+__all__ = ["FACTORS", "Factor", "LeastDisplacement", "NoiseSplit", "anchor_noise", "best_factor"]
 
 
 FACTORS = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 2.5, 3.0, 4.0)
 """What `best_factor` tries."""
+
+
+class NoiseSplit(Option):
+    """How a budget is split between coupled terms and anchor gradients."""
+
+
+@dataclass(frozen=True)
+class Factor(NoiseSplit):
+    """z_1 is `factor` times DP-SGD's multiplier for the same budget.
+
+    Args:
+        factor: f > 0.
+    """
+
+    kind: ClassVar[str] = "factor"
+    factor: float = 1.15
+
+    def __post_init__(self) -> None:
+        _validate.positive(factor=self.factor)
+
+
+@dataclass(frozen=True)
+class LeastDisplacement(NoiseSplit):
+    """The factor of `FACTORS` with the least displacement.
+
+    Args:
+        threshold_ratio: r > 0, expected ratio of the squared thresholds, coupled over anchor; the method's
+            own when None.
+    """
+
+    kind: ClassVar[str] = "least_displacement"
+    threshold_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold_ratio is not None:
+            _validate.positive("a ratio of squared thresholds", threshold_ratio=self.threshold_ratio)
 
 
 TwoMultipliers = Callable[[float, float], PrivacyPlan]
@@ -48,7 +88,7 @@ def anchor_noise(with_noise: TwoMultipliers, coupled: float, budget: Budget, sta
     except BudgetError as error:
         raise BudgetError(
             f"the coupled releases with noise multiplier {coupled:.4g} and the counts leave nothing of the "
-            f"budget to the anchor gradients: raise coupled_noise_factor (or noise_multiplier), or "
+            f"budget to the anchor gradients: raise the factor of split=Factor(...), the noise_multiplier or "
             f"count_noise. ({error})"
         ) from error
 
@@ -79,8 +119,8 @@ def best_factor(
             break
     if best is None:
         raise BudgetError(
-            f"no split with a factor up to {FACTORS[-1]} meets the budget; raise epsilon, count_noise or "
-            "coupled_noise_factor"
+            f"no split with a factor up to {FACTORS[-1]} meets the budget; raise epsilon or "
+            "count_noise, or give split=Factor(...)"
         )
     return best[1], best[2]
 

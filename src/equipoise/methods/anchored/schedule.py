@@ -14,14 +14,66 @@ renewal after the last step would never be used and is left out, so k runs over 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-__all__ = ["AnchorSchedule", "draw_schedule"]
+from equipoise.methods.options import Option
+
+__all__ = ["AnchorSchedule", "AtRandom", "Every", "Renewal", "draw_schedule"]
 
 
 ROUTINES = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Renewal(Option):
+    """When the anchor is renewed.
+
+    Args:
+        period: m >= 1; by default half the anchor batch over the batch, so that the anchors cost two passes
+            over a batch per step.
+        takes_next: the new anchor is the iterate after the step, and not the one before.
+        fresh_noise: take new records and new noise for the anchor gradient in every step, and pay for each,
+            where it is noised once per anchor otherwise.
+    """
+
+    period: float | None = None
+    takes_next: bool = False
+    fresh_noise: bool = False
+
+    def __post_init__(self) -> None:
+        # Raises for a period that does not fit.
+        draw_schedule(self.routine, 2, 1 if self.period is None else self.period, torch.Generator())
+
+    @property
+    @abstractmethod
+    def routine(self) -> int:
+        """1 to 4."""
+
+
+@dataclass(frozen=True)
+class Every(Renewal):
+    """After every `period`-th step, a whole number: routines 2 and 4."""
+
+    kind: ClassVar[str] = "every"
+
+    @property
+    def routine(self) -> int:
+        return 4 if self.takes_next else 2
+
+
+@dataclass(frozen=True)
+class AtRandom(Renewal):
+    """After a step with probability 1 / `period`: routines 1 and 3."""
+
+    kind: ClassVar[str] = "at_random"
+
+    @property
+    def routine(self) -> int:
+        return 3 if self.takes_next else 1
 
 
 @dataclass(frozen=True)
@@ -91,13 +143,13 @@ def draw_schedule(
         whole = round(period)
         if whole != period or whole < 1:
             raise ValueError(
-                f"anchor_period={period!r}: routines 2 and 4 renew the anchor every so many steps, so it "
+                f"period={period!r}: routines 2 and 4 renew the anchor every so many steps, so it "
                 "must be a whole number of at least 1; routines 1 and 3 take its inverse as a probability"
             )
         renewals = {k for k in range(steps - 1) if k % whole == 1 % whole}
         return AnchorSchedule(steps, routine, frozenset(renewals))
     if not period >= 1:
-        raise ValueError(f"anchor_period={period!r}: its inverse is a probability, so it must be at least 1")
+        raise ValueError(f"period={period!r}: its inverse is a probability, so it must be at least 1")
     if rng is None:
         raise ValueError(f"rng is missing: routine {routine} draws coins; give a generator of public numbers")
     coins = torch.rand(max(steps - 1, 0), generator=rng, dtype=torch.float64) < 1 / period

@@ -1,7 +1,7 @@
-"""The noise of DiceSGD: constants of the joint release, the paper's formulas, and what can be proved of them.
+"""The noise of DiceSGD's two sums: what a record contributes to body and total, and how they are noised.
 
-**Joint release.** A record with gradient norm n contributes min(n, C1) to the body and min(n, Ce) to the
-total, in the same direction. The two sums get the noise, with W, V ~ N(0, I) and multiplier sigma,
+A record with gradient norm n contributes min(n, C1) to the body and min(n, Ce) to the total, in the same
+direction. `Joint` gives the two sums the noise, with W, V ~ N(0, I) and multiplier sigma,
 
     total: sigma kappa Ce W        body: sigma (beta kappa Ce W + b V)
 
@@ -11,24 +11,104 @@ After whitening, the record contributes a vector of squared length
 
 quadratic on [0, C1], convex on [C1, Ce] and constant after, so that sup h = max(h(C1), h(Ce)).
 `joint_params` makes both equal to 1: the pair is one Gaussian release of multiplier sigma.
-
-**Published form.** Noise of standard deviation sigma1 on the mean of clipped gradients plus the clipped
-memory (Zhang, Bu, Wu and Hong 2024, "Differentially private SGD without clipping bias: an error-feedback
-approach", Theorem 3.8 and Algorithm 4). The memory is a sum of raw gradients and is not noised, so that a
-record drawn once moves every later release by up to 2 C2. What is proved here is `worst_case_multiplier`,
-without amplification, and for a memory of bounded residuals `hidden_state_mu`.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from equipoise.methods.options import Option
 from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian, radial_sensitivity
 
-__all__ = ["independent_noise", "joint_noise", "joint_params", "normalising_noise", "reach"]
+__all__ = [
+    "Automatic",
+    "Independent",
+    "Joint",
+    "SumNoise",
+    "independent_noise",
+    "joint_noise",
+    "joint_params",
+    "normalising_noise",
+    "reach",
+]
+
+
+class SumNoise(Option, ABC):
+    """How DiceSGD's two sums are bounded and noised together."""
+
+    normalises: ClassVar[bool] = False
+    """Whether gradients and feedback are brought to their radii, and not only shortened to them."""
+
+    @abstractmethod
+    def of(self, clip_norm: float, residual_clip_norm: float) -> JointGaussian | None:
+        """The noise at the radii C1 and Ce; None where the two sums are one, at Ce = C1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint(SumNoise):
+    """Body and total, with correlated noise: the least noise on the body.
+
+    Args:
+        noise_inflation: kappa >= 1; the total's noise grows by it, the body's falls from up to 1.41 C1 at 1
+            to up to 1.08 C1 at 1.41.
+    """
+
+    kind: ClassVar[str] = "joint"
+    noise_inflation: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_inflation(self.noise_inflation)
+
+    def of(self, clip_norm: float, residual_clip_norm: float) -> JointGaussian | None:
+        if residual_clip_norm == clip_norm:
+            return None
+        return joint_noise(clip_norm, residual_clip_norm, self.noise_inflation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Independent(SumNoise):
+    """Body and residual, each with noise of its own: the form to compare with."""
+
+    kind: ClassVar[str] = "independent"
+
+    def of(self, clip_norm: float, residual_clip_norm: float) -> JointGaussian | None:
+        if residual_clip_norm == clip_norm:
+            return None
+        return independent_noise(clip_norm, residual_clip_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Automatic(SumNoise):
+    """Normalised gradients in the body, normalised feedback, and correlated noise.
+
+    Args:
+        noise_inflation: kappa >= 1, as in `Joint`.
+        regulariser: gamma >= 0 of the normalised gradients g / (|g| + gamma).
+    """
+
+    kind: ClassVar[str] = "automatic"
+    normalises: ClassVar[bool] = True
+    noise_inflation: float = 1.0
+    regulariser: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_inflation(self.noise_inflation)
+        if not 0 <= self.regulariser < math.inf:
+            raise ValueError(f"regulariser={self.regulariser!r}: it is a finite number of at least 0")
+
+    def of(self, clip_norm: float, residual_clip_norm: float) -> JointGaussian:
+        return normalising_noise(clip_norm, residual_clip_norm, self.noise_inflation, self.regulariser)
+
+
+def _require_inflation(value: float) -> None:
+    if not 1 <= value < math.inf:
+        raise ValueError(f"noise_inflation={value!r}: it is a finite factor of at least 1")
 
 
 def joint_params(

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from equipoise import _validate
 from equipoise.gradients.subspaces.blocks import BlockSubspace
-from equipoise.gradients.subspaces.principal import Basis
 from equipoise.methods.card import Card
-from equipoise.methods.clip_rules import ClipRule
-from equipoise.methods.projected.projected_gradient import Origin, ProjectedGradient
-from equipoise.methods.projected.sources import Blocks
+from equipoise.methods.projected.projected_gradient import ProjectedGradient
+from equipoise.methods.projected.sources import Blocks, PublicSubspace
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip, clip_coordinates
 from equipoise.privacy.mechanisms import Gaussian
@@ -34,12 +33,13 @@ from equipoise.privacy.rows import PrivateRows
 __all__ = ["GEP", "BiasedGEP"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class BiasedGEP(ProjectedGradient):
     """GEP without its residual: blocks are layers, a refresh every step. Arguments of `ProjectedGradient`.
 
     Example:
-        >>> import torch
-        >>> BiasedGEP(public=torch.eye(3)).blocks
+        >>> from equipoise.methods import RandomSubspace
+        >>> BiasedGEP(source=RandomSubspace()).subspace.blocks
         'per_layer'
     """
 
@@ -49,7 +49,6 @@ class BiasedGEP(ProjectedGradient):
         claim="Private, and proved so; biased by what the span misses. PCDP-SGD with another recipe.",
         source="Yu et al. 2021, Do not Let Privacy Overbill Utility (GEP), arXiv 2102.12677",
         guarantee="proven",
-        published_guarantee="proven",
         cost="one forward and one backward pass over private and over public records every step",
         use_when="As a comparison with GEP.",
         avoid_when="Public records are few: use gep, which keeps the residual.",
@@ -58,23 +57,24 @@ class BiasedGEP(ProjectedGradient):
     default_refresh: ClassVar[int | None] = 1
 
 
+@dataclass(frozen=True, kw_only=True)
 class GEP(ProjectedGradient):
     """Gradient embedding perturbation: coordinates and residual, clipped and noised apart.
 
     Args:
-        public: as for `ProjectedGradient`, like every argument that is not named here. Blocks are layers and
-            the subspace is renewed every step by default; for a private subspace that is one release per
-            step. The full steps of "released" have no residual, and the noise of the coordinates.
-        basis: "held" or "auto", which are the same here: the columns are in memory and orthonormal, since the
-            residual's norm cannot be told from columns that are never formed.
+        source, clip_norm, clip_rule, noise_multiplier: as for `ProjectedGradient`. Blocks are layers and the
+            subspace is renewed every step by default; for a private subspace that is a release per step. The
+            full steps of `ReleasedSubspace` have no residual, and the noise of the coordinates. The columns
+            are in memory and orthonormal, since the residual's norm cannot be told from columns that are
+            never formed.
         residual_clip_norm: C_2 > 0; `clip_norm` when None.
         residual_noise_multiplier: z_2; from `residual_share` when None.
         residual_share: share of the budget for the residual, in (0, 1); 0.5 gives both the multiplier
             z = sqrt(2) z' where z' alone would spend the budget.
 
     Example:
-        >>> import torch
-        >>> GEP(public=torch.eye(3), residual_clip_norm=0.2).residual_clip_norm
+        >>> from equipoise.methods import RandomSubspace
+        >>> GEP(source=RandomSubspace(), clip_norm=0.2).residual_radius
         0.2
     """
 
@@ -84,81 +84,34 @@ class GEP(ProjectedGradient):
         claim="Private, and proved so; unbiased by the projection, with sqrt(2) times the noise in both.",
         source="Yu et al. 2021, Do not Let Privacy Overbill Utility (GEP), arXiv 2102.12677",
         guarantee="proven",
-        published_guarantee=None,
         cost="one forward and one backward pass over private and public records, and residual norms",
         use_when="The public gradients capture much of the gradient, and the rest matters too.",
         avoid_when="They capture next to nothing (DP-SGD has less noise) or nearly all (pcdp-sgd has).",
     )
     default_blocks: ClassVar[Blocks] = "per_layer"
     default_refresh: ClassVar[int | None] = 1
-    takes_residual: ClassVar[bool] = True
-    noise_arguments: ClassVar[Mapping[str, str]] = {
-        "noise_multiplier": "gradient",
-        "residual_noise_multiplier": "residual",
-        "subspace_noise_multiplier": "moment",
-    }
+    orthonormal: ClassVar[bool] = True
+    residual_clip_norm: float | None = None
+    residual_noise_multiplier: float | None = None
+    residual_share: float = 0.5
 
-    def __init__(
-        self,
-        public: Any = None,
-        clip_norm: float = 1.0,
-        clip_rule: str | ClipRule = "abadi",
-        *,
-        residual_clip_norm: float | None = None,
-        noise_multiplier: float | None = None,
-        residual_noise_multiplier: float | None = None,
-        residual_share: float = 0.5,
-        dimension: int | None = None,
-        energy: float | None = None,
-        subspace: Origin = "public",
-        blocks: Blocks | None = None,
-        normalise_public: bool = False,
-        split: Literal["rbs", "ibs"] = "rbs",
-        public_batch_size: int | None = None,
-        refresh_every: int | None = None,
-        basis: Basis = "auto",
-        subspace_clip_norm: float = 1.0,
-        subspace_noise_multiplier: float | None = None,
-        subspace_share: float = 0.2,
-        subspace_batch_size: float | None = None,
-        subspace_iterations: int = 3,
-        history: int = 20,
-        explore_every: int = 5,
-    ) -> None:
-        super().__init__(
-            public,
-            clip_norm,
-            clip_rule,
-            noise_multiplier=noise_multiplier,
-            dimension=dimension,
-            energy=energy,
-            subspace=subspace,
-            blocks=blocks,
-            normalise_public=normalise_public,
-            split=split,
-            public_batch_size=public_batch_size,
-            refresh_every=refresh_every,
-            basis=basis,
-            subspace_clip_norm=subspace_clip_norm,
-            subspace_noise_multiplier=subspace_noise_multiplier,
-            subspace_share=subspace_share,
-            subspace_batch_size=subspace_batch_size,
-            subspace_iterations=subspace_iterations,
-            history=history,
-            explore_every=explore_every,
-        )
-        self.residual_clip_norm = clip_norm if residual_clip_norm is None else residual_clip_norm
-        self.residual_noise_multiplier, self.residual_share = residual_noise_multiplier, residual_share
-        _validate.positive(residual_clip_norm=self.residual_clip_norm)
-        if residual_noise_multiplier is not None:
-            _validate.positive(residual_noise_multiplier=residual_noise_multiplier)
-        if basis == "kernel":
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.positive(residual_clip_norm=self.residual_radius)
+        if self.residual_noise_multiplier is not None:
+            _validate.positive(residual_noise_multiplier=self.residual_noise_multiplier)
+        if isinstance(self.source, PublicSubspace) and self.source.basis == "kernel":
             raise ValueError(
                 "basis='kernel' with a residual: its norms come from products with public rows, whose "
                 "rounding can make them too small, so that the bound would not hold; use basis='held' or "
                 "'auto'"
             )
-        _validate.share(residual_share=residual_share)
+        _validate.share(residual_share=self.residual_share)
+
+    @property
+    def residual_radius(self) -> float:
+        """C_2."""
+        return self.clip_norm if self.residual_clip_norm is None else self.residual_clip_norm
 
     def _parts(self, scale: float) -> tuple[list[Release], float]:
         """Two releases of one draw; where the noise is calibrated, `scale` is that of both together."""
@@ -170,7 +123,7 @@ class GEP(ProjectedGradient):
             second = first * math.sqrt((1 - share) / share)
         parts = [
             Release("gradient", self.clip_norm, Gaussian(first)),
-            Release("residual", self.residual_clip_norm, Gaussian(second)),
+            Release("residual", self.residual_radius, Gaussian(second)),
         ]
         return parts, 1 / math.hypot(1 / first, 1 / second)
 
@@ -178,7 +131,7 @@ class GEP(ProjectedGradient):
         coordinates, residual = rows.split(subspace)
         return {
             "gradient": clip_coordinates(coordinates, self.clip_rule, self.clip_norm),
-            "residual": clip(residual, self.clip_rule, self.residual_clip_norm),
+            "residual": clip(residual, self.clip_rule, self.residual_radius),
         }
 
     def _lifted(

@@ -8,6 +8,7 @@ Advance" (version 2 withdraws the paper). Form and proof: `equipoise.methods.pro
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from equipoise.methods.card import Card
@@ -16,6 +17,7 @@ from equipoise.methods.projected.projected_gradient import ProjectedGradient
 __all__ = ["PCDPSGD"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class PCDPSGD(ProjectedGradient):
     """PCDP-SGD: clipped and noised in the coordinates of a subspace of public gradients.
 
@@ -24,12 +26,13 @@ class PCDPSGD(ProjectedGradient):
 
     Example:
         >>> import torch
-        >>> PCDPSGD(public=torch.eye(3), clip_norm=0.1).config()["public"]["records"]
-        3
+        >>> from equipoise.methods import PublicRecords, PublicSubspace
+        >>> source = PublicSubspace(PublicRecords(torch.eye(3)), dimension=2)
+        >>> PCDPSGD(source=source, clip_norm=0.1).config()["source"]["dimension"]
+        2
     """
 
     name: ClassVar[str] = "pcdp-sgd"
-    published_clip_norm: ClassVar[float] = 0.01
     card: ClassVar[Card] = Card(
         summary="Projects every record's gradient on the span of public gradients, then clips it there.",
         claim="Less noise and less clipping bias than DP-SGD. Private, and proved so, if the public "
@@ -37,7 +40,6 @@ class PCDPSGD(ProjectedGradient):
         "hides in a constant.",
         source="PCDP-SGD, arXiv 2312.03792 (withdrawn by its authors in version 2)",
         guarantee="proven",
-        published_guarantee="proven",
         cost="one forward and one backward pass, one more over the public records a refresh",
         use_when="Noise is heavy and public records of the task capture nine tenths of the gradient.",
         avoid_when="Noise is mild, or one can train on the public records first: see public-warm-start.",

@@ -8,6 +8,7 @@ Identification".
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from equipoise.methods.card import Card
@@ -16,12 +17,13 @@ from equipoise.methods.projected.projected_gradient import ProjectedGradient
 __all__ = ["PDPSGD"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class PDPSGD(ProjectedGradient):
     """PDP-SGD: the weights come from the whole gradients' norms. Arguments of `ProjectedGradient`.
 
     Example:
-        >>> import torch
-        >>> PDPSGD(public=torch.eye(3), clip_norm=0.1).clip_norm
+        >>> from equipoise.methods import RandomSubspace
+        >>> PDPSGD(source=RandomSubspace(), clip_norm=0.1).clip_norm
         0.1
     """
 
@@ -31,7 +33,6 @@ class PDPSGD(ProjectedGradient):
         claim="Noise of the subspace's dimension, not the model's; proved for gradients that lie in it.",
         source="Zhou, Wu and Banerjee 2021, Bypassing the Ambient Dimension",
         guarantee="proven",
-        published_guarantee="proven",
         cost="one forward and one backward pass, one more over the public records a refresh",
         use_when="As a comparison: pcdp-sgd clips after the projection, which is seldom worse.",
         avoid_when="The subspace misses much of the gradient: the bias stays.",

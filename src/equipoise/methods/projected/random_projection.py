@@ -10,26 +10,27 @@ Source: the baseline "RPDP-SGD" of arXiv 2312.03792; Kasiviswanathan 2021 studie
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from equipoise.methods.card import Card
-from equipoise.methods.clip_rules import ClipRule
 from equipoise.methods.projected.projected_gradient import ProjectedGradient
-from equipoise.methods.projected.sources import Blocks
+from equipoise.methods.projected.sources import RandomSubspace
 
 __all__ = ["RandomProjection"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class RandomProjection(ProjectedGradient):
     """Clipped and noised in the coordinates of random orthonormal columns.
 
     Args:
-        clip_norm, clip_rule, noise_multiplier, blocks: as for `ProjectedGradient`.
-        dimension: columns a block (the paper takes 800 to 1,000); 100 when None.
-        refresh_every: steps between fresh columns; an epoch of the sampling when None.
+        source: the blocks, the columns per block (the paper takes 800 to 1,000), and the steps between fresh
+            ones.
+        clip_norm, clip_rule, noise_multiplier: as for `ProjectedGradient`.
 
     Example:
-        >>> RandomProjection(clip_norm=0.1, dimension=800).dimension
+        >>> RandomProjection(clip_norm=0.1, source=RandomSubspace(dimension=800)).source.dimension
         800
     """
 
@@ -39,29 +40,9 @@ class RandomProjection(ProjectedGradient):
         claim="Private, and proved so; a control for methods that choose their subspace.",
         source="the baseline RPDP-SGD of arXiv 2312.03792",
         guarantee="proven",
-        published_guarantee=None,
         cost="one forward and one backward pass, and the columns held in memory",
         use_when="To see what public directions are worth.",
         avoid_when="Accuracy counts.",
     )
 
-    def __init__(
-        self,
-        clip_norm: float = 1.0,
-        clip_rule: str | ClipRule = "abadi",
-        *,
-        noise_multiplier: float | None = None,
-        dimension: int | None = None,
-        blocks: Blocks | None = None,
-        refresh_every: int | None = None,
-    ) -> None:
-        super().__init__(
-            None,
-            clip_norm,
-            clip_rule,
-            noise_multiplier=noise_multiplier,
-            dimension=dimension,
-            subspace="random",
-            blocks=blocks,
-            refresh_every=refresh_every,
-        )
+    source: RandomSubspace = RandomSubspace()

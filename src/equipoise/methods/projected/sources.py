@@ -5,31 +5,33 @@ point, a step, released columns): the key is a method's state, the subspace itse
 that a source uses is public or released.
 
 =====================  =================================================================================
-`PublicSource`         leading directions of the public records' gradients at the anchor (PCDP-SGD, GEP)
-`RandomSource`         orthonormal columns from public randomness (RPDP)
-`ReleasedSource`       leading directions of the last noised sums of full steps
-`MomentSource`         leading eigenvectors of a noised second moment (Dwork et al. 2014)
-`IterationSource`      noisy subspace iteration (Hardt and Price 2014)
+`PublicSubspace`       leading directions of the public records' gradients at the anchor (PCDP-SGD, GEP)
+`RandomSubspace`       orthonormal columns from public randomness (RPDP)
+`ReleasedSubspace`     leading directions of the last noised sums of full steps
+`MomentSubspace`       leading eigenvectors of a noised second moment (Dwork et al. 2014)
+`IterationSubspace`    noisy subspace iteration (Hardt and Price 2014)
 =====================  =================================================================================
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
+from equipoise import _validate
 from equipoise.gradients.operator import DenseGradients
 from equipoise.gradients.subspaces.blocks import Block, BlockSubspace, orthonormal_columns
 from equipoise.gradients.subspaces.principal import Basis, PrincipalSubspace, principal_subspace
 from equipoise.methods.base import Context, Parameters
 from equipoise.methods.clip_rules import Abadi, layers
 from equipoise.methods.named_tensors import copied
+from equipoise.methods.options import Option
 from equipoise.methods.public_records import PublicRecords
 from equipoise.privacy.bounds.second_moments import moment_action, second_moment
 from equipoise.privacy.mechanisms import Gaussian
@@ -38,17 +40,18 @@ from equipoise.privacy.sampling import Poisson, Sampling
 
 __all__ = [
     "Blocks",
-    "IterationSource",
-    "MomentSource",
-    "PublicSource",
-    "RandomSource",
-    "ReleasedSource",
+    "IterationSubspace",
+    "MomentSubspace",
+    "PublicSubspace",
+    "RandomSubspace",
+    "ReleasedSubspace",
     "SubspaceSource",
     "groups_of",
 ]
 
 
 Blocks = Literal["per_tensor", "per_layer", "whole"]
+"""Which parameters share columns."""
 
 
 Key = dict[str, Any]
@@ -74,32 +77,59 @@ def groups_of(names: Sequence[str], blocks: Blocks) -> tuple[tuple[str, ...], ..
     return layers(names) if blocks == "per_layer" else (tuple(names),)
 
 
-@dataclasses.dataclass(frozen=True)
-class SubspaceSource(ABC):
+@dataclass(frozen=True, kw_only=True)
+class SubspaceSource(Option, ABC):
     """How columns are found, for each block of parameters.
 
     Attributes:
-        blocks: "per_tensor", "per_layer" or "whole".
-        dimension: columns a block, at most.
+        blocks: "per_tensor", "per_layer" or "whole"; None takes the method's.
+        dimension: columns per block, at most; None takes 100.
     """
 
-    blocks: Blocks
-    dimension: int | None
+    usual_kind: ClassVar[str | None] = "public"
+    is_private: ClassVar[bool] = False
+    """Whether finding a subspace draws private records, which is paid for."""
+
+    blocks: Blocks | None = None
+    dimension: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.blocks is not None:
+            _validate.one_of(("per_tensor", "per_layer", "whole"), blocks=self.blocks)
+        if self.dimension is not None:
+            _validate.count("the columns per block", dimension=self.dimension)
+
+    @property
+    def public(self) -> PublicRecords | None:
+        """The public records that the columns come from."""
+        return None
+
+    def settled(self, blocks: Blocks, refresh_every: int | None) -> Self:
+        """The source with a method's defaults where it leaves something open."""
+        return replace(self, blocks=self.blocks or blocks)
 
     @abstractmethod
     def refresh(self, context: Context, number: int) -> Key:
         """The key of a new subspace; `number` counts the refreshes from 0."""
 
     @abstractmethod
-    def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
+    def build(
+        self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
+    ) -> PrincipalSubspace:
         """The subspace of a key: the same for the same key, now or after a resume.
 
-        `into` is one that nobody needs any more: its memory may be used again.
+        Args:
+            into: a subspace that nobody needs any more: its memory may be used again.
+            orthonormal: hold orthonormal columns, to rounding.
         """
 
-    def releases(self, sampling: Sampling, refreshes: int, noise_multiplier: float) -> list[Release]:
-        """What finding the subspace releases."""
+    def releases(self, sampling: Sampling, scale: float) -> list[Release]:
+        """What finding the subspace releases, beside a step's releases that together have this multiplier."""
         return []
+
+    def public_gradients(self, sampling: Sampling) -> int:
+        """The gradients of public records that are computed in all."""
+        return 0
 
     def _columns(self, context: Context) -> dict[tuple[str, ...], int]:
         """The blocks and their numbers of columns, whatever the rank."""
@@ -107,7 +137,7 @@ class SubspaceSource(ABC):
         limit = DEFAULT_DIMENSION if self.dimension is None else self.dimension
         return {
             group: min(limit, sum(shapes[name].numel() for name in group))
-            for group in groups_of(tuple(shapes), self.blocks)
+            for group in groups_of(tuple(shapes), self.blocks or "per_tensor")
         }
 
     def _random(self, context: Context, rng: torch.Generator) -> list[dict[str, torch.Tensor]]:
@@ -123,38 +153,108 @@ class SubspaceSource(ABC):
         return out
 
 
+@dataclass(frozen=True, kw_only=True)
+class RefreshedSource(SubspaceSource, ABC):
+    """A source that is asked for a new subspace at regular steps.
+
+    Attributes:
+        refresh_every: steps between refreshes; None takes the method's, or an epoch of the sampling.
+    """
+
+    refresh_every: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.refresh_every is not None:
+            _validate.count("the steps between refreshes", refresh_every=self.refresh_every)
+
+    def settled(self, blocks: Blocks, refresh_every: int | None) -> Self:
+        return replace(super().settled(blocks, None), refresh_every=self.refresh_every or refresh_every)
+
+    def interval(self, sampling: Sampling) -> int:
+        """Steps between refreshes."""
+        return self.refresh_every or max(1, round(1 / sampling.sampling_rate))
+
+    def refreshes(self, sampling: Sampling) -> int:
+        """The number of refreshes of a training."""
+        return math.ceil(sampling.steps / self.interval(sampling))
+
+
 def _held(params: Parameters, columns: Sequence[dict[str, torch.Tensor]]) -> PrincipalSubspace:
     blocks = [Block(next(iter(held.values())).shape[0], held) for held in columns]
     return PrincipalSubspace(BlockSubspace({n: p.shape for n, p in params.items()}, blocks), None, {})
 
 
-@dataclasses.dataclass(frozen=True)
-class PublicSource(SubspaceSource):
+@dataclass(frozen=True)
+class PublicSubspace(RefreshedSource):
     """Leading directions of public gradients at the parameters of the refresh.
 
-    Attributes:
-        public: the records.
-        energy: columns by captured share instead of number; see `principal_subspace`.
-        normalise: scale the public gradients to norm one.
-        size: records a refresh; None takes all.
-        disjoint_parts: number of refreshes among which the records are divided; None draws them afresh.
-        basis: "kernel", "held" or "auto".
-        orthonormal: hold orthonormal columns, to rounding.
+    Args:
+        records: the public records; none of them may be a private record.
+        dimension: the smaller of 100 and the number of public records when None.
+        energy: choose the columns by the share of a held-out public gradient that they capture, in (0, 1).
+        normalise: scale the public gradients to norm one before their directions are taken.
+        batch_size: records per refresh, drawn afresh ("RBS"); all when None; "disjoint" divides them into
+            disjoint parts, one per refresh ("IBS").
+        basis: "kernel" (the columns are never formed), "held" (in memory; with a direction for every public
+            record the public rows, of the same size, in their place), or "auto": what takes fewer
+            multiplications. Where orthonormal columns are asked for they are held.
+        blocks, refresh_every: as for every source.
     """
 
-    public: PublicRecords
+    kind: ClassVar[str] = "public"
+
+    records: PublicRecords
+    _: KW_ONLY
     energy: float | None = None
     normalise: bool = False
-    size: int | None = None
-    disjoint_parts: int | None = None
+    batch_size: int | Literal["disjoint"] | None = None
     basis: Basis = "auto"
-    orthonormal: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.instance(PublicRecords, "PublicRecords(batch)", records=self.records)
+        _validate.one_of(("auto", "kernel", "held"), basis=self.basis)
+        if self.energy is not None:
+            _validate.share(energy=self.energy)
+        if self.batch_size not in (None, "disjoint"):
+            _validate.count("the records of a refresh, or 'disjoint'", batch_size=self.batch_size)
+
+    @property
+    def public(self) -> PublicRecords:
+        return self.records
+
+    def refreshes(self, sampling: Sampling) -> int:
+        count = super().refreshes(sampling)
+        if self.batch_size == "disjoint" and count > len(self.records):
+            raise ValueError(
+                f"batch_size='disjoint' needs a public record for each of the {count} refreshes, and there "
+                f"are {len(self.records)}: give more, raise refresh_every, or leave batch_size out"
+            )
+        return count
+
+    def releases(self, sampling: Sampling, scale: float) -> list[Release]:
+        """None; but a training that has too few records for its refreshes is refused."""
+        self.refreshes(sampling)
+        return []
+
+    def public_gradients(self, sampling: Sampling) -> int:
+        count = self.refreshes(sampling)
+        return count * self._size(count)
+
+    def _size(self, refreshes: int) -> int:
+        """The number of records of a refresh."""
+        if isinstance(self.batch_size, str):
+            return len(self.records) // refreshes
+        return self.records.drawn_size(self.batch_size)
 
     def refresh(self, context: Context, number: int) -> Key:
         """The parameters as they are: the anchor at which the public gradients are taken."""
         return {"anchor": copied(context.params), "step": context.step, "number": number}
 
-    def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
+    def build(
+        self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
+    ) -> PrincipalSubspace:
         """Public gradients at the anchor, and their leading directions."""
         batch, size = self._batch(context, key)
         rows = context.public_gradients(batch, at=key["anchor"], step=key["step"])
@@ -163,11 +263,11 @@ class PublicSource(SubspaceSource):
             limit = DEFAULT_DIMENSION
         found = principal_subspace(
             rows,
-            groups_of(rows.names, self.blocks),
+            groups_of(rows.names, self.blocks or "per_tensor"),
             None if limit is None else min(limit, size),
             energy=self.energy,
             normalise=self.normalise,
-            basis=self.basis,
+            basis="held" if orthonormal else self.basis,
             records=context.sampling.expected_size,
             into=into,
         )
@@ -179,15 +279,15 @@ class PublicSource(SubspaceSource):
                 "records or a smaller dimension",
                 stacklevel=2,
             )
-        return found.orthonormal() if self.orthonormal else found
+        return found.orthonormal() if orthonormal else found
 
     def _batch(self, context: Context, key: Key) -> tuple[Any, int]:
-        if self.disjoint_parts is not None:
-            size = len(self.public) // self.disjoint_parts
-            start = (key["number"] % self.disjoint_parts) * size
-            return self.public.take(slice(start, start + size)), size
-        size = len(self.public) if self.size is None else min(self.size, len(self.public))
-        return self.public.drawn(self.size, context.public_rng(key["step"])), size
+        if isinstance(self.batch_size, str):
+            parts = self.refreshes(context.sampling)
+            size = self._size(parts)
+            start = (key["number"] % parts) * size
+            return self.records.take(slice(start, start + size)), size
+        return self.records.drawn(self.batch_size, context.public_rng(key["step"])), self._size(1)
 
 
 def warn_of_capture(capture: float | None) -> None:
@@ -198,37 +298,45 @@ def warn_of_capture(capture: float | None) -> None:
             "less than "
             f"{ENOUGH:.0%}: what it misses is a bias that no step removes, and DP-SGD is likely the "
             "better method. "
-            "Give more public records, a larger dimension, or normalise_public=True",
+            "Give more public records, a larger dimension, or normalise=True",
             stacklevel=2,
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class RandomSource(SubspaceSource):
+@dataclass(frozen=True, kw_only=True)
+class RandomSubspace(RefreshedSource):
     """Random orthonormal columns of every block."""
+
+    kind: ClassVar[str] = "random"
 
     def refresh(self, context: Context, number: int) -> Key:
         """The step, whose public randomness the columns come from."""
         return {"step": context.step}
 
-    def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
+    def build(
+        self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
+    ) -> PrincipalSubspace:
         """The columns, drawn again."""
         return _held(context.params, self._random(context, context.public_rng(key["step"])))
 
 
-@dataclasses.dataclass(frozen=True)
-class ReleasedSource(SubspaceSource):
+@dataclass(frozen=True, kw_only=True)
+class ReleasedSubspace(SubspaceSource):
     """Leading directions of the last noised sums of full steps, which the method hands over.
 
     Attributes:
         history: sums kept.
-        explore_every: every such step is a full one: steps in the subspace alone show no new direction.
-        orthonormal: hold orthonormal columns, to rounding.
+        explore_every: every such step is a full one: steps in the subspace show no new direction.
     """
+
+    kind: ClassVar[str] = "released"
 
     history: int = 20
     explore_every: int = 5
-    orthonormal: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.count(history=self.history, explore_every=self.explore_every)
 
     def explores(self, step: int) -> bool:
         """Whether this step is a full step of DP-SGD."""
@@ -248,53 +356,79 @@ class ReleasedSource(SubspaceSource):
         """Not asked for: the key changes with every full step."""
         raise RuntimeError("a subspace of releases has no refresh of its own; full steps renew it")
 
-    def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
+    def build(
+        self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
+    ) -> PrincipalSubspace:
         """Principal directions of the kept sums."""
         rows = DenseGradients(key["history"])
-        groups = groups_of(rows.names, self.blocks)
+        groups = groups_of(rows.names, self.blocks or "per_tensor")
         found = principal_subspace(rows, groups, self.dimension, basis="held", measure=False)
-        return found.orthonormal() if self.orthonormal else found
+        return found.orthonormal() if orthonormal else found
 
 
-@dataclasses.dataclass(frozen=True)
-class _PrivateSource(SubspaceSource):
+@dataclass(frozen=True, kw_only=True)
+class PrivateSource(RefreshedSource, ABC):
     """Columns released from private records; the key holds them.
 
     Attributes:
-        clip_norm: c_V, of the rows for this purpose.
-        batch_size: expected records of a draw; None takes the training's sampling.
-        iterations: draws a refresh.
+        clip_norm: c_V, the clip norm of rows for this purpose.
+        noise_multiplier: z_V; from `share` when None.
+        share: share of the budget for the subspace, in (0, 1).
+        batch_size: expected records of its draws; those of the training when None.
     """
 
-    clip_norm: float = 1.0
-    batch_size: float | None = None
-    iterations: int = 1
+    is_private: ClassVar[bool] = True
 
-    def sampling(self, sampling: Sampling, refreshes: int) -> Sampling:
+    clip_norm: float = 1.0
+    noise_multiplier: float | None = None
+    share: float = 0.2
+    batch_size: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.share(share=self.share)
+        for name in ("noise_multiplier", "batch_size"):
+            if getattr(self, name) is not None:
+                _validate.positive(**{name: getattr(self, name)})
+
+    @property
+    def rounds(self) -> int:
+        """Draws per refresh."""
+        return 1
+
+    def sampling(self, sampling: Sampling) -> Sampling:
         """The sampling of the subspace's draws."""
-        count = refreshes * self.iterations
+        count = self.refreshes(sampling) * self.rounds
         if self.batch_size is None:
-            return dataclasses.replace(sampling, steps=count)  # type: ignore[type-var]
+            return replace(sampling, steps=count)  # type: ignore[type-var]
         return Poisson(min(self.batch_size, sampling.population), sampling.population, count)
 
-    def releases(self, sampling: Sampling, refreshes: int, noise_multiplier: float) -> list[Release]:
-        """The moments, on draws of their own."""
-        own = self.sampling(sampling, refreshes)
-        bound = self.clip_norm**2
-        return [
-            Release(
-                "moment", bound, Gaussian(noise_multiplier), own.steps, SUBSPACE_DRAW, own, replace_ratio=2.0
-            )
-        ]
+    def releases(self, sampling: Sampling, scale: float) -> list[Release]:
+        """The moments, on draws of their own.
 
-    def build(self, context: Context, key: Key, into: BlockSubspace | None = None) -> PrincipalSubspace:
+        In the Gaussian limit T draws at rate q and multiplier z cost as T (q / z)^2; by that the multiplier
+        follows from the share of the budget.
+        """
+        own, bound = self.sampling(sampling), self.clip_norm**2
+        noise = self.noise_multiplier
+        if noise is None:
+            rates = own.sampling_rate / sampling.sampling_rate
+            noise = scale * rates * math.sqrt(own.steps / sampling.steps * (1 - self.share) / self.share)
+        return [Release("moment", bound, Gaussian(noise), own.steps, SUBSPACE_DRAW, own, replace_ratio=2.0)]
+
+    def build(
+        self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
+    ) -> PrincipalSubspace:
         """The columns of the key."""
         return _held(context.params, key["columns"])
 
 
-@dataclasses.dataclass(frozen=True)
-class MomentSource(_PrivateSource):
+@dataclass(frozen=True, kw_only=True)
+class MomentSubspace(PrivateSource):
     """Leading eigenvectors of each block's noised second moment; p_l x p_l numbers are released."""
+
+    kind: ClassVar[str] = "private_moment"
 
     def refresh(self, context: Context, number: int) -> Key:
         """One draw, one release."""
@@ -318,9 +452,25 @@ class MomentSource(_PrivateSource):
         return {"columns": columns}
 
 
-@dataclasses.dataclass(frozen=True)
-class IterationSource(_PrivateSource):
-    """Subspace iteration from random columns: every round multiplies by a noised second moment."""
+@dataclass(frozen=True, kw_only=True)
+class IterationSubspace(PrivateSource):
+    """Subspace iteration from random columns: every round multiplies by a noised second moment.
+
+    Attributes:
+        iterations: rounds per refresh.
+    """
+
+    kind: ClassVar[str] = "private_iteration"
+
+    iterations: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.count("the rounds of a refresh", iterations=self.iterations)
+
+    @property
+    def rounds(self) -> int:
+        return self.iterations
 
     def refresh(self, context: Context, number: int) -> Key:
         """One draw and one release a round."""
@@ -337,17 +487,3 @@ class IterationSource(_PrivateSource):
                 for block in columns
             ]
         return {"columns": columns}
-
-
-def subspace_noise(
-    source: SubspaceSource, sampling: Sampling, refreshes: int, scale: float, share: float
-) -> float:
-    """The multiplier that spends about `share` of the budget on the subspace, beside releases at `scale`.
-
-    In the Gaussian limit T draws at rate q and multiplier z cost as T (q / z)^2.
-    """
-    if not isinstance(source, _PrivateSource):
-        return scale
-    own = source.sampling(sampling, refreshes)
-    rates = own.sampling_rate / sampling.sampling_rate
-    return scale * rates * math.sqrt(own.steps / sampling.steps * (1 - share) / share)

@@ -3,10 +3,9 @@
 ==========  ====================================================  =======================================
 score       of record i                                           distribution when it says nothing
 ==========  ====================================================  =======================================
-`norm`      ||g_i||                                               -
-`trace`     lambda_i = ||V^T g_i||^2 / ||g_i||^2, V^T V = I_k      Beta(k/2, (P-k)/2) for Gaussian V
-`trace_abs` the same of |g_i|, entry by entry                     the same
-`random`    a uniform number of the record's own                  uniform on [0, 1)
+`Norm`      ||g_i||                                               -
+`Trace`     lambda_i = ||V^T g_i||^2 / ||g_i||^2, V^T V = I_k      Beta(k/2, (P-k)/2) for Gaussian V
+`Random`    a uniform number of the record's own                  uniform on [0, 1)
 ==========  ====================================================  =======================================
 
 The trace (Sha et al., "DC-DPSGD", arXiv 2405.17529) comes from any columns A that span the subspace, without
@@ -22,22 +21,43 @@ expected score k/P.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal
 
 import torch
 from scipy import special
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.gradients.subspaces.base import Subspace
 from equipoise.gradients.subspaces.seeded import SeededSubspace
+from equipoise.methods.base import Context, DrawHandle, Parameters
+from equipoise.methods.options import Option
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 
-__all__ = ["Trace", "null_threshold", "record_normals", "record_uniforms", "sub_weibull"]
+__all__ = [
+    "Norm",
+    "Random",
+    "Score",
+    "Scorer",
+    "SubspaceTrace",
+    "Trace",
+    "null_threshold",
+    "record_normals",
+    "record_uniforms",
+    "sub_weibull",
+]
 
 
 Signs = Literal["symmetric", "positive"]
+
+
+Scorer = Callable[[PrivateRows, Private], Private]
+"""From the rows of a micro-batch and their records' numbers to their scores."""
 
 
 _LOW = (1 << 63) - 1
@@ -81,7 +101,127 @@ def null_threshold(fraction: float, dimension: int, parameters: int) -> float:
     return float(special.betaincinv(dimension / 2, (parameters - dimension) / 2, 1 - fraction))
 
 
-class Trace:
+class Score(Option, ABC):
+    """What says which records form the tail."""
+
+    exact: ClassVar[bool] = False
+    """Whether scores have no rounding that a step at the threshold could make large."""
+
+    @abstractmethod
+    def start(self, fraction: float, clip_norm: float, params: Parameters) -> float:
+        """The first threshold for a tail of this fraction, from public constants."""
+
+    @abstractmethod
+    def of_step(self, context: Context, draw: DrawHandle) -> Scorer:
+        """The score of a step: a function of rows and their numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(Score):
+    """The norm of a record's gradient."""
+
+    kind: ClassVar[str] = "norm"
+
+    def start(self, fraction: float, clip_norm: float, params: Parameters) -> float:
+        """The tail's clip norm."""
+        return clip_norm
+
+    def of_step(self, context: Context, draw: DrawHandle) -> Scorer:
+        return lambda rows, ids: rows.row_norms()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random(Score):
+    """Labels by lot: the control. Every record's number is a secret of the draw."""
+
+    kind: ClassVar[str] = "random"
+    exact: ClassVar[bool] = True
+
+    def start(self, fraction: float, clip_norm: float, params: Parameters) -> float:
+        return 1 - fraction
+
+    def of_step(self, context: Context, draw: DrawHandle) -> Scorer:
+        secret = draw.secret_number("lots")
+        return lambda rows, ids: record_uniforms(ids, secret)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace(Score):
+    """The share of a record's squared gradient in a public random subspace.
+
+    Args:
+        dimension: k; at most the number of parameters.
+        absolute: of the gradient's entries without their signs, as in the authors' program; forms every
+            record's gradient and all columns.
+        tail_index: theta >= 1/2 of the columns' entries.
+        signs: "symmetric" or "positive".
+        structure: "khatri_rao" (matrix parameters get columns vec(u w^T), so that nothing of size P k is
+            formed) or "dense".
+        refresh_every: steps between new subspaces.
+        layers: names of the parameters that the trace looks at; all when None.
+    """
+
+    kind: ClassVar[str] = "trace"
+    dimension: int = 200
+    absolute: bool = False
+    tail_index: float = 2.0
+    signs: Signs = "symmetric"
+    structure: Literal["khatri_rao", "dense"] = "khatri_rao"
+    refresh_every: int = 1
+    layers: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _validate.one_of(("symmetric", "positive"), signs=self.signs)
+        _validate.one_of(("khatri_rao", "dense"), structure=self.structure)
+        if self.tail_index < 0.5:
+            raise ValueError(
+                f"tail_index={self.tail_index!r}: the sub-Weibull laws have theta of at least 1/2"
+            )
+        _validate.count(dimension=self.dimension)
+        _validate.count(refresh_every=self.refresh_every)
+
+    def start(self, fraction: float, clip_norm: float, params: Parameters) -> float:
+        """The null quantile, of a direction without information."""
+        size = sum(params[name].numel() for name in self.looked_at(params))
+        if self.dimension > size:
+            raise ValueError(
+                f"dimension={self.dimension} exceeds the {size} parameters that the trace looks at; take at "
+                "most that many"
+            )
+        return null_threshold(fraction, self.dimension, size)
+
+    def of_step(self, context: Context, draw: DrawHandle) -> Scorer:
+        rng = context.public_rng(context.step - context.step % self.refresh_every)
+        seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
+        names = self.looked_at(context.params)
+        trace = SubspaceTrace(self._subspace(seed, context.params, names), absolute=self.absolute)
+        return lambda rows, ids: trace(rows if self.layers is None else rows.select(names))
+
+    def _subspace(self, seed: int, params: Parameters, names: Sequence[str]) -> SeededSubspace:
+        some = params[names[0]]
+        return SeededSubspace(
+            seed,
+            {name: params[name].shape for name in names},
+            self.dimension,
+            dtype=some.dtype,
+            device=some.device,
+            dense_limit=4096 if self.structure == "khatri_rao" else 2**62,
+            entries=partial(sub_weibull, tail_index=self.tail_index, signs=self.signs),
+        )
+
+    def looked_at(self, params: Parameters) -> tuple[str, ...]:
+        """The names of the parameters that the trace looks at, in the model's order."""
+        if self.layers is None:
+            return tuple(params)
+        unknown = [name for name in self.layers if name not in params]
+        if unknown:
+            raise ValueError(
+                f"layers names {unknown}, which are no trainable parameters; there are {sorted(params)}"
+            )
+        return tuple(name for name in params if name in self.layers)
+
+
+class SubspaceTrace:
     """The share of each row's square that lies in a subspace.
 
     Args:
@@ -96,7 +236,7 @@ class Trace:
         >>> from equipoise.gradients import DenseGradients
         >>> from equipoise.gradients.subspaces.held import HeldSubspace
         >>> rows = PrivateRows(DenseGradients({"w": torch.tensor([[3.0, 4.0, 0.0]])}))
-        >>> Trace(HeldSubspace({"w": torch.tensor([[2.0, 0.0, 0.0]])}))(rows).by_record  # 9 / 25
+        >>> SubspaceTrace(HeldSubspace({"w": torch.tensor([[2.0, 0.0, 0.0]])}))(rows).by_record  # 9 / 25
         True
     """
 
@@ -114,7 +254,7 @@ class Trace:
         factor, failed = torch.linalg.cholesky_ex(gram / self._scale / self._scale[:, None])
         if int(failed) or not bool(torch.isfinite(factor).all()):
             raise ValueError(
-                f"subspace_dimension={subspace.dimension}: the columns are linearly dependent to working "
+                f"dimension={subspace.dimension}: the columns are linearly dependent to working "
                 "precision; take a smaller dimension or more layers"
             )
         eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)

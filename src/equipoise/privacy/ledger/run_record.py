@@ -11,10 +11,13 @@ entry is no sign of an edit, since a draw may be opened and not released.
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import dp_accounting
 
@@ -362,6 +365,30 @@ def events_of(records: Mapping[str, RunRecord], relation: str) -> dict[str, dp_a
                 f"{relation}: their costs do not compose; use one relation for all runs over a data set"
             )
     return {run: record.reserved_event for run, record in records.items()}
+
+
+def other_runs(
+    journal_file: str | os.PathLike[str] | None, relation: str, run: str | None = None
+) -> tuple[dp_accounting.DpEvent, ...]:
+    """What the runs in a shared journal cost another run over the same data.
+
+    Args:
+        journal_file: None, or a path where nothing lies yet, for no other runs.
+        relation: of the other run.
+        run: the name of a run in the journal: only what stands before its beginning counts, as it did when
+            its noise was calibrated. None takes the whole journal.
+
+    Raises:
+        JournalError: the journal is damaged, or a run was accounted under another relation.
+    """
+    if journal_file is None or not Path(journal_file).is_file():
+        return ()
+    journal = Journal(journal_file, read_only=True)
+    try:
+        before = itertools.takewhile(lambda entry: entry.run != run, journal.entries())
+        return tuple(events_of(records_of(before), relation).values())
+    finally:
+        journal.close()
 
 
 def book_end(journal: Journal, run: str) -> None:

@@ -1,4 +1,9 @@
-"""The noise and the epsilon that the paper on RMS-adaptive clipping states (its equation (1)).
+"""RMS-adaptive clipping as published: the paper's offset, scale and noise (its equation (1)).
+
+    C = min(G, sqrt(max(2 tau (m + c s), C_min^2))),    c = sqrt(2 ln(2 N / u)),    squares cut at G^2
+
+The releases are those of the library's method with a query before every round, so that the ledger proves
+them, at an epsilon of its own.
 
 The paper samples b of n records without replacement, takes replace-one neighbours, gives the *mean* clipped
 gradient noise of deviation sigma C and the mean clipped squared norm noise of deviation sigma_C G^2 (G the
@@ -20,12 +25,139 @@ a run may claim is the ledger's, which also knows that the squared norm moves by
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+from equipoise import _validate
 from equipoise._roots import NoCrossing, crossing
+from equipoise.methods.adaptive_rms.adaptive_rms import RMSClipping, require_rate, sampling_at
+from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.base import Plan, Setting
+from equipoise.methods.card import Card
 from equipoise.privacy import BudgetError
+from equipoise.privacy.plan import PrivacyPlan
+from equipoise.privacy.sampling import FixedEpochs, Sampling, WithoutReplacement
 
-__all__ = ["claimed_epsilon", "order", "published_noise", "subsampled_rdp"]
+__all__ = ["AdaptiveRMS", "claimed_epsilon", "order", "published_noise", "subsampled_rdp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveRMS(RMSClipping):
+    """RMS-adaptive clipping with a query before every round, and the noise of equation (1).
+
+    Args:
+        clip_norm: G > 0, the largest radius and the first one.
+        tau: > 0, factor of the mean square.
+        round_length: K, steps per round.
+        radius_sampling_rate: q_C of the query; that of the steps when None, all records at 1.
+        noise_multiplier, radius_noise_multiplier: z and z_C; those of equation (1) when None.
+
+    Raises:
+        ValueError: a value out of range.
+    """
+
+    name: ClassVar[str] = "adaptive-rms"
+    recipe = "as_published"
+    card: ClassVar[Card] = Card(
+        summary="DP-SGD whose clipping radius follows a mean square of gradient norms, asked every round.",
+        claim="That the radius, and with it the noise, shrinks as training succeeds: true where one point "
+        "fits every record, down to a floor that the radius' own noise sets. The epsilon of equation (1) is "
+        "an upper bound, and above the ledger's.",
+        source="Fukami, Murata and Niwa 2025, TMLR, AdaptDP-FedAvg, with one client",
+        guarantee="proven",
+        cost="that of DP-SGD and one more pass over the records of a query",
+        use_when="To reproduce the paper.",
+        avoid_when="Otherwise: the library's recipe takes less noise for the same epsilon.",
+    )
+
+    clip_norm: float = 1.0
+    tau: float = 1.0
+    round_length: int = 1
+    radius_sampling_rate: float | None = None
+    noise_multiplier: float | None = None
+    radius_noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.positive(tau=self.tau)
+        _validate.count(round_length=self.round_length)
+        require_rate("radius_sampling_rate", self.radius_sampling_rate)
+        self._check_noise()
+
+    @property
+    def fused(self) -> bool:
+        return False
+
+    @property
+    def steps_per_round(self) -> int:
+        return self.round_length
+
+    @property
+    def rule(self) -> RMSRadius:
+        return RMSRadius(float(self.clip_norm), tau=self.tau, offset="paper")
+
+    def query_sampling(self, sampling: Sampling, rounds: int) -> Sampling:
+        if self.radius_sampling_rate is None:
+            return replace(sampling, steps=rounds)  # type: ignore[type-var]
+        return sampling_at(self.radius_sampling_rate, sampling, rounds)
+
+    def plan(self, setting: Setting) -> Plan:
+        """The gradient of every step and the squares of every round.
+
+        Raises:
+            ValueError: slices of an epoch, which equation (1) does not cover.
+        """
+        if isinstance(setting.sampling, FixedEpochs):
+            raise ValueError(
+                f"sampling={setting.sampling!r} with recipe='as_published': equation (1) assumes a fresh "
+                "sample for every step, which slices of an epoch are not. Give WithoutReplacement(...), as "
+                "its proof does, or use recipe='library'"
+            )
+        return super().plan(setting)
+
+    def _calibrated(self, setting: Setting, query: Sampling) -> PrivacyPlan:
+        """With (z, z_C) of equation (1)."""
+        sampling, budget = setting.sampling, setting.required_budget("noise multipliers")
+        target, records = (budget.epsilon, budget.delta), sampling.population
+        size, query_size = sampling.expected_size, query.expected_size
+        noise = published_noise(*target, population=records, batch=size, steps=sampling.steps)
+        radius = published_noise(
+            *target, population=records, batch=query_size, steps=query.steps, part="radius"
+        )
+        return self._releases(setting, query, noise * size, radius * query_size)
+
+    def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
+        """What equation (1) grants to the planned noise; infinite above 1e9."""
+        query, sampling = plan.constants, plan.releases.sampling
+        return claimed_epsilon(
+            plan.releases["gradient"].noise_multiplier / sampling.expected_size,
+            self.radius_noise(plan),
+            delta,
+            population=sampling.population,
+            batch=sampling.expected_size,
+            steps=sampling.steps,
+            rounds=query.steps,
+            radius_batch=query.expected_size,
+        )
+
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
+        """What the claim of equation (1) was proved for and this run does not do."""
+        if plan is None:
+            return ()
+        differs = " and ".join(_other_than_proved(plan.releases.sampling, plan.releases.relation))
+        if not differs:
+            return ()
+        return (
+            "the published claim alone, and no part of this guarantee: equation (1) is proved for subsets "
+            f"without replacement under replace-one, and this run has {differs}",
+        )
+
+
+def _other_than_proved(sampling: Sampling, relation: str) -> list[str]:
+    """Where a run differs from what equation (1) is proved for."""
+    found = [] if isinstance(sampling, WithoutReplacement) else [f"{type(sampling).__name__} sampling"]
+    return found + ([] if relation == "replace_one" else ["add-or-remove-one neighbours"])
 
 
 _QUARTER = 4.0

@@ -1,40 +1,52 @@
-"""DiceSGD as published: raw memory, noise on the update alone, and the two references without noise.
+"""DiceSGD as published: raw memory, and noise on the update alone.
 
     v = sum_i clip(g_i, C1) / B + clip(e, C2)
     estimate = v + N(0, sigma1^2 I)
     e = e + sum_i g_i / B - v
 
-Source: Zhang, Bu, Wu and Hong, ICLR 2024, Algorithm 2; Algorithm 4 with u / |u| for clip(u, C). The memory
-holds raw gradients and never leaves the private side; only the estimate does, as an un-proven release with
-the worst case that can be proved of it.
+Source: Zhang, Bu, Wu and Hong, ICLR 2024, "Differentially Private SGD without clipping bias: an
+error-feedback approach", Algorithm 2; Algorithm 4 with u / |u| for clip(u, C); Algorithm 3 is this with Adam
+as optimiser. The memory holds raw gradients and never leaves the private side; only the estimate does, as an
+un-proven release with the worst case that can be proved of it.
+
+The paper's proof fails: the memory is a sum of raw gradients and is not noised, so that a record drawn once
+moves every later release by up to 2 C2. What is proved here is `worst_case_multiplier`, without
+amplification, and for a memory of bounded residuals `hidden_state_mu`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 import torch
 from scipy import stats
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise._roots import crossing
-from equipoise.methods.base import Context, Setting
+from equipoise.methods.base import Context, Method, Plan, Setting, State
+from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi, ClipRule
-from equipoise.methods.feedback.memory import clipped
-from equipoise.privacy import Bounded, PrivacyPlan, PrivateRows, Sampling, Unproven, clip, gaussian_mu
+from equipoise.methods.feedback.memory import clipped, zeros_like
+from equipoise.privacy import (
+    Bounded,
+    PrivacyPlan,
+    Private,
+    PrivateRows,
+    Sampling,
+    Unproven,
+    clip,
+    gaussian_mu,
+)
 from equipoise.privacy import unbounded_sum as plain_sum
 from equipoise.privacy.accounting.epsilon import gaussian_log_delta
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = [
     "HOLE",
+    "DiceSGD",
     "Normalise",
-    "Published",
     "claimed_epsilon",
     "clipped_and_plain_sums",
     "hidden_state_epsilon",
@@ -59,34 +71,74 @@ class Normalise(ClipRule):
         return torch.where(norms > 0, threshold / norms, torch.zeros_like(norms))
 
 
-@dataclass(frozen=True)
-class Published:
-    """The published algorithm with its constants.
+@dataclass(frozen=True, kw_only=True)
+class DiceSGD(Method):
+    """DiceSGD as published: Algorithm 2 or 4, with the paper's noise.
 
-    Attributes:
-        clip_norm: C1.
-        feedback_clip_norm: C2, on the mean scale.
-        normalising: Algorithm 4.
-        noise: "algorithm_4" (the formula with C = C2), "theorem" (C = B C2) or "worst_case".
+    Args:
+        clip_norm: C1 > 0.
+        variant: "algorithm_2" (clipping) or "algorithm_4" (normalising, at one radius).
+        feedback_clip_norm: C2 >= 0 and finite, on the mean scale; C1 when None.
+        noise: "algorithm_4" (the formula with C = C2), "theorem" (Theorem 3.8 with C = B C2), or "worst_case"
+            (what would have to be added to meet the budget).
+        noise_multiplier: B sigma1 / C1; from `noise` at the budget when None.
+
+    Raises:
+        ValueError: a value out of range.
     """
 
-    clip_norm: float
-    feedback_clip_norm: float
-    normalising: bool
-    noise: Literal["algorithm_4", "theorem", "worst_case"]
+    name: ClassVar[str] = "dice-sgd"
+    recipe = "as_published"
+    card: ClassVar[Card] = Card(
+        summary="SGD on clipped gradients with raw error feedback; only the update is noised.",
+        claim="That the bias of clipping vanishes for any clip norm: true. That it is private at the claimed "
+        "epsilon: false; what can be proved is a worst case without amplification.",
+        source="Zhang, Bu, Wu and Hong 2024, Differentially Private SGD Without Clipping Bias",
+        guarantee="worst_case",
+        cost="DP-SGD's passes and a second weighted sum; a memory of the size of the parameters",
+        use_when="To reproduce the paper.",
+        avoid_when="Records need protection: the library's recipe is proven at the cost of DP-SGD.",
+    )
 
-    def plan(self, sampling: Sampling, relation: str) -> PrivacyPlan:
-        """No proven release: one un-proven update a step."""
-        return PrivacyPlan([], sampling, relation, [Unproven("update")])
+    clip_norm: float = 1.0
+    variant: Literal["algorithm_2", "algorithm_4"] = "algorithm_2"
+    feedback_clip_norm: float | None = None
+    noise: Literal["algorithm_4", "theorem", "worst_case"] = "algorithm_4"
+    noise_multiplier: float | None = None
 
-    def noise_std(self, setting: Setting, noise_multiplier: float | None) -> float:
-        """sigma1 on the mean scale: noise_multiplier C1 / B, or the chosen formula at the budget."""
+    def __post_init__(self) -> None:
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.one_of(("algorithm_2", "algorithm_4"), variant=self.variant)
+        _validate.one_of(("algorithm_4", "theorem", "worst_case"), noise=self.noise)
+        if not 0 <= self.feedback_radius < math.inf:
+            raise ValueError(
+                f"feedback_clip_norm={self.feedback_clip_norm!r}: as published the radius is finite, and at "
+                "least 0"
+            )
+        if self.variant == "algorithm_4" and self.feedback_radius != self.clip_norm:
+            raise ValueError(
+                f"feedback_clip_norm={self.feedback_clip_norm!r}: Algorithm 4 has one radius, clip_norm"
+            )
+        if self.noise_multiplier is not None:
+            _validate.positive(noise_multiplier=self.noise_multiplier)
+
+    @property
+    def feedback_radius(self) -> float:
+        """C2."""
+        return self.clip_norm if self.feedback_clip_norm is None else self.feedback_clip_norm
+
+    def plan(self, setting: Setting) -> Plan:
+        """No proven release, one un-proven update per step; the plan's constant is sigma1."""
+        plan = PrivacyPlan([], setting.sampling, setting.relation, [Unproven("update")])
+        return Plan(plan, self._noise_std(setting))
+
+    def _noise_std(self, setting: Setting) -> float:
         sampling = setting.sampling
-        if noise_multiplier is not None:
-            return noise_multiplier * self.clip_norm / sampling.expected_size
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier * self.clip_norm / sampling.expected_size
         budget = setting.required_budget()
         if self.noise == "worst_case":
-            largest = 1 / self.worst_case_multiplier(1.0, sampling, setting.relation)
+            largest = 1 / self._worst_case_multiplier(1.0, sampling.expected_size, setting.relation)
             return math.sqrt(sampling.steps) / gaussian_mu(budget.epsilon, budget.delta) * largest
         return published_noise_std(
             budget.epsilon,
@@ -97,20 +149,30 @@ class Published:
             steps=sampling.steps,
         )
 
-    def worst_case_multiplier(self, noise_std: float, sampling: Sampling, relation: str) -> float:
-        """sigma1 over the largest change of one update."""
+    def _radius(self, sampling: Sampling) -> float:
+        if self.noise == "algorithm_4":
+            return self.feedback_radius
+        return self.feedback_radius * sampling.expected_size  # the theorem asks for C2 <= C / B
+
+    def worst_case_multiplier(self, plan: Plan) -> float:
+        """sigma1 over the largest change of one update given the earlier ones."""
+        releases = plan.releases
+        return self._worst_case_multiplier(plan.constants, releases.sampling.expected_size, releases.relation)
+
+    def _worst_case_multiplier(self, noise_std: float, expected_batch_size: float, relation: str) -> float:
         return worst_case_multiplier(
             noise_std,
             clip_norm=self.clip_norm,
-            feedback_clip_norm=self.feedback_clip_norm,
-            expected_batch_size=sampling.expected_size,
+            feedback_clip_norm=self.feedback_radius,
+            expected_batch_size=expected_batch_size,
             relation=relation,
         )
 
-    def claimed_epsilon(self, noise_std: float, sampling: Sampling, delta: float) -> float:
-        """What the paper's formula says of this noise."""
+    def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
+        """What the paper's formula says of the planned noise."""
+        sampling = plan.releases.sampling
         return claimed_epsilon(
-            noise_std,
+            plan.constants,
             delta,
             clip_norm=self.clip_norm,
             radius=self._radius(sampling),
@@ -118,31 +180,29 @@ class Published:
             steps=sampling.steps,
         )
 
-    def _radius(self, sampling: Sampling) -> float:
-        if self.noise == "algorithm_4":
-            return self.feedback_clip_norm
-        return self.feedback_clip_norm * sampling.expected_size  # the theorem asks for C2 <= C / B
+    def init(self, context: Context) -> State:
+        """An empty memory, private from the start."""
+        return {"memory": {name: Private(value) for name, value in zeros_like(context.params).items()}}
 
-    def step(
-        self, context: Context, memory: Mapping[str, Tensor], noise_std: float
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The noised estimate, and the next memory as `Private` tensors."""
-        size = context.sampling.expected_size
-        rule = Normalise() if self.normalising else Abadi()
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """The noised update, and the next memory as `Private` tensors."""
+        size, memory = context.sampling.expected_size, state["memory"]
+        normalising = self.variant == "algorithm_4"
+        rule = Normalise() if normalising else Abadi()
         draw = context.draw("batch")
         sums = draw.query(lambda rows, ids: clipped_and_plain_sums(rows, rule, self.clip_norm))
-        feedback = clipped(memory, self.feedback_clip_norm, normalised=self.normalising)
+        feedback = clipped(memory, self.feedback_radius, normalised=normalising)
         body, raw = sums["clipped"].value, sums["plain"].value
         update = {name: body[name] / size + feedback[name] for name in memory}
         estimate = context.ledger.release_unproven(
             draw,
             "update",
             update,
-            noise_std,
+            context.plan.constants,
             hole=HOLE,
-            worst_case_multiplier=self.worst_case_multiplier(noise_std, context.sampling, context.relation),
+            worst_case_multiplier=self.worst_case_multiplier(context.plan),
         )
-        return estimate, {name: memory[name] + raw[name] / size - update[name] for name in memory}
+        return estimate, {"memory": {name: memory[name] + raw[name] / size - update[name] for name in memory}}
 
 
 def clipped_and_plain_sums(rows: PrivateRows, rule: ClipRule, clip_norm: float) -> dict[str, Bounded]:
@@ -150,7 +210,6 @@ def clipped_and_plain_sums(rows: PrivateRows, rule: ClipRule, clip_norm: float) 
     return {"clipped": clip(rows, rule, clip_norm), "plain": plain_sum(rows)}
 
 
-# ---- the published form
 def published_noise_std(
     epsilon: float, delta: float, *, clip_norm: float, radius: float, population: int, steps: int
 ) -> float:

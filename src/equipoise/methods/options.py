@@ -1,0 +1,248 @@
+"""Options of a method that are algorithms themselves, and every setting as plain values and back.
+
+A clip rule, a threshold or the source of a subspace is an object: a frozen dataclass, derived from `Option`,
+with a `kind`. A configuration holds it as its kind and its fields:
+
+    DPSGD(clip_rule=PSAC(regulariser=0.1))        {"clip_rule": {"kind": "psac", "regulariser": 0.1}}
+
+The kinds that a field may have are the subclasses of its type. A function has no plain form: what holds one
+can be described, and cannot be made again from a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+from equipoise.methods.public_records import PublicRecords, require_public
+
+__all__ = [
+    "Option",
+    "choices",
+    "defaults",
+    "field_types",
+    "flat",
+    "plain",
+    "read_settings",
+]
+
+
+class Option:
+    """A choice between algorithms: an abstract class whose concrete subclasses are dataclasses with a `kind`.
+
+    Example:
+        >>> from equipoise.methods.clip_rules import ClipRule
+        >>> sorted(ClipRule.kinds())
+        ['abadi', 'auto_s', 'nsgd', 'psac']
+    """
+
+    kind: ClassVar[str]
+    usual_kind: ClassVar[str | None] = None
+    """The kind that a command line takes where a method leaves the choice open."""
+
+    @classmethod
+    def kinds(cls) -> dict[str, type[Self]]:
+        """The classes to choose from, by their kind."""
+        return {found.kind: found for found in cls._family() if "kind" in vars(found)}
+
+    @classmethod
+    def _family(cls) -> Iterator[type[Self]]:
+        yield cls
+        for derived in cls.__subclasses__():
+            yield from derived._family()
+
+
+@functools.cache
+def field_types(cls: type) -> Mapping[str, Any]:
+    """The types of a dataclass's fields, by name."""
+    hints = typing.get_type_hints(cls)
+    return {item.name: hints[item.name] for item in dataclasses.fields(cls) if item.init}
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """The fields of a dataclass with their defaults as plain values; None where there is none.
+
+    Example:
+        >>> from equipoise.methods.clip_rules import PSAC
+        >>> defaults(PSAC)
+        {'regulariser': 0.01}
+    """
+    known = inspect.signature(cls).parameters
+    return {
+        name: None if argument.default is inspect.Parameter.empty else plain(argument.default)
+        for name, argument in known.items()
+    }
+
+
+def flat(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain settings by dotted names, as a command line takes them.
+
+    Example:
+        >>> flat({"clip_norm": 0.1, "clip_rule": {"kind": "psac", "regulariser": 0.1}})
+        {'clip_norm': 0.1, 'clip_rule': 'psac', 'clip_rule.regulariser': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for name, value in described.items():
+        if isinstance(value, Mapping):
+            inner = dict(value)
+            found[name] = inner.pop("kind", inner.pop("name", None))
+            found |= {f"{name}.{field}": item for field, item in flat(inner).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def choices(cls: type, name: str) -> tuple[str, ...]:
+    """The words that a field takes, its default first: the kinds of an option, or those of a `Literal`.
+
+    Example:
+        >>> from equipoise.methods.dp_sgd import DPSGD
+        >>> choices(DPSGD, "clip_rule"), choices(DPSGD, "per_layer")
+        (('abadi', 'auto_s', 'nsgd', 'psac'), ())
+    """
+    if name not in field_types(cls):
+        return ()
+    hint = field_types(cls)[name]
+    families = [part for part in _parts(hint) if isinstance(part, type) and issubclass(part, Option)]
+    words = [kind for family in families for kind in family.kinds()]
+    if typing.get_origin(hint) is typing.Literal:
+        words += typing.get_args(hint)
+    first = flat({name: defaults(cls)[name]})[name]
+    return tuple(dict.fromkeys([first, *words])) if first in words else tuple(words)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: an option becomes its kind and fields, a function only its name.
+
+    Example:
+        >>> from equipoise.methods.thresholds import Fixed
+        >>> plain(Fixed(0.5))
+        {'kind': 'fixed', 'clip_norm': 0.5}
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, PublicRecords):
+        return value.describe()
+    if hasattr(value, "config"):
+        return value.config()
+    if isinstance(value, Option) and dataclasses.is_dataclass(value):
+        fields = {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return {"kind": value.kind} | fields
+    return {"opaque": getattr(value, "__qualname__", type(value).__name__)}
+
+
+def read_settings(
+    cls: type, words: Mapping[str, Any], public: PublicRecords | None = None, where: str = ""
+) -> dict[str, Any]:
+    """The arguments of a dataclass from plain values: what `plain` gave, or the words of a command line.
+
+    An option may be given by its kind alone, and its fields by dotted names; those that are not given are the
+    default's where the kind is.
+
+    Args:
+        cls: the dataclass.
+        words: by name; "clip_rule" or "clip_rule.regulariser".
+        public: public records, which no file holds; they go where the class or one of its options takes some.
+        where: stands before the names in messages.
+
+    Raises:
+        NeedsPublicRecords: public records are missing.
+        ValueError: a name that the class does not have, an unknown kind, or an opaque value.
+
+    Example:
+        >>> from equipoise.methods.dp_sgd import DPSGD
+        >>> read_settings(DPSGD, {"clip_rule": "psac", "clip_rule.regulariser": 0.1})
+        {'clip_rule': PSAC(regulariser=0.1)}
+    """
+    hints, usual = field_types(cls), defaults(cls)
+    direct = {name: value for name, value in words.items() if "." not in name}
+    nested: dict[str, dict[str, Any]] = {}
+    for name, value in words.items():
+        field, dot, rest = name.partition(".")
+        if field not in hints:
+            raise ValueError(f"{where}{field} is unknown: {cls.__name__} has {', '.join(hints)}")
+        if dot:
+            nested.setdefault(field, {})[rest] = value
+    found: dict[str, Any] = {}
+    for field, hint in hints.items():
+        allowed = [kind for kind in _parts(hint) if isinstance(kind, type)]
+        families = [kind for kind in allowed if issubclass(kind, Option)]
+        value = direct.get(field, usual[field])
+        if isinstance(value, Mapping) and "opaque" in value and field in direct:
+            raise ValueError(
+                f"{where}{field}={dict(value)!r} cannot be rebuilt from a file: {value['opaque']} is a "
+                "function of yours; give the object again, for instance method=... to PrivateTraining.resume"
+            )
+        if PublicRecords in allowed:
+            found[field] = _public(f"{where}{field}", value, public)
+        elif families and (field in direct or field in nested or _takes_public(value, families)):
+            found[field] = _option(f"{where}{field}", value, families, nested.get(field, {}), public)
+        elif field in nested:
+            found[field] = {**(value if isinstance(value, Mapping) else {}), **nested[field]}
+        elif field in direct:
+            if isinstance(value, str) and not {str, typing.Literal} & set(_parts(hint)):
+                raise ValueError(f"{where}{field}={value!r} is a word; it must be a {_names(hint)}")
+            found[field] = tuple(value) if isinstance(value, list) and tuple in allowed else value
+    return found
+
+
+def _public(where: str, value: Any, public: PublicRecords | None) -> PublicRecords | None:
+    """The public records of a field: given, described, or those that are there."""
+    if isinstance(value, PublicRecords):
+        return value
+    return require_public(where, value, public)
+
+
+def _takes_public(value: Any, families: list[type[Option]]) -> bool:
+    """Whether an option has to be made with public records though nobody asked for it: it has no default."""
+    return value is None and any(family.usual_kind for family in families)
+
+
+def _option(
+    where: str,
+    value: Any,
+    families: list[type[Option]],
+    fields: Mapping[str, Any],
+    public: PublicRecords | None,
+) -> Any:
+    """The option that a kind, a described option or an object stands for, with further fields by name."""
+    if value is None:
+        value = next((family.usual_kind for family in families if family.usual_kind), None)
+        if value is None and not fields:
+            return None
+    if isinstance(value, str):
+        value = {"kind": value}
+    if not isinstance(value, Mapping):  # a number, a function or the object itself
+        if fields:
+            raise ValueError(f"{where}.{next(iter(fields))} is unknown: {where}={value!r} has no such field")
+        return value
+    kinds = {kind: found for family in families for kind, found in family.kinds().items()}
+    if value.get("kind") not in kinds:
+        raise ValueError(
+            f"{where}={value.get('kind')!r} is no kind known here; give one of {', '.join(sorted(kinds))}"
+        )
+    chosen = kinds[value["kind"]]
+    given = {name: item for name, item in value.items() if name != "kind"} | dict(fields)
+    return chosen(**read_settings(chosen, given, public, f"{where}."))
+
+
+def _parts(hint: Any) -> list[Any]:
+    """The types of a union, or the type itself, without their arguments."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return [part for one in typing.get_args(hint) for part in _parts(one)]
+    return [typing.get_origin(hint) or hint]
+
+
+def _names(hint: Any) -> str:
+    words = {"int": "number", "float": "number", "bool": "true or false", "NoneType": "null"}
+    names = [getattr(part, "__name__", str(part)) for part in _parts(hint)]
+    return " or ".join(dict.fromkeys(words.get(name, name) for name in names))

@@ -1,0 +1,307 @@
+"""DC-DPSGD as published: Algorithm 1 as printed, and what the authors' program does instead.
+
+**Algorithm 1** (`alg1`). lambda_i = ||V^T g_i||^2 / ||g_i||^2 in a fresh heavy-tailed subspace, plus
+N(0, sigma_tr^2). The top floor(p |batch|) get c_1, the others c_2; every clipped gradient gets noise of its
+own, so that the sum has noise of variance
+
+    sigma_dp^2 (k c_1^2 + (B - k) c_2^2),      k = floor(p B).
+
+Printed with realised counts, whose variance would betray them (one more tail record changes it by 1 part
+in 0.109 B, which P coordinates make visible); here k and B are the public ones. The paper's proof does not
+hold: it takes the partition for released and equal on neighbouring data. But given the noise on the scores
+the sum is a top-share sum of bound 2 c_1 - c_2, whatever the scores, so that it is one Gaussian release of
+multiplier sigma_dp (k c_1^2 + (B - k) c_2^2)^(1/2) / (2 c_1 - c_2), with nothing to pay for the trace. That
+is proved.
+
+**The authors' program** (`code`). One parameter tensor; positive exponential entries; absolute values over
+the Frobenius norm of the whole batch; trace noise sigma / B; tail strictly above the sorted score at index
+int(p |batch|); noise on the average of standard deviation
+
+    (sigma / B) ((ph c_1)^2 + ((1 - ph) c_2)^2)^(1/2),      ph the realised tail fraction,
+
+0.1345 sigma c_1 / B at p = 0.1 and c_1 = 10 c_2, where one record can move the average by c_1 / B and more.
+No finite epsilon is reported.
+
+sigma_tr and sigma_dp are the multipliers of a Poisson-sampled Gaussian at the two shares of epsilon, by Renyi
+accounting, as in the authors' program (the printed formulas leave their constants open). What they claim is
+the sum of both, each at the same delta.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from equipoise import _validate
+from equipoise._roots import crossing
+from equipoise.methods.base import Context, DrawHandle, Method, Plan, Setting, State
+from equipoise.methods.card import Card
+from equipoise.methods.clip_rules import Abadi, ClipRule
+from equipoise.methods.named_tensors import mean_of
+from equipoise.methods.two_thresholds.dc_dpsgd import (
+    ORDER,
+    check_thresholds,
+    top_share_bound,
+    top_share_sum,
+)
+from equipoise.methods.two_thresholds.scores import Scorer, Trace, record_normals, sub_weibull
+from equipoise.privacy.accounting.calibrate import Budget
+from equipoise.privacy.accounting.epsilon import rdp_epsilon
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.bounds.two_thresholds import clip_unbounded
+from equipoise.privacy.mechanisms import Gaussian
+from equipoise.privacy.plan import PrivacyPlan, Release, Unproven
+from equipoise.privacy.private import Private
+from equipoise.privacy.rows import PrivateRows
+from equipoise.privacy.sampling import Sampling
+
+__all__ = ["DCDPSGD", "average_noise", "claimed", "code_step", "printed_multiplier", "share_multipliers"]
+
+
+DISCLOSED = "the realised number of tail records sets the scale of the noise and is used as it is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DCDPSGD(Method):
+    """DC-DPSGD as published: Algorithm 1, or the authors' program.
+
+    Args:
+        clip_norm: c_1 > 0, of the tail.
+        body_clip_norm: c_2 in (0, c_1]; c_1 / 10 when None.
+        variant: "alg1" or "code".
+        trace: the score. The program takes its dimension, and looks at one layer, the first when None.
+        tail_fraction: p in (0, 1), the share of the tail.
+        clip_rule: weighs the rows at both thresholds.
+        trace_share: share of epsilon that is set aside for the trace.
+        noise_multiplier: sigma_dp and sigma_tr; from the shares of the budget when None.
+    """
+
+    name: ClassVar[str] = "dc-dpsgd"
+    recipe = "as_published"
+    card: ClassVar[Card] = Card(
+        summary="Clips the records with the largest traces at one threshold and the rest at a smaller one.",
+        claim=(
+            "Smaller bias at less noise on heavy-tailed gradients, by a trace that finds the tail. We found "
+            "that the trace says nothing about the tail and that the published noise is not that of the "
+            "proof: Algorithm 1 has a proof of its own, the authors' program none."
+        ),
+        source="Sha et al., DC-DPSGD, arXiv 2405.17529",
+        guarantee="none",
+        cost="two passes, and k numbers per record",
+        use_when="To reproduce the paper.",
+        avoid_when="Otherwise: the library's recipe is proven, and cheaper.",
+    )
+
+    clip_norm: float = 1.0
+    body_clip_norm: float | None = None
+    variant: Literal["alg1", "code"] = "alg1"
+    trace: Trace = Trace(structure="dense")
+    tail_fraction: float = 0.1
+    clip_rule: ClipRule = Abadi()
+    trace_share: float = 0.5
+    noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        check_thresholds(self.clip_norm, self.body_clip_norm)
+        _validate.one_of(("alg1", "code"), variant=self.variant)
+        _validate.instance(Trace, "Trace()", trace=self.trace)
+        _validate.instance(ClipRule, "Abadi()", clip_rule=self.clip_rule)
+        _validate.share(tail_fraction=self.tail_fraction)
+        _validate.share(trace_share=self.trace_share)
+        if self.noise_multiplier is not None:
+            _validate.positive(noise_multiplier=self.noise_multiplier)
+
+    @property
+    def body(self) -> float:
+        """c_2."""
+        return float(self.clip_norm) / 10 if self.body_clip_norm is None else float(self.body_clip_norm)
+
+    @property
+    def guarantee(self) -> str:
+        """Algorithm 1's one release is proven."""
+        return "proven" if self.variant == "alg1" else self.card.guarantee
+
+    def plan(self, setting: Setting) -> Plan:
+        """Algorithm 1's one release; of the program nothing. The constants are (sigma_dp, sigma_tr)."""
+        sampling, relation = setting.sampling, setting.relation
+        if self.noise_multiplier is not None:
+            multipliers = (self.noise_multiplier, self.noise_multiplier)
+        else:
+            multipliers = share_multipliers(setting.required_budget(), sampling, self.trace_share)
+        if self.variant == "code":
+            return Plan(PrivacyPlan([], sampling, relation, unproven=[Unproven("gradient")]), multipliers)
+        tail, body = float(self.clip_norm), self.body
+        multiplier = printed_multiplier(
+            multipliers[0], tail, body, self.tail_fraction, sampling.expected_size
+        )
+        releases = [Release("gradient", top_share_bound(tail, body), Gaussian(multiplier))]
+        return Plan(PrivacyPlan(releases, sampling, relation), multipliers)
+
+    def passes_over(self, draw: str) -> int:
+        """One for the scores, one for the sum."""
+        return 2
+
+    def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
+        """Epsilon of the trace plus epsilon of the gradient."""
+        return claimed(plan.constants, plan.releases.sampling, delta)
+
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
+        """For the top share, that rounding does not order the records."""
+        return (ORDER,) if self.variant == "alg1" else ()
+
+    def init(self, context: Context) -> State:
+        if self.variant == "alg1":
+            self.trace.start(self.tail_fraction, self.clip_norm, context.params)  # refuses too many columns
+        return {}
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """One draw, one release, in two passes."""
+        tail, body, size = float(self.clip_norm), self.body, context.sampling.expected_size
+        if self.variant == "code":
+            total = code_step(
+                context,
+                layer=self._layer(context),
+                dimension=self.trace.dimension,
+                multipliers=context.plan.constants,
+                tail=tail,
+                body=body,
+                fraction=self.tail_fraction,
+                rule=self.clip_rule,
+            )
+            return mean_of(total, size), state
+        draw = context.draw("batch")
+        scorer = self._noised_trace(context, draw)
+        sums = top_share_sum(draw, scorer, self.tail_fraction, tail, body, self.clip_rule)
+        return mean_of(context.ledger.release(draw, sums)["gradient"], size), state
+
+    def _noised_trace(self, context: Context, draw: DrawHandle) -> Scorer:
+        """The trace plus N(0, sigma_tr^2), noise that every record has of its own."""
+        trace, secret = self.trace.of_step(context, draw), draw.secret_number("lots")
+        _, sigma = context.plan.constants
+
+        def score(rows: PrivateRows, ids: Private) -> Private:
+            noisy = trace(rows, ids) + sigma * record_normals(ids, secret)
+            assert isinstance(noisy, Private)
+            return noisy
+
+        return score
+
+    def _layer(self, context: Context) -> str:
+        names = self.trace.looked_at(context.params)
+        if self.trace.layers is not None and len(names) != 1:
+            raise ValueError(
+                f"layers={self.trace.layers!r}: the variant 'code' looks at one parameter tensor"
+            )
+        return names[0]
+
+
+def share_multipliers(budget: Budget, sampling: Sampling, trace_share: float) -> tuple[float, float]:
+    """(sigma_dp, sigma_tr): multipliers at (1 - share) epsilon and share epsilon, by Renyi accounting."""
+    shares = ((1 - trace_share) * budget.epsilon, trace_share * budget.epsilon)
+    gradient, trace = (_multiplier(epsilon, budget.delta, sampling) for epsilon in shares)
+    return gradient, trace
+
+
+@functools.lru_cache(maxsize=64)
+def _multiplier(epsilon: float, delta: float, sampling: Sampling) -> float:
+    def excess(log_sigma: float) -> float:
+        event = sampling.event(math.exp(log_sigma), sampling.steps)
+        return math.log(max(rdp_epsilon(event, delta), 1e-9) / epsilon)
+
+    _, found = crossing(excess, 0.0, 1.0, least=math.log(0.2), most=math.log(1e4), tolerance=1e-4)
+    return math.exp(found)
+
+
+def claimed(multipliers: tuple[float, float], sampling: Sampling, delta: float) -> float:
+    """The epsilon that the paper states: of the trace and of the gradient, each at delta, added."""
+    return sum(rdp_epsilon(sampling.event(sigma, sampling.steps), delta) for sigma in multipliers)
+
+
+def printed_multiplier(sigma: float, tail: float, body: float, fraction: float, batch: float) -> float:
+    """Noise of Algorithm 1's sum over its sensitivity 2 c_1 - c_2, with public counts.
+
+    Example:
+        >>> round(printed_multiplier(1.0, 1.0, 0.1, 0.1, 128), 2)
+        1.91
+    """
+    chosen = math.floor(fraction * batch)
+    return sigma * math.sqrt(chosen * tail**2 + (batch - chosen) * body**2) / (2 * tail - body)
+
+
+def average_noise(sigma: float, tail: float, body: float, fraction: float) -> float:
+    """B times the standard deviation of the noise that the authors' program adds to an average of B.
+
+    Example:
+        >>> round(average_noise(1.0, 1.0, 0.1, 0.1), 6)
+        0.134536
+    """
+    return sigma * math.hypot(fraction * tail, (1 - fraction) * body)
+
+
+def code_step(
+    context: Context,
+    *,
+    layer: str,
+    dimension: int,
+    multipliers: tuple[float, float],
+    tail: float,
+    body: float,
+    fraction: float,
+    rule: ClipRule,
+) -> dict[str, Tensor]:
+    """One step of the authors' program: the noised sum, released without proof."""
+    sigma, sigma_trace = multipliers
+    rng = context.public_rng(context.step)
+    seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
+    some = context.params[layer]
+    entries = torch.Generator().manual_seed(seed % 2**62)
+    size = min(dimension, some.numel())  # more columns than parameters span everything
+    columns = sub_weibull((some.numel(), size), entries, 1.0, "positive")
+    basis = torch.linalg.qr(columns.double()).Q.to(some.device)
+    draw = context.draw("batch")
+
+    def traces(rows: PrivateRows, ids: Private) -> dict[str, Private]:
+        part = rows.select([layer]).matrix().double()
+        inside = _finite((part.abs() @ basis).square().sum(dim=1))
+        return {"inside": inside, "whole": _finite(part.square().sum(dim=1)), "id": ids}
+
+    found = draw.rows(traces)
+    batch_norm = found["whole"].sum().clamp(min=1e-300)
+    noise = record_normals(found["id"], draw.secret_number("lots")) * (
+        sigma_trace / context.sampling.expected_size
+    )
+    scores = found["inside"] / batch_norm + noise
+    count = scores.shape[0]
+    chosen = scores > scores.sort(descending=True).values[int(fraction * count)] if count else scores > 0
+
+    def sums(rows: PrivateRows, ids: Private, chosen: Private) -> dict[str, Bounded]:
+        return {"gradient": clip_unbounded(rows, chosen, tail, body, rule)}
+
+    bounded = draw.query(sums, along=chosen)["gradient"]
+    ledger: Any = context.ledger
+    realised = float(ledger.disclose(chosen.sum(), DISCLOSED)) / max(1, count)
+    lower = average_noise(sigma, 1.0, body / tail, fraction)
+    released: dict[str, Tensor] = ledger.release_unproven(
+        draw,
+        "gradient",
+        bounded.value,
+        average_noise(sigma, tail, body, realised),
+        hole=(
+            "the noise is scaled to the mean norm of the clipped gradients, not to what one record can "
+            "change, and every label depends on every record through the norm of the batch; epsilon is at "
+            f"least that of a Gaussian of multiplier {lower:.4g}"
+        ),
+    )
+    return released
+
+
+def _finite(values: Tensor) -> Private:
+    out = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+    assert isinstance(out, Private)
+    return out

@@ -1,0 +1,129 @@
+"""The table of methods: a name and where its class is. It loads neither torch nor any method.
+
+`METHODS` has a line for each method of the library. Installed packages add names through the entry-point
+group `equipoise.methods`; an entry point `NAME.as_published` names what a paper printed. A method that is not
+installed under a name is found as ``package.module:Class``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Final
+
+__all__ = ["METHODS", "RECIPES", "MethodEntry", "find", "registered"]
+
+RECIPES: Final = ("library", "as_published")
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """Where the classes of a method are, as "module:Class".
+
+    Attributes:
+        library: ours.
+        published: what the paper printed; None where there is no such class.
+    """
+
+    library: str
+    published: str | None = None
+
+
+METHODS: Final[Mapping[str, MethodEntry]] = {
+    "dp-sgd": MethodEntry("equipoise.methods.dp_sgd:DPSGD"),
+    "dp-svrg": MethodEntry("equipoise.methods.anchored.dp_svrg:DPSVRG"),
+    "dp-c4": MethodEntry(
+        "equipoise.methods.anchored.dp_c4:DPC4", published="equipoise.methods.published.dp_c4:DPC4"
+    ),
+    "dp-c4-plus": MethodEntry(
+        "equipoise.methods.anchored.dp_c4:DPC4Plus", published="equipoise.methods.published.dp_c4:DPC4Plus"
+    ),
+    "dice-sgd": MethodEntry(
+        "equipoise.methods.feedback.dice_sgd:DiceSGD",
+        published="equipoise.methods.published.dice_sgd:DiceSGD",
+    ),
+    "clip-sgd": MethodEntry("equipoise.methods.non_private:ClipSGD"),
+    "ef-sgd": MethodEntry("equipoise.methods.non_private:EFSGD"),
+    "pcdp-sgd": MethodEntry(
+        "equipoise.methods.projected.pcdp_sgd:PCDPSGD",
+        published="equipoise.methods.published.pcdp_sgd:PCDPSGD",
+    ),
+    "biased-gep": MethodEntry(
+        "equipoise.methods.projected.gep:BiasedGEP",
+        published="equipoise.methods.published.pcdp_sgd:BiasedGEP",
+    ),
+    "gep": MethodEntry("equipoise.methods.projected.gep:GEP"),
+    "pdp": MethodEntry(
+        "equipoise.methods.projected.pdp_sgd:PDPSGD", published="equipoise.methods.published.pcdp_sgd:PDPSGD"
+    ),
+    "rpdp": MethodEntry("equipoise.methods.projected.random_projection:RandomProjection"),
+    "rsdp": MethodEntry("equipoise.methods.random_sparsification:RandomSparsification"),
+    "dc-dpsgd": MethodEntry(
+        "equipoise.methods.two_thresholds.dc_dpsgd:DCDPSGD",
+        published="equipoise.methods.published.dc_dpsgd:DCDPSGD",
+    ),
+    "adaptive-rms": MethodEntry(
+        "equipoise.methods.adaptive_rms.adaptive_rms:AdaptiveRMS",
+        published="equipoise.methods.published.adaptive_rms:AdaptiveRMS",
+    ),
+    "public-only": MethodEntry("equipoise.methods.public:PublicOnly"),
+    "public-warm-start": MethodEntry("equipoise.methods.public:PublicWarmStart"),
+}
+"""One line per method of the library."""
+
+
+@functools.cache
+def registered() -> Mapping[str, MethodEntry]:
+    """`METHODS`, and the methods of installed packages."""
+    found = {point.name: point.value for point in entry_points(group="equipoise.methods")}
+    names = {name.removesuffix(".as_published") for name in found}
+    others = {
+        name: MethodEntry(found[name], found.get(f"{name}.as_published")) for name in names if name in found
+    }
+    return {**others, **METHODS}  # no package takes a name of the library
+
+
+def find(name: str, recipe: str = "library") -> type[Any]:
+    """The class of a method, a subclass of `Method`.
+
+    Args:
+        name: as in `registered`, or "package.module:Class".
+        recipe: "library", or "as_published" for what the paper printed.
+
+    Raises:
+        ValueError: there is no such method, or it has no such recipe.
+
+    Example:
+        >>> find("dp-sgd").card.guarantee
+        'proven'
+    """
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe={recipe!r} is unknown; give one of {', '.join(RECIPES)}")
+    if ":" in name:
+        return _load(name)
+    if name not in registered():
+        raise ValueError(
+            f"method={name!r} is unknown; there are {', '.join(registered())}. A class of your own goes by "
+            "package.module:Class."
+        )
+    entry = registered()[name]
+    path = entry.library if recipe == "library" else entry.published
+    if path is None:
+        raise ValueError(f"recipe={recipe!r}: the method {name!r} has the library's recipe alone")
+    return _load(path)
+
+
+def _load(path: str) -> type[Any]:
+    from equipoise.methods.base import Method
+
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"method={path!r} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ValueError(f"method={path!r} is no subclass of equipoise.Method")
+    return found
