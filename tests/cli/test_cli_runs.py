@@ -9,12 +9,11 @@ import time
 import pytest
 from rich.console import Console
 
-from equipoise.app import names, options
+from equipoise.app import names
 from equipoise.app.models import MODELS
 from equipoise.cli import screen
 from equipoise.data.named import NAMED
 from equipoise.federated.registry import FEDERATED
-from equipoise.methods import ClipRule
 
 
 def test_report_is_written_again(trained, equipoise):
@@ -121,7 +120,6 @@ WITHOUT_TORCH = [
     ("--version", "equipoise"),
     ("train --epsilon -1", "--epsilon is -1"),
     ("train --clip-norm abc", "--clip-norm is 'abc'"),
-    ("train --clip-rule abc", "--clip-rule is 'abc'"),
     ("train --data my.module:records", "--population is missing"),
     ("train --method dpsgd", "Did you mean dp-sgd?"),
     ("train --data minst", "Did you mean mnist?"),
@@ -191,4 +189,3 @@ def test_what_is_known_before_loading_is_the_librarys():
     assert tuple(NAMED) == names.DATA_NAMES
     assert tuple(MODELS) == names.MODEL_NAMES
     assert tuple(FEDERATED) == names.FEDERATED_NAMES
-    assert set(options.CLIP_RULES) <= set(ClipRule.kinds())

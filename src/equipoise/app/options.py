@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable
 
 __all__ = [
-    "CLIP_RULES",
     "SettingsError",
     "check_calibration",
     "check_choice",
@@ -20,9 +19,6 @@ __all__ = [
     "in_option_words",
     "parse_clip_norm",
 ]
-
-
-CLIP_RULES = ("abadi", "auto_s", "nsgd", "psac")
 
 
 RELATIONS = ("add-or-remove-one", "replace-one")

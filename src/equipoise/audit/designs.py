@@ -20,6 +20,7 @@ from equipoise.audit.canaries import Row, public_records
 from equipoise.audit.rehearsal import Directions
 from equipoise.methods import Context, Method, PublicRecords, find
 from equipoise.methods.projected.sources import RandomSubspace
+from equipoise.methods.registry import METHODS
 from equipoise.privacy import FullBatch, Poisson, Sampling
 
 __all__ = ["AUDITS", "ONE_STEP", "Design", "with_options"]
@@ -120,14 +121,12 @@ def _drawn_columns(context: Context) -> Tensor:
 MANY_SMALL: Final = Sizes(canaries=400, trainings=100, steps=5)
 """Methods of public directions: a canary takes a column of its own, and M columns have M times M numbers."""
 
-AUDITS: Final[Mapping[str, Design]] = {
+_SPECIAL: Final[Mapping[str, Design]] = {
     "dp-sgd": Design(_made("dp-sgd", clip_norm=1.0), canaries=200_000, trainings=6),
     "dp-svrg": Design(_made("dp-svrg", clip_norm=1.0), kind="oscillating"),
     "dp-c4": Design(_made("dp-c4", clip_norm=1.0), kind="oscillating"),
     "dp-c4-plus": Design(_made("dp-c4-plus", clip_norm=1.0), kind="oscillating"),
     "dice-sgd": Design(_made("dice-sgd", clip_norm=1.0), trainings=4),
-    "clip-sgd": Design(_made("clip-sgd", clip_norm=1.0)),
-    "ef-sgd": Design(_made("ef-sgd", clip_norm=1.0)),
     "pcdp-sgd": Design(_projected("pcdp-sgd", 1), **MANY_SMALL),
     "biased-gep": Design(_projected("biased-gep", 1), **MANY_SMALL),
     "gep": Design(_projected("gep", 2), **MANY_SMALL, width=2),
@@ -142,7 +141,12 @@ AUDITS: Final[Mapping[str, Design]] = {
         _made("public-warm-start", public=1, warm_steps=2), canaries=20_000, trainings=4
     ),
 }
-"""One line a method of `METHODS`."""
+"""Methods that are audited with other sizes, records or settings than the usual ones."""
+
+AUDITS: Final[Mapping[str, Design]] = {
+    name: _SPECIAL.get(name) or Design(_made(name, clip_norm=1.0)) for name in METHODS
+}
+"""A design for every method of `METHODS`."""
 
 ANCHORED: Final = ("dp-svrg", "dp-c4", "dp-c4-plus")
 """Their first coupled sum is at the second step, against the anchor where the rows had not moved."""
