@@ -144,6 +144,9 @@ def test_commands_and_their_options_exist(page):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_are_named_exist(page):
     text = page.read_text(encoding="utf-8")
+    rooms = "|".join(room.name for room in (ROOT / "src" / "equipoise").iterdir() if room.is_dir())
+    for path in re.findall(rf"(?<![\w/])(?:{rooms})/[\w/]+\.py", text):
+        assert (ROOT / "src" / "equipoise" / path).exists(), f"{name_of(page)}: {path}"
     for path in re.findall(r"\b(?:src|tests|benchmarks|reproduction|contrib|examples)/[\w/.-]*\w", text):
         if "NAME" not in path:
             assert (ROOT / path).exists(), f"{name_of(page)}: {path}"

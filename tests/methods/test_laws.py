@@ -28,7 +28,7 @@ from equipoise.methods.base import Setting
 from equipoise.methods.public_records import public_counts
 from equipoise.privacy import Ledger, clip
 from equipoise.privacy.private import unwrap
-from equipoise.training.records import RowSource, batch_size
+from equipoise.training.record_rows import RowSource, batch_size
 
 BUDGET = eq.Budget(8.0, 1e-3)
 every = pytest.mark.parametrize("make", EXAMPLES.values(), ids=EXAMPLES.keys())
@@ -156,14 +156,14 @@ def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
         given["budget"] = None
     run = train(method, **given)
     told = run.method.gradients_per_step(run.method_plan)
-    computed, rows = 0, RowSource.rows
+    computed, rows = 0, RowSource.of_batch
 
-    def counted(self, batch, points, coins):
+    def counted(self, batch, points, randomness):
         nonlocal computed
         computed += batch_size(batch) * len(points)
-        return rows(self, batch, points, coins)
+        return rows(self, batch, points, randomness)
 
-    monkeypatch.setattr(RowSource, "rows", counted)
+    monkeypatch.setattr(RowSource, "of_batch", counted)
     list(run)
     assert told == pytest.approx(computed / STEPS)
 
