@@ -25,7 +25,7 @@ def documented() -> list[set[str]]:
 
 
 def test_every_key_is_explained():
-    plan = eq.PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0))], eq.FixedEpochs(10, 100, 3))
+    plan = eq.privacy.PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0))], eq.FixedEpochs(10, 100, 3))
     statement = json.loads(statement_of(Ledger(plan), delta=1e-3).to_json())
     keys, of_a_release = documented()
     assert keys == set(statement)

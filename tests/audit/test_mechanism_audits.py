@@ -124,7 +124,7 @@ def test_canaries_along_drawn_columns_are_seen_one_by_one():
     sampling = eq.Poisson(100, 100, 1)
     along = AUDITS["rpdp"].along
     found = rehearse(
-        lambda: eq.RandomProjection(
+        lambda: eq.methods.RandomProjection(
             source=RandomSubspace(dimension=100), clip_norm=1.0, noise_multiplier=0.001
         ),
         sampling,

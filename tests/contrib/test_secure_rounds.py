@@ -322,7 +322,7 @@ def test_the_statement_is_that_of_the_own_noise_and_the_sums_claim_no_guarantee(
     clients = [shared(p) for p in range(CLIENTS)]
     history = simulate_secure(adaptive(), clients, start(), ROUNDS, RULE)
     assert all(done.answered == (0, 1, 2) for done in history.rounds)
-    whole = eq.PrivacyPlan(
+    whole = eq.privacy.PrivacyPlan(
         [
             Release("gradient", 0.5, Gaussian(2.0), draw="batch"),
             Release("squares", 1.0, Gaussian(6.0), draw="radius", sampling=eq.FullBatch(RECORDS, ROUNDS)),
@@ -408,7 +408,7 @@ def test_under_distributed_noise_a_client_uploads_once_and_among_enough(tmp_path
         ),
         ({"method": Proximal(eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0), 0.1)}, "under-noised releases"),
         (
-            {"method": eq.DPSGD(clip_norm=eq.ReleasedQuantile(0.5), noise_multiplier=1.0)},
+            {"method": eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(0.5), noise_multiplier=1.0)},
             "under-noised releases",
         ),
         (

@@ -56,7 +56,7 @@ def rounds_of(one, params, count=ROUNDS):
 
 def test_one_client_is_centralised_training_bit_for_bit():
     for method, sampling in (
-        (lambda: eq.ClipSGD(clip_norm=math.inf), eq.FullBatch(RECORDS, 4)),
+        (lambda: eq.methods.ClipSGD(clip_norm=math.inf), eq.FullBatch(RECORDS, 4)),
         (lambda: eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0), eq.Poisson(20, RECORDS, 4)),
     ):
         for steps in (1, 2):
@@ -469,23 +469,25 @@ def public():
 
 
 LOCAL = {
-    "dp-sgd": lambda: eq.DPSGD(clip_norm=eq.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=1.0),
-    "dp-svrg": lambda: eq.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
+    "dp-sgd": lambda: eq.DPSGD(
+        clip_norm=eq.methods.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=1.0
+    ),
+    "dp-svrg": lambda: eq.methods.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
     "dp-c4": lambda: eq.DPC4(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
     "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
-    "clip-sgd": lambda: eq.ClipSGD(clip_norm=0.1),
-    "ef-sgd": lambda: eq.EFSGD(clip_norm=0.1),
+    "clip-sgd": lambda: eq.methods.ClipSGD(clip_norm=0.1),
+    "ef-sgd": lambda: eq.methods.EFSGD(clip_norm=0.1),
     "pcdp-sgd": lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
-    "biased-gep": lambda: eq.BiasedGEP(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
-    "gep": lambda: eq.GEP(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
-    "pdp": lambda: eq.PDPSGD(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
-    "rpdp": lambda: eq.RandomProjection(source=RandomSubspace(dimension=10), clip_norm=0.5),
-    "rsdp": lambda: eq.RandomSparsification(clip_norm=0.5),
+    "biased-gep": lambda: eq.methods.BiasedGEP(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
+    "gep": lambda: eq.methods.GEP(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
+    "pdp": lambda: eq.methods.PDPSGD(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),
+    "rpdp": lambda: eq.methods.RandomProjection(source=RandomSubspace(dimension=10), clip_norm=0.5),
+    "rsdp": lambda: eq.methods.RandomSparsification(clip_norm=0.5),
     "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, tail_threshold=AdaptiveTail(count_noise=0.3)),
     "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5),
-    "public-only": lambda: eq.PublicOnly(public=eq.methods.PublicRecords(public())),
-    "public-warm-start": lambda: eq.PublicWarmStart(
+    "public-only": lambda: eq.methods.PublicOnly(public=eq.methods.PublicRecords(public())),
+    "public-warm-start": lambda: eq.methods.PublicWarmStart(
         public=PublicRecords(public()), warm_steps=2, inner=eq.DPSGD(clip_norm=0.5)
     ),
 }

@@ -117,7 +117,9 @@ def test_identical_clients_without_noise_are_one():
     """K = 1, all records: also centralised gradient descent."""
 
     def make():
-        return client(eq.ClipSGD(clip_norm=math.inf), sampling=eq.FullBatch(RECORDS, ROUNDS), local_steps=1)
+        return client(
+            eq.methods.ClipSGD(clip_norm=math.inf), sampling=eq.FullBatch(RECORDS, ROUNDS), local_steps=1
+        )
 
     alone = simulate(FedAvg(), [make()], start(), ROUNDS)
     pair = simulate(FedAvg(), [make(), make()], start(), ROUNDS)
@@ -140,7 +142,11 @@ def test_the_mean_has_equal_weights_whatever_the_sizes():
     sizes = (20, 60)
     clients = [
         client(
-            eq.ClipSGD(clip_norm=math.inf), p, data=records(p, n), sampling=eq.FullBatch(n, 1), local_steps=1
+            eq.methods.ClipSGD(clip_norm=math.inf),
+            p,
+            data=records(p, n),
+            sampling=eq.FullBatch(n, 1),
+            local_steps=1,
         )
         for p, n in enumerate(sizes)
     ]
@@ -431,7 +437,7 @@ def test_an_answer_that_is_no_reply_counts_as_none(kind):
     "method",
     [
         lambda: eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5),
-        lambda: eq.DPSGD(clip_norm=eq.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=0.5),
+        lambda: eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=0.5),
         lambda: eq.DPSGD(clip_norm=0.5, clip_rule=AutoS(), noise_multiplier=0.5),
         lambda: Proximal(eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5), strength=0.1),
     ],

@@ -55,7 +55,7 @@ from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.wrapper import MethodWrapper
 
 RATE, ROUNDS = 0.3, 3
-QUANTILE = eq.ReleasedQuantile(0.5, count_noise=0.3)
+QUANTILE = eq.methods.ReleasedQuantile(0.5, count_noise=0.3)
 SQUARED = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0}
 
 
@@ -214,7 +214,7 @@ def test_the_combination_does_not_know_the_basis_and_coordinates_do():
 
 
 def test_one_client_and_one_step_a_round_are_central_training():
-    for kind, central in ((RoundPCDP, eq.PCDPSGD), (RoundPDP, eq.PDPSGD)):
+    for kind, central in ((RoundPCDP, eq.PCDPSGD), (RoundPDP, eq.methods.PDPSGD)):
         model = network()
         training = eq.PrivateTraining(
             model,
@@ -317,11 +317,11 @@ def test_without_noise_scaffold_reaches_the_joint_optimum_and_fedavg_does_not():
     zero = {"w": torch.zeros(1, dtype=torch.float64)}
 
     def method():
-        return Scaffold(eq.ClipSGD(clip_norm=math.inf), local_steps=3, learning_rate=0.2)
+        return Scaffold(eq.methods.ClipSGD(clip_norm=math.inf), local_steps=3, learning_rate=0.2)
 
     server = corrections(2, local_steps=3, learning_rate=0.2)
     found = simulate(server, pulls(method), zero, 12).params["w"]
-    drifted = simulate(FedAvg(), pulls(lambda: eq.ClipSGD(clip_norm=math.inf)), zero, 12).params["w"]
+    drifted = simulate(FedAvg(), pulls(lambda: eq.methods.ClipSGD(clip_norm=math.inf)), zero, 12).params["w"]
     assert float(found) == pytest.approx(0.75, abs=1e-4)
     assert abs(float(drifted) - 0.75) > 0.02
 
@@ -550,7 +550,7 @@ IN_ROUNDS = {
     [
         Plain,
         lambda inner: Watched(inner, {}),
-        lambda inner: eq.PublicWarmStart(public=PublicRecords(records(9, 20)), inner=inner),
+        lambda inner: eq.methods.PublicWarmStart(public=PublicRecords(records(9, 20)), inner=inner),
         lambda inner: Proximal(Plain(inner), 0.1),
         lambda inner: Plain(Plain(inner)),
     ],

@@ -26,7 +26,7 @@ from equipoise.privacy.accounting.epsilon import gaussian_epsilon
 def test_the_clip_norm_goes_to_the_quantile(begin):
     """40 clients whose norms have the median 1."""
     norms = torch.linspace(0.5, 1.5, 40)
-    server = QuantileFedAvg(eq.ReleasedQuantile(begin, quantile=0.5, learning_rate=0.2))
+    server = QuantileFedAvg(eq.methods.ReleasedQuantile(begin, quantile=0.5, learning_rate=0.2))
     for _ in range(60):
         clip_norm = server.extras()["clip_norm"]
         share = float((norms <= clip_norm).double().mean())
@@ -38,7 +38,7 @@ def test_the_clip_norm_goes_to_the_quantile(begin):
 
 
 def test_noise_and_clipping_use_the_same_clip_norm():
-    rule = eq.ReleasedQuantile(0.5, count_noise=0.3, learning_rate=1.0)
+    rule = eq.methods.ReleasedQuantile(0.5, count_noise=0.3, learning_rate=1.0)
     one = client(ServerQuantile(rule, noise_multiplier=1.0))
     sent = []
 

@@ -196,7 +196,7 @@ def _settled(folder: Path) -> None:
 
 
 def _ledger(folder: Path) -> None:
-    plan = eq.PrivacyPlan.from_description(json.loads((folder / "config-plan.json").read_text()))
+    plan = eq.privacy.PrivacyPlan.from_description(json.loads((folder / "config-plan.json").read_text()))
     journal = Journal(folder / "private" / "journal.jsonl")
     try:
         secrets = Secrets(reproducible_seed=0)
@@ -213,7 +213,7 @@ def _journaled() -> Path:
     from equipoise.privacy import Gaussian, Private, Release, capped
 
     folder = home() / "journaled"
-    plan = eq.PrivacyPlan([Release("total", 5.0, Gaussian(2.0))], FullBatch(20, 4))
+    plan = eq.privacy.PrivacyPlan([Release("total", 5.0, Gaussian(2.0))], FullBatch(20, 4))
     for secrets in (Secrets(reproducible_seed=0), Secrets()):
         journal = Journal(folder / "private" / "journal.jsonl")
         ledger = Ledger(plan, None, journal, secrets)

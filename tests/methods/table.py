@@ -74,27 +74,29 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     ),
     "pcdp-sgd moment": lambda: eq.PCDPSGD(source=MomentSubspace(dimension=4), clip_norm=0.5),
     "pcdp-sgd iteration": lambda: eq.PCDPSGD(source=IterationSubspace(dimension=4), clip_norm=0.5),
-    "biased-gep": lambda: eq.BiasedGEP(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
-    "gep": lambda: eq.GEP(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
-    "gep random": lambda: eq.GEP(source=RandomSubspace(dimension=4), clip_norm=0.5),
-    "gep released": lambda: eq.GEP(
+    "biased-gep": lambda: eq.methods.BiasedGEP(
+        source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5
+    ),
+    "gep": lambda: eq.methods.GEP(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
+    "gep random": lambda: eq.methods.GEP(source=RandomSubspace(dimension=4), clip_norm=0.5),
+    "gep released": lambda: eq.methods.GEP(
         source=ReleasedSubspace(dimension=4, history=2, explore_every=2), clip_norm=0.5
     ),
-    "gep moment": lambda: eq.GEP(source=MomentSubspace(dimension=4, refresh_every=3), clip_norm=0.5),
-    "gep iteration": lambda: eq.GEP(source=IterationSubspace(dimension=4), clip_norm=0.5),
-    "pdp": lambda: eq.PDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
-    "rpdp": lambda: eq.RandomProjection(source=RandomSubspace(dimension=10), clip_norm=0.5),
-    "public-only": lambda: eq.PublicOnly(public=PublicRecords(public_batch())),
-    "public-warm-start": lambda: eq.PublicWarmStart(
+    "gep moment": lambda: eq.methods.GEP(source=MomentSubspace(dimension=4, refresh_every=3), clip_norm=0.5),
+    "gep iteration": lambda: eq.methods.GEP(source=IterationSubspace(dimension=4), clip_norm=0.5),
+    "pdp": lambda: eq.methods.PDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
+    "rpdp": lambda: eq.methods.RandomProjection(source=RandomSubspace(dimension=10), clip_norm=0.5),
+    "public-only": lambda: eq.methods.PublicOnly(public=PublicRecords(public_batch())),
+    "public-warm-start": lambda: eq.methods.PublicWarmStart(
         public=PublicRecords(public_batch()), warm_steps=2, inner=eq.DPSGD(clip_norm=0.5)
     ),
-    "public-warm-start pcdp-sgd": lambda: eq.PublicWarmStart(
+    "public-warm-start pcdp-sgd": lambda: eq.methods.PublicWarmStart(
         public=PublicRecords(public_batch()),
         inner=eq.PCDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
         warm_steps=2,
         public_batch_size=8,
     ),
-    "rsdp": lambda: eq.RandomSparsification(clip_norm=0.5),
+    "rsdp": lambda: eq.methods.RandomSparsification(clip_norm=0.5),
     "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, tail_threshold=AdaptiveTail(count_noise=0.3)),
     "dc-dpsgd trace": lambda: eq.DCDPSGD(clip_norm=0.5, score=Trace(dimension=3), tail_threshold=NullTail()),
     "dc-dpsgd trace without signs": lambda: eq.DCDPSGD(
@@ -109,11 +111,13 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "dc-dpsgd top share": lambda: eq.DCDPSGD(clip_norm=0.5, variant=TopShare()),
     "dc-dpsgd alg1": lambda: published.DCDPSGD(clip_norm=0.5, trace=Trace(dimension=3, structure="dense")),
     "dc-dpsgd code": lambda: published.DCDPSGD(clip_norm=0.5, variant="code", trace=Trace(dimension=3)),
-    "dp-sgd learned threshold": lambda: eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.5, count_noise=0.3)),
-    "dp-sgd decaying threshold": lambda: eq.DPSGD(clip_norm=eq.ExponentialDecay(0.5, rate=0.9)),
-    "dp-svrg": lambda: eq.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
-    "dp-svrg decaying threshold": lambda: eq.DPSVRG(
-        clip_norm=eq.ExponentialDecay(0.5, rate=0.9), schedule=AtRandom(takes_next=True)
+    "dp-sgd learned threshold": lambda: eq.DPSGD(
+        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3)
+    ),
+    "dp-sgd decaying threshold": lambda: eq.DPSGD(clip_norm=eq.methods.ExponentialDecay(0.5, rate=0.9)),
+    "dp-svrg": lambda: eq.methods.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
+    "dp-svrg decaying threshold": lambda: eq.methods.DPSVRG(
+        clip_norm=eq.methods.ExponentialDecay(0.5, rate=0.9), schedule=AtRandom(takes_next=True)
     ),
     "dp-c4": lambda: eq.DPC4(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
     "dp-c4 coins": lambda: eq.DPC4(clip_norm=0.5, anchor=ReleasedNorm(), schedule=AtRandom()),
@@ -142,8 +146,8 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     ),
     "adaptive-rms round": lambda: eq.AdaptiveRMS(clip_norm=0.5, variant=Round(length=2)),
     "adaptive-rms published": lambda: published.AdaptiveRMS(clip_norm=0.5, round_length=2),
-    "clip-sgd": lambda: eq.ClipSGD(clip_norm=0.1),
-    "ef-sgd": lambda: eq.EFSGD(clip_norm=0.1),
+    "clip-sgd": lambda: eq.methods.ClipSGD(clip_norm=0.1),
+    "ef-sgd": lambda: eq.methods.EFSGD(clip_norm=0.1),
 }
 
 

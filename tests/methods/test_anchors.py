@@ -142,7 +142,7 @@ def test_without_noise_and_clipping_it_is_svrg(kind, routine):
     data, _ = consistent(60, 4)
     options = {"schedule": moving(routine, 3), "anchor_batch_size": 60, **SMALL}
     method = (
-        eq.DPSVRG(clip_norm=1e6, **options)
+        eq.methods.DPSVRG(clip_norm=1e6, **options)
         if kind == "dp-svrg"
         else eq.DPC4Plus(clip_norm=1e6, coupled=Distance(scale=1e6), anchor=Constant(), **options)
     )
@@ -219,7 +219,7 @@ def test_anchor_noise_at_every_step_is_paid_for_at_every_step():
 
 def test_the_pair_of_svrg_is_noised_for_its_doubled_bound():
     data, _ = consistent(40, 3)
-    method = eq.DPSVRG(clip_norm=0.3, schedule=moving(4, 4), **SMALL)
+    method = eq.methods.DPSVRG(clip_norm=0.3, schedule=moving(4, 4), **SMALL)
     follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 6))
     assert follower.plan["coupled"].max_bound == pytest.approx(0.6)
     follower.run()
@@ -262,7 +262,9 @@ def test_one_record_moves_the_pair_by_at_most_two_thresholds():
 
 def test_a_decaying_threshold_serves_both_releases():
     data, _ = consistent(40, 3)
-    method = eq.DPSVRG(clip_norm=eq.ExponentialDecay(1.0, rate=0.5), schedule=moving(4, 2), **SMALL)
+    method = eq.methods.DPSVRG(
+        clip_norm=eq.methods.ExponentialDecay(1.0, rate=0.5), schedule=moving(4, 2), **SMALL
+    )
     follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 5)).run()
     lines = [entry for entry in follower.ledger.journal.entries() if entry.kind == "release"]
     # An anchor at steps 0, 2 and 4; coupled terms at 1 and 3, with the threshold of their step.
@@ -348,11 +350,11 @@ def test_the_best_split_is_found():
 @pytest.mark.slow
 def test_one_multiplier_may_be_given():
     sampling = Poisson(30, 500, 20)
-    free = plan(eq.DPSVRG(), sampling, BUDGET)
+    free = plan(eq.methods.DPSVRG(), sampling, BUDGET)
     for name in ("noise_multiplier", "anchor_noise_multiplier"):
         which = "coupled" if name == "noise_multiplier" else "anchor"
         value = 1.2 * free[which].noise_multiplier
-        found = plan(eq.DPSVRG(**{name: value}), sampling, BUDGET)
+        found = plan(eq.methods.DPSVRG(**{name: value}), sampling, BUDGET)
         assert found[which].noise_multiplier == value
         assert 0.99 * 4 <= found.epsilon(1e-5).value <= 4
 
@@ -399,9 +401,9 @@ def test_bad_settings_are_named():
     with pytest.raises(BudgetError, match="split=Factor"):
         plan(eq.DPC4Plus(split=Factor(0.5)), Poisson(10, 400, 50), eq.Budget(1.0, 1e-5))
     with pytest.raises(TypeError, match="max_grad_norm"):
-        eq.DPSVRG(max_grad_norm=1.0)
+        eq.methods.DPSVRG(max_grad_norm=1.0)
     with pytest.raises(ValueError, match="ReleasedQuantile"):
-        eq.DPSVRG(clip_norm=eq.ReleasedQuantile())
+        eq.methods.DPSVRG(clip_norm=eq.methods.ReleasedQuantile())
 
 
 def test_one_method_object_serves_several_trainings():

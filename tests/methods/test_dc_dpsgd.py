@@ -430,7 +430,7 @@ def test_factors_and_dense_rows_take_the_same_step(score, variant, monkeypatch):
     )
     records = data(torch.float64)
     run, _ = train(method(), steps=2, records=records, dtype=torch.float64)
-    dense = eq.dense_gradients
+    dense = eq.gradients.dense_gradients
 
     def oracle(self, batch, params=None):
         return dense(self.model, self.loss, batch, params)

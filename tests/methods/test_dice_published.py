@@ -34,7 +34,7 @@ def memories(out):
 # ---- numbers by hand
 
 
-@pytest.mark.parametrize("method", [published(), eq.EFSGD()], ids=["published", "ef-sgd"])
+@pytest.mark.parametrize("method", [published(), eq.methods.EFSGD()], ids=["published", "ef-sgd"])
 def test_two_records_by_hand(method):
     out = run(method, lambda x: TWO, NOWHERE, steps=3, rate=0.1)
     for estimate, expected in zip(out.estimates, [(0.3, 0.65), (0.9, 1.45), (0.9, 1.45)], strict=True):
@@ -64,7 +64,7 @@ def test_it_is_the_joint_form_where_the_second_radius_is_out_of_reach_and_there_
         steps=40,
         rate=0.2,
     )
-    for method in (published(0.5), eq.EFSGD(clip_norm=0.5)):
+    for method in (published(0.5), eq.methods.EFSGD(clip_norm=0.5)):
         theirs = run(method, lambda x: x - z, start, steps=40, rate=0.2)
         assert torch.allclose(ours.xs[-1], theirs.xs[-1], atol=1e-5)
 
@@ -73,9 +73,9 @@ def test_it_is_the_joint_form_where_the_second_radius_is_out_of_reach_and_there_
     "method",
     [
         published(100.0),
-        eq.EFSGD(clip_norm=100.0),
-        eq.ClipSGD(clip_norm=100.0),
-        eq.ClipSGD(clip_norm=math.inf),
+        eq.methods.EFSGD(clip_norm=100.0),
+        eq.methods.ClipSGD(clip_norm=100.0),
+        eq.methods.ClipSGD(clip_norm=math.inf),
     ],
 )
 def test_where_nothing_is_clipped_it_is_plain_sgd(method):
@@ -94,9 +94,9 @@ def test_the_papers_example_of_bias(clip_norm, rest):
     count = math.ceil(clip_norm) + 1
     z = torch.tensor([-1.0] * count + [float(count)], dtype=torch.float64)[:, None]
     start = torch.ones(1).double()
-    clipped = run(eq.ClipSGD(clip_norm=clip_norm), lambda x: x - z, start, steps=400, rate=0.1)
+    clipped = run(eq.methods.ClipSGD(clip_norm=clip_norm), lambda x: x - z, start, steps=400, rate=0.1)
     assert float(clipped.xs[-1]) == pytest.approx(rest, abs=1e-4)
-    fed = run(eq.EFSGD(clip_norm=clip_norm), lambda x: x - z, start, steps=400, rate=0.1)
+    fed = run(eq.methods.EFSGD(clip_norm=clip_norm), lambda x: x - z, start, steps=400, rate=0.1)
     assert float(fed.xs[-1]) == pytest.approx(0, abs=1e-4)
     # e = -(mean of the clipped gradients at 0) = -(count min(1, C) - C) / (count + 1)
     expected = -(count * min(1.0, clip_norm) - clip_norm) / (count + 1)
@@ -163,7 +163,7 @@ def test_the_raw_memory_is_private_and_its_size_is_not_told():
     )
 
 
-@pytest.mark.parametrize("method", [eq.ClipSGD(clip_norm=0.1), eq.EFSGD(clip_norm=0.1)])
+@pytest.mark.parametrize("method", [eq.methods.ClipSGD(clip_norm=0.1), eq.methods.EFSGD(clip_norm=0.1)])
 def test_references_claim_nothing(method):
     training = train(method)
     assert len(list(training)) == 6

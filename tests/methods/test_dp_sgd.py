@@ -22,13 +22,15 @@ def plan(method, budget=None):
 
 
 def test_the_plan_is_calibrated_to_the_budget_from_below():
-    for clip_norm in (0.3, eq.ReleasedQuantile(initial=0.3, count_noise=0.2)):
+    for clip_norm in (0.3, eq.methods.ReleasedQuantile(initial=0.3, count_noise=0.2)):
         found = plan(eq.DPSGD(clip_norm=clip_norm), eq.Budget(4.0, 1e-4))
         assert 0.99 * 4 <= found.epsilon(1e-4).value <= 4
 
 
 def test_a_learned_threshold_costs_what_the_joint_gaussian_costs():
-    found = plan(eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.3, count_noise=0.05), noise_multiplier=1.0))
+    found = plan(
+        eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(initial=0.3, count_noise=0.05), noise_multiplier=1.0)
+    )
     (pattern,) = found.patterns()
     joint = found.combined_multiplier(pattern.names)
     sigma = 0.05 * 30
@@ -37,7 +39,7 @@ def test_a_learned_threshold_costs_what_the_joint_gaussian_costs():
 
 def test_bounds_of_the_plan_follow_the_threshold():
     assert plan(eq.DPSGD(clip_norm=0.3, noise_multiplier=1.0))["gradient"].max_bound == 0.3
-    rising = eq.LinearDecay(0.1, final=0.7, steps=10)
+    rising = eq.methods.LinearDecay(0.1, final=0.7, steps=10)
     assert plan(eq.DPSGD(clip_norm=rising, noise_multiplier=1.0))["gradient"].max_bound == 0.7
 
 
@@ -63,7 +65,7 @@ def train(method, steps=10):
 
 def test_a_learned_threshold_moves_towards_the_median_from_both_sides():
     for start, direction in ((0.01, 1), (100.0, -1)):
-        threshold = eq.ReleasedQuantile(initial=start, learning_rate=0.5)
+        threshold = eq.methods.ReleasedQuantile(initial=start, learning_rate=0.5)
         _, steps = train(eq.DPSGD(clip_norm=threshold, noise_multiplier=0.5), steps=20)
         norms = [step.clip_norm for step in steps]
         assert norms[0] == start
@@ -82,7 +84,7 @@ def test_a_learned_threshold_moves_by_the_noised_count():
             loss=lambda m, b: F.cross_entropy(m(b["x"]), b["y"], reduction="none"),
             data=data(),
             sampling=eq.FullBatch(population=120, steps=2),
-            method=eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=1.0), noise_multiplier=1.0),
+            method=eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(initial=1.0), noise_multiplier=1.0),
             seed=seed,
             reproducible=True,
         )
@@ -91,14 +93,16 @@ def test_a_learned_threshold_moves_by_the_noised_count():
 
 
 def test_noise_and_clipping_of_a_step_use_the_same_threshold():
-    threshold = eq.ReleasedQuantile(initial=0.01, learning_rate=0.5)
+    threshold = eq.methods.ReleasedQuantile(initial=0.01, learning_rate=0.5)
     _, steps = train(eq.DPSGD(clip_norm=threshold, noise_multiplier=0.5))
     for step in steps:
         assert step.noise_std == pytest.approx(0.5 * step.clip_norm)
 
 
 def test_a_schedule_is_followed():
-    _, steps = train(eq.DPSGD(clip_norm=eq.ExponentialDecay(1.0, rate=0.5), noise_multiplier=1.0), steps=4)
+    _, steps = train(
+        eq.DPSGD(clip_norm=eq.methods.ExponentialDecay(1.0, rate=0.5), noise_multiplier=1.0), steps=4
+    )
     assert [step.clip_norm for step in steps] == [1.0, 0.5, 0.25, 0.125]
 
 
@@ -116,8 +120,10 @@ def test_per_layer_clipping_keeps_the_bound_of_the_whole(per_layer):
     [
         eq.DPSGD(),
         eq.DPSGD(clip_norm=0.1, clip_rule=PSAC(), per_layer=True, noise_multiplier=2.0),
-        eq.DPSGD(clip_norm=eq.ReleasedQuantile(quantile=0.8), clip_rule=eq.PSAC(regulariser=0.3)),
-        eq.DPSGD(clip_norm=eq.ExponentialDecay(1.0, rate=0.9), per_layer={"0": 1.0}),
+        eq.DPSGD(
+            clip_norm=eq.methods.ReleasedQuantile(quantile=0.8), clip_rule=eq.methods.PSAC(regulariser=0.3)
+        ),
+        eq.DPSGD(clip_norm=eq.methods.ExponentialDecay(1.0, rate=0.9), per_layer={"0": 1.0}),
     ],
 )
 def test_settings_come_back_from_a_file(method):
@@ -131,7 +137,7 @@ def test_bad_settings_are_named():
     with pytest.raises(ValueError, match="noise_multiplier=0"):
         eq.DPSGD(noise_multiplier=0)
     with pytest.raises(ValueError, match="one count cannot steer"):
-        eq.DPSGD(clip_norm=eq.ReleasedQuantile(), per_layer=True)
+        eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(), per_layer=True)
     with pytest.raises(TypeError, match="max_grad_norm"):
         eq.DPSGD(max_grad_norm=1.0)
     with pytest.raises(ValueError, match="no share for '2'"):

@@ -160,7 +160,7 @@ def test_the_published_form_in_the_whole_space_is_dp_sgd_with_its_noise():
 def test_without_clipping_the_order_does_not_matter(form, noise):
     data, public = rows(), rows(3, seed=1)
     settings = {"clip_norm": HUGE, "noise_multiplier": noise, "basis": form}
-    before, after = (moved(over(kind, public, **settings), data) for kind in (eq.PCDPSGD, eq.PDPSGD))
+    before, after = (moved(over(kind, public, **settings), data) for kind in (eq.PCDPSGD, eq.methods.PDPSGD))
     torch.testing.assert_close(before, after, rtol=1e-12, atol=1e-12)
 
 
@@ -177,7 +177,7 @@ def test_worked_numbers(clip_norm, dp, pdp, pcdp):
     settings = {"clip_norm": clip_norm, "noise_multiplier": 1e-12}
     for method, expected in (
         (eq.DPSGD(**settings), dp),
-        (over(eq.PDPSGD, plane, **settings), pdp),
+        (over(eq.methods.PDPSGD, plane, **settings), pdp),
         (over(eq.PCDPSGD, plane, **settings), pcdp),
         (over(published.PDPSGD, plane, **settings), pdp),
         (over(published.PCDPSGD, plane, **settings), pcdp),
@@ -193,7 +193,7 @@ def test_projecting_first_gains_one_over_the_cosine():
     outside = F.normalize(rows(12, 6 - k, 6)) * inside.norm(dim=1, keepdim=True) * 4 / 3
     data, public = torch.cat([inside, outside], 1), torch.eye(k, 6).double()
     late = moved(
-        eq.PDPSGD(
+        eq.methods.PDPSGD(
             source=PublicSubspace(PublicRecords(public)),
             clip_norm=0.5,
             noise_multiplier=noise,
@@ -214,7 +214,7 @@ def test_projecting_first_gains_one_over_the_cosine():
 def test_gep_without_a_residual_is_pcdp():
     data, public = rows(), rows(3, seed=1)
     settings = {"clip_norm": 0.7, "noise_multiplier": 2.0, "blocks": "per_tensor", "refresh_every": 1}
-    found = moved(over(eq.GEP, public, residual_clip_norm=1e-12, **settings), data)
+    found = moved(over(eq.methods.GEP, public, residual_clip_norm=1e-12, **settings), data)
     torch.testing.assert_close(found, moved(over(eq.PCDPSGD, public, **settings), data), rtol=1e-8, atol=1e-9)
 
 
@@ -230,7 +230,7 @@ def test_gep_keeps_its_bounds_on_nearly_dependent_public_rows():
     outside = torch.randn(400, 340, generator=rng, dtype=torch.float64)
     share = 10 ** (torch.rand(400, 1, generator=rng, dtype=torch.float64) * 4 - 5)
     G = F.normalize(inside) @ Q[:, :60].t() + share * F.normalize(outside) @ Q[:, 60:].t()
-    method = eq.GEP(
+    method = eq.methods.GEP(
         source=PublicSubspace(PublicRecords(public), dimension=60),
         noise_multiplier=5.0,
         residual_clip_norm=1.0,
@@ -259,7 +259,7 @@ def test_gep_keeps_its_bounds_on_nearly_dependent_public_rows():
 def test_gep_takes_any_subspace_and_its_columns_are_orthonormal(source):
     """Its two parts are the whole gradient, whatever the subspace: with hardly any noise, SGD."""
     data = rows(40, 6, seed=4)
-    method = eq.GEP(
+    method = eq.methods.GEP(
         source=source,
         clip_norm=HUGE,
         noise_multiplier=1e-20,
@@ -275,8 +275,8 @@ def test_gep_takes_any_subspace_and_its_columns_are_orthonormal(source):
 def test_both_parts_of_gep_pay_for_a_private_subspace():
     """A share of one half for V leaves both parts sqrt(2) times the noise that they have without it."""
     sampling, budget = Poisson(64, 1200, 300), eq.Budget(1.0, 1e-5)
-    free = plan(eq.GEP(source=RandomSubspace()), sampling, budget)
-    paid = plan(eq.GEP(source=IterationSubspace(share=0.5)), sampling, budget)
+    free = plan(eq.methods.GEP(source=RandomSubspace()), sampling, budget)
+    paid = plan(eq.methods.GEP(source=IterationSubspace(share=0.5)), sampling, budget)
     assert 0.99 <= paid.epsilon(1e-5).value <= 1.0
     for part in ("gradient", "residual"):
         assert paid[part].noise_multiplier == pytest.approx(
@@ -287,7 +287,7 @@ def test_both_parts_of_gep_pay_for_a_private_subspace():
 def test_biased_gep_and_pcdp_are_one_method():
     data, public = rows(), rows(3, seed=1)
     settings = {"clip_norm": 0.7, "noise_multiplier": 2.0}
-    found = moved(over(eq.BiasedGEP, public, **settings), data)
+    found = moved(over(eq.methods.BiasedGEP, public, **settings), data)
     same = moved(over(eq.PCDPSGD, public, blocks="per_layer", refresh_every=1, **settings), data)
     assert torch.equal(found, same)
 
@@ -295,17 +295,19 @@ def test_biased_gep_and_pcdp_are_one_method():
 def test_sparsification_without_dropping_is_dp_sgd():
     data = rows()
     settings = {"clip_norm": 0.7, "noise_multiplier": 2.0}
-    found = moved(eq.RandomSparsification(drop_rate=0.0, **settings), data)
+    found = moved(eq.methods.RandomSparsification(drop_rate=0.0, **settings), data)
     torch.testing.assert_close(found, moved(eq.DPSGD(**settings), data), rtol=1e-12, atol=1e-14)
 
 
 def test_sparsification_drops_before_clipping_and_on_the_noise():
     data = rows(5, 1000)
-    run = train(eq.RandomSparsification(clip_norm=1.0, noise_multiplier=1.0, drop_rate=0.3), data, steps=1)
+    run = train(
+        eq.methods.RandomSparsification(clip_norm=1.0, noise_multiplier=1.0, drop_rate=0.3), data, steps=1
+    )
     dropped = run.model.w.detach() == 0
     assert 0.25 < dropped.double().mean() < 0.35
     quiet = -5 * moved(
-        eq.RandomSparsification(clip_norm=1.0, noise_multiplier=1e-12, drop_rate=0.3), data, steps=1
+        eq.methods.RandomSparsification(clip_norm=1.0, noise_multiplier=1e-12, drop_rate=0.3), data, steps=1
     )
     kept = data * ~dropped
     expected = (kept / kept.norm(dim=1, keepdim=True).clamp(min=1)).sum(0)
@@ -399,7 +401,7 @@ def test_the_published_form_has_the_clip_norm_of_the_paper():
     public = basis(6, 2)
     assert (
         eq.PCDPSGD(source=PublicSubspace(PublicRecords(public))).clip_norm
-        == eq.GEP(source=PublicSubspace(PublicRecords(public))).clip_norm
+        == eq.methods.GEP(source=PublicSubspace(PublicRecords(public))).clip_norm
         == 1.0
     )
     paper = published.PCDPSGD(source=PublicSubspace(PublicRecords(public)))
@@ -837,7 +839,7 @@ def test_a_released_subspace_follows_full_steps_and_costs_nothing():
 # ---- what it costs
 
 
-@pytest.mark.parametrize("make", [eq.PCDPSGD, eq.PDPSGD, eq.BiasedGEP])
+@pytest.mark.parametrize("make", [eq.PCDPSGD, eq.methods.PDPSGD, eq.methods.BiasedGEP])
 def test_the_event_is_that_of_dp_sgd_whatever_the_dimension(make):
     sampling = Poisson(250, 10_000, 3200)
     for k in (1, 50):
@@ -871,7 +873,7 @@ def test_further_worked_epsilons():
         large,
     ) == pytest.approx(1.571, rel=0.005)
     assert epsilon(
-        eq.GEP(source=PublicSubspace(PublicRecords(rows(4))), noise_multiplier=6.0),
+        eq.methods.GEP(source=PublicSubspace(PublicRecords(rows(4))), noise_multiplier=6.0),
         paper,
     ) == pytest.approx(1.301, rel=0.005)
     # per-tensor clipping at C each, eight tensors: what the leftover code does is sigma 6 / sqrt(8)
@@ -899,15 +901,15 @@ def test_further_worked_epsilons():
     "method",
     [
         eq.PCDPSGD(source=PublicSubspace(PublicRecords(rows(4)))),
-        eq.PDPSGD(source=PublicSubspace(PublicRecords(rows(4)))),
-        eq.GEP(source=PublicSubspace(PublicRecords(rows(4)))),
-        eq.GEP(source=PublicSubspace(PublicRecords(rows(4))), residual_share=0.2),
-        eq.RandomProjection(),
-        eq.RandomSparsification(),
+        eq.methods.PDPSGD(source=PublicSubspace(PublicRecords(rows(4)))),
+        eq.methods.GEP(source=PublicSubspace(PublicRecords(rows(4)))),
+        eq.methods.GEP(source=PublicSubspace(PublicRecords(rows(4))), residual_share=0.2),
+        eq.methods.RandomProjection(),
+        eq.methods.RandomSparsification(),
         eq.PCDPSGD(source=MomentSubspace()),
         eq.PCDPSGD(source=ReleasedSubspace()),
-        eq.GEP(source=MomentSubspace(), residual_share=0.2),
-        eq.GEP(source=ReleasedSubspace()),
+        eq.methods.GEP(source=MomentSubspace(), residual_share=0.2),
+        eq.methods.GEP(source=ReleasedSubspace()),
     ],
     ids=lambda m: f"{m.name}-{getattr(m, 'subspace', '')}",
 )
@@ -918,7 +920,7 @@ def test_plans_meet_the_budget_from_below(method):
 
 def test_both_parts_of_gep_have_the_same_noise_by_default():
     found = plan(
-        eq.GEP(source=PublicSubspace(PublicRecords(rows(4)))),
+        eq.methods.GEP(source=PublicSubspace(PublicRecords(rows(4)))),
         Poisson(64, 1200, 300),
         eq.Budget(2.0, 1e-5),
     )
@@ -944,12 +946,16 @@ def small(**options):
         "public": lambda: over(eq.PCDPSGD, public, **settings, **options),
         "subsets": lambda: over(eq.PCDPSGD, public, batch_size=6, basis="kernel", **settings),
         "published": lambda: over(published.PCDPSGD, public, **settings),
-        "pdp": lambda: over(eq.PDPSGD, public, **settings),
-        "gep": lambda: over(eq.GEP, public, **settings),
-        "gep released": lambda: eq.GEP(source=ReleasedSubspace(history=2, explore_every=2), **plain),
-        "gep iteration": lambda: eq.GEP(source=IterationSubspace(refresh_every=3, dimension=4), **plain),
-        "random": lambda: eq.RandomProjection(source=RandomSubspace(refresh_every=3, dimension=5), **plain),
-        "sparse": lambda: eq.RandomSparsification(clip_norm=0.5, noise_multiplier=1.0),
+        "pdp": lambda: over(eq.methods.PDPSGD, public, **settings),
+        "gep": lambda: over(eq.methods.GEP, public, **settings),
+        "gep released": lambda: eq.methods.GEP(source=ReleasedSubspace(history=2, explore_every=2), **plain),
+        "gep iteration": lambda: eq.methods.GEP(
+            source=IterationSubspace(refresh_every=3, dimension=4), **plain
+        ),
+        "random": lambda: eq.methods.RandomProjection(
+            source=RandomSubspace(refresh_every=3, dimension=5), **plain
+        ),
+        "sparse": lambda: eq.methods.RandomSparsification(clip_norm=0.5, noise_multiplier=1.0),
         "released": lambda: eq.PCDPSGD(source=ReleasedSubspace(history=2, explore_every=2), **plain),
         "moment": lambda: eq.PCDPSGD(source=MomentSubspace(refresh_every=3, dimension=4), **plain),
         "iteration": lambda: eq.PCDPSGD(source=IterationSubspace(refresh_every=3, dimension=4), **plain),
@@ -1054,16 +1060,16 @@ def test_settings_come_back_from_a_file(which):
             lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords({"x": rows(3), "y": rows(4)}))),
             "same number",
         ),
-        (lambda: eq.GEP.from_config({"name": "gep"}), "takes public records"),
+        (lambda: eq.methods.GEP.from_config({"name": "gep"}), "takes public records"),
         (
-            lambda: eq.GEP(source=PublicSubspace(PublicRecords(rows(4))), residual_share=1.0),
+            lambda: eq.methods.GEP(source=PublicSubspace(PublicRecords(rows(4))), residual_share=1.0),
             "residual_share=1.0",
         ),
         (
-            lambda: eq.GEP(source=PublicSubspace(PublicRecords(rows(4)), basis="kernel")),
+            lambda: eq.methods.GEP(source=PublicSubspace(PublicRecords(rows(4)), basis="kernel")),
             "its norms come from products with public rows",
         ),
-        (lambda: eq.RandomSparsification(drop_rate=1.0), "drop_rate=1.0"),
+        (lambda: eq.methods.RandomSparsification(drop_rate=1.0), "drop_rate=1.0"),
         (
             lambda: plan(
                 eq.PCDPSGD(source=PublicSubspace(PublicRecords(rows(4)))),
@@ -1078,7 +1084,9 @@ def test_bad_settings_are_named(make, message):
         make()
 
 
-@pytest.mark.parametrize("make", [eq.PCDPSGD, eq.GEP, eq.RandomProjection, eq.RandomSparsification])
+@pytest.mark.parametrize(
+    "make", [eq.PCDPSGD, eq.methods.GEP, eq.methods.RandomProjection, eq.methods.RandomSparsification]
+)
 def test_an_unknown_keyword_is_a_type_error(make):
     with pytest.raises(TypeError, match="max_grad_norm"):
         make(max_grad_norm=1.0)

@@ -25,13 +25,13 @@ def plain_sgd(steps: int, scale: float = 1.0) -> nn.Module:
 
 def test_public_only_is_sgd_on_the_public_records():
     model = network()
-    run = training(eq.PublicOnly(public=PublicRecords(public_batch())), model=model)
+    run = training(eq.methods.PublicOnly(public=PublicRecords(public_batch())), model=model)
     list(run)
     torch.testing.assert_close(parameters(model), parameters(plain_sgd(6)), rtol=1e-9, atol=1e-12)
 
 
 def test_public_only_spends_nothing_and_says_so():
-    run = training(eq.PublicOnly(public=PublicRecords(public_batch())))
+    run = training(eq.methods.PublicOnly(public=PublicRecords(public_batch())))
     list(run)
     assert run.plan.releases == ()
     assert run.epsilon_so_far() == 0
@@ -46,7 +46,7 @@ def test_the_private_records_do_not_matter_to_public_steps():
         model = network()
         list(
             training(
-                eq.PublicOnly(public=PublicRecords(public_batch()), public_batch_size=5),
+                eq.methods.PublicOnly(public=PublicRecords(public_batch()), public_batch_size=5),
                 model=model,
                 data=records(seed=seed),
             )
@@ -62,7 +62,7 @@ def test_the_private_records_do_not_matter_to_public_steps():
 def test_public_gradients_are_clipped_as_the_private_ones_will_be(warm, expected):
     model, other = network(), network()
     run = training(
-        eq.PublicWarmStart(
+        eq.methods.PublicWarmStart(
             public=PublicRecords(public_batch()),
             warm_steps=1,
             warm_clip_norm=warm,
@@ -84,7 +84,7 @@ def test_public_gradients_are_clipped_as_the_private_ones_will_be(warm, expected
 def test_a_warm_start_begins_with_public_steps():
     model = network()
     run = training(
-        eq.PublicWarmStart(
+        eq.methods.PublicWarmStart(
             public=PublicRecords(public_batch()),
             warm_steps=4,
             warm_clip_norm=None,
@@ -109,7 +109,7 @@ def test_the_private_steps_alone_are_paid_for():
         used = Poisson(20, 60, steps) if steps != 10 else sampling
         return method.plan(Setting(sampling=used, budget=budget)).releases
 
-    warm = plan(eq.PublicWarmStart(public=PublicRecords(public_batch()), warm_steps=4))
+    warm = plan(eq.methods.PublicWarmStart(public=PublicRecords(public_batch()), warm_steps=4))
     assert warm.event() == plan(eq.DPSGD(), steps=6).event()
 
 
@@ -122,13 +122,15 @@ def test_after_the_public_steps_the_inner_method_sees_its_own_steps():
         return 0.5
 
     inner = eq.DPSGD(clip_norm=schedule, noise_multiplier=1.0)
-    list(training(eq.PublicWarmStart(public=PublicRecords(public_batch()), inner=inner, warm_steps=4)))
+    list(
+        training(eq.methods.PublicWarmStart(public=PublicRecords(public_batch()), inner=inner, warm_steps=4))
+    )
     assert seen[-2:] == [0, 1]
     assert max(seen) == 1
 
 
 def test_an_inner_method_with_public_records_comes_back_from_a_file():
-    method = eq.PublicWarmStart(
+    method = eq.methods.PublicWarmStart(
         public=PublicRecords(public_batch()),
         inner=eq.PCDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
         warm_steps=3,
@@ -140,21 +142,21 @@ def test_an_inner_method_with_public_records_comes_back_from_a_file():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: eq.PublicOnly(public=PublicRecords(torch.zeros(0, 3))), "at least one"),
+        (lambda: eq.methods.PublicOnly(public=PublicRecords(torch.zeros(0, 3))), "at least one"),
         (
-            lambda: eq.PublicOnly(public=PublicRecords(torch.eye(3)), public_batch_size=0),
+            lambda: eq.methods.PublicOnly(public=PublicRecords(torch.eye(3)), public_batch_size=0),
             "public_batch_size=0",
         ),
         (
-            lambda: eq.PublicWarmStart(public=PublicRecords(torch.eye(3)), warm_scale=0),
+            lambda: eq.methods.PublicWarmStart(public=PublicRecords(torch.eye(3)), warm_scale=0),
             "warm_scale=0",
         ),
         (
-            lambda: eq.PublicWarmStart(public=PublicRecords(torch.eye(3)), warm_clip_norm=-1),
+            lambda: eq.methods.PublicWarmStart(public=PublicRecords(torch.eye(3)), warm_clip_norm=-1),
             "warm_clip_norm=-1",
         ),
         (
-            lambda: training(eq.PublicWarmStart(public=PublicRecords(public_batch()), warm_steps=6)),
+            lambda: training(eq.methods.PublicWarmStart(public=PublicRecords(public_batch()), warm_steps=6)),
             "leaves no private step",
         ),
     ],

@@ -79,7 +79,10 @@ def test_tail_labels(variant, threshold):
 @pytest.mark.parametrize(
     ("make", "known"),
     [
-        (lambda: eq.DPSGD(clip_norm=eq.ReleasedQuantile(1.0, learning_rate=1.0), **QUIET), "threshold"),
+        (
+            lambda: eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(1.0, learning_rate=1.0), **QUIET),
+            "threshold",
+        ),
         (
             lambda: eq.DPC4Plus(
                 anchor=Quantile(0.1, learning_rate=1.0),

@@ -89,6 +89,6 @@ def test_a_watched_method_is_described_with_the_gradients_that_it_computes():
 
 
 def test_a_warm_start_tells_the_numbers_of_the_inner_method_once_it_has_begun():
-    method = eq.PublicWarmStart(public=PublicRecords(torch.eye(3)), inner=spy())
+    method = eq.methods.PublicWarmStart(public=PublicRecords(torch.eye(3)), inner=spy())
     assert method.metrics({"inner": None}) == {}
     assert method.metrics(OUTER) == "answer of metrics"

@@ -57,9 +57,9 @@ def test_a_good_subspace_wins_and_a_random_one_stays():
     span = PublicSubspace(PublicRecords(U), refresh_every=pcdp_sgd.NEVER)
     chance = RandomSubspace(dimension=10, refresh_every=pcdp_sgd.NEVER)
     pcdp = small(eq.PCDPSGD(source=span, clip_norm=3.0, noise_multiplier=Z), 0.03)
-    pdp = small(eq.PDPSGD(source=span, clip_norm=10.0, noise_multiplier=Z), 0.03)
+    pdp = small(eq.methods.PDPSGD(source=span, clip_norm=10.0, noise_multiplier=Z), 0.03)
     plain = small(eq.DPSGD(clip_norm=3.0, noise_multiplier=Z), 0.01)
-    wrong = small(eq.RandomProjection(source=chance, clip_norm=3.0, noise_multiplier=Z), 0.03)
+    wrong = small(eq.methods.RandomProjection(source=chance, clip_norm=3.0, noise_multiplier=Z), 0.03)
     assert pcdp < 2e-3
     assert pcdp < pdp
     assert plain > 5 * pcdp

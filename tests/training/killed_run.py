@@ -39,7 +39,7 @@ def start(
     if resume:
         run.append(eq.PrivateTraining.resume(run_dir, model, optimizer, **pieces))
     else:
-        method = eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.5), noise_multiplier=1.0)
+        method = eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(initial=0.5), noise_multiplier=1.0)
         run.append(
             eq.PrivateTraining(
                 model,

@@ -289,7 +289,7 @@ def test_a_step_that_comes_out_differently_after_a_crash_is_charged(tmp_path):
 
 
 def test_writers_get_publishable_rows(tmp_path):
-    run = training(steps=2, writers=[eq.CSVWriter(tmp_path / "metrics.csv")])
+    run = training(steps=2, writers=[eq.training.CSVWriter(tmp_path / "metrics.csv")])
     list(run)
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert len(lines) == 3

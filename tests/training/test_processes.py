@@ -72,7 +72,7 @@ def fail_alone(rank: int, folder: Path) -> None:
 
 
 def start(folder: Path) -> eq.PrivateTraining:
-    method = eq.DPSGD(clip_norm=eq.ReleasedQuantile(initial=0.5), noise_multiplier=1.0)
+    method = eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(initial=0.5), noise_multiplier=1.0)
     model = network(dtype=torch.float64)
     data = records(dtype=torch.float64)
     # Draws of about two records: some processes get none. Epsilon of this sampling has a closed form.

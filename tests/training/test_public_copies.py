@@ -57,10 +57,10 @@ def _training(method, data=PRIVATE, **options):
 
 METHODS = {
     "pcdp-sgd": lambda public: eq.PCDPSGD(source=PublicSubspace(PublicRecords(public)), noise_multiplier=1.0),
-    "public-only": eq.PublicOnly,
-    "inner": lambda public: eq.PublicWarmStart(
+    "public-only": eq.methods.PublicOnly,
+    "inner": lambda public: eq.methods.PublicWarmStart(
         public=PublicRecords(_batch(2)),
-        inner=eq.GEP(source=PublicSubspace(PublicRecords(public)), noise_multiplier=1.0),
+        inner=eq.methods.GEP(source=PublicSubspace(PublicRecords(public)), noise_multiplier=1.0),
         warm_steps=1,
     ),
     "watched": lambda public: Watched(
@@ -83,10 +83,10 @@ def test_copies_are_counted_and_refused_before_anything_is_written(tmp_path, kin
 def test_the_types_may_differ_and_part_of_a_record_is_no_copy():
     public = _mixed(1)
     with pytest.raises(DataError, match="1 of the 5"):
-        _training(eq.PublicOnly(public=PublicRecords({**public, "x": public["x"].double()})))
+        _training(eq.methods.PublicOnly(public=PublicRecords({**public, "x": public["x"].double()})))
     public["y"][0] = 1 - public["y"][0]
-    _training(eq.PublicOnly(public=PublicRecords(public)))
-    _training(eq.PublicOnly(public=PublicRecords({"x": public["x"][:, :2], "y": public["y"]})))
+    _training(eq.methods.PublicOnly(public=PublicRecords(public)))
+    _training(eq.methods.PublicOnly(public=PublicRecords({"x": public["x"][:, :2], "y": public["y"]})))
 
 
 def test_the_keeper_may_say_that_they_are_others():

@@ -49,16 +49,21 @@ def _row(name: str) -> dict[str, Any]:
     """What there is to know of a method: its card, its recipes, its variants and its options."""
     from dataclasses import asdict
 
-    from equipoise.methods.options import defaults
+    from equipoise.methods.options import choices, defaults, flat
     from equipoise.methods.registry import find, registered
 
-    kind, options = find(name), defaults(find(name))
+    recipes = {"library": find(name)}
+    if registered()[name].published is not None:
+        recipes["as_published"] = find(name, "as_published")
+    published = recipes.get("as_published")
+    variants = {recipe: choices(kind, "variant") for recipe, kind in recipes.items()}
+    options = flat(defaults(recipes["library"]))
     options.pop("public", None)
-    published = registered()[name].published is not None or "recipe" in options
     return {
         "name": name,
-        **asdict(kind.card),
-        "recipes": ["library", *(["as_published"] if published else [])],
-        "variants": kind.variants,
-        "options": {option: value for option, value in options.items() if option != "recipe"},
+        **asdict(recipes["library"].card),
+        "published_guarantee": None if published is None else published.card.guarantee,
+        "recipes": list(recipes),
+        "variants": {recipe: words for recipe, words in variants.items() if words},
+        "options": options,
     }

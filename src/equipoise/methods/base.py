@@ -312,9 +312,6 @@ class Method(ABC):
         """The state after someone else moved the parameters (a warm start, a server)."""
         return state
 
-    variants: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """Algorithm forms of each recipe, its default one first; empty for a method that has one form."""
-
     @property
     def guarantee(self) -> str:
         """The best that a run may claim: "proven", "worst_case" or "none"."""

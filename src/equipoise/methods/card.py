@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equipoise import _validate
+
 __all__ = ["Card"]
 
 GUARANTEES = ("proven", "worst_case", "none")
@@ -17,15 +19,14 @@ class Card:
         summary: what it does, in a sentence.
         claim: what its publication claims, and what we found of it.
         source: where it comes from.
-        guarantee: what the library's recipe may claim: "proven", "worst_case" or "none".
-        published_guarantee: the same of the recipe as published; None where there is no such recipe.
+        guarantee: what it may claim: "proven", "worst_case" or "none".
         cost: passes over a batch and memory, relative to DP-SGD.
         use_when: when it is the right choice.
         avoid_when: when it is not.
 
     Example:
-        >>> from equipoise.methods import METHODS
-        >>> METHODS["dp-sgd"].card.guarantee
+        >>> from equipoise.methods import find
+        >>> find("dp-sgd").card.guarantee
         'proven'
     """
 
@@ -33,13 +34,9 @@ class Card:
     claim: str
     source: str
     guarantee: str
-    published_guarantee: str | None
     cost: str
     use_when: str
     avoid_when: str
 
     def __post_init__(self) -> None:
-        for label in ("guarantee", "published_guarantee"):
-            value = getattr(self, label)
-            if value not in GUARANTEES and not (value is None and label == "published_guarantee"):
-                raise ValueError(f"{label}={value!r}: it must be one of {', '.join(GUARANTEES)}")
+        _validate.one_of(GUARANTEES, guarantee=self.guarantee)

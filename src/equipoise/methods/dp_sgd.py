@@ -62,7 +62,6 @@ class DPSGD(Method):
         claim="Private, and proved so; the clipping moves the point where training comes to rest.",
         source="Abadi et al. 2016, Deep Learning with Differential Privacy",
         guarantee="proven",
-        published_guarantee=None,
         cost="one forward and one backward pass; the yardstick of the others",
         use_when="First, always: tuned well it is hard to beat.",
         avoid_when="Gradients are strongly asymmetric, so that any threshold that tames the noise biases.",

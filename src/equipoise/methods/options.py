@@ -19,9 +19,17 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-from equipoise.methods.public_records import NeedsPublicRecords, PublicRecords, require_public
+from equipoise.methods.public_records import PublicRecords, require_public
 
-__all__ = ["NeedsPublicRecords", "Option", "defaults", "field_types", "plain", "read_settings"]
+__all__ = [
+    "Option",
+    "choices",
+    "defaults",
+    "field_types",
+    "flat",
+    "plain",
+    "read_settings",
+]
 
 
 class Option:
@@ -69,6 +77,43 @@ def defaults(cls: type) -> dict[str, Any]:
         name: None if argument.default is inspect.Parameter.empty else plain(argument.default)
         for name, argument in known.items()
     }
+
+
+def flat(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain settings by dotted names, as a command line takes them.
+
+    Example:
+        >>> flat({"clip_norm": 0.1, "clip_rule": {"kind": "psac", "regulariser": 0.1}})
+        {'clip_norm': 0.1, 'clip_rule': 'psac', 'clip_rule.regulariser': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for name, value in described.items():
+        if isinstance(value, Mapping):
+            inner = dict(value)
+            found[name] = inner.pop("kind", inner.pop("name", None))
+            found |= {f"{name}.{field}": item for field, item in flat(inner).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def choices(cls: type, name: str) -> tuple[str, ...]:
+    """The words that a field takes, its default first: the kinds of an option, or those of a `Literal`.
+
+    Example:
+        >>> from equipoise.methods.dp_sgd import DPSGD
+        >>> choices(DPSGD, "clip_rule"), choices(DPSGD, "per_layer")
+        (('abadi', 'auto_s', 'nsgd', 'psac'), ())
+    """
+    if name not in field_types(cls):
+        return ()
+    hint = field_types(cls)[name]
+    families = [part for part in _parts(hint) if isinstance(part, type) and issubclass(part, Option)]
+    words = [kind for family in families for kind in family.kinds()]
+    if typing.get_origin(hint) is typing.Literal:
+        words += typing.get_args(hint)
+    first = flat({name: defaults(cls)[name]})[name]
+    return tuple(dict.fromkeys([first, *words])) if first in words else tuple(words)
 
 
 def plain(value: Any) -> Any:

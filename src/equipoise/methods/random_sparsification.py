@@ -51,7 +51,6 @@ class RandomSparsification(Method):
         claim="Less noise for the same budget; private, and proved so.",
         source="Zhu and Blaschko 2021, Improving DP-SGD via Randomly Sparsified Gradients, arXiv 2112.00845",
         guarantee="proven",
-        published_guarantee=None,
         cost="one forward and one backward pass; rows are formed parameter by parameter for their norms",
         use_when="As a comparison.",
         avoid_when="Models are large: the rows of every layer are formed.",

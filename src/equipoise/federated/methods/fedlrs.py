@@ -52,7 +52,6 @@ class FedLRS(RoundWrapper):
         source="Cheng et al. 2022, Differentially Private Federated Learning with Local Regularization and "
         "Sparsification",
         guarantee="proven",
-        published_guarantee=None,
         cost="that of the inner method, and a copy of the parameters",
         use_when="As a comparison, or where sending is dear.",
         avoid_when="Every step is noised and sending is cheap.",

@@ -96,7 +96,6 @@ class Moon(RoundWrapper):
         claim="Keeps the representations of clients with different data together.",
         source="Li, He and Song 2021, Model-Contrastive Federated Learning",
         guarantee="proven",
-        published_guarantee=None,
         cost="that of the inner method, and two more forward passes",
         use_when="Clients differ, and the model has a representation worth keeping.",
         avoid_when="Noise or clipping, not drift, limits the training.",

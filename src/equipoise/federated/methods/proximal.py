@@ -42,7 +42,6 @@ class Proximal(RoundWrapper):
         claim="Keeps clients with different data from drifting apart in long rounds.",
         source="Li et al. 2020, Federated Optimization in Heterogeneous Networks",
         guarantee="proven",
-        published_guarantee=None,
         cost="that of the inner method, and a copy of the parameters",
         use_when="Clients differ and a round has many local steps.",
         avoid_when="A round is a step: the pull is then zero.",

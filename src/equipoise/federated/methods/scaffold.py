@@ -56,7 +56,6 @@ class Scaffold(RoundWrapper):
         "carry the noise of a whole round.",
         source="Karimireddy et al. 2020, SCAFFOLD",
         guarantee="proven",
-        published_guarantee=None,
         cost="that of the inner method, three copies of the parameters, and c sent down",
         use_when="Clients differ, rounds have many local steps, and the noise of a round is small.",
         avoid_when="Noise is heavy: the controls then add it to every step of the next round.",

@@ -255,7 +255,6 @@ class AdaptiveRMS(RMSClipping):
         "Where the labels are noisy it costs a little and gains nothing.",
         source="Fukami, Murata and Niwa 2025, TMLR, AdaptDP-FedAvg, with one client",
         guarantee="proven",
-        published_guarantee="proven",
         cost="fused: that of DP-SGD and one number per step; round: one more pass over a query's records",
         use_when="The model can fit every record and many steps are affordable, or no clip norm is known.",
         avoid_when="A clip norm is tuned and no point fits all data, or few records have gradients at all.",

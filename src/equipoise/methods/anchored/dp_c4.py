@@ -178,7 +178,6 @@ class DPC4Plus(_ReleasedThresholds):
         "(interpolation), with this proven recipe too; elsewhere it stalls at a point that clipping sets.",
         source=SOURCE,
         guarantee="proven",
-        published_guarantee="none",
         cost="four passes over a batch a step at the default anchors; one copy of the parameters, one "
         "gradient, and a second set of factors a micro-batch",
         use_when="The model can fit every record, and the budget allows many steps.",
@@ -217,7 +216,6 @@ class DPC4(_ReleasedThresholds):
         "its thresholds betray the data, most of all near convergence; here they come from releases.",
         source=SOURCE,
         guarantee="proven",
-        published_guarantee="none",
         cost="as DP-C4+",
         use_when="As DP-C4+, where no guess of the losses' smoothness is at hand.",
         avoid_when="As DP-C4+.",

@@ -63,7 +63,6 @@ class DPSVRG(AnchoredMethod):
         claim="Private. Meant to lower the variance of sampling; the noise of the pair outweighs the gain.",
         source="Lee 2017, Differentially Private Variance Reduced Stochastic Gradient Descent",
         guarantee="proven",
-        published_guarantee=None,
         cost="four passes over a batch a step at the default anchors; one copy of the parameters, one "
         "gradient, and a second set of factors a micro-batch",
         use_when="As a baseline of DP-C4.",

@@ -79,7 +79,6 @@ class DiceSGD(Method):
         ),
         source="Zhang, Bu, Wu and Hong 2024, Differentially Private SGD Without Clipping Bias",
         guarantee="proven",
-        published_guarantee="worst_case",
         cost="DP-SGD's passes, a second weighted sum and noise draw; a memory of the size of the parameters",
         use_when="Gradients are asymmetric, and no good clip norm is known: the result hardly depends on it.",
         avoid_when="DP-SGD's clip norm is well tuned, or training is short in high dimension.",

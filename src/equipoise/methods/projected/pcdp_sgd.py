@@ -40,7 +40,6 @@ class PCDPSGD(ProjectedGradient):
         "hides in a constant.",
         source="PCDP-SGD, arXiv 2312.03792 (withdrawn by its authors in version 2)",
         guarantee="proven",
-        published_guarantee="proven",
         cost="one forward and one backward pass, one more over the public records a refresh",
         use_when="Noise is heavy and public records of the task capture nine tenths of the gradient.",
         avoid_when="Noise is mild, or one can train on the public records first: see public-warm-start.",

@@ -33,7 +33,6 @@ class PDPSGD(ProjectedGradient):
         claim="Noise of the subspace's dimension, not the model's; proved for gradients that lie in it.",
         source="Zhou, Wu and Banerjee 2021, Bypassing the Ambient Dimension",
         guarantee="proven",
-        published_guarantee="proven",
         cost="one forward and one backward pass, one more over the public records a refresh",
         use_when="As a comparison: pcdp-sgd clips after the projection, which is seldom worse.",
         avoid_when="The subspace misses much of the gradient: the bias stays.",

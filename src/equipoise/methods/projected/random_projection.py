@@ -40,7 +40,6 @@ class RandomProjection(ProjectedGradient):
         claim="Private, and proved so; a control for methods that choose their subspace.",
         source="the baseline RPDP-SGD of arXiv 2312.03792",
         guarantee="proven",
-        published_guarantee=None,
         cost="one forward and one backward pass, and the columns held in memory",
         use_when="To see what public directions are worth.",
         avoid_when="Accuracy counts.",

@@ -66,7 +66,6 @@ class AdaptiveRMS(RMSClipping):
         "an upper bound, and above the ledger's.",
         source="Fukami, Murata and Niwa 2025, TMLR, AdaptDP-FedAvg, with one client",
         guarantee="proven",
-        published_guarantee="proven",
         cost="that of DP-SGD and one more pass over the records of a query",
         use_when="To reproduce the paper.",
         avoid_when="Otherwise: the library's recipe takes less noise for the same epsilon.",

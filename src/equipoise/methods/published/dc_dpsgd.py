@@ -93,7 +93,6 @@ class DCDPSGD(Method):
         ),
         source="Sha et al., DC-DPSGD, arXiv 2405.17529",
         guarantee="none",
-        published_guarantee="none",
         cost="two passes, and k numbers per record",
         use_when="To reproduce the paper.",
         avoid_when="Otherwise: the library's recipe is proven, and cheaper.",

@@ -95,7 +95,6 @@ class DiceSGD(Method):
         "epsilon: false; what can be proved is a worst case without amplification.",
         source="Zhang, Bu, Wu and Hong 2024, Differentially Private SGD Without Clipping Bias",
         guarantee="worst_case",
-        published_guarantee="worst_case",
         cost="DP-SGD's passes and a second weighted sum; a memory of the size of the parameters",
         use_when="To reproduce the paper.",
         avoid_when="Records need protection: the library's recipe is proven at the cost of DP-SGD.",

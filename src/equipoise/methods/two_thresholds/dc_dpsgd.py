@@ -212,7 +212,6 @@ class DCDPSGD(Method):
         ),
         source="Sha et al., DC-DPSGD, arXiv 2405.17529",
         guarantee="proven",
-        published_guarantee="none",
         cost="score norm: as DP-SGD; score trace: k numbers per record and k (in + out) per layer more; "
         "joint_topk: two passes",
         use_when="Gradients are skewed and heavy-tailed, as in regression with rare large errors.",

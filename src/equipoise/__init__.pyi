@@ -1,0 +1,29 @@
+from equipoise import audit as audit
+from equipoise import data as data
+from equipoise import federated as federated
+from equipoise import gradients as gradients
+from equipoise import methods as methods
+from equipoise import privacy as privacy
+from equipoise.gradients import per_sample_gradients as per_sample_gradients
+from equipoise.gradients import replace_batch_norm as replace_batch_norm
+from equipoise.methods import DCDPSGD as DCDPSGD
+from equipoise.methods import DPC4 as DPC4
+from equipoise.methods import DPSGD as DPSGD
+from equipoise.methods import PCDPSGD as PCDPSGD
+from equipoise.methods import AdaptiveRMS as AdaptiveRMS
+from equipoise.methods import DiceSGD as DiceSGD
+from equipoise.methods import DPC4Plus as DPC4Plus
+from equipoise.methods import Method as Method
+from equipoise.methods import published as published
+from equipoise.privacy import Budget as Budget
+from equipoise.privacy import FixedEpochs as FixedEpochs
+from equipoise.privacy import FullBatch as FullBatch
+from equipoise.privacy import Poisson as Poisson
+from equipoise.privacy import WithoutReplacement as WithoutReplacement
+from equipoise.statements import Statement as Statement
+from equipoise.training import PrivateTraining as PrivateTraining
+from equipoise.training import load_model as load_model
+from equipoise.training import sign_run as sign_run
+from equipoise.training import verify_run as verify_run
+
+__version__: str
