@@ -134,7 +134,7 @@ def plain(value: Any) -> Any:
         return value.describe()
     if hasattr(value, "config"):
         return value.config()
-    if isinstance(value, Option) and dataclasses.is_dataclass(value):
+    if isinstance(value, Option) and dataclasses.is_dataclass(value) and hasattr(value, "kind"):
         fields = {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
         return {"kind": value.kind} | fields
     return {"opaque": getattr(value, "__qualname__", type(value).__name__)}
