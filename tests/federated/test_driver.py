@@ -198,7 +198,7 @@ def test_larger_losses_change_only_the_scale(scale, variant):
     for factor in (1.0, 8.0):
         clients = [
             client(
-                follower(50.0 * factor, scale=scale, variant=variant),
+                follower(50.0 * factor, variant=variant),
                 p,
                 loss_function=lambda model, batch, factor=factor: factor * loss(model, batch),
                 learning_rate=0.3 / factor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 
@@ -152,7 +153,7 @@ def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
     method, given = make(), {"sampling": eq.FullBatch(RECORDS, STEPS)}  # draws of a size that is known
     if getattr(method, "anchor_batch_size", None) is not None:  # smaller than everybody
         given = {"sampling": eq.WithoutReplacement(20, RECORDS, STEPS), "relation": "replace_one"}
-        method.noise_multiplier = method.anchor_noise_multiplier = 1.0
+        method = dataclasses.replace(method, noise_multiplier=1.0, anchor_noise_multiplier=1.0)
         given["budget"] = None
     run = train(method, **given)
     told = run.method.gradients_per_step(run.method_plan)

@@ -300,13 +300,13 @@ def _is_of(value: Any, kind: Any) -> bool:
 def parse_option(text: str) -> tuple[str, Any]:
     """NAME=VALUE of the command line: a JSON value (a number, true, null, a list), or else a word.
 
-    >>> parse_option("anchor_period=8"), parse_option("variant=joint")
-    (('anchor_period', 8), ('variant', 'joint'))
+    >>> parse_option("schedule.period=8"), parse_option("variant=joint")
+    (('schedule.period', 8), ('variant', 'joint'))
     """
     name, equals, value = text.partition("=")
     name = name.strip().replace("-", "_")
     if not equals or not name:
-        raise SettingsError(f"--option is {text!r}, but it must be NAME=VALUE, such as anchor_period=8.")
+        raise SettingsError(f"--option is {text!r}, but it must be NAME=VALUE, such as schedule.period=8.")
     try:
         return name, json.loads(value)
     except (ValueError, RecursionError):
