@@ -148,3 +148,73 @@ def test_models_and_noise_keep_apart() -> None:
     """The privacy room has no word of torch.nn, the gradients room none of noise."""
     for path in (PACKAGE / "privacy").rglob("*.py"):
         assert "torch.nn" not in path.read_text(encoding="utf-8"), path
+
+
+# Names that may stand in several rooms, since they mean the same: what the files of a folder build on.
+SHARED_MODULE_NAMES = {"base", "errors"}
+
+
+def named_modules(package: Path) -> dict[str, Path]:
+    """Every module of a package by its dotted name."""
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = [package.name, *path.relative_to(package).with_suffix("").parts]
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def import_graph(package: Path) -> dict[str, set[str]]:
+    """Which modules of the package a module imports, lazy imports and those for type checkers included."""
+    known = named_modules(package)
+    graph: dict[str, set[str]] = {}
+    for name, path in known.items():
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                assert not node.level, f"{path}: imports name the package, so that a reader finds them"
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {item if item in known else node.module for item in inner}
+        graph[name] = (found & known.keys()) - {name}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that import each other, by Kahn's algorithm from both ends."""
+    left = {name: set(targets) for name, targets in graph.items()}
+    while True:
+        done = {name for name, targets in left.items() if not targets}
+        sources = set(left) - {target for targets in left.values() for target in targets}
+        if not done | sources:
+            return [sorted(left)] if left else []
+        left = {name: targets - done for name, targets in left.items() if name not in done | sources}
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    assert not circles(import_graph(PACKAGE))
+
+
+def test_a_circle_is_seen() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+    assert not circles({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+
+
+def test_a_module_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for name, path in named_modules(PACKAGE).items():
+        if path.stem not in SHARED_MODULE_NAMES | {"__init__"} and ".methods.published" not in name:
+            places.setdefault(path.stem, []).append(name)
+    assert not {stem: names for stem, names in places.items() if len(names) > 1}
+
+
+def test_a_public_class_name_has_one_meaning() -> None:
+    """Recipes as published share the names of our methods: they are told apart by `equipoise.published`."""
+    places: dict[str, list[str]] = {}
+    for name, path in named_modules(PACKAGE).items():
+        if ".methods.published" in name:
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name)
+    assert not {name: modules for name, modules in places.items() if len(modules) > 1}

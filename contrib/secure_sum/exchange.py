@@ -23,7 +23,7 @@ from equipoise.federated import (
     AdaptDPFedAvg,
     Exchange,
     FedAvg,
-    History,
+    FederationHistory,
     Refused,
     Reply,
     Request,
@@ -103,7 +103,7 @@ def simulate(
     rounds: int,
     rule: SecureSum,
     **options: Any,
-) -> History:
+) -> FederationHistory:
     """Run rounds over secure sums with clients of this process; `options` as for `run_rounds`.
 
     Raises:

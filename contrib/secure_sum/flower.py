@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from contrib.secure_sum.client import SecureClient
 from contrib.secure_sum.exchange import SecureExchange, StageRequest, check_secure
 from contrib.secure_sum.protocol import SecureSum
-from equipoise.federated import History, Request, Strategy, run_rounds
+from equipoise.federated import FederationHistory, Request, Strategy, run_rounds
 from equipoise.federated.flower import GridExchange
 from equipoise.federated.flower.client_app import answer_message, introduction_app
 from equipoise.federated.flower.wire import read_request, refusal_of, write_request
@@ -81,7 +81,7 @@ def serve(
     timeout: float = 3600.0,
     wait: float = 60.0,
     **options: Any,
-) -> History:
+) -> FederationHistory:
     """Run rounds over secure sums on a grid; arguments as for `equipoise.federated.flower.serve`.
 
     Raises:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.readers.files import DataError, MissingDataError, PathLike
+from equipoise.data.readers.files import DataFileError, MissingDataError, PathLike
 from equipoise.data.readers.npz import read_npz
 
 __all__ = ["decode_images", "read_shard", "unpack_cifar10"]
@@ -34,16 +34,16 @@ def read_shard(path: PathLike) -> tuple[NDArray[np.uint8], NDArray[np.int64], ND
     """Images uint8 ``[n, 3, 32, 32]``, labels ``[n]`` and positions ``[n]`` (both int64) of one shard.
 
     Raises:
-        MissingDataError, DataError: no such file, or a damaged one.
+        MissingDataError, DataFileError: no such file, or a damaged one.
     """
     arrays = read_npz(path, ("labels", "index", "residual", "sha256"))
     labels, index = arrays["labels"].astype(np.int64), arrays["index"].astype(np.int64)
     try:
         images = decode_images(arrays["residual"].tobytes(), len(labels))
     except (lzma.LZMAError, EOFError, ValueError) as error:
-        raise DataError(f"The shard {str(path)!r} is damaged ({error}). Fetch it again.") from None
+        raise DataFileError(f"The shard {str(path)!r} is damaged ({error}). Fetch it again.") from None
     if hashlib.sha256(images.tobytes()).hexdigest() != str(arrays["sha256"]) or len(index) != len(labels):
-        raise DataError(f"The shard {str(path)!r} is damaged: its checksum does not fit. Fetch it again.")
+        raise DataFileError(f"The shard {str(path)!r} is damaged: its checksum does not fit. Fetch it again.")
     return images, labels, index
 
 
@@ -58,7 +58,7 @@ def unpack_cifar10(folder: PathLike, target: PathLike) -> Path:
         The folder that was made.
 
     Raises:
-        MissingDataError, DataError: no shards, or a damaged one.
+        MissingDataError, DataFileError: no shards, or a damaged one.
     """
     source = next(
         (place for place in (Path(folder), Path(folder) / "cifar10") if any(place.glob("*-00.npz"))), None

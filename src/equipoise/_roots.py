@@ -19,6 +19,7 @@ __all__ = ["NoCrossing", "crossing"]
 # Brent's method interpolates: beyond, a value tells its sign alone, so that infinities do no harm.
 _LARGEST = 1e9
 _FINEST = 8.9e-16  # the least relative tolerance that brentq takes
+_TINY = 1e-300  # an absolute tolerance of zero is refused
 
 
 class NoCrossing(ValueError):
@@ -81,7 +82,7 @@ def crossing(
     if value(high) == 0:
         root = high
     else:
-        root = optimize.brentq(value, low, high, xtol=tolerance, rtol=max(relative, _FINEST))
+        root = optimize.brentq(value, low, high, xtol=max(tolerance, _TINY), rtol=max(relative, _FINEST))
     # The root is right to the tolerance and may lie on either side of the crossing.
     width = tolerance + relative * abs(root)
     while value(root) > 0:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.data.readers.cifar import load_cifar, read_cifar_binary, read_cifar_pickle
-from equipoise.data.readers.files import DataError, MissingDataError
+from equipoise.data.readers.files import DataFileError, MissingDataError
 from equipoise.data.readers.images import standardise_each
 from equipoise.data.readers.npz import read_npz
 
@@ -87,7 +87,7 @@ class Runs:
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, protocol: int) -> None:
     trap, path = tmp_path / "trap", tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps({b"data": Runs(trap), b"labels": [0]}, protocol=protocol))
-    with pytest.raises(DataError, match=r"mkdir.*refused"):
+    with pytest.raises(DataFileError, match=r"mkdir.*refused"):
         read_cifar_pickle(path, 10)
     assert not trap.exists()
 
@@ -105,7 +105,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, protocol: int) 
 def test_other_names_are_refused(tmp_path: Path, stream: bytes) -> None:
     path = tmp_path / "x"
     path.write_bytes(stream)
-    with pytest.raises(DataError, match="refused"):
+    with pytest.raises(DataFileError, match="refused"):
         read_cifar_pickle(path, 10)
 
 
@@ -122,7 +122,7 @@ def test_other_names_are_refused(tmp_path: Path, stream: bytes) -> None:
 def test_pickles_of_other_content(tmp_path: Path, content: object) -> None:
     path = tmp_path / "x"
     path.write_bytes(pickle.dumps(content, protocol=2))
-    with pytest.raises(DataError, match="does not hold"):
+    with pytest.raises(DataFileError, match="does not hold"):
         read_cifar_pickle(path, 10)
 
 
@@ -130,17 +130,17 @@ def test_damaged_files(tmp_path: Path) -> None:
     write_train(tmp_path, "bin")
     path = tmp_path / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="truncated"):
+    with pytest.raises(DataFileError, match="truncated"):
         load_cifar(tmp_path, "train")
     path.unlink()
     with pytest.raises(MissingDataError, match=r"data_batch_3\.bin"):
         load_cifar(tmp_path, "train")
     path.write_bytes(b"")
-    with pytest.raises(DataError, match="0 bytes"):
+    with pytest.raises(DataFileError, match="0 bytes"):
         read_cifar_binary(path, 10)
     path = tmp_path / "cut"
     path.write_bytes(pickle.dumps({b"data": pictures(1).reshape(1, -1), b"labels": [0]}, protocol=2)[:1000])
-    with pytest.raises(DataError, match="no readable pickle"):
+    with pytest.raises(DataFileError, match="no readable pickle"):
         read_cifar_pickle(path, 10)
     with pytest.raises(MissingDataError, match="binary layout"):
         load_cifar(tmp_path, "test")
@@ -151,10 +151,10 @@ def test_damaged_files(tmp_path: Path) -> None:
 def test_npz_with_pickled_objects_is_refused(tmp_path: Path) -> None:
     trap, path = tmp_path / "trap", tmp_path / "x.npz"
     np.savez(path, a=np.array([Runs(trap)], dtype=object))
-    with pytest.raises(DataError, match="refused"):
+    with pytest.raises(DataFileError, match="refused"):
         read_npz(path, ["a"])
     path.write_bytes(pickle.dumps(Runs(trap)))
-    with pytest.raises(DataError, match="refused"):
+    with pytest.raises(DataFileError, match="refused"):
         read_npz(path, ["a"])
     assert not trap.exists()
 
@@ -164,18 +164,18 @@ def test_damaged_npz(tmp_path: Path) -> None:
     with pytest.raises(MissingDataError):
         read_npz(path, ["a"])
     np.savez_compressed(path, a=np.arange(1000))
-    with pytest.raises(DataError, match="lacks the arrays"):
+    with pytest.raises(DataFileError, match="lacks the arrays"):
         read_npz(path, ["b"])
     content = path.read_bytes()
     path.write_bytes(content[:-30])
-    with pytest.raises(DataError, match="truncated"):
+    with pytest.raises(DataFileError, match="truncated"):
         read_npz(path, ["a"])
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 0xFF
     path.write_bytes(bytes(flipped))
-    with pytest.raises(DataError, match="again"):
+    with pytest.raises(DataFileError, match="again"):
         read_npz(path, ["a"])
     with path.open("wb") as file:
         np.save(file, np.arange(3))
-    with pytest.raises(DataError, match="single array"):
+    with pytest.raises(DataFileError, match="single array"):
         read_npz(path, ["a"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.data.readers.files import DataError, MissingDataError, find_file, read_text
+from equipoise.data.readers.files import DataFileError, MissingDataError, find_file, read_text
 from equipoise.data.readers.idx import load_idx_pair, read_idx
 from equipoise.data.readers.images import standardise_each
 
@@ -65,7 +65,7 @@ def test_pair_is_found_plain_or_packed_in_folder_or_subfolder(tmp_path: Path, pa
 def test_truncated_gzip(tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(idx_bytes((1000,), bytes(range(250)) * 4))[:-20])
-    with pytest.raises(DataError, match=r"truncated.*again"):
+    with pytest.raises(DataFileError, match=r"truncated.*again"):
         read_idx(path)
 
 
@@ -74,10 +74,10 @@ def test_corrupt_gzip(tmp_path: Path) -> None:
     content = bytearray(gzip.compress(idx_bytes((1000,), bytes(range(250)) * 4)))
     content[-6] ^= 0xFF  # the checksum at the end no longer fits
     path.write_bytes(bytes(content))
-    with pytest.raises(DataError, match="corrupt"):
+    with pytest.raises(DataFileError, match="corrupt"):
         read_idx(path)
     path.write_bytes(b"this is not gzip")
-    with pytest.raises(DataError, match="corrupt"):
+    with pytest.raises(DataFileError, match="corrupt"):
         read_idx(path)
 
 
@@ -97,19 +97,19 @@ def test_corrupt_gzip(tmp_path: Path) -> None:
 def test_damaged_files(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "x"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataFileError, match=message):
         read_idx(path)
 
 
 def test_pair_that_does_not_belong_together(tmp_path: Path) -> None:
     write_pair(tmp_path, labels=b"\x01\x02\x03")
-    with pytest.raises(DataError, match=r"2 images.*3 labels"):
+    with pytest.raises(DataFileError, match=r"2 images.*3 labels"):
         load_idx_pair(tmp_path, "train", name="toy")
     write_pair(tmp_path, images=idx_bytes((2,), b"\x00\x01"))
-    with pytest.raises(DataError, match="exchanged"):
+    with pytest.raises(DataFileError, match="exchanged"):
         load_idx_pair(tmp_path, "train", name="toy")
     write_pair(tmp_path, labels=b"\x01\x0a")
-    with pytest.raises(DataError, match="label"):
+    with pytest.raises(DataFileError, match="label"):
         load_idx_pair(tmp_path, "train", name="toy")
 
 
@@ -133,7 +133,7 @@ def test_find_file_prefers_the_subfolder(tmp_path: Path) -> None:
 
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes("caf\u00e9".encode("latin-1"))
-    with pytest.raises(DataError, match="UTF-8"):
+    with pytest.raises(DataFileError, match="UTF-8"):
         read_text(tmp_path / "x")
 
 

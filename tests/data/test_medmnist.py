@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.data.readers.files import DataError
+from equipoise.data.readers.files import DataFileError
 from equipoise.data.readers.medmnist import load_medmnist
 
 
@@ -43,7 +43,7 @@ def test_other_forms_are_refused(
     tmp_path: Path, images: np.ndarray, labels: np.ndarray, message: str
 ) -> None:
     write(tmp_path, images, labels)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataFileError, match=message):
         load_medmnist(tmp_path, "train", name="toy", num_classes=2)
     with pytest.raises(ValueError, match="part="):
         load_medmnist(tmp_path, "dev", name="toy", num_classes=2)

@@ -62,7 +62,7 @@ def test_a_part_of_a_named_set_is_refused(tmp_path: Path) -> None:
                 struct.pack(">HBB", 0, 8, len(shape)) + struct.pack(f">{len(shape)}I", *shape) + bytes(size)
             )
             (tmp_path / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
-    with pytest.raises(data.DataError, match=r"hold 2 training records.*60000"):
+    with pytest.raises(data.DataFileError, match=r"hold 2 training records.*60000"):
         data.load("mnist", tmp_path)
 
 
@@ -135,7 +135,7 @@ def test_data_of_the_users_own(module: str) -> None:
     assert load_dataset(f"{module}:make", folder="there").name == "there"
     with pytest.raises(TypeError, match="returned a int"):
         load_dataset(f"{module}:number")
-    with pytest.raises(data.DataError, match="population=0"):
+    with pytest.raises(data.DataFileError, match="population=0"):
         load_dataset(f"{module}:make", population=0)
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from equipoise import data
-from equipoise.data.readers.files import DataError
+from equipoise.data.readers.files import DataFileError
 from equipoise.data.records import DataSet, Records
 
 
@@ -58,7 +58,7 @@ def test_indices_out_of_range(index: object) -> None:
     ],
 )
 def test_bad_fields_are_refused(fields: dict, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataFileError, match=message):
         Records(fields, num_classes=3)
 
 
@@ -135,7 +135,7 @@ def test_fingerprint_follows_content_names_types_and_shapes() -> None:
 )
 def test_data_set_checks_its_parts(changes: dict, message: str) -> None:
     arguments = {"name": "toy", "train": rows(), "test": rows(), "population": 6, "num_classes": 3} | changes
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataFileError, match=message):
         DataSet(**arguments)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.data.readers.files import DataError, MissingDataError
+from equipoise.data.readers.files import DataFileError, MissingDataError
 from equipoise.data.readers.tables import (
     ADULT,
     MUSHROOM,
@@ -57,7 +57,7 @@ def test_encoding_of_a_row_does_not_depend_on_other_rows(tmp_path: Path) -> None
 def test_tabs_and_header(tmp_path: Path) -> None:
     form = Table((Number("x", 0, 1), Label("y", ("a", "b"))), delimiter="\t", header=True)
     assert len(read_table(write(tmp_path, "x\ty\n0.5\tb\n"), form)) == 1
-    with pytest.raises(DataError, match="header"):
+    with pytest.raises(DataFileError, match="header"):
         read_table(write(tmp_path, "y\tx\n0.5\tb\n"), form)
 
 
@@ -75,12 +75,12 @@ def test_tabs_and_header(tmp_path: Path) -> None:
     ],
 )
 def test_bad_cells_name_their_place(tmp_path: Path, row: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataFileError, match=message):
         read_table(write(tmp_path, f"1, baker, 1, 1, low\n{row}\n"), FORM)
 
 
 def test_empty_and_missing_tables(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no rows"):
+    with pytest.raises(DataFileError, match="no rows"):
         read_table(write(tmp_path, "|only a comment\n"), FORM)
     with pytest.raises(MissingDataError):
         read_table(tmp_path / "absent", FORM)
@@ -130,12 +130,12 @@ def test_libsvm(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_bad_libsvm_rows(tmp_path: Path, row: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataFileError, match=message):
         read_libsvm(write(tmp_path, f"-1 1:1\n{row}\n"), 4)
 
 
 def test_empty_libsvm(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no rows"):
+    with pytest.raises(DataFileError, match="no rows"):
         read_libsvm(write(tmp_path, "\n"), 4)
     with pytest.raises(ValueError, match="num_features"):
         read_libsvm(write(tmp_path, "\n"), 0)

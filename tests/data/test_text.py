@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.data.readers.files import DataError
+from equipoise.data.readers.files import DataFileError
 from equipoise.data.readers.text import HashingTokenizer, read_labelled_text
 
 TOKENIZER = HashingTokenizer(vocabulary_size=50, length=5)
@@ -63,7 +63,7 @@ def test_lines_without_header(tmp_path: Path) -> None:
     ],
 )
 def test_bad_files(tmp_path: Path, content: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataFileError, match=message):
         read_labelled_text(write(tmp_path, content), TOKENIZER)
 
 

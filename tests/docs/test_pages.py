@@ -11,8 +11,8 @@ import pytest
 import typer
 from pages import DOCS, PAGES, ROOT, anchors, name_of, without_blocks
 
-from equipoise.app.names import METHOD_NAMES
 from equipoise.cli import app
+from equipoise.methods.registry import METHODS
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 WIDTH, WORDS = 120, 100
@@ -70,10 +70,10 @@ def test_the_navigation_lists_every_page_once():
 
 def test_every_method_has_a_page():
     pages = {page.stem for page in (DOCS / "methods").glob("*.md")} - {"index"}
-    assert pages == set(METHOD_NAMES)
+    assert pages == set(METHODS)
 
 
-@pytest.mark.parametrize("name", METHOD_NAMES)
+@pytest.mark.parametrize("name", METHODS)
 def test_the_page_of_a_method_says_when_to_use_it(name):
     text = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
     for part in ("## Guarantee", "## When to use it", "```sh"):
@@ -144,6 +144,9 @@ def test_commands_and_their_options_exist(page):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_are_named_exist(page):
     text = page.read_text(encoding="utf-8")
+    rooms = "|".join(room.name for room in (ROOT / "src" / "equipoise").iterdir() if room.is_dir())
+    for path in re.findall(rf"(?<![\w/])(?:{rooms})/[\w/]+\.py", text):
+        assert (ROOT / "src" / "equipoise" / path).exists(), f"{name_of(page)}: {path}"
     for path in re.findall(r"\b(?:src|tests|benchmarks|reproduction|contrib|examples)/[\w/.-]*\w", text):
         if "NAME" not in path:
             assert (ROOT / path).exists(), f"{name_of(page)}: {path}"

@@ -15,7 +15,7 @@ from equipoise.privacy import Secrets, digest
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.training.context import StepContext
 from equipoise.training.distributed import Processes
-from equipoise.training.records import Preparation, RowSource, Source
+from equipoise.training.record_rows import Preparation, RowSource, Source
 
 
 class Follower:

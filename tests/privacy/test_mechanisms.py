@@ -40,7 +40,7 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.bounds.bounded import make_bounded
 from equipoise.privacy.ledger.replay import RecordingLedger
-from equipoise.privacy.mechanisms.base import History, Sums, history_key
+from equipoise.privacy.mechanisms.base import NoiseHistory, Sums, history_key
 from equipoise.privacy.noise.streams import ReleaseStreams, normals
 from equipoise.privacy.private import unwrap
 
@@ -197,7 +197,7 @@ def take(ledger, parameters="p", value=0.0, size=SIZE):
 
 def whitened_run(ledger, mechanism, case, steps):
     """Whitened noise of some steps, one row per step and release."""
-    past: History[Sums] = History()
+    past: NoiseHistory[Sums] = NoiseHistory()
     rows = []
     for ordinal in range(steps):
         earlier = past.before("all", ordinal, mechanism.memory)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from equipoise.data.readers.cifar import load_cifar, read_cifar_binary
-from equipoise.data.readers.files import DataError, MissingDataError
+from equipoise.data.readers.files import DataFileError, MissingDataError
 from reproduction.data.cifar_shards import decode_images, read_shard, unpack_cifar10
 
 
@@ -57,10 +57,10 @@ def test_shards_round_trip(tmp_path: Path) -> None:
     arrays = write_shard(path, images, [4, 0, 9], [2, 0, 1])
     assert np.array_equal(read_shard(path)[0], images)
     np.savez(path, **(arrays | {"sha256": np.array("0" * 64)}))
-    with pytest.raises(DataError, match="checksum"):
+    with pytest.raises(DataFileError, match="checksum"):
         read_shard(path)
     np.savez(path, **(arrays | {"residual": arrays["residual"][:-40]}))
-    with pytest.raises(DataError, match="damaged"):
+    with pytest.raises(DataFileError, match="damaged"):
         read_shard(path)
 
 

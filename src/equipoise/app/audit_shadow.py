@@ -66,7 +66,7 @@ def audit_shadow(
         positives, what the bound allows there, and accuracies.
 
     Raises:
-        SettingsError, DataError: before anything is trained.
+        SettingsError, DataFileError: before anything is trained.
         ValueError: too few models.
     """
     whole = load_data(settings)

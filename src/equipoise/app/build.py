@@ -105,7 +105,7 @@ def assemble(settings: Settings, progress: Progress | None = None, raw: DataSet 
 
     Raises:
         SettingsError: a setting that cannot be used.
-        DataError: data that cannot be used.
+        DataFileError: data that cannot be used.
     """
     settings.check()
     raw = raw or load_data(settings)
@@ -198,7 +198,7 @@ def load_data(settings: Settings) -> DataSet:
 
     Raises:
         SettingsError: the population is missing, or contradicts the published one; a subset is too large.
-        DataError: files are missing or broken.
+        DataFileError: files are missing or broken.
     """
     dataset = _load_whole(settings)
     if settings.subset is None:

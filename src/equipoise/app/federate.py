@@ -26,7 +26,7 @@ from equipoise.app.federation_settings import FederationSettings, check_federati
 from equipoise.app.federation_setup import ClientMaker, Federation, federation
 from equipoise.app.options import delta_warning
 from equipoise.app.run_checks import FEDERATION_FILE
-from equipoise.federated import History, Round, simulate
+from equipoise.federated import FederationHistory, Round, simulate
 from equipoise.federated.client import end_of
 from equipoise.federated.client_pool import ClientPool
 from equipoise.federated.messages import CLIENT_FAILURES
@@ -54,7 +54,7 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
         Plain values: what `federation.json` holds, with run_dir, report and seconds.
 
     Raises:
-        SettingsError, DataError: before anything is spent.
+        SettingsError, DataFileError: before anything is spent.
     """
     path, began = Path(folder), time.perf_counter()
     settings.check()
@@ -120,14 +120,16 @@ def resume_federation(folder: str, console: Console, data_dir: str | None = None
     return run_federation(settings, folder, console)
 
 
-def _inline(made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[Round], None]) -> History:
+def _inline(
+    made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[Round], None]
+) -> FederationHistory:
     with ClientPool(maker.client, len(made.parts)).closing() as clients:
         return simulate(made.strategy(), clients, *_common(made), **_options(made, path, on_round))
 
 
 def _on_flower(
     made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[Round], None]
-) -> History:
+) -> FederationHistory:
     from equipoise.federated.flower import simulate_on_flower
 
     params, rounds = _common(made)
@@ -159,7 +161,9 @@ def _options(made: Federation, path: Path, on_round: Callable[[Round], None]) ->
     }
 
 
-def _client_values(made: Federation, maker: ClientMaker, history: History, number: int) -> dict[str, Any]:
+def _client_values(
+    made: Federation, maker: ClientMaker, history: FederationHistory, number: int
+) -> dict[str, Any]:
     """What a client may claim: nothing if its ledger is broken. Its statement is written to its folder."""
     values: dict[str, Any] = {"client": number, "population": made.population(number)}
     if not maker.place(number).exists():  # never picked: nothing left it
@@ -188,7 +192,7 @@ def _client_values(made: Federation, maker: ClientMaker, history: History, numbe
     }
 
 
-def _values(made: Federation, history: History, clients: list[dict[str, Any]]) -> dict[str, Any]:
+def _values(made: Federation, history: FederationHistory, clients: list[dict[str, Any]]) -> dict[str, Any]:
     epsilons = [one["epsilon"] for one in clients]
     claimed = [one["epsilon_claimed"] for one in clients if one.get("epsilon_claimed") is not None]
     settings = made.settings

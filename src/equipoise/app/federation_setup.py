@@ -162,7 +162,7 @@ def federation(text: str) -> Federation:
 
     Raises:
         SettingsError: a setting that cannot be used.
-        DataError: data that cannot be used.
+        DataFileError: data that cannot be used.
     """
     settings = FederationSettings.from_json(text)
     settings.check()

@@ -44,7 +44,7 @@ def train_run(settings: Settings, console: Console) -> dict[str, Any]:
             files.
 
     Raises:
-        SettingsError, DataError: before anything is spent.
+        SettingsError, DataFileError: before anything is spent.
     """
     settings = replace(settings, run_dir=settings.run_dir or _new_folder(settings.data))
     assert settings.run_dir is not None

@@ -75,7 +75,7 @@ class InsertedCanaries:
 
         Raises:
             ValueError: other fields, shapes or types than the records'.
-            DataError: labels that the records could not have.
+            DataFileError: labels that the records could not have.
         """
         ours = {name: (value.shape[1:], value.dtype) for name, value in self.fields.items()}
         theirs = {name: (value.shape[1:], value.dtype) for name, value in records.fields.items()}

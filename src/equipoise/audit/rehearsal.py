@@ -28,9 +28,9 @@ from equipoise.audit.canaries import Row, Rows, canary_loss, canary_records, dir
 from equipoise.methods import Context, Method
 from equipoise.privacy import Bounded, Budget, Draw, Ledger, PrivacyPlan, Sampling
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
-from equipoise.privacy.mechanisms.base import History, Sums
+from equipoise.privacy.mechanisms.base import NoiseHistory, Sums
 from equipoise.training.run_ledger import open_ledger
-from equipoise.training.setup import Settings, TrainingSetup, prepare
+from equipoise.training.setup import TrainingSettings, TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 
 __all__ = ["Rehearsal", "Stage", "Watching", "open_stage", "rehearse"]
@@ -113,7 +113,7 @@ def open_stage(
 ) -> Stage:
     """A training whose ledger can be looked through; noise and draws follow the seed."""
     records = len(next(iter(data.values())))
-    settings = Settings(
+    settings = TrainingSettings(
         seed=seed,
         reproducible=True,
         micro_batch_size=max(1, records),
@@ -276,7 +276,7 @@ def _log_ratio(y: Sums, s: Sums, rate: float, canaries: int) -> Tensor:
 def whitened(plan: PrivacyPlan, transcript: Sequence[Sums], noted: Sequence[Noted]) -> list[Sums]:
     """Releases, or raw sums, in units of their noise, which is then standard and independent."""
     out: list[Sums] = []
-    past: History[Sums] = History()
+    past: NoiseHistory[Sums] = NoiseHistory()
     for sums, here in zip(transcript, noted, strict=True):
         white: Sums = {}
         for mechanism, members in plan.groups(sums):

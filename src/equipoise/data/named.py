@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from equipoise.data.readers.cifar import load_cifar
 from equipoise.data.readers.digits import load_digits
-from equipoise.data.readers.files import DataError, MissingDataError, PathLike, find_file
+from equipoise.data.readers.files import DataFileError, MissingDataError, PathLike, find_file
 from equipoise.data.readers.idx import IDX_FILES, load_idx_pair
 from equipoise.data.readers.medmnist import load_medmnist
 from equipoise.data.readers.tables import ADULT, MUSHROOM, read_libsvm, read_table
@@ -188,7 +188,7 @@ def load(name: str, folder: PathLike | None = None) -> DataSet:
     Raises:
         ValueError: an unknown name; the message lists the known ones.
         MissingDataError: no folder is given where one is needed, or a file is missing.
-        DataError: a file is corrupt, or holds another number of records than the published set.
+        DataFileError: a file is corrupt, or holds another number of records than the published set.
 
     >>> load("digits").population
     1437
@@ -212,7 +212,7 @@ def load(name: str, folder: PathLike | None = None) -> DataSet:
         )
     train, test = entry.read(folder)
     if len(train) != entry.population:
-        raise DataError(
+        raise DataFileError(
             f"The files of {name!r} hold {len(train)} training records, but the published set has "
             f"{entry.population}. "
             "Fetch the complete set; for a part of it, build a DataSet with its own public population."

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.readers.files import DataError
+from equipoise.data.readers.files import DataFileError
 
 __all__ = ["DataSet", "Records"]
 
@@ -35,8 +35,8 @@ class Records:
         check_finite: whether a NaN or an infinity in a floating-point field is an error.
 
     Raises:
-        DataError: no fields, no records, unequal lengths, labels that are not integers in range, values not
-            finite.
+        DataFileError: no fields, no records, unequal lengths, labels that are not integers in range, values
+            not finite.
 
     The tensors are kept, not copied: do not change them in place afterwards, since the fingerprint is
     computed once.
@@ -50,20 +50,20 @@ class Records:
         self, fields: Mapping[str, Tensor], *, num_classes: int | None = None, check_finite: bool = True
     ) -> None:
         if not fields:
-            raise DataError("fields is empty: give at least the field 'input', a tensor [n, ...].")
+            raise DataFileError("fields is empty: give at least the field 'input', a tensor [n, ...].")
         for name, value in fields.items():
             if not isinstance(value, Tensor):
-                raise DataError(
+                raise DataFileError(
                     f"fields[{name!r}] is a {type(value).__name__}, not a tensor. Convert it with "
                     "torch.as_tensor."
                 )
             if value.ndim == 0:
-                raise DataError(
+                raise DataFileError(
                     f"fields[{name!r}] is a single number. Its first axis must count the records."
                 )
         lengths = {name: len(value) for name, value in fields.items()}
         if len(set(lengths.values())) > 1:
-            raise DataError(
+            raise DataFileError(
                 f"fields have different numbers of records: {lengths}. Every field needs one row a record."
             )
         self._fields = MappingProxyType(dict(fields))
@@ -71,7 +71,9 @@ class Records:
         self.num_classes = num_classes
         self._fingerprint: str | None = None
         if self._length == 0:
-            raise DataError("fields hold no records at all. Check the file or the selection they come from.")
+            raise DataFileError(
+                "fields hold no records at all. Check the file or the selection they come from."
+            )
         if "label" in fields:
             _check_labels(fields["label"], num_classes)
         if check_finite:
@@ -128,7 +130,7 @@ class Records:
             raise ValueError(f"fraction={fraction} must lie strictly between 0 and 1.")
         size = round(fraction * self._length)
         if size in (0, self._length):
-            raise DataError(
+            raise DataFileError(
                 f"fraction={fraction} of {self._length} records leaves one part empty. Take a less extreme "
                 "one."
             )
@@ -182,24 +184,24 @@ class DataSet:
 
     def __post_init__(self) -> None:
         if isinstance(self.population, bool) or not isinstance(self.population, int) or self.population < 1:
-            raise DataError(
+            raise DataFileError(
                 f"population={self.population!r} must be a positive whole number: the public size of the set."
             )
         if self.num_classes < 2:
-            raise DataError(f"num_classes={self.num_classes} must be at least 2.")
+            raise DataFileError(f"num_classes={self.num_classes} must be at least 2.")
         if self.class_names and len(self.class_names) != self.num_classes:
-            raise DataError(
+            raise DataFileError(
                 f"class_names has {len(self.class_names)} names for num_classes={self.num_classes} classes."
             )
         for part, records in (("train", self.train), ("test", self.test)):
             missing = {"input", "label"} - set(records.fields)
             if missing:
-                raise DataError(
+                raise DataFileError(
                     f"{part} lacks the fields {sorted(missing)}; it has {sorted(records.fields)}."
                 )
             _check_labels(records.fields["label"], self.num_classes)
         if self.train.fields["input"].shape[1:] != self.test.fields["input"].shape[1:]:
-            raise DataError(
+            raise DataFileError(
                 f"a train input has shape {self.input_shape}, "
                 f"a test input {tuple(self.test.fields['input'].shape[1:])}. Prepare both in the same way."
             )
@@ -212,16 +214,18 @@ class DataSet:
 
 def _check_labels(label: Tensor, num_classes: int | None) -> None:
     if label.ndim != 1:
-        raise DataError(
+        raise DataFileError(
             f"label has shape {list(label.shape)}; it must be one class number a record, [n]. Use "
             "label.squeeze(1)."
         )
     if label.is_floating_point() or label.is_complex() or label.dtype == torch.bool:
-        raise DataError(f"label has type {label.dtype}; class numbers must be integers. Use label.long().")
+        raise DataFileError(
+            f"label has type {label.dtype}; class numbers must be integers. Use label.long()."
+        )
     low, high = int(label.min()), int(label.max())
     if low < 0 or (num_classes is not None and high >= num_classes):
         bound = "" if num_classes is None else f" .. {num_classes - 1}"
-        raise DataError(
+        raise DataFileError(
             f"label has values from {low} to {high}, outside 0{bound}. Recode the classes from 0, or correct "
             "num_classes."
         )
@@ -237,7 +241,7 @@ def _check_finite(name: str, value: Tensor) -> None:
     bad = ~value.reshape(len(value), -1).isfinite().all(1)
     if bool(bad.any()):
         rows = bad.nonzero().flatten()
-        raise DataError(
+        raise DataFileError(
             f"fields[{name!r}] has NaN or infinite values in {len(rows)} records (the first is number "
             f"{int(rows[0])}). "
             "Repair or drop them before training, or pass check_finite=False to let training give them "

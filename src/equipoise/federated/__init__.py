@@ -17,7 +17,15 @@ from equipoise.federated.methods.server_quantile import QuantileFedAvg, ServerQu
 from equipoise.federated.methods.server_radius import AdaptDPFedAvg, PublishedServerRMS, ServerRMS
 from equipoise.federated.partitions import dirichlet, iid, one_class
 from equipoise.federated.round_protocol import Extra, RoundProtocol, RoundWrapper
-from equipoise.federated.server import Exchange, FedAvg, History, Round, Strategy, run_rounds, simulate
+from equipoise.federated.server import (
+    Exchange,
+    FedAvg,
+    FederationHistory,
+    Round,
+    Strategy,
+    run_rounds,
+    simulate,
+)
 
 __all__ = [
     "AdaptDPFedAvg",
@@ -26,7 +34,7 @@ __all__ = [
     "Extra",
     "FedAvg",
     "FedLRS",
-    "History",
+    "FederationHistory",
     "Moon",
     "MoonLoss",
     "ProjectedUpload",

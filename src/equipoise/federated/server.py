@@ -41,7 +41,7 @@ from equipoise.training.checkpoint import Checkpoints
 __all__ = [
     "Exchange",
     "FedAvg",
-    "History",
+    "FederationHistory",
     "Participant",
     "Round",
     "RoundRequests",
@@ -269,7 +269,7 @@ class Round:
 
 
 @dataclass
-class History:
+class FederationHistory:
     """The rounds, and the global model after the last.
 
     Attributes:
@@ -283,7 +283,7 @@ class History:
 
 def simulate(
     strategy: Strategy, clients: Sequence[Participant], params: Parameters, rounds: int, **options: Any
-) -> History:
+) -> FederationHistory:
     """Run rounds of federated training with clients of this process; arguments as for `run_rounds`."""
     return run_rounds(strategy, InProcessExchange(clients), params, rounds, **options)
 
@@ -300,7 +300,7 @@ def run_rounds(
     evaluate: Callable[[Parameters], Mapping[str, float]] | None = None,
     on_round: Callable[[Round], None] | None = None,
     folder: str | os.PathLike[str] | None = None,
-) -> History:
+) -> FederationHistory:
     """Run rounds of federated training over any exchange of messages.
 
     Args:
@@ -326,7 +326,7 @@ def run_rounds(
     count = len(exchange) if clients_per_round is None else clients_per_round
     if not 1 <= count <= len(exchange):
         raise ValueError(f"clients_per_round={clients_per_round!r}: give 1 to {len(exchange)} or None")
-    history, disk = History(copied(params)), None
+    history, disk = FederationHistory(copied(params)), None
     if folder is not None:
         settings = {"clients": len(exchange), "clients_per_round": count}
         disk = ServerFolder(folder, settings | {"seed": seed, "first_round": first_round})
@@ -399,7 +399,7 @@ class ServerFolder:
         self._store, self._path = Checkpoints(Path(path) / "checkpoint"), Path(path)
         self._settings = dict(settings)
 
-    def save(self, strategy: Strategy, history: History) -> None:
+    def save(self, strategy: Strategy, history: FederationHistory) -> None:
         """Put the state after the last of the rounds on disk."""
         state = {
             "plan": {**self._settings, "strategy": type(strategy).__name__},
@@ -412,7 +412,7 @@ class ServerFolder:
         }
         self._store.save(history.rounds[-1].number, state)
 
-    def load(self, strategy: Strategy, params: Parameters) -> History | None:
+    def load(self, strategy: Strategy, params: Parameters) -> FederationHistory | None:
         """The rounds so far, with the strategy's state loaded; None where there are none.
 
         Args:
@@ -442,4 +442,4 @@ class ServerFolder:
             Round(**{**values, "asked": tuple(values["asked"]), "answered": tuple(values["answered"])})
             for values in state["rounds"]
         ]
-        return History(dict(state["params"]), rounds)
+        return FederationHistory(dict(state["params"]), rounds)

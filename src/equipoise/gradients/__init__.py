@@ -3,13 +3,12 @@
 from equipoise.gradients.capture.isolation import Buffers, parameters_restored, refuse_max_norm
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, ForwardWritesError
 from equipoise.gradients.checks.oracle import dense_gradients
-from equipoise.gradients.checks.replace_batch_norm import Change, find_batch_norms, replace_batch_norm
+from equipoise.gradients.checks.replace_batch_norm import Replacement, find_batch_norms, replace_batch_norm
 from equipoise.gradients.engine import Covered, GradientEngine, per_sample_gradients
 from equipoise.gradients.operator import DenseGradients, FactoredGradients, PerSampleGradients, concat
 
 __all__ = [
     "Buffers",
-    "Change",
     "CoverageError",
     "Covered",
     "CrossRecordError",
@@ -18,6 +17,7 @@ __all__ = [
     "ForwardWritesError",
     "GradientEngine",
     "PerSampleGradients",
+    "Replacement",
     "concat",
     "dense_gradients",
     "find_batch_norms",

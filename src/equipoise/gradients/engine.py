@@ -26,7 +26,7 @@ from equipoise.gradients.capture.isolation import (
 )
 from equipoise.gradients.capture.planner import LARGE, learn_plan
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
-from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, Refused
+from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
 from equipoise.gradients.checks.oracle import (
     Loss,
     check_params,
@@ -277,7 +277,7 @@ class GradientEngine:
                 raise
             remedy = "Call torch.utils.checkpoint.checkpoint with use_reentrant=False"
             reason = "reentrant activation checkpointing hides the gradients of what is inside"
-            refused = [Refused(name, name.rpartition(".")[0], reason, remedy) for name in leaves]
+            refused = [RefusedParameter(name, name.rpartition(".")[0], reason, remedy) for name in leaves]
             raise CoverageError(refused) from error
         if learned.mixes:
 
@@ -298,7 +298,6 @@ class GradientEngine:
 
     def _refuse_mixing(self, batch: Any) -> None:
         """Change several records in several ways; a plan, made for every new shape, changes one in one."""
-
         several = repeat_to(batch, min(MANY, max(LARGE, num_records(batch))))
         change = mixing_change(self.undisturbed_losses, several)
         if change is not None:
@@ -318,7 +317,7 @@ class GradientEngine:
         except RuntimeError as error:
             raise CoverageError(
                 [
-                    Refused(
+                    RefusedParameter(
                         name,
                         name.rpartition(".")[0],
                         f"the loss of a single record cannot be differentiated ({error})",
@@ -351,7 +350,9 @@ class GradientEngine:
                 break
             plan = self._learn(batch, dense=plan.dense | wrong)
         remedy = "Replace the layer by one that treats records alike in any batch, or freeze the parameter"
-        raise CoverageError([Refused(n, n.rpartition(".")[0], why, remedy) for n, why in wrong.items()])
+        raise CoverageError(
+            [RefusedParameter(n, n.rpartition(".")[0], why, remedy) for n, why in wrong.items()]
+        )
 
     def _measure(self, plan: CapturePlan, batch: Any) -> None:
         """Choose a kernel for every kind of factor by a short measurement on the example batch."""

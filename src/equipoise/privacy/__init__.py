@@ -17,7 +17,7 @@ from equipoise.privacy.accounting.epsilon import quick_epsilon as quick_epsilon
 from equipoise.privacy.accounting.private_search import PrivateSearch as PrivateSearch
 from equipoise.privacy.bounds.bounded import Bounded as Bounded
 from equipoise.privacy.bounds.bounded import sums_of as sums_of
-from equipoise.privacy.bounds.clipping import ClipRule as ClipRule
+from equipoise.privacy.bounds.clipping import WeightRule as WeightRule
 from equipoise.privacy.bounds.clipping import clip as clip
 from equipoise.privacy.bounds.clipping import clip_coordinates as clip_coordinates
 from equipoise.privacy.bounds.clipping import unbounded_sum as unbounded_sum

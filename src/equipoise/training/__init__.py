@@ -5,7 +5,7 @@ from equipoise.training.describe import Description
 from equipoise.training.loop import PrivateTraining
 from equipoise.training.metrics import CSVWriter, TensorBoardWriter
 from equipoise.training.published_run import Verification, charge_search, sign_run, verify_run
-from equipoise.training.records import DataError
+from equipoise.training.record_rows import DataError
 from equipoise.training.run_folder import load_model, save_model
 from equipoise.training.step import Result, StepReport
 

@@ -27,7 +27,7 @@ from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, sums_
 from equipoise.privacy.private import join, unwrap
 from equipoise.training.distributed import Processes
 from equipoise.training.randomness import generator, secret_randomness
-from equipoise.training.records import RowSource
+from equipoise.training.record_rows import RowSource
 from equipoise.training.run_ledger import SharedLedger
 
 __all__ = ["Noised", "StepContext", "StepDiagnostics", "StepLedger", "TrainingDraw"]

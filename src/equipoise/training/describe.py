@@ -17,7 +17,7 @@ import torch
 
 from equipoise.training.memory_use import step_bytes
 from equipoise.training.randomness import public_randomness
-from equipoise.training.records import batch_size, take
+from equipoise.training.record_rows import batch_size, take
 from equipoise.training.setup import TrainingSetup
 
 __all__ = ["Description", "describe", "time_once"]

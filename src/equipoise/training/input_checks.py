@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from equipoise.gradients import Buffers, ForwardWritesError, parameters_restored, refuse_max_norm
 from equipoise.gradients.checks.record_mixing import losses_moved
 from equipoise.methods import Method
-from equipoise.training.records import ARRAY_REMEDY, DataError, Source, batch_size, is_array, map_batch
+from equipoise.training.record_rows import ARRAY_REMEDY, DataError, Source, batch_size, is_array, map_batch
 
 __all__ = [
     "ALLOWED",

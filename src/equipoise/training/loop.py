@@ -30,10 +30,10 @@ from equipoise.training.describe import Description, describe
 from equipoise.training.input_checks import Loss, public_assumptions
 from equipoise.training.metrics import MetricsLog, MetricWriter
 from equipoise.training.progress import progress_bar
-from equipoise.training.records import map_batch
+from equipoise.training.record_rows import map_batch
 from equipoise.training.run_folder import RunFolder, save_model
 from equipoise.training.run_ledger import SharedLedger, name_in_journal, open_ledger, own_ledger
-from equipoise.training.setup import Settings, TrainingSetup, prepare, rebuild, rebuild_method
+from equipoise.training.setup import TrainingSettings, TrainingSetup, prepare, rebuild, rebuild_method
 from equipoise.training.step import Result, StepReport, StepRunner
 
 __all__ = ["Interrupt", "PrivateTraining", "catch_interrupt"]
@@ -147,7 +147,7 @@ class PrivateTraining:
         writers: Sequence[MetricWriter] = (),
         on_create: Callable[[Path], None] | None = None,
     ) -> None:
-        settings = Settings(
+        settings = TrainingSettings(
             seed=seed,
             reproducible=reproducible,
             micro_batch_size=micro_batch_size,

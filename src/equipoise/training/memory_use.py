@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from equipoise.gradients import Buffers
 from equipoise.training.input_checks import Loss
-from equipoise.training.records import batch_size
+from equipoise.training.record_rows import batch_size
 
 __all__ = ["available_bytes", "bytes_per_record", "default_micro_batch_size", "step_bytes"]
 

@@ -28,7 +28,7 @@ from equipoise.privacy.digests import keyed_digest
 from equipoise.privacy.ledger.journal import RunEntry
 from equipoise.training.distributed import Processes
 from equipoise.training.run_folder import RunFolder
-from equipoise.training.setup import Settings, TrainingSetup
+from equipoise.training.setup import TrainingSettings, TrainingSetup
 
 __all__ = ["SharedLedger", "open_ledger", "own_ledger"]
 
@@ -178,7 +178,7 @@ def own_ledger(ledger: Ledger | SharedLedger) -> Ledger:
     return ledger.own
 
 
-def name_in_journal(folder: RunFolder, settings: Settings) -> str | None:
+def name_in_journal(folder: RunFolder, settings: TrainingSettings) -> str | None:
     """The name of the folder's run in a journal that it shares with others; None where it has its own."""
     if settings.ledger_file is None:
         return None

@@ -41,10 +41,10 @@ from equipoise.training.input_checks import (
 from equipoise.training.memory_use import bytes_per_record, default_micro_batch_size
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.randomness import generator, public_randomness
-from equipoise.training.records import Preparation, RowSource, Source, map_batch
+from equipoise.training.record_rows import Preparation, RowSource, Source, map_batch
 
 __all__ = [
-    "Settings",
+    "TrainingSettings",
     "TrainingSetup",
     "averaged_over_views",
     "check_kinds",
@@ -56,7 +56,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """The plain settings of a training; see `PrivateTraining` for their meaning."""
 
     seed: int = 0
@@ -95,11 +95,13 @@ class Settings:
             raise ValueError(f"relation={self.relation!r}: give 'add_or_remove_one' or 'replace_one'")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; `Settings(**values)` brings them back."""
+        """Plain values; `TrainingSettings(**values)` brings them back."""
         return dataclasses.asdict(self)
 
 
-def check_kinds(sampling: Any, method: Any, budget: Any, augmentation: Any, settings: Settings) -> None:
+def check_kinds(
+    sampling: Any, method: Any, budget: Any, augmentation: Any, settings: TrainingSettings
+) -> None:
     """The objects have the kinds that the training needs.
 
     Raises:
@@ -134,7 +136,7 @@ def check_kinds(sampling: Any, method: Any, budget: Any, augmentation: Any, sett
         )
 
 
-def rebuild(config: Mapping[str, Any]) -> tuple[Sampling, Budget | None, Settings]:
+def rebuild(config: Mapping[str, Any]) -> tuple[Sampling, Budget | None, TrainingSettings]:
     """Sampling, budget and settings from a `config.json`.
 
     Raises:
@@ -143,7 +145,7 @@ def rebuild(config: Mapping[str, Any]) -> tuple[Sampling, Budget | None, Setting
     with _whole("sampling, budget or settings"):
         sampling = sampling_from(config["sampling"])
         budget = None if config["budget"] is None else Budget(**config["budget"])
-        return sampling, budget, Settings(**config["settings"])
+        return sampling, budget, TrainingSettings(**config["settings"])
 
 
 def rebuild_method(config: Mapping[str, Any], public: PublicRecords | None = None) -> Method:
@@ -245,7 +247,7 @@ class TrainingSetup:
     sampling: Sampling
     method: Method
     budget: Budget | None
-    settings: Settings
+    settings: TrainingSettings
     parameters: dict[str, nn.Parameter]
     device: torch.device
     processes: Processes
@@ -310,7 +312,7 @@ def prepare(
     method: Method | None,
     budget: Budget | None,
     scheduler: Any,
-    settings: Settings,
+    settings: TrainingSettings,
     augmentation: Callable[[Any, torch.Generator], Any] | None,
     device: str | torch.device | None,
     collate: Callable[[list[Any]], Any] | None,

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from equipoise.data.readers.files import DataError, MissingDataError, PathLike, find_file, read_bytes
+from equipoise.data.readers.files import DataFileError, MissingDataError, PathLike, find_file, read_bytes
 from equipoise.data.readers.images import standardise_each
 from equipoise.data.records import Records
 
@@ -41,13 +41,13 @@ def read_cifar_binary(path: PathLike, num_classes: int) -> Arrays:
     """Images uint8 ``[n, 3, 32, 32]`` and (fine) labels int64 ``[n]`` of a file in the binary layout.
 
     Raises:
-        MissingDataError, DataError: no such file, or its size is no multiple of a record's.
+        MissingDataError, DataFileError: no such file, or its size is no multiple of a record's.
     """
     label_bytes = 2 if num_classes == 100 else 1
     content = np.frombuffer(read_bytes(path), np.uint8)
     size = label_bytes + _PIXELS
     if len(content) == 0 or len(content) % size:
-        raise DataError(
+        raise DataFileError(
             f"The file {str(path)!r} has {len(content)} bytes, no multiple of the {size} that a record of "
             f"CIFAR-{num_classes} "
             "takes: it is truncated or of another layout. Fetch it again."
@@ -67,7 +67,7 @@ class _ArrayUnpickler(pickle.Unpickler):
             return getattr(np, name)
         if (module, name) == ("_codecs", "encode"):
             return _latin1_bytes
-        raise DataError(
+        raise DataFileError(
             f"the pickle asks for {module}.{name}, which is not part of a numpy array. It was refused, since "
             "a pickle "
             "can run any code. Fetch the file from its publisher, or use the binary layout."
@@ -76,14 +76,14 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 def _empty_array(kind: type, shape: tuple[int, ...], code: bytes | str) -> NDArray[Any]:
     if kind is not np.ndarray or tuple(shape) != (0,):
-        raise DataError("the pickle holds another object in place of a numpy array. It was refused.")
+        raise DataFileError("the pickle holds another object in place of a numpy array. It was refused.")
     return np.ndarray((0,), np.int8)
 
 
 def _latin1_bytes(text: str, encoding: str) -> bytes:
     # how Python 3 writes bytes in the old protocols
     if encoding != "latin1":
-        raise DataError(f"the pickle asks for the text encoding {encoding!r}. It was refused.")
+        raise DataFileError(f"the pickle asks for the text encoding {encoding!r}. It was refused.")
     return text.encode("latin1")
 
 
@@ -91,16 +91,18 @@ def read_cifar_pickle(path: PathLike, num_classes: int) -> Arrays:
     """Images uint8 ``[n, 3, 32, 32]`` and (fine) labels int64 ``[n]`` of a file in the python layout.
 
     Raises:
-        MissingDataError, DataError: no such file, a damaged one, or one that holds more than arrays and
+        MissingDataError, DataFileError: no such file, a damaged one, or one that holds more than arrays and
         labels.
     """
     content = read_bytes(path)
     try:
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
-    except DataError as error:
-        raise DataError(f"The file {str(path)!r} was not read: {error}") from None
+    except DataFileError as error:
+        raise DataFileError(f"The file {str(path)!r} was not read: {error}") from None
     except Exception as error:  # a damaged pickle can fail in almost any way
-        raise DataError(f"The file {str(path)!r} is no readable pickle ({error}). Fetch it again.") from None
+        raise DataFileError(
+            f"The file {str(path)!r} is no readable pickle ({error}). Fetch it again."
+        ) from None
     wanted = b"fine_labels" if num_classes == 100 else b"labels"
     entries = (
         {key.encode() if isinstance(key, str) else key: value for key, value in batch.items()}
@@ -117,7 +119,7 @@ def read_cifar_pickle(path: PathLike, num_classes: int) -> Arrays:
         or len(labels) != len(data)
         or not all(isinstance(label, int) for label in labels)
     ):
-        raise DataError(
+        raise DataFileError(
             f"The file {str(path)!r} does not hold 'data' (uint8 [n, {_PIXELS}]) and {wanted.decode()!r} (n "
             "numbers) of "
             f"CIFAR-{num_classes}. Check that it is a batch file of that set."
@@ -132,7 +134,7 @@ def load_cifar(folder: PathLike, part: str, *, num_classes: int = 10) -> Records
     ``cifar100``), and in the folder that the published archives unpack to.
 
     Raises:
-        MissingDataError, DataError: no layout is found, a file of it is missing, or one is damaged.
+        MissingDataError, DataFileError: no layout is found, a file of it is missing, or one is damaged.
     """
     if part not in ("train", "test") or num_classes not in (10, 100):
         raise ValueError(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from equipoise.data.readers.files import DataError, PathLike
+from equipoise.data.readers.files import DataFileError, PathLike
 from equipoise.data.records import DataSet
 
 __all__ = ["load_dataset", "load_function"]
@@ -82,7 +82,7 @@ def load_dataset(spec: str, *, folder: PathLike | None = None, population: int |
     if population is None:
         return dataset
     if population < 1:
-        raise DataError(
+        raise DataFileError(
             f"population={population} must be positive: it is the public size of the training set."
         )
     return replace(dataset, population=population)

@@ -8,17 +8,17 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["DataError", "MissingDataError", "PathLike", "find_file", "read_bytes", "read_text"]
+__all__ = ["DataFileError", "MissingDataError", "PathLike", "find_file", "read_bytes", "read_text"]
 
 
 PathLike = str | os.PathLike[str]
 
 
-class DataError(ValueError):
+class DataFileError(ValueError):
     """The data cannot be used as they are: a corrupt file, a label out of range, a NaN."""
 
 
-class MissingDataError(DataError, FileNotFoundError):
+class MissingDataError(DataFileError, FileNotFoundError):
     """A data file or folder is not where it is expected."""
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ def read_bytes(path: PathLike) -> bytes:
 
     Raises:
         MissingDataError: no such file.
-        DataError: the gzip stream is cut short or damaged.
+        DataFileError: the gzip stream is cut short or damaged.
     """
     path = Path(path)
     try:
@@ -76,23 +76,23 @@ def read_bytes(path: PathLike) -> bytes:
     try:
         return gzip.decompress(content)
     except EOFError:
-        raise DataError(
+        raise DataFileError(
             f"The gzip file {str(path)!r} is truncated: it ends before its content does. Fetch it again."
         ) from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"The gzip file {str(path)!r} is corrupt ({error}). Fetch it again.") from None
+        raise DataFileError(f"The gzip file {str(path)!r} is corrupt ({error}). Fetch it again.") from None
 
 
 def read_text(path: PathLike) -> str:
     """The content of a UTF-8 text file, plain or gzip; a leading byte order mark is dropped.
 
     Raises:
-        MissingDataError, DataError: as :func:`read_bytes`, and if the content is not UTF-8.
+        MissingDataError, DataFileError: as :func:`read_bytes`, and if the content is not UTF-8.
     """
     try:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(
+        raise DataFileError(
             f"The file {str(path)!r} is not UTF-8 text (byte {error.start}: {error.reason}). Convert it to "
             "UTF-8."
         ) from None

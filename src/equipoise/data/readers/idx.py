@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.readers.files import DataError, PathLike, find_file, read_bytes
+from equipoise.data.readers.files import DataFileError, PathLike, find_file, read_bytes
 from equipoise.data.readers.images import standardise_each
 from equipoise.data.records import Records
 
@@ -35,7 +35,7 @@ def read_idx(path: PathLike) -> Tensor:
 
     Raises:
         MissingDataError: no such file.
-        DataError: not an IDX file, truncated, or longer than its header says.
+        DataFileError: not an IDX file, truncated, or longer than its header says.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "two-idx1-ubyte"
@@ -45,12 +45,12 @@ def read_idx(path: PathLike) -> Tensor:
     """
     content = read_bytes(path)
     if len(content) < 4:
-        raise DataError(
+        raise DataFileError(
             f"The file {str(path)!r} is truncated: {len(content)} bytes cannot hold an IDX header."
         )
     zero, kind, dimensions = struct.unpack(">HBB", content[:4])
     if zero != 0 or kind not in _TYPES or dimensions == 0:
-        raise DataError(
+        raise DataFileError(
             f"The file {str(path)!r} is not an IDX file: it starts with {content[:4].hex(' ')} instead of 00 "
             "00, "
             "a known type (08, 09, 0b, 0c, 0d, 0e) and a number of dimensions. Check that the right file is "
@@ -58,13 +58,13 @@ def read_idx(path: PathLike) -> Tensor:
         )
     header = 4 + 4 * dimensions
     if len(content) < header:
-        raise DataError(f"The file {str(path)!r} is truncated within its header. Fetch it again.")
+        raise DataFileError(f"The file {str(path)!r} is truncated within its header. Fetch it again.")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     dtype = np.dtype(_TYPES[kind])
     expected = header + prod(shape) * dtype.itemsize
     if len(content) != expected:
         state = "truncated" if len(content) < expected else "too long"
-        raise DataError(
+        raise DataFileError(
             f"The file {str(path)!r} is {state}: its header announces {list(shape)} values, {expected} bytes "
             "in all, "
             f"but there are {len(content)}. Fetch it again."
@@ -80,19 +80,20 @@ def load_idx_pair(folder: PathLike, part: str, *, name: str, num_classes: int = 
     The four standard file names are looked for in ``folder/name`` and in ``folder``, plain and with ``.gz``.
 
     Raises:
-        MissingDataError, DataError: as :func:`read_idx`, and if images and labels differ in number or form.
+        MissingDataError, DataFileError: as :func:`read_idx`, and if images and labels differ in number or
+            form.
     """
     if part not in IDX_FILES:
         raise ValueError(f"part={part!r} must be 'train' or 'test'.")
     image_path, label_path = (find_file(folder, file, subfolders=[name]) for file in IDX_FILES[part])
     images, labels = read_idx(image_path), read_idx(label_path)
     if images.ndim != 3 or labels.ndim != 1:
-        raise DataError(
+        raise DataFileError(
             f"{str(image_path)!r} has {images.ndim} dimensions and {str(label_path)!r} has {labels.ndim}; "
             "3 and 1 are expected. Were the files exchanged?"
         )
     if len(images) != len(labels):
-        raise DataError(
+        raise DataFileError(
             f"{str(image_path)!r} holds {len(images)} images, {str(label_path)!r} {len(labels)} labels. "
             "They must belong together: fetch both again."
         )

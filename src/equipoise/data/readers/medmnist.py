@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from equipoise.data.readers.files import DataError, PathLike, find_file
+from equipoise.data.readers.files import DataFileError, PathLike, find_file
 from equipoise.data.readers.images import standardise_each
 from equipoise.data.readers.npz import read_npz
 from equipoise.data.records import Records
@@ -25,7 +25,7 @@ def load_medmnist(folder: PathLike, part: str, *, name: str, num_classes: int) -
     Grey images ``[n, h, w]`` get one channel, colour images ``[n, h, w, 3]`` three.
 
     Raises:
-        MissingDataError, DataError: no such file, a damaged one, or arrays of another form.
+        MissingDataError, DataFileError: no such file, a damaged one, or arrays of another form.
     """
     if part not in ("train", "val", "test"):
         raise ValueError(f"part={part!r} must be 'train', 'val' or 'test'.")
@@ -33,14 +33,14 @@ def load_medmnist(folder: PathLike, part: str, *, name: str, num_classes: int) -
     arrays = read_npz(path, (f"{part}_images", f"{part}_labels"))
     images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
     if images.dtype != np.uint8 or not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)):
-        raise DataError(
+        raise DataFileError(
             f"{part}_images of {str(path)!r} is {images.dtype}{list(images.shape)}; uint8 [n, h, w] or [n, "
             "h, w, 3] is expected."
         )
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(
+        raise DataFileError(
             f"{part}_labels of {str(path)!r} is {labels.dtype}{list(labels.shape)}; one class number a "
             "record is expected "
             "(sets with several labels a record are not supported)."

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.readers.files import DataError, MissingDataError, PathLike
+from equipoise.data.readers.files import DataFileError, MissingDataError, PathLike
 
 __all__ = ["read_npz"]
 
@@ -21,7 +21,7 @@ def read_npz(path: PathLike, names: Sequence[str]) -> dict[str, NDArray[Any]]:
 
     Raises:
         MissingDataError: no such file.
-        DataError: no npz file, a damaged one, one that lacks an array, or one that holds pickled objects.
+        DataFileError: no npz file, a damaged one, one that lacks an array, or one that holds pickled objects.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "x.npz"
@@ -36,27 +36,27 @@ def read_npz(path: PathLike, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise DataError(
+            raise DataFileError(
                 f"The file {str(path)!r} is a single array, not an npz archive. Save it with numpy.savez."
             )
         with archive:
             missing = [name for name in names if name not in archive.files]
             if missing:
-                raise DataError(
+                raise DataFileError(
                     f"The file {str(path)!r} lacks the arrays {missing}; it holds {archive.files}."
                 )
             return {name: archive[name] for name in names}
-    except DataError:
+    except DataFileError:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        raise DataError(
+        raise DataFileError(
             f"The file {str(path)!r} is truncated or no npz archive ({error}). Fetch it again."
         ) from None
     except ValueError as error:
         if "pickle" in str(error) or "Object arrays" in str(error):
-            raise DataError(
+            raise DataFileError(
                 f"The file {str(path)!r} holds pickled objects or is no npz archive. It was refused, since a "
                 "pickle can run "
                 "any code. Save plain arrays."
             ) from None
-        raise DataError(f"The file {str(path)!r} is damaged ({error}). Fetch it again.") from None
+        raise DataFileError(f"The file {str(path)!r} is damaged ({error}). Fetch it again.") from None

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import torch
 
-from equipoise.data.readers.files import DataError, PathLike, read_text
+from equipoise.data.readers.files import DataFileError, PathLike, read_text
 from equipoise.data.records import Records
 
 __all__ = [
@@ -72,13 +72,13 @@ class Number:
         return 1
 
     def encode(self, cell: str) -> list[float]:
-        """The encoding of one cell; DataError for what is no finite number."""
+        """The encoding of one cell; DataFileError for what is no finite number."""
         try:
             value = float(cell)
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise DataError(f"{cell!r} is not a finite number. Repair the row or drop it.")
+            raise DataFileError(f"{cell!r} is not a finite number. Repair the row or drop it.")
         value, span = min(max(value, self.low), self.high) - self.low, self.high - self.low
         if self.log:
             value, span = math.log1p(value), math.log1p(span)
@@ -107,9 +107,9 @@ class Category:
         return len(self.values)
 
     def encode(self, cell: str) -> list[float]:
-        """The encoding of one cell; DataError for a value that was not declared."""
+        """The encoding of one cell; DataFileError for a value that was not declared."""
         if cell not in self.values and cell != self.unknown:
-            raise DataError(
+            raise DataFileError(
                 f"{cell!r} is not a declared category ({', '.join(self.values)}). Declare it if it is "
                 "publicly known to "
                 "occur, or drop the row."
@@ -126,10 +126,10 @@ class Label:
     strip: str = ""
 
     def number(self, cell: str) -> int:
-        """The class number of one cell; DataError for a value that was not declared."""
+        """The class number of one cell; DataFileError for a value that was not declared."""
         cell = cell.rstrip(self.strip) if self.strip else cell
         if cell not in self.values:
-            raise DataError(f"{cell!r} is not a declared class ({', '.join(self.values)}).")
+            raise DataFileError(f"{cell!r} is not a declared class ({', '.join(self.values)}).")
         return self.values.index(cell)
 
 
@@ -182,9 +182,8 @@ def read_table(path: PathLike, table: Table) -> Records:
     ``[n]``.
 
     Raises:
-        MissingDataError, DataError: no such file, a row with too few or too many cells, a cell that does not
-        fit its
-            column; the message names file, line and column.
+        MissingDataError, DataFileError: no such file, a row with too few or too many cells, a cell that does
+            not fit its column; the message names file, line and column.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "people.csv"
@@ -210,14 +209,14 @@ def read_table(path: PathLike, table: Table) -> Records:
             cells = [cell.strip() for cell in row]
             place = f"{str(path)!r}, line {rows.line_num}"
             if len(cells) != len(table.columns):
-                raise DataError(
+                raise DataFileError(
                     f"{place}: {len(cells)} cells where {len(table.columns)} columns are declared."
                 )
             if expect_header:
                 expect_header = False
                 names = [column.name for column in table.columns]
                 if cells != names:
-                    raise DataError(f"{place}: the header is {cells}, the declared columns are {names}.")
+                    raise DataFileError(f"{place}: the header is {cells}, the declared columns are {names}.")
                 continue
             for column, known, cell in zip(table.columns, seen, cells, strict=True):
                 try:
@@ -227,12 +226,12 @@ def read_table(path: PathLike, table: Table) -> Records:
                         if cell not in known:
                             known[cell] = column.encode(cell)
                         inputs.extend(known[cell])
-                except DataError as error:
-                    raise DataError(f"{place}, column {column.name!r}: {error}") from None
+                except DataFileError as error:
+                    raise DataFileError(f"{place}, column {column.name!r}: {error}") from None
     except csv.Error as error:
-        raise DataError(f"{str(path)!r}, line {rows.line_num}: {error}.") from None
+        raise DataFileError(f"{str(path)!r}, line {rows.line_num}: {error}.") from None
     if not labels:
-        raise DataError(f"The file {str(path)!r} holds no rows.")
+        raise DataFileError(f"The file {str(path)!r} holds no rows.")
     features = torch.frombuffer(inputs, dtype=torch.float32).reshape(len(labels), table.num_features).clone()
     return Records({"input": features, "label": torch.tensor(labels)}, num_classes=table.num_classes)
 
@@ -249,8 +248,8 @@ def read_libsvm(
         classes: the labels as written, in the order of their class numbers, or a map to class numbers.
 
     Raises:
-        MissingDataError, DataError: no such file; an unknown label, an index outside 1 .. num_features or not
-            increasing, a value that is not finite; the message names file and line.
+        MissingDataError, DataFileError: no such file; an unknown label, an index outside 1 .. num_features
+            or not increasing, a value that is not finite; the message names file and line.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows"
@@ -269,28 +268,28 @@ def read_libsvm(
             continue
         place = f"{str(path)!r}, line {line_number}"
         if cells[0] not in numbers:
-            raise DataError(f"{place}: the label {cells[0]!r} is not one of {list(numbers)}.")
+            raise DataFileError(f"{place}: the label {cells[0]!r} is not one of {list(numbers)}.")
         last = 0
         for cell in cells[1:]:
             key, _, text = cell.partition(":")
             try:
                 index, value = int(key), float(text)
             except ValueError:
-                raise DataError(f"{place}: {cell!r} is not of the form index:value.") from None
+                raise DataFileError(f"{place}: {cell!r} is not of the form index:value.") from None
             if not last < index <= num_features:
-                raise DataError(
+                raise DataFileError(
                     f"{place}: the index {index} is out of range; indices increase and lie in 1 .. "
                     f"{num_features}."
                 )
             if not math.isfinite(value):
-                raise DataError(f"{place}: the value {cell!r} is not finite.")
+                raise DataFileError(f"{place}: the value {cell!r} is not finite.")
             last = index
             rows.append(len(labels))
             columns.append(index - 1)
             values.append(value)
         labels.append(numbers[cells[0]])
     if not labels:
-        raise DataError(f"The file {str(path)!r} holds no rows.")
+        raise DataFileError(f"The file {str(path)!r} holds no rows.")
     inputs = torch.zeros(len(labels), num_features)
     inputs[torch.tensor(rows, dtype=torch.int64), torch.tensor(columns, dtype=torch.int64)] = torch.tensor(
         values

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.data.readers.files import DataError, PathLike, read_text
+from equipoise.data.readers.files import DataFileError, PathLike, read_text
 from equipoise.data.records import Records
 
 __all__ = ["HashingTokenizer", "read_labelled_text"]
@@ -89,7 +89,7 @@ def read_labelled_text(
         delimiter: between cells. In a file without header the last column takes the rest of the line.
 
     Raises:
-        MissingDataError, DataError: no such file, a missing column, a line with too few cells, an unknown
+        MissingDataError, DataFileError: no such file, a missing column, a line with too few cells, an unknown
         label; the
             message names file and line.
     """
@@ -100,7 +100,7 @@ def read_labelled_text(
         header = [name.strip() for name in lines[0].split(delimiter)]
         missing = [name for name in (text, label) if name not in header]
         if missing:
-            raise DataError(f"The header of {str(path)!r} lacks the columns {missing}; it has {header}.")
+            raise DataFileError(f"The header of {str(path)!r} lacks the columns {missing}; it has {header}.")
         text_at, label_at, first, cuts = header.index(text), header.index(label), 1, -1
     elif isinstance(text, int) and isinstance(label, int):
         text_at, label_at, first, cuts = text, label, 0, max(text, label)
@@ -114,17 +114,17 @@ def read_labelled_text(
         cells = line.split(delimiter, cuts)
         place = f"{str(path)!r}, line {number}"
         if len(cells) <= max(text_at, label_at):
-            raise DataError(
+            raise DataFileError(
                 f"{place}: {len(cells)} cells, but the text is in cell {text_at + 1}, the label in "
                 f"{label_at + 1}."
             )
         name = cells[label_at].strip()
         if name not in numbers:
-            raise DataError(f"{place}: the label {name!r} is not one of {list(numbers)}.")
+            raise DataFileError(f"{place}: the label {name!r} is not one of {list(numbers)}.")
         texts.append(cells[text_at])
         labels.append(numbers[name])
     if not texts:
-        raise DataError(f"The file {str(path)!r} holds no texts.")
+        raise DataFileError(f"The file {str(path)!r} holds no texts.")
     return Records(
         {"input": tokenizer(texts), "label": torch.tensor(labels)}, num_classes=max(numbers.values()) + 1
     )

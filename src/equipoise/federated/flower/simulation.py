@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from equipoise.federated.flower.client_app import OpenClient, client_app
 from equipoise.federated.flower.strategy import serve
-from equipoise.federated.server import History, Strategy
+from equipoise.federated.server import FederationHistory, Strategy
 from equipoise.methods.base import Parameters
 
 __all__ = ["simulate_on_flower"]
@@ -25,7 +25,7 @@ def simulate_on_flower(
     *,
     processes: int = 1,
     **options: Any,
-) -> History:
+) -> FederationHistory:
     """Run rounds with Flower's simulation: clients in ray's processes, messages through Flower's link.
 
     Args:
@@ -43,7 +43,7 @@ def simulate_on_flower(
     """
     from flwr.simulation import run_simulation
 
-    found: list[History] = []
+    found: list[FederationHistory] = []
     server = ServerApp()
 
     @server.main()

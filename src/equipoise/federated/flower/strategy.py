@@ -18,7 +18,7 @@ from equipoise.federated.flower.grid import GridExchange
 from equipoise.federated.flower.wire import read_params, read_reply, to_record
 from equipoise.federated.messages import Request
 from equipoise.federated.server import (
-    History,
+    FederationHistory,
     Round,
     RoundRequests,
     Strategy,
@@ -129,7 +129,7 @@ def serve(
     seed: int = 0,
     evaluate: Callable[[Parameters], Mapping[str, float]] | None = None,
     on_round: Callable[[Round], None] | None = None,
-) -> History:
+) -> FederationHistory:
     """Run the rounds over a grid, in the main function of a server app.
 
     Args:

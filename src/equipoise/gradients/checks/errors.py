@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["BufferWritesError", "CoverageError", "CrossRecordError", "ForwardWritesError", "Refused"]
+__all__ = ["BufferWritesError", "CoverageError", "CrossRecordError", "ForwardWritesError", "RefusedParameter"]
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedParameter:
     """A parameter whose rows cannot be computed."""
 
     name: str
@@ -21,7 +21,7 @@ class Refused:
 class CoverageError(RuntimeError):
     """Some trainable parameters have no per-sample gradients; ``refused`` lists them all."""
 
-    def __init__(self, refused: Sequence[Refused]) -> None:
+    def __init__(self, refused: Sequence[RefusedParameter]) -> None:
         self.refused = tuple(refused)
         lines = [
             f"  {r.name} in {r.module_path or 'the model itself'}: {r.reason}. {r.remedy}."

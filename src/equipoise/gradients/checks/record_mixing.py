@@ -18,7 +18,7 @@ from equipoise.gradients.batches import map_leaves, num_records, perturb_record
 from equipoise.gradients.capture.layouts import Layout, record_first
 from equipoise.gradients.capture.recorder import output_tensors
 
-__all__ = ["MANY", "Change", "changes", "find_mixing_module", "losses_moved", "mixing_change"]
+__all__ = ["MANY", "RecordChange", "changes", "find_mixing_module", "losses_moved", "mixing_change"]
 
 
 #: Records of a batch on which mixing is looked for: pairs and small groups show.
@@ -26,14 +26,14 @@ MANY = 8
 
 
 @dataclass(frozen=True)
-class Change:
+class RecordChange:
     """A batch in which one record has other contents."""
 
     record: int
     batch: Any
 
 
-def changes(batch: Any) -> Iterator[Change]:
+def changes(batch: Any) -> Iterator[RecordChange]:
     """Changes of some records: noise, large and small values, zeros, another record's contents.
 
     Floating-point values are scaled or noised; other leaves (labels, tokens) only ever get values that some
@@ -44,12 +44,12 @@ def changes(batch: Any) -> Iterator[Change]:
     """
     count = num_records(batch)
     last, middle = count - 1, count // 2
-    yield Change(0, perturb_record(batch, 0))
-    yield Change(last, perturb_record(batch, last))
-    yield Change(min(1, last), _scaled(batch, min(1, last), 100.0))
-    yield Change(middle, _scaled(batch, middle, 0.0))
-    yield Change(0, _scaled(batch, 0, -1.0))
-    yield Change(last, map_leaves(lambda leaf: torch.cat([leaf[:-1], leaf[:1]]), batch))
+    yield RecordChange(0, perturb_record(batch, 0))
+    yield RecordChange(last, perturb_record(batch, last))
+    yield RecordChange(min(1, last), _scaled(batch, min(1, last), 100.0))
+    yield RecordChange(middle, _scaled(batch, middle, 0.0))
+    yield RecordChange(0, _scaled(batch, 0, -1.0))
+    yield RecordChange(last, map_leaves(lambda leaf: torch.cat([leaf[:-1], leaf[:1]]), batch))
 
 
 def _scaled(batch: Any, record: int, factor: float) -> Any:
@@ -64,7 +64,7 @@ def _scaled(batch: Any, record: int, factor: float) -> Any:
     return map_leaves(change, batch)
 
 
-def mixing_change(run: Callable[[Any], Tensor], batch: Any) -> Change | None:
+def mixing_change(run: Callable[[Any], Tensor], batch: Any) -> RecordChange | None:
     """The first change that moves the loss of a record other than the changed one, or None.
 
     Args:
@@ -94,13 +94,13 @@ def losses_moved(before: Tensor, after: Tensor, record: int = 0, slack: float = 
 
 
 def find_mixing_module(
-    model: nn.Module, run: Callable[[Any], Tensor], batch: Any, change: Change | None = None
+    model: nn.Module, run: Callable[[Any], Tensor], batch: Any, change: RecordChange | None = None
 ) -> tuple[str | None, str | None]:
     """Path and type of the first module whose output for other records moves with the changed one.
 
     Watches through a global hook that lives for two runs; nothing is put on the model.
     """
-    change = change or Change(0, perturb_record(batch, 0))
+    change = change or RecordChange(0, perturb_record(batch, 0))
     names: Mapping[nn.Module, str] = {module: name for name, module in model.named_modules()}
     outputs: list[tuple[nn.Module, list[Tensor]]] = []
 

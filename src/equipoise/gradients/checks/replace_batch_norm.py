@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
-__all__ = ["Change", "find_batch_norms", "replace_batch_norm"]
+__all__ = ["Replacement", "find_batch_norms", "replace_batch_norm"]
 
 
 @dataclass(frozen=True)
-class Change:
+class Replacement:
     """One module that ``replace_batch_norm`` replaces."""
 
     module_path: str
@@ -69,14 +69,14 @@ def replace_batch_norm(
     return fixed
 
 
-def find_batch_norms(model: nn.Module, *, groups: int = 32) -> tuple[Change, ...]:
+def find_batch_norms(model: nn.Module, *, groups: int = 32) -> tuple[Replacement, ...]:
     """What ``replace_batch_norm`` would change.
 
     >>> find_batch_norms(nn.BatchNorm1d(6))[0].after
     'GroupNorm(1, 6)'
     """
     return tuple(
-        Change(
+        Replacement(
             path,
             f"{type(module).__name__}({module.num_features})",
             f"GroupNorm({_groups(module, groups)}, {module.num_features})",

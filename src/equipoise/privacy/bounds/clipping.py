@@ -34,7 +34,7 @@ SMALLEST_NORM = 1e-12
 SLACK = 1e-6  # weights are cut so that |weight * norm| <= threshold * (1 + SLACK), the rounding of float32
 
 
-class ClipRule(Protocol):
+class WeightRule(Protocol):
     """Anything that turns row norms into row weights."""
 
     def weights(self, norms: torch.Tensor, threshold: Any) -> torch.Tensor:
@@ -44,7 +44,7 @@ class ClipRule(Protocol):
 
 def clip(
     rows: PrivateRows,
-    rule: ClipRule,
+    rule: WeightRule,
     threshold: float | Sequence[float],
     groups: Sequence[Sequence[str]] | None = None,
 ) -> Bounded:
@@ -106,7 +106,7 @@ def clip(
 
 def clip_coordinates(
     coordinates: Private,
-    rule: ClipRule,
+    rule: WeightRule,
     threshold: float,
     name: str = "coordinates",
     norms: Private | None = None,
@@ -162,7 +162,7 @@ def unbounded_sum(rows: PrivateRows, weights: torch.Tensor | None = None) -> Bou
     return make_bounded(as_private(value, rows.draw), math.inf, math.inf, rows.draw, bad)
 
 
-def limited_weights(rule: ClipRule, norms: torch.Tensor, threshold: float) -> torch.Tensor:
+def limited_weights(rule: WeightRule, norms: torch.Tensor, threshold: float) -> torch.Tensor:
     """The rule's weights [B] for raw norms [B], cut to |weight| * norm <= threshold.
 
     Raises:

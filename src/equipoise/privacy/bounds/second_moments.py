@@ -23,7 +23,7 @@ import torch
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded
 from equipoise.privacy.bounds.clipping import (
     SMALLEST_NORM,
-    ClipRule,
+    WeightRule,
     as_private,
     limited_weights,
     without_bad,
@@ -35,7 +35,7 @@ __all__ = ["moment_action", "second_moment"]
 
 
 def second_moment(
-    rows: PrivateRows, rule: ClipRule, threshold: float, groups: Sequence[Sequence[str]]
+    rows: PrivateRows, rule: WeightRule, threshold: float, groups: Sequence[Sequence[str]]
 ) -> Bounded:
     """The sums of g g^T, block by block, of rows clipped at c: bounds c^2 and sqrt(2) c^2.
 
@@ -65,7 +65,7 @@ def second_moment(
 
 
 def moment_action(
-    rows: PrivateRows, rule: ClipRule, threshold: float, columns: Sequence[Mapping[str, torch.Tensor]]
+    rows: PrivateRows, rule: WeightRule, threshold: float, columns: Sequence[Mapping[str, torch.Tensor]]
 ) -> Bounded:
     """The second moments' action on public columns, of rows clipped at c: bounds c^2 and 2 c^2.
 
@@ -96,7 +96,7 @@ def moment_action(
     return make_bounded(as_private(value, rows.draw), bound, 2 * bound, rows.draw, bad)
 
 
-def _clipped(rows: PrivateRows, rule: ClipRule, threshold: float) -> tuple[Any, torch.Tensor, Any, float]:
+def _clipped(rows: PrivateRows, rule: WeightRule, threshold: float) -> tuple[Any, torch.Tensor, Any, float]:
     if not isinstance(rows, PrivateRows):
         raise TypeError(
             f"rows must be PrivateRows, got {type(rows).__name__}; wrap raw rows: PrivateRows(rows, draw)"

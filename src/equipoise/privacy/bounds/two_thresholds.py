@@ -35,7 +35,13 @@ from typing import Any
 import torch
 
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded
-from equipoise.privacy.bounds.clipping import ClipRule, as_private, limited_weights, weights_for, without_bad
+from equipoise.privacy.bounds.clipping import (
+    WeightRule,
+    as_private,
+    limited_weights,
+    weights_for,
+    without_bad,
+)
 from equipoise.privacy.bounds.requirements import one_value_a_record, public_threshold, require_length
 from equipoise.privacy.draw import Draw
 from equipoise.privacy.private import Private, PrivateError, unwrap
@@ -91,7 +97,7 @@ def top_share(scores: Private, ids: Private, fraction: float) -> Selection:
 
 
 def clip_selected(
-    rows: PrivateRows, ids: Private, selection: Selection, upper: float, lower: float, rule: ClipRule
+    rows: PrivateRows, ids: Private, selection: Selection, upper: float, lower: float, rule: WeightRule
 ) -> Bounded:
     """The sum with the selected records clipped at `upper`, the others at `lower`.
 
@@ -120,7 +126,7 @@ def clip_selected(
     return make_bounded(as_private(value, rows.draw), 2 * upper - lower, 2 * upper, rows.draw, bad)
 
 
-def clip_either(rows: PrivateRows, tail: Private, upper: float, lower: float, rule: ClipRule) -> Bounded:
+def clip_either(rows: PrivateRows, tail: Private, upper: float, lower: float, rule: WeightRule) -> Bounded:
     """The sum with every record clipped at `lower + h (upper - lower)`, h its label: the bound of `upper`.
 
     Args:
@@ -141,7 +147,7 @@ def clip_either(rows: PrivateRows, tail: Private, upper: float, lower: float, ru
     return make_bounded(value, upper, 2 * upper, rows.draw, bad)
 
 
-def clip_unbounded(rows: PrivateRows, mask: Private, upper: float, lower: float, rule: ClipRule) -> Bounded:
+def clip_unbounded(rows: PrivateRows, mask: Private, upper: float, lower: float, rule: WeightRule) -> Bounded:
     """The sum of `clip_either` for a mask that may know other records: its bounds are infinite.
 
     No plan holds such a release; only `ledger.release_unproven` and `ledger.disclose` can hand its value out.
@@ -153,7 +159,7 @@ def clip_unbounded(rows: PrivateRows, mask: Private, upper: float, lower: float,
     return make_bounded(value, math.inf, math.inf, rows.draw, bad)
 
 
-def clip_channels(rows: PrivateRows, tail: Private, upper: float, lower: float, rule: ClipRule) -> Bounded:
+def clip_channels(rows: PrivateRows, tail: Private, upper: float, lower: float, rule: WeightRule) -> Bounded:
     """The sum of `clip_either` as two: what the labels put into the tail, and the rest, the body.
 
     Returns:
@@ -173,7 +179,7 @@ def clip_channels(rows: PrivateRows, tail: Private, upper: float, lower: float, 
 
 
 def _either(
-    rows: PrivateRows, tail: torch.Tensor, upper: float, lower: float, rule: ClipRule
+    rows: PrivateRows, tail: torch.Tensor, upper: float, lower: float, rule: WeightRule
 ) -> tuple[dict[str, Private], Private]:
     kept, norms, label, bad = _usable(rows, tail, "tail")
     whole, _ = _between(rule, norms, label, upper, lower)
@@ -181,7 +187,7 @@ def _either(
 
 
 def _between(
-    rule: ClipRule, norms: torch.Tensor, label: torch.Tensor, upper: float, lower: float
+    rule: WeightRule, norms: torch.Tensor, label: torch.Tensor, upper: float, lower: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The weights of rows under their labels, and under `lower`; at both ends they are the rule's own."""
     low = limited_weights(rule, norms, lower)

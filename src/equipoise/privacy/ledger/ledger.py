@@ -59,7 +59,7 @@ from equipoise.privacy.ledger.run_record import (
     spent,
     spent_roughly,
 )
-from equipoise.privacy.mechanisms.base import History, Mechanism, Sums, history_key, require_carried
+from equipoise.privacy.mechanisms.base import Mechanism, NoiseHistory, Sums, history_key, require_carried
 from equipoise.privacy.noise.secrets import Secrets
 from equipoise.privacy.noise.streams import ReleaseStreams, add_normals
 from equipoise.privacy.plan import Pattern, PrivacyPlan
@@ -245,7 +245,7 @@ class Ledger:
         self.kernels = kernels
         self.forbid_unproven = forbid_unproven
         self.noise = "grid" if hardened else plan.arithmetic
-        self._history: History[bytes] = History(_keys_of(history or {}))
+        self._history: NoiseHistory[bytes] = NoiseHistory(_keys_of(history or {}))
         self.run = self.secrets.identity
         self._open: dict[Draw, bool] = {}
         self._fingerprint = plan.fingerprint()

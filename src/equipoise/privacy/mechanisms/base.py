@@ -16,8 +16,8 @@ Everything that the ledger, the accountant and the audits need follows from that
 | journal, statement | `describe`, and `from_description` as its inverse |
 
 **Noise over steps.** A mechanism with `memory` m may use again the noise of up to m releases before. Noise is
-keyed by the whole question, so the ledger keeps the secret keys of the last m releases (`History`) and hands
-them over. It does so only while draw follows draw without a gap: after a draw that was opened and not
+keyed by the whole question, so the ledger keeps the secret keys of the last m releases (`NoiseHistory`) and
+hands them over. It does so only while draw follows draw without a gap: after a draw that was opened and not
 released, a void draw, or another question at an index that the journal holds, the noise starts afresh. The
 keys are private state: they go into the checkpoint, and their digest is part of the next release's question,
 so that no noise is mixed in two ways.
@@ -169,11 +169,11 @@ def history_key(streams: ReleaseStreams, name: str) -> bytes:
 Kept = TypeVar("Kept")
 
 
-class History(Generic[Kept]):
+class NoiseHistory(Generic[Kept]):
     """What the latest releases of each name left, as far as draw followed draw without a gap.
 
     Example:
-        >>> history = History()
+        >>> history = NoiseHistory()
         >>> for ordinal in (0, 1, 3, 4):
         ...     history.add("gradient", ordinal, f"noise {ordinal}", memory=2)
         >>> history.before("gradient", 5, memory=2), history.before("gradient", 6, memory=2)
