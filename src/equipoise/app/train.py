@@ -20,6 +20,7 @@ from equipoise.app.build import Experiment, Progress, assemble, build_training, 
 from equipoise.app.options import delta_warning
 from equipoise.app.run_checks import SETTINGS_FILE, is_finished, read_settings
 from equipoise.app.settings import Settings
+from equipoise.app.shared_budget import find_class
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
 from equipoise.audit.canary_scores import Watched
 from equipoise.methods import PublicRecords
@@ -101,12 +102,13 @@ def resume_run(
         settings, run_dir=folder, data_dir=data_dir or settings.data_dir, device=device or settings.device
     )
     experiment = _assemble(settings, console)
-    method = None
-    if experiment.public is not None:  # which no file holds; the noise is that of the first start
-        method = rebuild_method(RunFolder(folder).read_config(), PublicRecords(experiment.public))
+    # no file holds the public records, and a class of the user's own is known by the settings' path to it
+    public = None if experiment.public is None else PublicRecords(experiment.public)
+    kind = find_class(settings.method, settings.recipe)
+    method = rebuild_method(RunFolder(folder).read_config(), public, kind)
     if settings.canaries is not None:
         experiment = replace(experiment, canaries=InsertedCanaries.load(folder))
-        method = experiment.watched(method or rebuild_method(RunFolder(folder).read_config()))
+        method = experiment.watched(method)
     training = PrivateTraining.resume(
         folder,
         experiment.model,

@@ -59,7 +59,18 @@ class Option:
 
 @functools.cache
 def field_types(cls: type) -> Mapping[str, Any]:
-    """The types of a dataclass's fields, by name."""
+    """The types of a dataclass's fields, by name; none for a class without arguments.
+
+    Raises:
+        TypeError: its arguments are not the fields of a dataclass.
+    """
+    if not dataclasses.is_dataclass(cls):
+        if not inspect.signature(cls).parameters:
+            return {}
+        raise TypeError(
+            f"{cls.__name__} has arguments that are no fields: make it a dataclass, "
+            "@dataclass(frozen=True, kw_only=True), so that its configuration can be written down"
+        )
     hints = typing.get_type_hints(cls)
     return {item.name: hints[item.name] for item in dataclasses.fields(cls) if item.init}
 
@@ -72,10 +83,12 @@ def defaults(cls: type) -> dict[str, Any]:
         >>> defaults(PSAC)
         {'regulariser': 0.01}
     """
-    known = inspect.signature(cls).parameters
+    if not field_types(cls):
+        return {}
     return {
-        name: None if argument.default is inspect.Parameter.empty else plain(argument.default)
-        for name, argument in known.items()
+        item.name: plain(item.default if item.default is not dataclasses.MISSING else None)
+        for item in dataclasses.fields(cls)
+        if item.init
     }
 
 

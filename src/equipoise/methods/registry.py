@@ -103,7 +103,13 @@ def find(name: str, recipe: str = "library") -> type[Any]:
     if recipe not in RECIPES:
         raise ValueError(f"recipe={recipe!r} is unknown; give one of {', '.join(RECIPES)}")
     if ":" in name:
-        return _load(name)
+        found = _load(name)
+        if getattr(found, "name", None) in registered() and found not in _known(found.name):
+            raise ValueError(
+                f"method={name!r} has name={found.name!r}, which is another method's: statements and "
+                "configurations would speak of that one. Give the class a name of its own"
+            )
+        return found
     if name not in registered():
         raise ValueError(
             f"method={name!r} is unknown; there are {', '.join(registered())}. A class of your own goes by "
@@ -114,6 +120,12 @@ def find(name: str, recipe: str = "library") -> type[Any]:
     if path is None:
         raise ValueError(f"recipe={recipe!r}: the method {name!r} has the library's recipe alone")
     return _load(path)
+
+
+def _known(name: str) -> list[type[Any]]:
+    """The classes that are registered under a name."""
+    entry = registered()[name]
+    return [_load(path) for path in (entry.library, entry.published) if path is not None]
 
 
 def _load(path: str) -> type[Any]:

@@ -148,18 +148,25 @@ def rebuild(config: Mapping[str, Any]) -> tuple[Sampling, Budget | None, Trainin
         return sampling, budget, TrainingSettings(**config["settings"])
 
 
-def rebuild_method(config: Mapping[str, Any], public: PublicRecords | None = None) -> Method:
-    """The method from a `config.json`, and from its public records, which no file holds.
+def rebuild_method(
+    config: Mapping[str, Any], public: PublicRecords | None = None, kind: type[Method] | None = None
+) -> Method:
+    """The method from a `config.json`.
+
+    Args:
+        config: as the file holds it.
+        public: the public records, which no file holds.
+        kind: the class; by its registered name when None. A file does not say what to import.
 
     Raises:
         ValueError: it was damaged or edited.
     """
     with _whole("method"):
         described = config["method"]
-        name = described["name"]
-        if name not in registered():
-            raise ValueError(f"no method is registered under the name {name!r}; give method=... again")
-        return find(name, described.get("recipe", "library")).from_config(described, public)
+        if kind is None and described["name"] not in registered():
+            raise ValueError(f"no method is registered under the name {described['name']!r}; give method=...")
+        kind = kind or find(described["name"], described.get("recipe", "library"))
+        return kind.from_config(described, public)
 
 
 @contextmanager

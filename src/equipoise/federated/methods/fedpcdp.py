@@ -86,6 +86,13 @@ class RoundProjection(SubspaceUpload, ProjectedGradient):
         )  # fmt: skip
         self.directions, self.form = directions, checked_form(form)
 
+    def config(self) -> dict[str, Any]:
+        """The settings, with what is told of the subspace in place of its source."""
+        found = super().config()
+        del found["source"]
+        own = {"form": self.form, "dimension": self.directions.dimension, "blocks": self.directions.blocks}
+        return found | own | {"public": self.directions.public.describe()}
+
 
 class RoundPCDP(RoundProjection):
     """The client's half of FedPCDP: clipped after the projection. Arguments of `RoundProjection`."""

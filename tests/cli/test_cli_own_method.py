@@ -1,0 +1,106 @@
+"""A method from outside the library: named by its path, or by an installed package."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from equipoise.methods.registry import find, registered
+
+MODULE = """
+import os
+import signal
+from dataclasses import dataclass
+from typing import ClassVar
+
+import equipoise as eq
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfStep(eq.DPSGD):
+    name: ClassVar[str] = "half-step"
+
+    factor: float = 0.5
+
+    def step(self, context, state):
+        if context.step == 2 and os.environ.pop("HALF_STEPS_STOP", None):
+            os.kill(os.getpid(), signal.SIGINT)
+        estimate, state = super().step(context, state)
+        return {name: value * self.factor for name, value in estimate.items()}, state
+
+
+class Nameless(eq.DPSGD):
+    pass
+
+
+class Stranger:
+    pass
+"""
+TRAIN = "train --data digits --epochs 4 --noise-multiplier 2 --seed 3 --option factor=0.25 --json --method"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package of somebody else's; not installed yet."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "half_steps.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(folder)
+    registered.cache_clear()
+    yield folder
+    registered.cache_clear()
+    sys.modules.pop("half_steps", None)
+
+
+def install(folder):
+    """What an installer leaves behind: metadata with an entry point."""
+    metadata = folder / "half_steps-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: half-steps\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[equipoise.methods]\nhalf-step = half_steps:HalfStep\n")
+    registered.cache_clear()
+
+
+@pytest.mark.parametrize("word", ["half_steps:HalfStep", "half-step"])
+def test_it_trains_resumes_and_verifies(package, equipoise, tmp_path, monkeypatch, word):
+    if ":" not in word:
+        install(package)
+    run = tmp_path / "run"
+    monkeypatch.setenv("HALF_STEPS_STOP", "1")
+    found = equipoise(f"{TRAIN} {word} --run-dir", run)
+    assert (found.code, found.value["finished"]) == (130, False), found.err
+    config = json.loads((run / "config.json").read_text())
+    assert (config["method"]["name"], config["method"]["factor"]) == ("half-step", 0.25)
+    again = equipoise("resume", run, "--json")
+    assert again.code == 0, again.err
+    assert again.value["finished"] is True
+    checked = equipoise("verify", run, "--json")
+    assert checked.code == 0, checked.err
+    told = [finding for finding in checked.value["findings"] if finding["subject"] == "method"]
+    # a verifier imports nothing that a file names; what is installed here is known
+    assert [finding["ok"] for finding in told] == ([None] if ":" in word else [])
+
+
+def test_an_installed_method_is_listed(package, equipoise):
+    assert equipoise("methods half-step").code == 2
+    install(package)
+    (row,) = equipoise("methods half-step --json").value["methods"]
+    assert row["options"]["factor"] == 0.5
+    assert find("half-step").__name__ == "HalfStep"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("half_steps:Nameless", "Give the class a name of its own"),
+        ("half_steps:Stranger", "is no subclass of equipoise.Method"),
+        ("half_steps:Nobody", "cannot be imported"),
+        ("no_steps:HalfStep", "cannot be imported"),
+    ],
+)
+def test_what_is_no_method_is_refused(package, equipoise, word, message):
+    found = equipoise(f"{TRAIN} {word}")
+    assert found.code == 2
+    assert message in found.value["error"]
