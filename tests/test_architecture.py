@@ -151,7 +151,7 @@ def test_models_and_noise_keep_apart() -> None:
 
 
 # Names that may stand in several rooms, since they mean the same: what the files of a folder build on.
-SHARED_MODULE_NAMES = {"base", "errors"}
+SHARED_MODULE_NAMES = {"base", "errors", "registry"}
 
 
 def named_modules(package: Path) -> dict[str, Path]:

@@ -3,7 +3,7 @@
 import pytest
 
 from equipoise.methods import METHODS, find
-from equipoise.methods.options import defaults
+from equipoise.methods.configuration import defaults
 
 
 def test_methods_say_what_they_are(equipoise):

@@ -50,7 +50,7 @@ from equipoise.federated import (
 from equipoise.federated.methods.server_quantile import SHARE
 from equipoise.federated.methods.server_radius import SQUARES
 from equipoise.federated.server import usable_replies
-from equipoise.methods import PublicRecords
+from equipoise.methods import PublicRecords, PublicSubspace
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.wrapper import MethodWrapper
 
@@ -223,7 +223,11 @@ def test_one_client_and_one_step_a_round_are_central_training():
             data=records(),
             sampling=eq.Poisson(20, RECORDS, 4),
             # noise far below the tolerance: the two draw it for columns of other signs
-            method=central(records(9, 20), 0.5, noise_multiplier=1e-10, refresh_every=1),
+            method=central(
+                source=PublicSubspace(PublicRecords(records(9, 20)), refresh_every=1),
+                clip_norm=0.5,
+                noise_multiplier=1e-10,
+            ),
             reproducible=True,
         )
         list(training)

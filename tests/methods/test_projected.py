@@ -27,7 +27,7 @@ from equipoise.methods import (
     published,
 )
 from equipoise.methods.base import Setting
-from equipoise.methods.options import field_types
+from equipoise.methods.configuration import field_types
 from equipoise.methods.projected.sources import groups_of
 from equipoise.methods.published.pcdp_sgd import check_orthonormal
 from equipoise.privacy import (

@@ -57,7 +57,7 @@ def _training(method, data=PRIVATE, **options):
 
 METHODS = {
     "pcdp-sgd": lambda public: eq.PCDPSGD(source=PublicSubspace(PublicRecords(public)), noise_multiplier=1.0),
-    "public-only": eq.methods.PublicOnly,
+    "public-only": lambda public: eq.methods.PublicOnly(public=PublicRecords(public)),
     "inner": lambda public: eq.methods.PublicWarmStart(
         public=PublicRecords(_batch(2)),
         inner=eq.methods.GEP(source=PublicSubspace(PublicRecords(public)), noise_multiplier=1.0),

@@ -33,7 +33,7 @@ from equipoise.audit.canary_scores import Watched
 from equipoise.data import DataSet, Records
 from equipoise.data.readers.custom import load_dataset
 from equipoise.methods import Method
-from equipoise.privacy import Poisson
+from equipoise.privacy import BudgetError, Poisson
 from equipoise.training import PrivateTraining
 from equipoise.training.metrics import MetricWriter
 
@@ -150,31 +150,39 @@ def build_training(
     method, budget = make_method(settings, experiment.sampling, experiment.public)
     if experiment.canaries is not None:
         method = experiment.watched(method)
-    return PrivateTraining(
-        experiment.model,
-        experiment.optimizer,
-        loss=cross_entropy,
-        data=experiment.records,
-        sampling=experiment.sampling,
-        method=method,
-        budget=budget,
-        scheduler=experiment.scheduler,
-        augmentation=experiment.augmentation,
-        run_dir=settings.run_dir if on_disk else None,
-        ledger_file=settings.ledger if on_disk else None,
-        hardened=settings.hardened,
-        # they were set apart by number, so that equal ones are different records
-        allow_public_duplicates=settings.public_records is not None,
-        seed=settings.seed,
-        reproducible=settings.reproducible,
-        micro_batch_size=settings.micro_batch_size,
-        ema_decay=settings.ema or None,
-        views=settings.views or 1,
-        device=settings.device,
-        epsilon_every=epsilon_every,
-        writers=writers,
-        on_create=on_create,
-    )
+    try:
+        return PrivateTraining(
+            experiment.model,
+            experiment.optimizer,
+            loss=cross_entropy,
+            data=experiment.records,
+            sampling=experiment.sampling,
+            method=method,
+            budget=budget,
+            scheduler=experiment.scheduler,
+            augmentation=experiment.augmentation,
+            run_dir=settings.run_dir if on_disk else None,
+            ledger_file=settings.ledger if on_disk else None,
+            hardened=settings.hardened,
+            # they were set apart by number, so that equal ones are different records
+            allow_public_duplicates=settings.public_records is not None,
+            seed=settings.seed,
+            reproducible=settings.reproducible,
+            micro_batch_size=settings.micro_batch_size,
+            ema_decay=settings.ema or None,
+            views=settings.views or 1,
+            device=settings.device,
+            epsilon_every=epsilon_every,
+            writers=writers,
+            on_create=on_create,
+        )
+    except BudgetError as error:
+        if settings.ledger is None or settings.epsilon is None:
+            raise
+        raise SettingsError(
+            f"--epsilon is {settings.epsilon:g}, the budget of all runs in the shared ledger, and the "
+            f"earlier runs leave too little of it: {error}. Raise it, or stop training on these data."
+        ) from error
 
 
 def set_public_apart(settings: Settings, dataset: DataSet) -> tuple[DataSet, dict[str, Tensor] | None]:

@@ -16,7 +16,7 @@ from equipoise.app.options import SettingsError, flag, parse_clip_norm
 from equipoise.app.settings import Settings
 from equipoise.methods import ExponentialDecay, Method, PublicRecords, ReleasedQuantile, Threshold, find
 from equipoise.methods.base import Setting
-from equipoise.methods.options import defaults
+from equipoise.methods.configuration import defaults
 from equipoise.methods.public_records import NeedsPublicRecords
 from equipoise.privacy import Budget, Sampling, epsilon
 from equipoise.privacy.ledger.run_record import compose_events, other_runs

@@ -49,7 +49,7 @@ def _row(name: str) -> dict[str, Any]:
     """What there is to know of a method: its card, its recipes, its variants and its options."""
     from dataclasses import asdict
 
-    from equipoise.methods.options import choices, defaults, flat
+    from equipoise.methods.configuration import choices, defaults, flat
     from equipoise.methods.registry import find, registered
 
     recipes = {"library": find(name)}

@@ -26,7 +26,7 @@ from equipoise.federated.methods.server_radius import AdaptDPFedAvg, PublishedSe
 from equipoise.federated.server import FedAvg, Strategy
 from equipoise.methods import DPSGD, METHODS, AutoS, Method, PublicRecords, ReleasedQuantile, find
 from equipoise.methods.adaptive_rms.radius import RMSRadius
-from equipoise.methods.options import defaults
+from equipoise.methods.configuration import defaults
 from equipoise.training.input_checks import Loss
 
 __all__ = ["FEDERATED", "FederatedMethod", "Setup", "find_federated"]

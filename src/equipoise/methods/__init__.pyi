@@ -15,11 +15,11 @@ from equipoise.methods.clip_rules import PSAC as PSAC
 from equipoise.methods.clip_rules import Abadi as Abadi
 from equipoise.methods.clip_rules import AutoS as AutoS
 from equipoise.methods.clip_rules import ClipRule as ClipRule
+from equipoise.methods.configuration import Option as Option
 from equipoise.methods.dp_sgd import DPSGD as DPSGD
 from equipoise.methods.feedback.dice_sgd import DiceSGD as DiceSGD
 from equipoise.methods.non_private import EFSGD as EFSGD
 from equipoise.methods.non_private import ClipSGD as ClipSGD
-from equipoise.methods.options import Option as Option
 from equipoise.methods.projected.gep import GEP as GEP
 from equipoise.methods.projected.gep import BiasedGEP as BiasedGEP
 from equipoise.methods.projected.pcdp_sgd import PCDPSGD as PCDPSGD

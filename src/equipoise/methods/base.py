@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from equipoise.methods.card import Card
-from equipoise.methods.options import field_types, plain, read_settings
+from equipoise.methods.configuration import field_types, plain, read_settings
 from equipoise.privacy import calibrate
 
 if TYPE_CHECKING:

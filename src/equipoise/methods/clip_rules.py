@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.methods.options import Option
+from equipoise.methods.configuration import Option
 
 __all__ = [
     "NSGD",

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equipoise import _validate
-from equipoise.methods.options import Option
+from equipoise.methods.configuration import Option
 
 __all__ = [
     "ExponentialDecay",

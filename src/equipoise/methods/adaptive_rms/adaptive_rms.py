@@ -29,8 +29,8 @@ from equipoise.methods.adaptive_rms.radius import MeanSquareRule, RMSRadius
 from equipoise.methods.base import Context, DrawHandle, Method, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
+from equipoise.methods.configuration import Option
 from equipoise.methods.named_tensors import mean_of
-from equipoise.methods.options import Option
 from equipoise.privacy import gaussian_mu
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip

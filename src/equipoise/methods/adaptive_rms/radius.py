@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from equipoise import _validate
-from equipoise.methods.options import Option
+from equipoise.methods.configuration import Option
 
 __all__ = ["MeanSquareRule", "RMSRadius", "RadiusState"]
 

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.methods.options import Option
+from equipoise.methods.configuration import Option
 from equipoise.methods.thresholds import ReleasedQuantile
 
 __all__ = [

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equipoise import _validate
-from equipoise.methods.options import Option
+from equipoise.methods.configuration import Option
 from equipoise.privacy.accounting.calibrate import Budget, calibrate
 from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.plan import PrivacyPlan

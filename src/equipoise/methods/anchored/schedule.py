@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.methods.options import Option
+from equipoise.methods.configuration import Option
 
 __all__ = ["AnchorSchedule", "AtRandom", "Every", "Renewal", "draw_schedule"]
 

@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.methods.options import Option
+from equipoise.methods.configuration import Option
 from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian, radial_sensitivity
 
 __all__ = [

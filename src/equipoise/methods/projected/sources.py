@@ -30,8 +30,8 @@ from equipoise.gradients.subspaces.blocks import Block, BlockSubspace, orthonorm
 from equipoise.gradients.subspaces.principal import Basis, PrincipalSubspace, principal_subspace
 from equipoise.methods.base import Context, Parameters
 from equipoise.methods.clip_rules import Abadi, layers
+from equipoise.methods.configuration import Option
 from equipoise.methods.named_tensors import copied
-from equipoise.methods.options import Option
 from equipoise.methods.public_records import PublicRecords
 from equipoise.privacy.bounds.second_moments import moment_action, second_moment
 from equipoise.privacy.mechanisms import Gaussian

@@ -44,8 +44,8 @@ from equipoise import _validate
 from equipoise.methods.base import Context, DrawHandle, Method, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi, ClipRule
+from equipoise.methods.configuration import Option
 from equipoise.methods.named_tensors import mean_of
-from equipoise.methods.options import Option
 from equipoise.methods.two_thresholds.scores import Norm, Score, Scorer, Trace
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.counts import capped, soft_indicator

@@ -35,7 +35,7 @@ from equipoise import _validate
 from equipoise.gradients.subspaces.base import Subspace
 from equipoise.gradients.subspaces.seeded import SeededSubspace
 from equipoise.methods.base import Context, DrawHandle, Parameters
-from equipoise.methods.options import Option
+from equipoise.methods.configuration import Option
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 
