@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Context",
     "DrawHandle",
-    "Ledger",
+    "LedgerHandle",
     "Method",
     "Parameters",
     "Plan",
@@ -100,7 +100,7 @@ class DrawHandle(Protocol):
         ...
 
 
-class Ledger(Protocol):
+class LedgerHandle(Protocol):
     """The part of the ledger that methods use."""
 
     def release(self, draw: Any, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
@@ -147,7 +147,7 @@ class Context(Protocol):
         ...
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> LedgerHandle:
         """The only way out of the private side."""
         ...
 

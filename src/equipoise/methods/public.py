@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.methods.base import Context, DrawHandle, Ledger, Method, Parameters, Plan, Setting, State
+from equipoise.methods.base import Context, DrawHandle, LedgerHandle, Method, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dp_sgd import DPSGD
@@ -279,7 +279,7 @@ class _LaterContext:
         return self._context.relation
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> LedgerHandle:
         return self._context.ledger
 
     def draw(self, name: str = "batch") -> DrawHandle:
