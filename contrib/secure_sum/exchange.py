@@ -116,7 +116,8 @@ def simulate(
 class SecureExchange(Exchange):
     """An `Exchange` over secure sums.
 
-    The bytes of a `Round` are those of the plain messages; `sent` counts keys, shares and masked answers.
+    The bytes of a `RoundReport` are those of the plain messages; `sent` counts keys, shares and masked
+    answers.
 
     Args:
         relay: reaches the clients, each a `SecureClient`.

@@ -17,7 +17,7 @@ from typing import Any
 from equipoise.methods import DPC4, DPSGD, DPSVRG, DiceSGD, DPC4Plus, ExponentialDecay, Method
 from equipoise.methods import published as as_published
 from equipoise.methods.anchored.anchor_thresholds import Curvature, Distance, ReleasedNorm
-from equipoise.methods.anchored.noise_split import Factor
+from equipoise.methods.anchored.noise_split import NoiseFactor
 from equipoise.methods.anchored.schedule import Every
 from equipoise.privacy import Budget, FullBatch, Poisson, Sampling
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
@@ -48,7 +48,7 @@ CONVERGING = (
 BUDGET = Budget(4.0, 1e-5)
 SAMPLING = Poisson(64, POPULATION, STEPS)
 ANCHORS: dict[str, Any] = {"anchor_batch_size": POPULATION, "schedule": Every(16)}
-SPLIT = Factor(1.3)
+SPLIT = NoiseFactor(1.3)
 """All records in an anchor gradient, one every 16 steps; the split near the optimum of this problem."""
 
 Rate = float | Callable[[int], float]

@@ -7,7 +7,6 @@ deeper: `eq.methods.ReleasedQuantile`, `eq.privacy.PrivateSearch`.
 """
 
 from equipoise._lazy import attach
-
-__version__ = "0.1.0"
+from equipoise._version import __version__ as __version__
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

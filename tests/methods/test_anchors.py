@@ -11,7 +11,7 @@ from stepping import Follower, Linear, consistent, half_square
 import equipoise as eq
 from equipoise.gradients import GradientEngine
 from equipoise.methods.anchored.anchor_thresholds import Constant, Distance, Quantile, ReleasedNorm
-from equipoise.methods.anchored.noise_split import Factor, LeastDisplacement
+from equipoise.methods.anchored.noise_split import LeastDisplacement, NoiseFactor
 from equipoise.methods.anchored.schedule import AtRandom, Every, draw_schedule
 from equipoise.methods.base import Setting
 from equipoise.privacy import Draw, FixedEpochs, FullBatch, Poisson, WithoutReplacement
@@ -388,7 +388,7 @@ def test_bad_settings_are_named():
     with pytest.raises(ValueError, match=r"period=0\.5"):
         AtRandom(0.5)
     with pytest.raises(ValueError, match="factor=0"):
-        Factor(0)
+        NoiseFactor(0)
     with pytest.raises(ValueError, match="threshold_ratio=-1"):
         LeastDisplacement(-1)
     for option in ({"schedule": 8}, {"split": 1.15}, {"coupled": "dist"}, {"anchor": "fixed"}):
@@ -398,8 +398,8 @@ def test_bad_settings_are_named():
         plan(eq.DPC4(anchor_batch_size=5, **SMALL), Poisson(10, 40, 5))
     with pytest.raises(ValueError, match="budget is missing"):
         plan(eq.DPC4(), Poisson(10, 40, 5))
-    with pytest.raises(BudgetError, match="split=Factor"):
-        plan(eq.DPC4Plus(split=Factor(0.5)), Poisson(10, 400, 50), eq.Budget(1.0, 1e-5))
+    with pytest.raises(BudgetError, match="split=NoiseFactor"):
+        plan(eq.DPC4Plus(split=NoiseFactor(0.5)), Poisson(10, 400, 50), eq.Budget(1.0, 1e-5))
     with pytest.raises(TypeError, match="max_grad_norm"):
         eq.methods.DPSVRG(max_grad_norm=1.0)
     with pytest.raises(ValueError, match="ReleasedQuantile"):

@@ -24,7 +24,7 @@ from equipoise.methods.anchored.anchor_thresholds import (
     ReleasedNorm,
     Tracked,
 )
-from equipoise.methods.anchored.noise_split import Factor
+from equipoise.methods.anchored.noise_split import NoiseFactor
 from equipoise.methods.anchored.schedule import Every
 from equipoise.methods.base import Setting
 from equipoise.methods.clip_rules import Abadi
@@ -221,7 +221,7 @@ def test_raw_rules_are_those_of_the_published_recipe():
             with pytest.raises(TypeError, match=next(iter(option))):
                 kind(**option)
     for kind in (published.DPC4, published.DPC4Plus):
-        for option in ({"coupled": Distance()}, {"anchor": Quantile()}, {"split": Factor()}):
+        for option in ({"coupled": Distance()}, {"anchor": Quantile()}, {"split": NoiseFactor()}):
             with pytest.raises(TypeError, match=next(iter(option))):
                 kind(**option)
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SHORTHANDS",
     "Comparison",
-    "Entry",
+    "Contender",
     "PeakMemory",
     "compare",
     "entry_word",
@@ -83,7 +83,7 @@ class Comparison:
         learning_rates: the grid of all methods instead of one around each method's own rate.
     """
 
-    entries: Sequence[Entry]
+    entries: Sequence[Contender]
     base: Settings
     seeds: int = 3
     trials: int = 3
@@ -213,7 +213,9 @@ class _Bench:
         self._total = trials + comparison.seeds * len(comparison.entries)
         self._done = 0
 
-    def run(self, entry: Entry, rate: float, seed: int, kind: str, what: str, note: Note) -> dict[str, Any]:
+    def run(
+        self, entry: Contender, rate: float, seed: int, kind: str, what: str, note: Note
+    ) -> dict[str, Any]:
         """The run from its file, or trained now and written to it."""
         note(self._done, self._total, what)
         self._done += 1
@@ -281,7 +283,7 @@ def _train(settings: Settings, raw: DataSet, judges: Any) -> dict[str, Any]:
 
 
 def _row(
-    entry: Entry, rate: float, trials: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]
+    entry: Contender, rate: float, trials: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     accuracies = [float(run["accuracy"]) for run in results]
     memory = [run["memory_bytes"] for run in results if run["memory_bytes"] is not None]
@@ -351,7 +353,7 @@ _COMMON |= {"reproducible", "ledger", "run_dir", "noise_multiplier", "method", "
 
 
 @dataclass(frozen=True)
-class Entry:
+class Contender:
     """A method with its settings, under the name that the table shows.
 
     Attributes:
@@ -368,7 +370,7 @@ class Entry:
         return replace(base, **changes)
 
 
-def read_entries(methods: str, options: Sequence[tuple[str, Any]] = ()) -> list[Entry]:
+def read_entries(methods: str, options: Sequence[tuple[str, Any]] = ()) -> list[Contender]:
     """Entries from the words of the command line.
 
     Args:
@@ -412,7 +414,7 @@ def read_entries(methods: str, options: Sequence[tuple[str, Any]] = ()) -> list[
             found[label][name] = str(value) if name in texts else value
         else:
             found[label]["options"] = {**found[label]["options"], name: value}
-    return [Entry(label, found[label]) for label in order]
+    return [Contender(label, found[label]) for label in order]
 
 
 def parse_method_option(text: str) -> tuple[str, Any]:
@@ -430,12 +432,12 @@ def parse_method_option(text: str) -> tuple[str, Any]:
     return f"{label}.{name}", value
 
 
-def method_word(entry: Entry) -> str:
+def method_word(entry: Contender) -> str:
     """The word for the entry's method: a shorthand where the label is one."""
     return entry.label if entry.label in SHORTHANDS else str(entry.changes["method"])
 
 
-def entry_word(entry: Entry) -> str:
+def entry_word(entry: Contender) -> str:
     """The entry as `read_entries` reads it."""
     name = method_word(entry)
     return name if entry.label == name else f"{entry.label}={name}"

@@ -26,7 +26,7 @@ from equipoise.app.federation_settings import FederationSettings, check_federati
 from equipoise.app.federation_setup import ClientMaker, Federation, federation
 from equipoise.app.options import delta_warning
 from equipoise.app.run_checks import FEDERATION_FILE
-from equipoise.federated import FederationHistory, Round, simulate
+from equipoise.federated import FederationHistory, RoundReport, simulate
 from equipoise.federated.client import end_of
 from equipoise.federated.client_pool import ClientPool
 from equipoise.federated.messages import CLIENT_FAILURES
@@ -121,14 +121,14 @@ def resume_federation(folder: str, console: Console, data_dir: str | None = None
 
 
 def _inline(
-    made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[Round], None]
+    made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[RoundReport], None]
 ) -> FederationHistory:
     with ClientPool(maker.client, len(made.parts)).closing() as clients:
         return simulate(made.strategy(), clients, *_common(made), **_options(made, path, on_round))
 
 
 def _on_flower(
-    made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[Round], None]
+    made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[RoundReport], None]
 ) -> FederationHistory:
     from equipoise.federated.flower import simulate_on_flower
 
@@ -142,7 +142,7 @@ def _common(made: Federation) -> tuple[Parameters, int]:
     return start, made.setup.rounds
 
 
-def _options(made: Federation, path: Path, on_round: Callable[[Round], None]) -> dict[str, Any]:
+def _options(made: Federation, path: Path, on_round: Callable[[RoundReport], None]) -> dict[str, Any]:
     model = made.model()
 
     def evaluate(params: Parameters) -> Mapping[str, float]:
@@ -221,7 +221,7 @@ def _values(made: Federation, history: FederationHistory, clients: list[dict[str
     }
 
 
-def _doubt(made: Federation, rounds: Sequence[Round]) -> str | None:
+def _doubt(made: Federation, rounds: Sequence[RoundReport]) -> str | None:
     """Why the radius may collapse, judged by the server's metrics; or None."""
     if made.setup.options.get("scale") != "self":
         return None
@@ -229,7 +229,7 @@ def _doubt(made: Federation, rounds: Sequence[Round]) -> str | None:
     return RMSRadius(made.setup.clip_norm, scale="self").doubt(noise)
 
 
-def _round_values(done: Round) -> dict[str, Any]:
+def _round_values(done: RoundReport) -> dict[str, Any]:
     return {
         "round": done.number,
         "asked": len(done.asked),
@@ -263,7 +263,7 @@ def _introduce(made: Federation, console: Console) -> None:
 
 
 @contextmanager
-def _progress(made: Federation, console: Console) -> Iterator[Callable[[Round], None]]:
+def _progress(made: Federation, console: Console) -> Iterator[Callable[[RoundReport], None]]:
     """Show a progress bar on a terminal, and print some rounds elsewhere."""
     from rich.progress import Progress
 
@@ -273,7 +273,7 @@ def _progress(made: Federation, console: Console) -> Iterator[Callable[[Round], 
         task = bar.add_task("calibrating the noise", total=rounds)
         warned = False
 
-        def on_round(done: Round) -> None:
+        def on_round(done: RoundReport) -> None:
             nonlocal warned
             doubt = None if warned else _doubt(made, [done])
             if doubt is not None:
@@ -287,7 +287,7 @@ def _progress(made: Federation, console: Console) -> Iterator[Callable[[Round], 
         yield on_round
 
 
-def _round_words(done: Round) -> str:
+def _round_words(done: RoundReport) -> str:
     words = [f"round {done.number}"]
     if "accuracy" in done.metrics:
         words.append(f"accuracy {done.metrics['accuracy']:.2%}")

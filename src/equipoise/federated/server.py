@@ -43,7 +43,7 @@ __all__ = [
     "FedAvg",
     "FederationHistory",
     "Participant",
-    "Round",
+    "RoundReport",
     "RoundRequests",
     "Strategy",
     "pick_clients",
@@ -247,7 +247,7 @@ def usable_replies(
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundReport:
     """What the server saw of a round.
 
     Attributes:
@@ -278,7 +278,7 @@ class FederationHistory:
     """
 
     params: dict[str, Tensor]
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[RoundReport] = field(default_factory=list)
 
 
 def simulate(
@@ -298,7 +298,7 @@ def run_rounds(
     seed: int = 0,
     first_round: int = 1,
     evaluate: Callable[[Parameters], Mapping[str, float]] | None = None,
-    on_round: Callable[[Round], None] | None = None,
+    on_round: Callable[[RoundReport], None] | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> FederationHistory:
     """Run rounds of federated training over any exchange of messages.
@@ -362,7 +362,7 @@ def run_rounds(
         metrics = dict(strategy.metrics())
         if evaluate is not None:
             metrics |= evaluate(history.params)
-        done = Round(number, asked, tuple(present), absent, metrics, bytes_down, bytes_up)
+        done = RoundReport(number, asked, tuple(present), absent, metrics, bytes_down, bytes_up)
         history.rounds.append(done)
         if disk is not None:
             disk.save(strategy, history)
@@ -439,7 +439,7 @@ class ServerFolder:
             )
         strategy.load_state_dict(state["strategy"])
         rounds = [
-            Round(**{**values, "asked": tuple(values["asked"]), "answered": tuple(values["answered"])})
+            RoundReport(**{**values, "asked": tuple(values["asked"]), "answered": tuple(values["answered"])})
             for values in state["rounds"]
         ]
         return FederationHistory(dict(state["params"]), rounds)

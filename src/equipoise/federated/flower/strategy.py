@@ -19,7 +19,7 @@ from equipoise.federated.flower.wire import read_params, read_reply, to_record
 from equipoise.federated.messages import Request
 from equipoise.federated.server import (
     FederationHistory,
-    Round,
+    RoundReport,
     RoundRequests,
     Strategy,
     pick_clients,
@@ -128,7 +128,7 @@ def serve(
     clients_per_round: int | None = None,
     seed: int = 0,
     evaluate: Callable[[Parameters], Mapping[str, float]] | None = None,
-    on_round: Callable[[Round], None] | None = None,
+    on_round: Callable[[RoundReport], None] | None = None,
 ) -> FederationHistory:
     """Run the rounds over a grid, in the main function of a server app.
 

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.anchored.noise_split import (
-    Factor,
     LeastDisplacement,
+    NoiseFactor,
     NoiseSplit,
     anchor_noise,
     best_factor,
@@ -92,7 +92,7 @@ class AnchoredMethod(Method):
     def _check_anchors(self) -> None:
         """Of what all share, for constructors."""
         _validate.instance(Renewal, "Every(8)", schedule=self.schedule)
-        _validate.instance(NoiseSplit, "Factor(1.15)", split=self.split)
+        _validate.instance(NoiseSplit, "NoiseFactor(1.15)", split=self.split)
         for name in ("noise_multiplier", "anchor_noise_multiplier", "anchor_batch_size"):
             if getattr(self, name) is not None:
                 _validate.positive("or None to have it chosen", **{name: getattr(self, name)})
@@ -219,7 +219,7 @@ class AnchoredMethod(Method):
         def plan_of(factor: float) -> PrivacyPlan:
             return anchor_noise(with_noise, factor * of_dp_sgd, budget, factor * of_dp_sgd * ratio)
 
-        if isinstance(self.split, Factor):
+        if isinstance(self.split, NoiseFactor):
             return plan_of(self.split.factor)
         assert isinstance(self.split, LeastDisplacement)
         ratio_of_squares = self.split.threshold_ratio or self.threshold_ratio

@@ -37,7 +37,7 @@ from equipoise.methods.anchored.anchor_thresholds import (
     norm_of,
 )
 from equipoise.methods.anchored.anchored_method import AnchoredMethod
-from equipoise.methods.anchored.noise_split import Factor, NoiseSplit
+from equipoise.methods.anchored.noise_split import NoiseFactor, NoiseSplit
 from equipoise.methods.anchored.schedule import Every, Renewal
 from equipoise.methods.base import Context, Parameters, Plan, State
 from equipoise.methods.card import Card
@@ -158,7 +158,7 @@ class DPC4Plus(_ReleasedThresholds):
         anchor: sets the anchor threshold: `Quantile` (default), `ReleasedNorm` or `Constant`.
         schedule: when the anchor moves: `Every` (default) or `AtRandom`.
         anchor_batch_size: n_A, expected records of an anchor gradient; 16 batches by default, at most all.
-        split: z_1 over DP-SGD's multiplier for the same budget: `Factor` or `LeastDisplacement`.
+        split: z_1 over DP-SGD's multiplier for the same budget: `NoiseFactor` or `LeastDisplacement`.
         noise_multiplier: z_1, noise of the coupled sum over its threshold; calibrated when None.
         anchor_noise_multiplier: z_2, noise of the anchor sum over its threshold; calibrated when None.
 
@@ -189,7 +189,7 @@ class DPC4Plus(_ReleasedThresholds):
     anchor: AnchorRule = Quantile()
     schedule: Renewal = Every()
     anchor_batch_size: float | None = None
-    split: NoiseSplit = Factor()
+    split: NoiseSplit = NoiseFactor()
     noise_multiplier: float | None = None
     anchor_noise_multiplier: float | None = None
 
@@ -226,7 +226,7 @@ class DPC4(_ReleasedThresholds):
     anchor: AnchorRule = Quantile()
     schedule: Renewal = Every()
     anchor_batch_size: float | None = None
-    split: NoiseSplit = Factor()
+    split: NoiseSplit = NoiseFactor()
     noise_multiplier: float | None = None
     anchor_noise_multiplier: float | None = None
 

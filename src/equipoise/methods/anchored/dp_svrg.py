@@ -22,7 +22,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from equipoise.methods.anchored.anchored_method import AnchoredMethod
-from equipoise.methods.anchored.noise_split import Factor, NoiseSplit
+from equipoise.methods.anchored.noise_split import NoiseFactor, NoiseSplit
 from equipoise.methods.anchored.schedule import Every, Renewal
 from equipoise.methods.base import Context, State
 from equipoise.methods.card import Card
@@ -75,7 +75,7 @@ class DPSVRG(AnchoredMethod):
     clip_norm: float | Callable[[int], float] | Threshold = 1.0
     schedule: Renewal = Every()
     anchor_batch_size: float | None = None
-    split: NoiseSplit = Factor()
+    split: NoiseSplit = NoiseFactor()
     noise_multiplier: float | None = None
     anchor_noise_multiplier: float | None = None
 

@@ -24,7 +24,7 @@ from equipoise.privacy.accounting.calibrate import Budget, calibrate
 from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.plan import PrivacyPlan
 
-__all__ = ["FACTORS", "Factor", "LeastDisplacement", "NoiseSplit", "anchor_noise", "best_factor"]
+__all__ = ["FACTORS", "LeastDisplacement", "NoiseFactor", "NoiseSplit", "anchor_noise", "best_factor"]
 
 
 FACTORS = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 2.5, 3.0, 4.0)
@@ -36,7 +36,7 @@ class NoiseSplit(Option):
 
 
 @dataclass(frozen=True)
-class Factor(NoiseSplit):
+class NoiseFactor(NoiseSplit):
     """z_1 is `factor` times DP-SGD's multiplier for the same budget.
 
     Args:
@@ -88,8 +88,8 @@ def anchor_noise(with_noise: TwoMultipliers, coupled: float, budget: Budget, sta
     except BudgetError as error:
         raise BudgetError(
             f"the coupled releases with noise multiplier {coupled:.4g} and the counts leave nothing of the "
-            f"budget to the anchor gradients: raise the factor of split=Factor(...), the noise_multiplier or "
-            f"count_noise. ({error})"
+            f"budget to the anchor gradients: raise the factor of split=NoiseFactor(...), the "
+            f"noise_multiplier or count_noise. ({error})"
         ) from error
 
 
@@ -120,7 +120,7 @@ def best_factor(
     if best is None:
         raise BudgetError(
             f"no split with a factor up to {FACTORS[-1]} meets the budget; raise epsilon or "
-            "count_noise, or give split=Factor(...)"
+            "count_noise, or give split=NoiseFactor(...)"
         )
     return best[1], best[2]
 

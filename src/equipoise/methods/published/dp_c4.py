@@ -39,7 +39,7 @@ from torch import Tensor
 from equipoise import _validate
 from equipoise.methods.anchored.anchor_thresholds import FLOOR, distance_between
 from equipoise.methods.anchored.dp_c4 import SOURCE, ClippedDifferences
-from equipoise.methods.anchored.noise_split import Factor, NoiseSplit
+from equipoise.methods.anchored.noise_split import NoiseFactor, NoiseSplit
 from equipoise.methods.anchored.schedule import Every, Renewal
 from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
@@ -171,7 +171,7 @@ class _RawThresholds(ClippedDifferences):
     """
 
     recipe = "as_published"
-    split: ClassVar[NoiseSplit] = Factor()  # type: ignore[misc]
+    split: ClassVar[NoiseSplit] = NoiseFactor()  # type: ignore[misc]
 
     clip_norm: float = 1.0
     coupled_scale: float = 1.0
