@@ -51,6 +51,9 @@ class PublicRecords:
         self.batch = batch
         self._size: int = sizes.pop()
 
+    def __repr__(self) -> str:
+        return f"PublicRecords({len(self)} records)"
+
     def __len__(self) -> int:
         return self._size
 
