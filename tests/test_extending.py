@@ -1,0 +1,279 @@
+"""What docs/extending.md says of additions holds: each is made in a copy and touches exactly the files named.
+
+The laws of the kind then run on the addition. Slow: every case runs pytest in the copy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PARTS = ("src", "tests", "docs", "reproduction", "mkdocs.yml", "pyproject.toml", "conftest.py")
+
+
+def named_files(kind: str) -> list[str]:
+    """The files in the row of a kind; a folder stands for one new file in it."""
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| {kind} \| (.*) \|$", text, flags=re.M)
+    return re.findall(r"`([^`]+)`", row)
+
+
+class Copy:
+    """A copy of the sources that notes which files were touched."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.touched = folder, set[str]()
+        for part in PARTS:
+            source = ROOT / part
+            if source.is_dir():
+                shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, folder / part)
+
+    def write(self, path: str, text: str) -> None:
+        assert not (self.folder / path).exists()
+        (self.folder / path).write_text(text, encoding="utf-8")
+        self.touched.add(path)
+
+    def edit(self, path: str, *pairs: tuple[str, str]) -> None:
+        place = self.folder / path
+        text = place.read_text(encoding="utf-8")
+        for old, new in pairs:
+            assert text.count(old) == 1, f"{path}: {old!r} occurs {text.count(old)} times"
+            text = text.replace(old, new)
+        place.write_text(text, encoding="utf-8")
+        self.touched.add(path)
+
+    def check(self, kind: str, *arguments: str) -> None:
+        """Exactly the named files were touched, and the tests pass on the copy."""
+        named = named_files(kind)
+        fits = {
+            path: [n for n in named if path == n or (n.endswith("/") and path.startswith(n))]
+            for path in self.touched
+        }
+        pages = {path for path in self.touched if path.startswith("docs/methods/")}
+        assert all(fits[path] for path in self.touched - pages), fits
+        used = {name for found in fits.values() for name in found}
+        assert {name for name in named if name != "docs/methods/NAME.md"} == used
+        assert bool(pages) == ("docs/methods/NAME.md" in named)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (self.folder / "src", self.folder))),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *arguments]
+        done = subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout[-3000:]
+
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    return Copy(tmp_path)
+
+
+def test_a_clip_rule(copy: Copy) -> None:
+    path = "src/equipoise/methods/clip_rules.py"
+    text = (ROOT / path).read_text(encoding="utf-8")
+    names = text[text.index("__all__") :].split("]")[0] + "]"
+    copy.edit(path, (names, names[:-1] + '    "Smooth",\n]'))
+    rule = '''
+
+@dataclass(frozen=True)
+class Smooth(ClipRule):
+    """w = C / (C^2 + n^2)^(1/2)."""
+
+    kind: ClassVar[str] = "smooth"
+
+    def _weights(self, norms: Tensor, threshold: Tensor | float) -> Tensor:
+        return threshold / (threshold**2 + norms.square()).sqrt()
+'''
+    place = copy.folder / path
+    place.write_text(place.read_text(encoding="utf-8") + rule, encoding="utf-8")
+    (copy.folder / "tests" / "test_added.py").write_text(
+        """from equipoise import DPSGD
+from equipoise.methods.clip_rules import ClipRule, Smooth
+
+
+def test_it():
+    assert ClipRule.kinds()["smooth"] is Smooth
+    assert DPSGD.from_config({"name": "dp-sgd", "clip_rule": "smooth"}).clip_rule == Smooth()
+"""
+    )
+    copy.check(
+        "clip rule", "tests/methods/test_clip_rules.py", "tests/test_added.py", "-k", "names or it or Laws"
+    )
+
+
+def test_a_method(copy: Copy) -> None:
+    copy.write(
+        "src/equipoise/methods/half_step.py",
+        '''"""DP-SGD whose estimate is halved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from equipoise.methods.base import Context, State
+from equipoise.methods.dp_sgd import DPSGD
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfStep(DPSGD):
+    """DP-SGD whose estimate is halved."""
+
+    name: ClassVar[str] = "half-step"
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        estimate, state = super().step(context, state)
+        return {name: value / 2 for name, value in estimate.items()}, state
+''',
+    )
+    line = '    "dp-sgd": MethodEntry("equipoise.methods.dp_sgd:DPSGD"),\n'
+    copy.edit(
+        "src/equipoise/methods/registry.py",
+        (line, line + '    "half-step": MethodEntry("equipoise.methods.half_step:HalfStep"),\n'),
+    )
+    line = '    "dp-sgd": lambda: eq.DPSGD(clip_norm=0.5),\n'
+    made = '    "half-step": lambda: find("half-step")(clip_norm=0.5),\n'
+    copy.edit(
+        "tests/methods/table.py",
+        (line, line + made),
+        ("import equipoise as eq\n", "import equipoise as eq\nfrom equipoise.methods.registry import find\n"),
+    )
+    page = (ROOT / "docs" / "methods" / "rsdp.md").read_text(encoding="utf-8").replace("rsdp", "half-step")
+    copy.write("docs/methods/half-step.md", page.replace("RandomSparsification", "HalfStep"))
+    line = "      - rsdp: methods/rsdp.md\n"
+    copy.edit("mkdocs.yml", (line, line + "      - half-step: methods/half-step.md\n"))
+    laws = ("tests/methods/test_laws.py", "tests/docs/test_pages.py", "tests/audit/test_mechanism_audits.py")
+    copy.check("method", *laws, "-k", "half or every_method")
+
+
+def test_a_mechanism(copy: Copy) -> None:
+    text = (ROOT / "src/equipoise/privacy/mechanisms/gaussian.py").read_text(encoding="utf-8")
+    text = text.replace("class Gaussian(", "class PlainGaussian(").replace('"gaussian"', '"plain_gaussian"')
+    copy.write(
+        "src/equipoise/privacy/mechanisms/plain_gaussian.py",
+        text.replace(">>> Gaussian", ">>> PlainGaussian"),
+    )
+    line = "from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian\n"
+    added = "from equipoise.privacy.mechanisms.plain_gaussian import PlainGaussian\n"
+    copy.edit(
+        "src/equipoise/privacy/mechanisms/__init__.py",
+        (line, line + added),
+        ("(Gaussian, JointGaussian, GridGaussian)", "(Gaussian, JointGaussian, GridGaussian, PlainGaussian)"),
+    )
+    line = '    "gaussian": Case(Gaussian, {"a": 1.5}, FRESH),\n'
+    case = '    "plain_gaussian": Case(MECHANISMS["plain_gaussian"], {"a": 1.5}, FRESH),\n'
+    copy.edit("tests/privacy/test_mechanisms.py", (line, line + case))
+    schema = "src/equipoise/statements/statement.schema.json"
+    kind = '"const": "gaussian"'
+    copy.edit(schema, (kind, '"enum": ["gaussian", "plain_gaussian"]'))
+    copy.check("mechanism", "tests/privacy/test_mechanisms.py", "-k", "plain or every_mechanism_of")
+
+
+def test_a_rule_for_an_operation(copy: Copy) -> None:
+    copy.write(
+        "src/equipoise/gradients/rules/negation.py",
+        '''"""A rule for the reversed difference, ``x - parameter`` with the operands exchanged."""
+
+from __future__ import annotations
+
+from equipoise.gradients.rules.elementwise import broadcast
+from equipoise.gradients.rules.operation import Finish, Operation
+
+
+def reversed_difference(op: Operation) -> Finish | None:
+    """``torch.rsub(x, parameter)`` is parameter - x."""
+    param = op.args[1] if len(op.args) > 1 else None
+    return broadcast(op, param, lambda b, _: b) if op.tracks(param) and not op.tracks(op.args[0]) else None
+''',
+    )
+    line = "from equipoise.gradients.rules.norms import"
+    copy.edit(
+        "src/equipoise/gradients/rules/__init__.py",
+        (line, "from equipoise.gradients.rules.negation import reversed_difference\n" + line),
+        ("        expand: (\n", "        reversed_difference: (torch.rsub,),\n        expand: (\n"),
+    )
+    (copy.folder / "tests" / "gradients" / "test_added.py").write_text(
+        """import torch
+from oracle_cases import compare
+from torch import nn
+
+
+class Shift(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, dtype=torch.float64))
+
+    def forward(self, x):
+        return torch.rsub(x, self.weight).sin()
+
+
+def test_it():
+    def loss(model, x):
+        return model(x).square().sum(1)
+
+    compare(Shift(), loss, torch.randn(5, 4, dtype=torch.float64), how="rule")
+"""
+    )
+    copy.check("rule for an operation", "tests/gradients/test_added.py")
+
+
+def test_a_data_set(copy: Copy) -> None:
+    copy.write(
+        "src/equipoise/data/readers/points.py",
+        '''"""Two clouds of points."""
+
+from __future__ import annotations
+
+import torch
+
+from equipoise.data.readers.files import PathLike
+from equipoise.data.records import Records
+
+
+def load_points(folder: PathLike) -> tuple[Records, Records]:
+    """100 points to train on and 20 to test."""
+    made = []
+    for count, seed in ((100, 0), (20, 1)):
+        label = torch.arange(count) % 2
+        noise = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed))
+        made.append(Records({"input": noise + label.unsqueeze(1), "label": label}, num_classes=2))
+    return made[0], made[1]
+''',
+    )
+    line = '    "digits": NamedSet(1_437, 10, "8 x 8 grey images of handwritten digits"),\n'
+    copy.edit(
+        "src/equipoise/data/named.py",
+        (line, line + '    "points": NamedSet(100, 2, "points of two clouds", (), load_points),\n'),
+        (
+            "from equipoise.data.readers.tables import",
+            "from equipoise.data.readers.points import load_points\n"
+            "from equipoise.data.readers.tables import",
+        ),
+    )
+    copy.edit("src/equipoise/app/names.py", ('    "digits", "mnist",', '    "digits", "points", "mnist",'))
+    (copy.folder / "tests" / "test_added.py").write_text(
+        """from equipoise import data
+
+
+def test_it(tmp_path):
+    assert len(data.load("points", tmp_path).train) == 100
+"""
+    )
+    copy.check("data set", "tests/test_added.py", "tests/cli/test_cli_runs.py", "-k", "it or known_before")
