@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import equipoise as eq
 from equipoise.data import Records
 from equipoise.gradients import ForwardWritesError
+from equipoise.methods.clip_rules import ClipRule
 from equipoise.training import DataError
 
 
@@ -272,7 +273,7 @@ def test_a_bad_record_met_in_training_gets_weight_zero(rule, value, tmp_path):
     data = records()
     data["input"][-1, 0] = 123.0
     factor = [1.0]
-    method = eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0, clip_rule=rule)
+    method = eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0, clip_rule=ClipRule.kinds()[rule]())
     sampling = eq.FullBatch(RECORDS, 2)
     without = network()
     clean = {name: rows[:-1] for name, rows in data.items()}

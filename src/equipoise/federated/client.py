@@ -85,7 +85,7 @@ class Client:
         >>> client = Client(
         ...     nn.Linear(2, 1), lambda model, batch: (model(batch["x"])[:, 0] - batch["y"]).square(),
         ...     {"x": torch.randn(20, 2), "y": torch.randn(20)}, eq.Poisson(5, 20, steps=6),
-        ...     eq.DPSGD(0.1, noise_multiplier=1.0), local_steps=3, learning_rate=0.1)
+        ...     eq.DPSGD(clip_norm=0.1, noise_multiplier=1.0), local_steps=3, learning_rate=0.1)
         >>> reply = client.answer(Request(1, {"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}))
         >>> sorted(reply.params)
         ['bias', 'weight']

@@ -37,8 +37,8 @@ class Option:
 
     Example:
         >>> from equipoise.methods.clip_rules import ClipRule
-        >>> sorted(ClipRule.kinds())
-        ['abadi', 'auto_s', 'nsgd', 'psac']
+        >>> ClipRule.kinds()["psac"]
+        <class 'equipoise.methods.clip_rules.PSAC'>
     """
 
     kind: ClassVar[str]
@@ -115,8 +115,8 @@ def choices(cls: type, name: str) -> tuple[str, ...]:
 
     Example:
         >>> from equipoise.methods.dp_sgd import DPSGD
-        >>> choices(DPSGD, "clip_rule"), choices(DPSGD, "per_layer")
-        (('abadi', 'auto_s', 'nsgd', 'psac'), ())
+        >>> choices(DPSGD, "clip_rule")[:2], choices(DPSGD, "per_layer")
+        (('abadi', 'auto_s'), ())
     """
     if name not in field_types(cls):
         return ()

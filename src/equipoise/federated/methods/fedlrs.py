@@ -40,7 +40,7 @@ class FedLRS(RoundWrapper):
 
     Example:
         >>> from equipoise.methods import DPSGD
-        >>> FedLRS(DPSGD(0.1), bound=1.0, share=0.3).config()["share"]
+        >>> FedLRS(DPSGD(clip_norm=0.1), bound=1.0, share=0.3).config()["share"]
         0.3
     """
 

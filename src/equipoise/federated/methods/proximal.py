@@ -32,7 +32,7 @@ class Proximal(RoundWrapper):
 
     Example:
         >>> from equipoise.methods import DPSGD
-        >>> Proximal(DPSGD(0.1), strength=0.01).config()["strength"]
+        >>> Proximal(DPSGD(clip_norm=0.1), strength=0.01).config()["strength"]
         0.01
     """
 

@@ -45,7 +45,7 @@ class Scaffold(RoundWrapper):
 
     Example:
         >>> from equipoise.methods import DPSGD
-        >>> Scaffold(DPSGD(0.1), local_steps=5, learning_rate=0.5).config()["local_steps"]
+        >>> Scaffold(DPSGD(clip_norm=0.1), local_steps=5, learning_rate=0.5).config()["local_steps"]
         5
     """
 
