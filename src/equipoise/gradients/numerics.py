@@ -188,7 +188,7 @@ def dots(left: Tensor, right: Tensor) -> Tensor:
 
 
 #: A squared norm below this share of the square of its terms' summed norms lost digits to cancellation: a
-#: Gram route is then left, and a guard added (``factored.py``).
+#: Gram route is then left, and a guard added (``operator.py``).
 CANCELLATION_SHARE = 1e-2
 
 

@@ -11,7 +11,7 @@
 =====================  ====================================================================================
 
 The quantile threshold releases, jointly with the gradient, ``b = sum_i (1[n_i <= C_t] - 1/2) + N(0,
-sigma_b^2)``, the step softened to a ramp from 0.95 C_t to 1.05 C_t (`privacy.counting.soft_indicator`): one
+sigma_b^2)``, the step softened to a ramp from 0.95 C_t to 1.05 C_t (`bounds.counts.soft_indicator`): one
 record moves that sum by at most 1/2, so the count is one more coordinate of the same Gaussian query with
 multiplier ``2 sigma_b``, and the pair costs what one Gaussian with multiplier ``(z^-2 + (2
 sigma_b)^-2)^(-1/2)`` costs. Then, from the *released* value and the public expected batch size B,

@@ -277,7 +277,7 @@ class PrivacyPlan:
 
         Args:
             counts: draws by pattern; all that are planned when None.
-            epochs: by name of `FixedEpochs` draws, the epochs that these lie in (see `Epochs`); as many as
+            epochs: by name of `FixedEpochs` draws, the epochs of these (`RunRecord.epochs`); as many as
                 draws without gaps touch when None.
         """
         by_draw: dict[tuple[str, float], int] = {}

@@ -6,7 +6,7 @@
 | ``IndexFactor(index, b, num_rows)`` | sum_s e_{index_is} (outer) b_is |
 | ``DenseFactor(g)`` | g_i |
 
-Convolutions have theirs in ``conv.py``.
+Convolutions have theirs in ``convolution.py``.
 """
 
 from equipoise.gradients.factors.base import DenseFactor, Factor

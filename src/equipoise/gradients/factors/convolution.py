@@ -9,7 +9,7 @@ With x padded, stride s, dilation d and R uses of the kernel in one forward, row
 Rows of many records at once are one grouped convolution's weight gradient (each record a group), or the
 product of b with the unfolded input; or one forward correlation in which stride and dilation change places
 (Rochette et al. 2019, arXiv:1912.06015) and whose result is cropped to the kernel. Norms can also be taken
-from the Gram matrices of the unfolded input and b. No way wins for all layers: see ``kernels.py``.
+from the Gram matrices of the unfolded input and b. No way wins for all layers: see ``kernel_choice.py``.
 
 A transposed convolution is the same factor with its input and output gradient exchanged:
 ``ConvFactor(x=output gradient, b=input, geometry)`` with the layer's own sizes.

@@ -155,7 +155,7 @@ def parts_of(event: dp_accounting.DpEvent) -> Parts | None:
     """The event as a sorted multiset of Gaussian parts; None if it is not private at all.
 
     Raises:
-        PlanError: for an event outside the table of `accounting.py`.
+        PlanError: for an event outside the table of this file.
     """
     counts: dict[Part, int] = {}
     if not _collect(event, 1, counts):

@@ -305,12 +305,13 @@ class RunRecord:
         """What the run costs other runs over the same data: its whole plan until it is closed.
 
         A run with an unproven release without a worst case, with a disclosure, or with a public seed is not
-        private, and its event says so.
+        private, and its event says so. Nor is an open run whose plan has unproven releases: what the next one
+        will cost is not known before it is booked.
 
         Raises:
             JournalError: no accountant can read the plan.
         """
-        if self.guarantee == "none" or not self.private:
+        if self.guarantee == "none" or not self.private or (self.plan.unproven and not self.closed):
             return dp_accounting.NonPrivateDpEvent()
         try:
             return self.event if self.closed else self.with_holes(self.plan.event())
