@@ -248,7 +248,8 @@ class _Writes:
     """Sees whether something writes to parameters, without a copy of them.
 
     Writes in place move PyTorch's version counters, and another tensor in the place of the first has another
-    address. Neither tells of a write through `.data`, which the sum of all bits shows.
+    address. Neither tells of a write through `.data`; the sum of all bits shows that, unless the write only
+    exchanges values within a tensor.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
