@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ from equipoise.privacy import (
     Secrets,
     epsilon,
 )
-from equipoise.privacy.ledger.run_record import compose_events, other_runs
+from equipoise.privacy.ledger.journal import read_journal
+from equipoise.privacy.ledger.run_record import compose_events, costs_over_time
 
 SAMPLING = FullBatch(2000, 20)  # accounted in closed form, and so quickly
 EARLIER = PrivacyPlan([Release("gradient", 1.0, Gaussian(60.0))], SAMPLING)
@@ -71,9 +73,10 @@ def test_the_budget_is_met_together(journal, method, changes):
     Ledger(plan, budget, Journal(journal), secrets).journal.close()
     Ledger(EARLIER, journal=Journal(journal)).journal.close()
     again = find(method).from_config(made.config())
-    before = other_runs(journal, plan.relation, secrets.identity)
+    entries = takewhile(lambda entry: entry.run != secrets.identity, read_journal(journal))
+    *_, (_, before) = costs_over_time(entries, secrets.identity, plan.relation)
     assert len(before) == 1
-    setting = replace(make_setting(asked, SAMPLING, budget), other_runs=before)
+    setting = replace(make_setting(asked, SAMPLING, budget), other_runs=tuple(before.values()))
     assert again.plan(setting).releases.fingerprint() == plan.fingerprint()
 
 

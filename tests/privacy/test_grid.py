@@ -23,6 +23,7 @@ from equipoise.privacy import (
     Private,
     Release,
     Secrets,
+    Unproven,
     capped,
 )
 from equipoise.privacy.bounds.bounded import make_bounded
@@ -176,6 +177,24 @@ def test_shared_noise_is_refused_by_name():
     noise = JointGaussian(("a",), [[1.0]], lambda norms: norms.clamp(max=1.0)[:, None], (1.0,))
     with pytest.raises(PlanError, match=r"joint_gaussian.*independent"):
         Ledger(PrivacyPlan([Release("a", 1.0, noise)], FullBatch(10, 2)), hardened=True)
+
+
+def test_noise_without_a_proof_is_refused_by_name_and_never_called_exact():
+    bare = PrivacyPlan([], FullBatch(10, 2), unproven=[Unproven("update")])
+    for plan in (bare, PrivacyPlan(PLAN.releases, FullBatch(100, 400), unproven=[Unproven("update")])):
+        with pytest.raises(PlanError, match=r"hardened=True.*\['update'\].*floating point.*leave hardened"):
+            Ledger(plan, hardened=True)
+    mixed = PrivacyPlan(PLAN.hardened().releases, FullBatch(100, 400), unproven=[Unproven("update")])
+    ledger = Ledger(mixed)
+    assert ledger.journal.entries()[0].noise == "floating_point"
+    assert statement_of(ledger, delta=1e-5).noise == "floating_point"
+
+
+@pytest.mark.parametrize("plan", [PLAN, PrivacyPlan([], FullBatch(10, 2))], ids=["sums", "nothing"])
+def test_a_hardened_ledger_that_goes_back_stays_hardened(plan):
+    ledger = Ledger(plan, hardened=True)
+    ledger.rewind(ledger.place)
+    assert ledger.noise == ledger.record.noise == "grid"
 
 
 def test_a_plan_is_hardened_in_one_place_and_tells():

@@ -34,7 +34,7 @@ from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
 from equipoise.privacy import Budget, Journal, PlanUsedUpError, Sampling, Secrets, digest
-from equipoise.privacy.ledger.journal import CloseEntry, Entry, RunEntry
+from equipoise.privacy.ledger.journal import CloseEntry, Entry, RunEntry, read_journal
 from equipoise.privacy.ledger.run_record import book_end
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.privacy.noise.secrets import delete_key
@@ -573,8 +573,4 @@ def _entries(place: str | os.PathLike[str]) -> list[Entry]:
     """The entries of a journal; none if there is no file."""
     if not os.path.exists(place):
         return []
-    journal = Journal(place, read_only=True)
-    try:
-        return journal.entries()
-    finally:
-        journal.close()
+    return read_journal(place)

@@ -315,14 +315,22 @@ class PrivacyPlan:
     def arithmetic(self) -> str:
         """ "grid" where all noise is exact and on a grid of integers, else "floating_point"."""
         kinds = {release.mechanism.arithmetic for release in self.releases}
+        if self.unproven:  # the ledger adds their noise in floating point
+            kinds.add("floating_point")
         return kinds.pop() if len(kinds) == 1 else "floating_point"
 
     def hardened(self) -> PrivacyPlan:
         """The same plan with exact noise on a grid of integers, which resists floating-point attacks.
 
         Raises:
-            PlanError: for noise that has no such form.
+            PlanError: for noise that has no such form, and for unproven releases.
         """
+        if self.unproven:
+            raise PlanError(
+                f"hardened=True covers proven releases, and the plan holds the unproven ones "
+                f"{[item.name for item in self.unproven]}, whose noise is floating point: take a method or a "
+                "recipe that is proven, or leave hardened out"
+            )
         releases = [replace(release, mechanism=release.mechanism.on_grid()) for release in self.releases]
         return PrivacyPlan(releases, self.sampling, self.relation, self.unproven)
 

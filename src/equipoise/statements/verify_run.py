@@ -12,13 +12,12 @@ signature ties to the issuer (`sign.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equipoise.privacy.accounting.private_search import PrivateSearch
 from equipoise.privacy.errors import JournalError
 from equipoise.privacy.ledger.journal import (
-    CloseEntry,
     DisclosureEntry,
     Entry,
     ReleaseEntry,
@@ -26,7 +25,14 @@ from equipoise.privacy.ledger.journal import (
     SearchEntry,
     UnprovenEntry,
 )
-from equipoise.privacy.ledger.run_record import Hole, OtherRuns, RunRecord, events_of, records_of
+from equipoise.privacy.ledger.run_record import (
+    Hole,
+    OtherRuns,
+    RunRecord,
+    costs_over_time,
+    events_of,
+    records_of,
+)
 from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.statements.recompute import (
     MALFORMED,
@@ -96,26 +102,15 @@ def _record_of(entries: Sequence[Entry], run: object) -> RunRecord:
 
 # The entries by which a run's own cost changes: a statement of all of them was made after the last one.
 _OWN_COSTS = (RunEntry, ReleaseEntry, UnprovenEntry, DisclosureEntry, SearchEntry)
-# The entries by which a run changes what it costs others: a release changes nothing until its run is closed.
-_COSTS_TO_OTHERS = (RunEntry, CloseEntry, SearchEntry)
 
 
-def _views(entries: Sequence[Entry], record: RunRecord) -> Iterator[OtherRuns]:
+def _views(entries: Sequence[Entry], record: RunRecord) -> list[OtherRuns]:
     """What the other runs cost, at every moment from the run's last costly entry to the journal's end."""
-    relation, others = record.plan.relation, dict[str, RunRecord]()
     last = max(i for i, e in enumerate(entries) if e.run == record.run and isinstance(e, _OWN_COSTS))
-    for number, entry in enumerate(entries):
-        if number == last:
-            yield events_of(others, relation)
-        if entry.run == record.run:
-            continue
-        if entry.run in others:
-            others[entry.run].add(entry)
-        else:
-            others[entry.run] = RunRecord.begun(entry)
-        if number > last and isinstance(entry, _COSTS_TO_OTHERS):
-            yield events_of(others, relation)
-    yield events_of(others, relation)
+    costs = list(costs_over_time(entries, record.run, record.plan.relation))
+    # What they cost at the run's last entry is what the latest change before it left.
+    at_last = sum(number <= last for number, _ in costs) - 1
+    return [others for _, others in costs[at_last:]]
 
 
 def _open_questions(record: RunRecord) -> list[Finding]:

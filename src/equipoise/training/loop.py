@@ -32,8 +32,15 @@ from equipoise.training.metrics import MetricsLog, MetricWriter
 from equipoise.training.progress import progress_bar
 from equipoise.training.record_rows import map_batch
 from equipoise.training.run_folder import RunFolder, save_model
-from equipoise.training.run_ledger import SharedLedger, name_in_journal, open_ledger, own_ledger
-from equipoise.training.setup import TrainingSettings, TrainingSetup, prepare, rebuild, rebuild_method
+from equipoise.training.run_ledger import SharedLedger, open_ledger, others_at_start, own_ledger
+from equipoise.training.setup import (
+    Begun,
+    TrainingSettings,
+    TrainingSetup,
+    prepare,
+    rebuild,
+    rebuild_method,
+)
 from equipoise.training.step import Result, StepReport, StepRunner
 
 __all__ = ["Interrupt", "PrivateTraining", "catch_interrupt"]
@@ -228,7 +235,7 @@ class PrivateTraining:
             augmentation=augmentation,
             device=device,
             collate=collate,
-            run=name_in_journal(folder, settings),
+            begun=Begun(config.get("plan"), lambda: others_at_start(folder, settings)),
         )
         if setup.plan.fingerprint() != config.get("plan"):
             raise ValueError(

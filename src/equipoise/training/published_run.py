@@ -18,7 +18,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from equipoise.privacy import Journal, JournalError, PrivateSearch
-from equipoise.privacy.ledger.journal import Entry, SearchEntry
+from equipoise.privacy.ledger.journal import SearchEntry, read_journal
 from equipoise.privacy.ledger.run_record import RunRecord
 from equipoise.report import RunFolderError, report_as_made, write_report
 from equipoise.report.json_files import read_file, read_object, read_rows
@@ -189,7 +189,7 @@ def charge_search(
     path = _journal_file(folder, ledger_file)
     if path is None:
         raise RunFolderError(f"run={str(run_dir)!r} has no journal here; name it with ledger_file=...")
-    entries = _entries(path)
+    entries = read_journal(path)
     wrong = [f for f in check_with_journal(statement, entries) if f.ok is False]
     if wrong:
         raise RunFolderError(f"run={str(run_dir)!r} is not consistent: {wrong[0].subject}: {wrong[0].detail}")
@@ -236,17 +236,9 @@ def _journal_file(folder: RunFolder, given: PathLike | None) -> Path | None:
     return folder.journal if folder.journal.is_file() else None
 
 
-def _entries(path: Path) -> list[Entry]:
-    journal = Journal(path, read_only=True)
-    try:
-        return journal.entries()
-    finally:
-        journal.close()
-
-
 def _check_journal(statement: Mapping[str, Any], path: Path) -> list[Finding]:
     try:
-        entries = _entries(path)
+        entries = read_journal(path)
     except JournalError as error:
         return [Finding("journal", False, str(error))]
     return check_with_journal(statement, entries)
@@ -254,7 +246,7 @@ def _check_journal(statement: Mapping[str, Any], path: Path) -> list[Finding]:
 
 def _lines_of(path: Path, run: str) -> bytes:
     """The run's entries as bytes to be hashed; the same whatever other runs wrote since."""
-    own = [entry.to_json() for entry in _entries(path) if entry.run == run]
+    own = [entry.to_json() for entry in read_journal(path) if entry.run == run]
     return json.dumps(own, sort_keys=True, separators=(",", ":")).encode()
 
 

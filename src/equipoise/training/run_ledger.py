@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import Any
 
+from dp_accounting import DpEvent
 from torch import Tensor
 
 from equipoise.privacy import (
@@ -20,17 +22,19 @@ from equipoise.privacy import (
     Journal,
     JournalError,
     Ledger,
+    LedgerError,
     PrivacyPlan,
     Private,
     Secrets,
 )
 from equipoise.privacy.digests import keyed_digest
-from equipoise.privacy.ledger.journal import RunEntry
+from equipoise.privacy.ledger.journal import RunEntry, read_journal
+from equipoise.privacy.ledger.run_record import costs_over_time
 from equipoise.training.distributed import Processes
 from equipoise.training.run_folder import RunFolder
 from equipoise.training.setup import TrainingSettings, TrainingSetup
 
-__all__ = ["SharedLedger", "open_ledger", "own_ledger"]
+__all__ = ["SharedLedger", "open_ledger", "others_at_start", "own_ledger"]
 
 
 def open_ledger(
@@ -47,31 +51,29 @@ def open_ledger(
         setup: the plan, the budget and the settings.
         folder: of the run, or None to keep key and journal in memory.
         place: of the ledger in the checkpoint that is resumed.
-        resume: the run was begun before: its journal is there, and nothing is made in its place.
+        resume: the run was begun before: key and journal are there, and nothing is made in their place.
         ledger_class: `Ledger`, or a kind of it that an audit looks through.
+
+    Raises:
+        LedgerError: a run that begins has the public seed of one that the journal holds already.
     """
     processes, settings = setup.processes, setup.settings
 
     def on_rank_0() -> Ledger:
-        secrets = Secrets(
-            None if folder is None else folder.path,
-            reproducible_seed=settings.seed if settings.reproducible else None,
-        )
+        secrets = _secrets(folder, settings, existing=resume)
         file = settings.ledger_file or (None if folder is None else folder.journal)
-        if resume and settings.ledger_file:
-            _check_own(settings.ledger_file, secrets)
+        options = {
+            "data_fingerprint": setup.rows.source.fingerprint(),
+            "kernels": setup.kernels(),
+            "hardened": settings.hardened,
+        }
         journal = Journal(file, existing=resume)
         try:
-            return ledger_class(
-                setup.plan,
-                setup.budget,
-                journal,
-                secrets,
-                data_fingerprint=setup.rows.source.fingerprint(),
-                kernels=setup.kernels(),
-                hardened=settings.hardened,
-                **(place or {}),
-            )
+            # Held over both, so that of two runs that begin at once one finds the other.
+            with journal.locked():
+                if settings.reproducible and not resume:
+                    _check_seed_is_new(journal, secrets, settings)
+                return ledger_class(setup.plan, setup.budget, journal, secrets, **options, **(place or {}))
         except BaseException:
             journal.close()
             raise
@@ -153,8 +155,9 @@ class SharedLedger:
         return self._processes.first(lambda: self._ledger.can_go_on)
 
     def synced_place(self) -> dict[str, Any]:
-        """As `Ledger.synced_place`, on every process."""
-        return self._processes.first(lambda: self._ledger.synced_place())
+        """As `Ledger.synced_place`; the place itself, with the keys of earlier noise, stays on rank 0."""
+        self._processes.first(lambda: self._ledger.journal.sync())
+        return self.place
 
     def spent(self, delta: float | None = None) -> EpsilonResult:
         """As `Ledger.spent`, on every process."""
@@ -178,27 +181,45 @@ def own_ledger(ledger: Ledger | SharedLedger) -> Ledger:
     return ledger.own
 
 
-def name_in_journal(folder: RunFolder, settings: TrainingSettings) -> str | None:
-    """The name of the folder's run in a journal that it shares with others; None where it has its own."""
-    if settings.ledger_file is None:
-        return None
-    seed = settings.seed if settings.reproducible else None
-    return Secrets(folder.path, reproducible_seed=seed).identity
+def others_at_start(folder: RunFolder, settings: TrainingSettings) -> list[tuple[DpEvent, ...]]:
+    """What the other runs in its journal may have cost when a run was planned, the latest state first.
 
+    The run was planned before its first line, and other runs may have begun and ended between the two. So its
+    noise was fitted to one of the states before that line, of which the journal does not say which.
 
-def _check_own(place: str, secrets: Secrets) -> None:
-    """A run folder names a journal elsewhere on the disk: it must be one that this run was booked in.
+    Args:
+        folder: of a run that goes on; its key says which one it is.
+        settings: of the run.
 
     Raises:
-        JournalError: it is another file, which was opened for reading alone.
+        RuntimeError: the run has ended, and its key is deleted.
+        JournalError: `ledger_file` is another file, which was opened for reading alone.
     """
-    journal = Journal(place, read_only=True)
-    try:
-        begun = {entry.run for entry in journal.entries() if isinstance(entry, RunEntry)}
-    finally:
-        journal.close()
-    if secrets.identity not in begun:
+    run, file = _secrets(folder, settings, existing=True).identity, settings.ledger_file
+    if file is None:
+        return [()]
+    entries = read_journal(file)
+    # The path comes from the folder, which may come from elsewhere: only a journal of this key is written to.
+    if not any(isinstance(entry, RunEntry) and entry.run == run for entry in entries):
         raise JournalError(
-            f"private/ledger_file names {place!r}, which holds no run of this folder's key; it was not "
+            f"private/ledger_file names {file!r}, which holds no run of this folder's key; it was not "
             "touched. Write the path of the journal that the run was given into private/ledger_file"
+        )
+    before = takewhile(lambda entry: entry.run != run, entries)
+    states = [tuple(costs.values()) for _, costs in costs_over_time(before, run, settings.relation)]
+    return states[::-1]
+
+
+def _secrets(folder: RunFolder | None, settings: TrainingSettings, existing: bool) -> Secrets:
+    seed = settings.seed if settings.reproducible else None
+    return Secrets(None if folder is None else folder.path, seed, existing=existing)
+
+
+def _check_seed_is_new(journal: Journal, secrets: Secrets, settings: TrainingSettings) -> None:
+    """The name of a run is that of its key, and a public seed gives every run the same one."""
+    if any(entry.run == secrets.identity for entry in journal.entries()):
+        raise LedgerError(
+            f"seed={settings.seed} with reproducible=True names a run that ledger_file="
+            f"{settings.ledger_file!r} holds already: its noise would be repeated and nothing charged. Give "
+            "another seed or another journal, or go on with that run. Nothing was spent"
         )

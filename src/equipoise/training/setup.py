@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from equipoise.gradients import GradientEngine
@@ -22,6 +23,7 @@ from equipoise.methods.base import Plan, Setting
 from equipoise.methods.registry import registered
 from equipoise.privacy import (
     Budget,
+    BudgetError,
     PrivacyPlan,
     Sampling,
     digest,
@@ -44,6 +46,7 @@ from equipoise.training.randomness import generator, public_randomness
 from equipoise.training.record_rows import Preparation, RowSource, Source, map_batch
 
 __all__ = [
+    "Begun",
     "TrainingSettings",
     "TrainingSetup",
     "averaged_over_views",
@@ -309,6 +312,39 @@ class TrainingSetup:
         )
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A run that goes on.
+
+    Attributes:
+        plan: fingerprint of its plan; None for a run that begins.
+        other_runs: gives what the other runs in its journal may have cost when it was planned, the likeliest
+            first. Called on rank 0.
+    """
+
+    plan: str | None
+    other_runs: Callable[[], Sequence[tuple[DpEvent, ...]]]
+
+
+def _plan_as_begun(
+    plan_beside: Callable[[tuple[DpEvent, ...]], Plan],
+    states: Sequence[tuple[DpEvent, ...]],
+    fingerprint: str | None,
+) -> Plan:
+    """The plan that has the fingerprint, beside one of these states of the other runs.
+
+    Where none has it, or none is asked for, the plan beside the first of them.
+    """
+    for others in states if fingerprint is not None else ():
+        try:
+            plan = plan_beside(others)
+        except (BudgetError, ValueError):
+            continue  # another state may leave the budget that this one does not
+        if plan.releases.fingerprint() == fingerprint:
+            return plan
+    return plan_beside(states[0])
+
+
 def prepare(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -323,12 +359,12 @@ def prepare(
     augmentation: Callable[[Any, torch.Generator], Any] | None,
     device: str | torch.device | None,
     collate: Callable[[list[Any]], Any] | None,
-    run: str | None = None,
+    begun: Begun | None = None,
 ) -> TrainingSetup:
     """Check everything, by what it does on a few records, and prepare it; see `PrivateTraining`.
 
     Args:
-        run: the name in the journal of a run that goes on; its plan is made as it was when it began.
+        begun: of a run that goes on; its plan is made as it was when it began.
 
     Raises:
         TypeError, ValueError, DataError: what cannot work, named.
@@ -344,16 +380,21 @@ def prepare(
         source = Source(data, collate)
         check_public(source, method, settings.allow_public_duplicates)
         example, probes = check_loss(model, loss, source, place)
-        setting = Setting(
-            sampling=sampling,
-            budget=budget,
-            relation=settings.relation,
-            other_runs=processes.first(lambda: other_runs(settings.ledger_file, settings.relation, run)),
-            public_rng=generator(settings.seed, "plan"),
-        )
-        method_plan = method.plan(setting)
-        if settings.hardened:
-            method_plan = replace(method_plan, releases=method_plan.releases.hardened())
+        begun = begun or Begun(None, lambda: [other_runs(settings.ledger_file, settings.relation)])
+        states = processes.first(begun.other_runs)
+
+        def plan_beside(others: tuple[DpEvent, ...]) -> Plan:
+            setting = Setting(
+                sampling=sampling,
+                budget=budget,
+                relation=settings.relation,
+                other_runs=others,
+                public_rng=generator(settings.seed, "plan"),
+            )
+            plan = method.plan(setting)
+            return replace(plan, releases=plan.releases.hardened()) if settings.hardened else plan
+
+        method_plan = _plan_as_begun(plan_beside, states, begun.plan)
         if settings.views > 1:
             loss = averaged_over_views(loss, settings.views)
         prepare_batch = Preparation(place, augmentation, settings.views)

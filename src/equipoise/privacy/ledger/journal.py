@@ -8,6 +8,7 @@ names its run.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -426,3 +427,16 @@ class Journal(WriteAheadLog):
         values = entry.to_json()
         Entry.from_json(values, line=0)
         self.write(values)
+
+
+def read_journal(path: str | os.PathLike[str]) -> list[Entry]:
+    """All entries of a file, which is only read.
+
+    Raises:
+        JournalError: it cannot be read, or this library did not write it.
+    """
+    journal = Journal(path, read_only=True)
+    try:
+        return journal.entries()
+    finally:
+        journal.close()

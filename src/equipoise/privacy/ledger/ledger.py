@@ -279,7 +279,7 @@ class Ledger:
         if mine.plan.fingerprint() != plan.fingerprint():
             raise LedgerError(
                 "the journal holds this run with another plan; a run keeps its plan. Start a new run "
-                "folder (a new key) for the new plan: the old one stays charged"
+                "folder (a new key, or another reproducible_seed) for the new plan: the old one stays charged"
             )
         self.record = mine
         self._ordinals: dict[str, int] = {}  # draw name -> how many draws of that name were opened
@@ -549,6 +549,7 @@ class Ledger:
             data_fingerprint=self.data_fingerprint,
             kernels=self.kernels,
             forbid_unproven=self.forbid_unproven,
+            hardened=self.noise == "grid",
             **place,
         )
 

@@ -11,11 +11,10 @@ entry is no sign of an edit, since a draw may be opened and not released.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from equipoise.privacy.ledger.journal import (
     SearchEntry,
     UnprovenEntry,
     VoidEntry,
+    read_journal,
 )
 from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs
@@ -368,28 +368,51 @@ def events_of(records: Mapping[str, RunRecord], relation: str) -> dict[str, dp_a
     return {run: record.reserved_event for run, record in records.items()}
 
 
+# The entries by which a run changes what it costs others: a release changes nothing until its run is closed.
+_COSTS_TO_OTHERS = (RunEntry, CloseEntry, SearchEntry, UnprovenEntry, DisclosureEntry)
+
+
+def costs_over_time(entries: Iterable[Entry], run: str, relation: str) -> Iterator[tuple[int, OtherRuns]]:
+    """What the other runs cost a run over the same data: at first nothing, then whenever that changes.
+
+    Yields:
+        How many entries the journal had, and the costs from there on.
+
+    Raises:
+        JournalError: the entries are not what ledgers write, or a run was accounted under another relation.
+    """
+    records: dict[str, RunRecord] = {}
+    costs: OtherRuns = {}
+    yield 0, costs
+    for number, entry in enumerate(entries, start=1):
+        if entry.run == run:
+            continue
+        if entry.run in records:
+            records[entry.run].add(entry)
+        else:
+            records[entry.run] = RunRecord.begun(entry)
+        if isinstance(entry, _COSTS_TO_OTHERS):
+            changed = {**costs, **events_of({entry.run: records[entry.run]}, relation)}
+            if changed != costs:
+                costs = changed
+                yield number, costs
+
+
 def other_runs(
-    journal_file: str | os.PathLike[str] | None, relation: str, run: str | None = None
+    journal_file: str | os.PathLike[str] | None, relation: str
 ) -> tuple[dp_accounting.DpEvent, ...]:
     """What the runs in a shared journal cost another run over the same data.
 
     Args:
         journal_file: None, or a path where nothing lies yet, for no other runs.
         relation: of the other run.
-        run: the name of a run in the journal: only what stands before its beginning counts, as it did when
-            its noise was calibrated. None takes the whole journal.
 
     Raises:
         JournalError: the journal is damaged, or a run was accounted under another relation.
     """
     if journal_file is None or not Path(journal_file).is_file():
         return ()
-    journal = Journal(journal_file, read_only=True)
-    try:
-        before = itertools.takewhile(lambda entry: entry.run != run, journal.entries())
-        return tuple(events_of(records_of(before), relation).values())
-    finally:
-        journal.close()
+    return tuple(events_of(records_of(read_journal(journal_file)), relation).values())
 
 
 def book_end(journal: Journal, run: str) -> None:

@@ -41,8 +41,12 @@ class Secrets:
     Args:
         directory: folder of the run; the key lives in `directory/private/key` with mode 0600 and is read
             back when the run resumes. None keeps it in memory.
+        existing: the directory holds the key of a run that goes on; none is made.
         reproducible_seed: derive the key from this public number. Two runs then agree bit by bit, and
             nothing is private: the statement says NOT PRIVATE.
+
+    Raises:
+        RuntimeError: `existing`, and the key is not there; or its file is damaged.
 
     Example:
         >>> secrets = Secrets(reproducible_seed=1)
@@ -53,7 +57,11 @@ class Secrets:
     """
 
     def __init__(
-        self, directory: str | os.PathLike | None = None, reproducible_seed: int | None = None
+        self,
+        directory: str | os.PathLike | None = None,
+        reproducible_seed: int | None = None,
+        *,
+        existing: bool = False,
     ) -> None:
         self.is_private = reproducible_seed is None
         self.path: Path | None = None
@@ -67,7 +75,7 @@ class Secrets:
             self._key = os.urandom(32)
         else:
             self.path = Path(directory) / "private" / "key"
-            self._key = _load_or_create(self.path)
+            self._key = _read_key(self.path) if existing else _make_or_read_key(self.path)
 
     @property
     def key(self) -> bytes:
@@ -185,23 +193,35 @@ def _twister(words: bytes) -> torch.Generator:
     return generator
 
 
-def _load_or_create(path: Path) -> bytes:
+def _read_key(path: Path) -> bytes:
+    try:
+        key = path.read_bytes()
+    except FileNotFoundError:
+        raise RuntimeError(
+            f"{path} holds no key: the run has ended and its key was deleted, or the file was removed. "
+            "Nothing more can be released under it and nothing was spent; read the statement in its folder, "
+            "or start a new run"
+        ) from None
+    # A key of zeros is one that a killed process was overwriting (`delete_key`).
+    if len(key) != 32 or key == b"\0" * 32:
+        raise RuntimeError(
+            f"the key file {path} is damaged ({len(key)} bytes, 32 expected): the run cannot go on with the "
+            "noise it had. Restore the file from a copy, or start a new run and count this one as spent"
+        )
+    return key
+
+
+def _make_or_read_key(path: Path) -> bytes:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
+        # O_EXCL: of two processes that start in one folder, one makes the key and the other reads it.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        key = path.read_bytes()
-        if len(key) != 32 or key == b"\0" * 32:
-            raise RuntimeError(
-                f"the key file {path} is damaged ({len(key)} bytes, 32 expected): the run cannot resume "
-                "with the same "
-                "noise; remove the file to continue with a new key, and the journal will charge the "
-                "repeated steps"
-            ) from None
-        return key
+        return _read_key(path)
     key = os.urandom(32)
     with os.fdopen(descriptor, "wb") as file:
         file.write(key)
         file.flush()
+        # On the device before the first release: after a loss of power, booked noise must not be lost.
         os.fsync(file.fileno())
     return key

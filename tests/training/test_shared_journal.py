@@ -1,0 +1,155 @@
+"""Runs that share a journal: each goes on with the plan that it began with, under its own name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_problems import RECORDS, loss, network, records, training
+
+import equipoise as eq
+from equipoise.privacy import JournalError, Ledger, LedgerError, PrivacyPlan
+from equipoise.training.run_folder import RunFolder
+from equipoise.training.run_ledger import SharedLedger, others_at_start
+from equipoise.training.setup import TrainingSettings
+
+SAMPLING = eq.FixedEpochs(12, RECORDS, 10)  # accounted in closed form, and so quickly
+BUDGET = eq.Budget(8.0, 1e-3)
+
+
+@pytest.fixture
+def shared(tmp_path):
+    return {
+        "ledger_file": tmp_path / "ledger.jsonl",
+        "reproducible": False,
+        "sampling": SAMPLING,
+    }
+
+
+def calibrated(folder, **options):
+    """A run whose noise follows from the budget and from the other runs in the journal."""
+    return training(run_dir=folder, method=eq.DPSGD(clip_norm=0.5), budget=BUDGET, **options)
+
+
+def stop(run):
+    run.save_checkpoint()
+    run.ledger.journal.close()
+    run.folder.unlock()
+
+
+def resume(folder):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    return eq.PrivateTraining.resume(folder, model, optimizer, loss=loss, data=records())
+
+
+@pytest.mark.parametrize("meanwhile", ["another closed", "another began", "both"])
+def test_a_run_goes_on_though_others_came_and_went_while_it_was_prepared(
+    tmp_path, shared, monkeypatch, meanwhile
+):
+    """Its noise was fitted to a state of the journal that is not the one before its first line."""
+    other = training(run_dir=tmp_path / "other", **shared)
+    plan = other.plan
+
+    write_config = RunFolder.write_config  # between the plan and the ledger
+
+    def late(*arguments):
+        if meanwhile != "another began":
+            other.ledger.close()
+        if meanwhile != "another closed":
+            Ledger(PrivacyPlan([plan["gradient"].scaled(30.0)], SAMPLING), journal=other.ledger.journal)
+        write_config(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "write_config", late)
+        run = calibrated(tmp_path / "run", **shared)
+    run.take_step()
+    stop(run)
+    again = resume(tmp_path / "run")
+    assert again.plan.fingerprint() == run.plan.fingerprint()
+    assert again.run(progress=False).epsilon <= BUDGET.epsilon
+
+
+def test_a_run_goes_on_though_others_came_and_went_while_it_was_stopped(tmp_path, shared):
+    other = training(run_dir=tmp_path / "other", **shared)
+    run = calibrated(tmp_path / "run", **shared)
+    run.take_step()
+    stop(run)
+    other.ledger.close()
+    again = resume(tmp_path / "run")
+    assert again.plan.fingerprint() == run.plan.fingerprint()
+
+
+def test_another_plan_is_still_refused(tmp_path, shared):
+    run = calibrated(tmp_path / "run", **shared)
+    stop(run)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    with pytest.raises(ValueError, match="privacy plan differs"):
+        eq.PrivateTraining.resume(
+            tmp_path / "run", model, optimizer, loss=loss, data=records(), method=eq.DPSGD(clip_norm=0.25)
+        )
+
+
+@pytest.mark.parametrize("own_journal", [False, True])
+def test_a_finished_run_has_no_key_and_gets_none(tmp_path, shared, own_journal):
+    if own_journal:
+        del shared["ledger_file"]
+    run = calibrated(tmp_path / "run", **shared)
+    run.run(progress=False)
+    run.ledger.journal.close()
+    run.folder.unlock()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RuntimeError, match=r"holds no key.*has ended.*start a new run"):
+        resume(tmp_path / "run")
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.name != "lock"] == [
+        path for path in before if path.name != "lock"
+    ]
+    with pytest.raises(RuntimeError, match="holds no key"):
+        others_at_start(run.folder, run.settings)
+
+
+def test_a_seed_names_one_run_in_a_journal(tmp_path, shared):
+    shared = shared | {"reproducible": True, "seed": 5}
+    first = training(run_dir=tmp_path / "a", **shared)
+    first.take_step()
+    lines = shared["ledger_file"].read_bytes()
+    with pytest.raises(LedgerError, match=r"seed=5.*reproducible=True.*ledger_file=.*another seed"):
+        training(run_dir=tmp_path / "b", **shared)
+    assert shared["ledger_file"].read_bytes() == lines
+    assert not (tmp_path / "b").exists()
+    training(run_dir=tmp_path / "b", **(shared | {"seed": 6})).take_step()
+    stop(first)
+    resume(tmp_path / "a").take_step()
+
+
+def test_a_journal_without_the_run_is_named(tmp_path, shared):
+    run = calibrated(tmp_path / "run", **shared)
+    elsewhere = str(tmp_path / "other.jsonl")
+    training(run_dir=tmp_path / "other", **(shared | {"ledger_file": elsewhere}))
+    with pytest.raises(JournalError, match="holds no run of this folder's key"):
+        others_at_start(run.folder, TrainingSettings(ledger_file=elsewhere))
+
+
+class Broadcasts:
+    """Two processes, as rank 0 sees them: what it sends the other is kept."""
+
+    count = 2
+
+    def __init__(self):
+        self.sent = []
+
+    def first(self, compute):
+        self.sent.append(compute())
+        return self.sent[-1]
+
+
+def test_keys_of_noise_stay_on_rank_0(tmp_path):
+    plan = PrivacyPlan([], SAMPLING)
+    key = "5e" * 32
+    processes = Broadcasts()
+    ledger = SharedLedger(plan, processes, lambda: Ledger(plan, history={"gradient": [(0, key)]}))
+    place = ledger.synced_place()
+    assert place["history"] == {"gradient": [(0, key)]}
+    assert key not in repr(processes.sent)
+    ledger.own = None
+    assert ledger.place == {}
