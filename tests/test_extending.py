@@ -129,6 +129,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from equipoise.methods.base import Context, State
+from equipoise.methods.card import Card
 from equipoise.methods.dp_sgd import DPSGD
 
 
@@ -137,6 +138,15 @@ class HalfStep(DPSGD):
     """DP-SGD whose estimate is halved."""
 
     name: ClassVar[str] = "half-step"
+    card: ClassVar[Card] = Card(
+        summary="DP-SGD whose estimate is halved.",
+        claim="Private, as DP-SGD.",
+        source="an example",
+        guarantee="proven",
+        cost="as DP-SGD",
+        use_when="To see how a method is added.",
+        avoid_when="Otherwise.",
+    )
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         estimate, state = super().step(context, state)

@@ -103,10 +103,9 @@ def instance(kind: type, example: str, /, **named: Any) -> None:
     Example:
         >>> instance(int, "3", steps="many")
         Traceback (most recent call last):
-        TypeError: steps='many' is a str: give a int, such as 3
+        TypeError: steps='many' is a str: give an int, such as 3
     """
     for name, value in named.items():
         if not isinstance(value, kind):
-            raise TypeError(
-                f"{name}={value!r} is a {type(value).__name__}: give a {kind.__name__}, such as {example}"
-            )
+            wanted = f"{'an' if kind.__name__[0] in 'AEIOUaeiou' else 'a'} {kind.__name__}, such as {example}"
+            raise TypeError(f"{name}={value!r} is a {type(value).__name__}: give {wanted}")

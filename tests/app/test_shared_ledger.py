@@ -58,7 +58,7 @@ def plan_of(made, settings, budget):
         ("adaptive-rms", {}),
         ("adaptive-rms", {"variant": "round", "options": {"variant.length": 5}}),
         ("dc-dpsgd", {}),
-        ("pcdp-sgd", {"options": {"source": "private_moment"}}),
+        ("pcdp-sgd", {"options": {"source": "moment"}}),
     ],
     ids=str,
 )

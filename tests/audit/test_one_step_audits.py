@@ -114,7 +114,7 @@ def test_a_clients_quantile_and_gradient():
 
 
 @pytest.mark.slow
-def test_joint_topk_is_seen_in_part():
+def test_top_share_is_seen_in_part():
     """The record that a canary pushes out of the tail moves in its own coordinate, which nobody looks at."""
     found = probe_method("dc-dpsgd", options={"variant": TopShare()}, confidence=EACH)
     assert found.holds

@@ -32,9 +32,10 @@ def test_one_method_and_an_unknown_one(equipoise):
 def test_a_method_lists_its_recipes_variants_and_options_with_their_defaults(equipoise):
     out = " ".join(equipoise("methods dc-dpsgd").out.split())
     assert "--recipe library (default), as-published" in out
-    assert "library: per_sample (default), two_channel, joint_topk; as-published: alg1 (default), code" in out
+    assert "library: per_sample (default), two_channel, top_share; as-published: alg1 (default), code" in out
     assert "tail_threshold=adaptive" in out
     assert "body_clip_norm" in out
+    assert "variant per_sample; two_channel (tail_weight=1.0); top_share" in out
     plain = equipoise("methods rsdp").out
     assert "--recipe" not in plain
     assert "--variant" not in plain

@@ -21,6 +21,15 @@ import equipoise as eq
 @dataclass(frozen=True, kw_only=True)
 class HalfStep(eq.DPSGD):
     name: ClassVar[str] = "half-step"
+    card: ClassVar[eq.methods.Card] = eq.methods.Card(
+        summary="DP-SGD whose estimate is scaled.",
+        claim="Private, as DP-SGD.",
+        source="none",
+        guarantee="proven",
+        cost="as DP-SGD",
+        use_when="In tests.",
+        avoid_when="Otherwise.",
+    )
 
     factor: float = 0.5
 
@@ -33,6 +42,10 @@ class HalfStep(eq.DPSGD):
 
 class Nameless(eq.DPSGD):
     pass
+
+
+class Cardless(eq.DPSGD):
+    name = "cardless"
 
 
 class Stranger:
@@ -89,6 +102,23 @@ def test_an_installed_method_is_listed(package, equipoise):
     (row,) = equipoise("methods half-step --json").value["methods"]
     assert row["options"]["factor"] == 0.5
     assert find("half-step").__name__ == "HalfStep"
+
+
+def test_a_registered_method_has_a_card_of_its_own(package, equipoise):
+    install(package)
+    names = package / "half_steps-1.0.dist-info" / "entry_points.txt"
+    names.write_text(names.read_text() + "cardless = half_steps:Cardless\n")
+    registered.cache_clear()
+    assert find("half_steps:Cardless").card is find("dp-sgd").card  # by its path it need not have one
+    with pytest.raises(ValueError, match="has no card of its own"):
+        find("cardless")
+
+
+def test_a_path_names_the_class_whatever_the_recipe(package):
+    published = "equipoise.methods.published.dice_sgd:DiceSGD"
+    assert find(published, "as-published") is find("dice-sgd", "as_published") is find(published)
+    with pytest.raises(ValueError, match="names the class itself, whose recipe is 'library'"):
+        find("half_steps:HalfStep", "as_published")
 
 
 @pytest.mark.parametrize(

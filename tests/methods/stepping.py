@@ -48,7 +48,7 @@ class Follower:
                 sampling=sampling,
                 budget=budget,
                 relation=relation,
-                public_rng=torch.Generator().manual_seed(seed),
+                public_seed=seed,
             )
         )
         self.plan = self.method_plan.releases

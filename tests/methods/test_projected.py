@@ -804,7 +804,7 @@ def test_a_private_subspace_is_found_and_paid_for(source):
     run = train(method, data, steps=4, sampling=Poisson(30, 60, 4))
     found = projector(run.method._last_built.subspace, 30)
     torch.testing.assert_close(found, core.t() @ core, rtol=0, atol=1e-4)
-    refreshes = 2 * (1 if source.kind == "private_moment" else 4)
+    refreshes = 2 * (1 if source.kind == "moment" else 4)
     assert run.plan.count(run.plan["moment"]) == refreshes
     assert run.statement().guarantee == "proven"
     assert run.ledger.releases_left == {"batch": 0, "subspace": 0}

@@ -80,9 +80,9 @@ def test_wrappers_cost_and_claim_what_the_inner_method_does(wrap, name):
 
 
 def test_a_watched_method_is_described_with_the_gradients_that_it_computes():
-    sampling, rng = eq.Poisson(20, 100, 10), torch.Generator()
+    sampling = eq.Poisson(20, 100, 10)
     method = eq.DPC4Plus(clip_norm=0.5)
-    alone = method.plan(Setting(sampling=sampling, budget=eq.Budget(8.0, 1e-3), public_rng=rng))
+    alone = method.plan(Setting(sampling=sampling, budget=eq.Budget(8.0, 1e-3)))
     watched = Watched(method, {})
     assert watched.gradients_per_step(alone) == method.gradients_per_step(alone)
     assert watched.passes_over("batch") == method.passes_over("batch") == 2

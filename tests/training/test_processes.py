@@ -126,7 +126,7 @@ SYSTEMS = {
     "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5, **NOISE),
 }
 WHOLE_DRAWS = {
-    "joint_topk": lambda: eq.DCDPSGD(variant=TopShare(), **NOISE),
+    "top_share": lambda: eq.DCDPSGD(variant=TopShare(), **NOISE),
     "alg1": lambda: published.DCDPSGD(trace=Trace(dimension=5, structure="dense"), **NOISE),
     "code": lambda: published.DCDPSGD(variant="code", **NOISE),
 }

@@ -20,7 +20,7 @@ from equipoise.methods.configuration import defaults
 from equipoise.methods.public_records import NeedsPublicRecords
 from equipoise.privacy import Budget, Sampling, epsilon
 from equipoise.privacy.ledger.run_record import compose_events, other_runs
-from equipoise.training.randomness import generator
+from equipoise.training.randomness import derive
 
 __all__ = ["find_class", "make_method", "make_setting", "read_clip_norm"]
 
@@ -76,7 +76,7 @@ def make_setting(settings: Settings, sampling: Sampling, budget: Budget | None =
         budget=budget,
         relation=RELATION,
         other_runs=other_runs(settings.ledger, RELATION),
-        public_rng=generator(settings.seed, "plan"),
+        public_seed=derive(settings.seed, "plan"),
     )
 
 

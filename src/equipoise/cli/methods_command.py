@@ -49,7 +49,7 @@ def _row(name: str) -> dict[str, Any]:
     """What there is to know of a method: its card, its recipes, its variants and its options."""
     from dataclasses import asdict
 
-    from equipoise.methods.configuration import choices, defaults, flat
+    from equipoise.methods.configuration import choices, defaults, flat, nested_options
     from equipoise.methods.registry import find, registered
 
     recipes = {"library": find(name)}
@@ -66,4 +66,5 @@ def _row(name: str) -> dict[str, Any]:
         "recipes": list(recipes),
         "variants": {recipe: words for recipe, words in variants.items() if words},
         "options": options,
+        "options_of_kinds": nested_options(recipes["library"]),
     }

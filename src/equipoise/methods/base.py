@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
@@ -182,14 +182,18 @@ class Setting:
         budget: the (epsilon, delta) that noise is calibrated to; None where the method fixes its noise.
         relation: the neighbouring relation: "add_or_remove_one" or "replace_one".
         other_runs: events of other runs over the same data in a shared journal; the budget covers them too.
-        public_rng: public randomness, for schedules that do not depend on data.
+        public_seed: of public randomness, for schedules that do not depend on data.
     """
 
     sampling: Sampling
     budget: Budget | None = None
     relation: str = "add_or_remove_one"
     other_runs: tuple[DpEvent, ...] = ()
-    public_rng: torch.Generator = field(default_factory=torch.Generator, repr=False, compare=False)
+    public_seed: int = 0
+
+    def public_rng(self) -> torch.Generator:
+        """A new generator: plans that are made twice, or again at a resume, draw the same numbers."""
+        return torch.Generator().manual_seed(self.public_seed)
 
     def required_budget(self, instead: str = "a noise_multiplier") -> Budget:
         """The budget, for a method that computes its noise from it without `calibrated`.
@@ -259,7 +263,7 @@ class Method(ABC):
         """What will be released, with noise calibrated to the budget, from public constants.
 
         A pure function: the method remembers nothing. `context.plan` hands the plan to every step. Random
-        schedules that do not depend on data are drawn here, from `setting.public_rng`.
+        schedules that do not depend on data are drawn here, from `setting.public_rng()`.
         """
 
     @abstractmethod
@@ -339,6 +343,6 @@ class Method(ABC):
         if config.get("name") != cls.name:
             raise ValueError(f"config={dict(config)!r} does not describe the method {cls.name!r}")
         found = cls(**read_settings(cls, given, public))
-        if config.get("recipe", found.recipe) != found.recipe:
+        if str(config.get("recipe", found.recipe)).replace("-", "_") != found.recipe:
             raise ValueError(f"config={dict(config)!r} does not describe the recipe {found.recipe!r}")
         return found

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equipoise import _validate
+from equipoise.privacy.ledger.run_record import GUARANTEES
 
 __all__ = ["Card"]
-
-GUARANTEES = ("proven", "worst_case", "none")
 
 
 @dataclass(frozen=True, kw_only=True)

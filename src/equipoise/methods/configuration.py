@@ -75,6 +75,11 @@ def field_types(cls: type) -> Mapping[str, Any]:
     return {item.name: hints[item.name] for item in dataclasses.fields(cls) if item.init}
 
 
+def families(hint: Any) -> list[type[Option]]:
+    """The option classes among the types of a field."""
+    return [part for part in _parts(hint) if isinstance(part, type) and issubclass(part, Option)]
+
+
 def defaults(cls: type) -> dict[str, Any]:
     """The fields of a dataclass with their defaults as plain values; None where there is none.
 
@@ -121,12 +126,26 @@ def choices(cls: type, name: str) -> tuple[str, ...]:
     if name not in field_types(cls):
         return ()
     hint = field_types(cls)[name]
-    families = [part for part in _parts(hint) if isinstance(part, type) and issubclass(part, Option)]
-    words = [kind for family in families for kind in family.kinds()]
+    words = [kind for family in families(hint) for kind in family.kinds()]
     if typing.get_origin(hint) is typing.Literal:
         words += typing.get_args(hint)
     first = flat({name: defaults(cls)[name]})[name]
     return tuple(dict.fromkeys([first, *words])) if first in words else tuple(words)
+
+
+def nested_options(cls: type) -> dict[str, dict[str, dict[str, Any]]]:
+    """Option by option, the kinds that it may have, each with its fields and their defaults.
+
+    Example:
+        >>> from equipoise.methods.feedback.dice_sgd import DiceSGD
+        >>> nested_options(DiceSGD)["variant"]["joint"]
+        {'noise_inflation': 1.0}
+    """
+    return {
+        name: {kind: flat(defaults(chosen)) for family in found for kind, chosen in family.kinds().items()}
+        for name, hint in field_types(cls).items()
+        if (found := families(hint))
+    }
 
 
 def plain(value: Any) -> Any:
@@ -187,8 +206,7 @@ def read_settings(
             nested.setdefault(field, {})[rest] = value
     found: dict[str, Any] = {}
     for field, hint in hints.items():
-        allowed = [kind for kind in _parts(hint) if isinstance(kind, type)]
-        families = [kind for kind in allowed if issubclass(kind, Option)]
+        allowed, options = _parts(hint), families(hint)
         value = direct.get(field, usual[field])
         if isinstance(value, Mapping) and "opaque" in value and field in direct:
             raise ValueError(
@@ -197,13 +215,15 @@ def read_settings(
             )
         if PublicRecords in allowed:
             found[field] = _public(f"{where}{field}", value, public)
-        elif families and (field in direct or field in nested or _takes_public(value, families)):
-            found[field] = _option(f"{where}{field}", value, families, nested.get(field, {}), public)
+        elif options and (field in direct or field in nested or _takes_public(value, options)):
+            found[field] = _option(f"{where}{field}", value, options, nested.get(field, {}), public)
         elif field in nested:
             found[field] = {**(value if isinstance(value, Mapping) else {}), **nested[field]}
         elif field in direct:
-            if isinstance(value, str) and not {str, typing.Literal} & set(_parts(hint)):
+            if isinstance(value, str) and not {str, typing.Literal} & set(allowed):
                 raise ValueError(f"{where}{field}={value!r} is a word; it must be a {_names(hint)}")
+            if isinstance(value, str) and str not in allowed:
+                value = _word(value)
             found[field] = tuple(value) if isinstance(value, list) and tuple in allowed else value
     return found
 
@@ -215,21 +235,26 @@ def _public(where: str, value: Any, public: PublicRecords | None) -> PublicRecor
     return require_public(where, value, public)
 
 
-def _takes_public(value: Any, families: list[type[Option]]) -> bool:
+def _takes_public(value: Any, options: list[type[Option]]) -> bool:
     """Whether an option has to be made with public records though nobody asked for it: it has no default."""
-    return value is None and any(family.usual_kind for family in families)
+    return value is None and any(option.usual_kind for option in options)
+
+
+def _word(text: str) -> str:
+    """A word as kinds and choices are spelt: "Top-Share" and "top_share" are the same."""
+    return text.lower().replace("-", "_")
 
 
 def _option(
     where: str,
     value: Any,
-    families: list[type[Option]],
+    options: list[type[Option]],
     fields: Mapping[str, Any],
     public: PublicRecords | None,
 ) -> Any:
     """The option that a kind, a described option or an object stands for, with further fields by name."""
     if value is None:
-        value = next((family.usual_kind for family in families if family.usual_kind), None)
+        value = next((option.usual_kind for option in options if option.usual_kind), None)
         if value is None and not fields:
             return None
     if isinstance(value, str):
@@ -238,14 +263,20 @@ def _option(
         if fields:
             raise ValueError(f"{where}.{next(iter(fields))} is unknown: {where}={value!r} has no such field")
         return value
-    kinds = {kind: found for family in families for kind, found in family.kinds().items()}
-    if value.get("kind") not in kinds:
+    kinds = {kind: found for option in options for kind, found in option.kinds().items()}
+    chosen = kinds.get(_word(str(value.get("kind"))))
+    if chosen is None:
         raise ValueError(
             f"{where}={value.get('kind')!r} is no kind known here; give one of {', '.join(sorted(kinds))}"
         )
-    chosen = kinds[value["kind"]]
     given = {name: item for name, item in value.items() if name != "kind"} | dict(fields)
-    return chosen(**read_settings(chosen, given, public, f"{where}."))
+    settings = read_settings(chosen, given, public, f"{where}.")
+    try:
+        return chosen(**settings)
+    except (TypeError, ValueError) as error:
+        # An option checks its own fields by their own names; who wrote "clip_rule.gamma" is told that name.
+        named = any(str(error).startswith(f"{name}=") for name in settings)
+        raise type(error)(f"{where}{'.' if named else ': '}{error}") from error
 
 
 def _parts(hint: Any) -> list[Any]:

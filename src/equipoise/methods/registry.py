@@ -91,19 +91,26 @@ def find(name: str, recipe: str = "library") -> type[Any]:
 
     Args:
         name: as in `registered`, or "package.module:Class".
-        recipe: "library", or "as_published" for what the paper printed.
+        recipe: "library", or "as_published" for what the paper printed; "as-published" is the same.
 
     Raises:
-        ValueError: there is no such method, or it has no such recipe.
+        ValueError: there is no such method, it has no such recipe, or it is registered without a card of its
+            own.
 
     Example:
         >>> find("dp-sgd").card.guarantee
         'proven'
     """
+    recipe = recipe.replace("-", "_")
     if recipe not in RECIPES:
         raise ValueError(f"recipe={recipe!r} is unknown; give one of {', '.join(RECIPES)}")
     if ":" in name:
         found = _load(name)
+        if recipe == "as_published" != found.recipe:
+            raise ValueError(
+                f"recipe={recipe!r}: method={name!r} names the class itself, whose recipe is "
+                f"{found.recipe!r}. Give the path of the class that the paper printed"
+            )
         if getattr(found, "name", None) in registered() and found not in _known(found.name):
             raise ValueError(
                 f"method={name!r} has name={found.name!r}, which is another method's: statements and "
@@ -119,7 +126,11 @@ def find(name: str, recipe: str = "library") -> type[Any]:
     path = entry.library if recipe == "library" else entry.published
     if path is None:
         raise ValueError(f"recipe={recipe!r}: the method {name!r} has the library's recipe alone")
-    return _load(path)
+    found = _load(path)
+    if "card" not in vars(found):
+        # An inherited card would tell users what another method proves and costs.
+        raise ValueError(f"method={name!r}: {path} has no card of its own; give the class card = Card(...)")
+    return found
 
 
 def _known(name: str) -> list[type[Any]]:

@@ -37,7 +37,8 @@ def methods_listing(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
 
     Args:
         methods: rows with the fields of `equipoise.methods.card.Card`, the `name`, the `variants` of each
-            recipe and the `options` with their defaults.
+            recipe, the `options` with their defaults, and those of every kind of an option
+            (`options_of_kinds`).
     """
     from rich.console import Group
     from rich.padding import Padding
@@ -74,7 +75,8 @@ def _settings(method: Mapping[str, Any]) -> dict[str, str]:
 
     >>> variants = {"library": ("one", "two"), "as_published": ("two",)}
     >>> options = {"variant": None, "clip_norm": 1.0, "dimension": None}
-    >>> _settings({"recipes": ["library", "as_published"], "options": options, "variants": variants})
+    >>> row = {"recipes": ["library", "as_published"], "options": options, "variants": variants}
+    >>> _settings(row | {"options_of_kinds": {}})
     {'--recipe': 'library (default), as-published', '--variant': 'library: one (default), two; \
 as-published: two (default)', '--option': 'clip_norm=1.0, dimension (by default it follows from the rest)'}
     """
@@ -93,7 +95,20 @@ as-published: two (default)', '--option': 'clip_norm=1.0, dimension (by default 
     free = [name for name, value in options.items() if value is None]
     rest = f"{', '.join(free)} (by default {'it follows' if len(free) == 1 else 'they follow'} from the rest)"
     out["--option"] = ", ".join([*valued, *([rest] if free else [])]) or "none"
+    for option, kinds in method["options_of_kinds"].items():
+        if len(kinds) > 1:
+            out[option] = "; ".join(_kind(kind, fields) for kind, fields in kinds.items())
     return out
+
+
+def _kind(kind: str, fields: Mapping[str, Any]) -> str:
+    """A kind of an option with its own fields.
+
+    >>> _kind("top_share", {}), _kind("joint", {"noise_inflation": 1.0, "limit": None})
+    ('top_share', 'joint (noise_inflation=1.0, limit)')
+    """
+    given = ", ".join(name if value is None else f"{name}={value}" for name, value in fields.items())
+    return f"{kind} ({given})" if given else kind
 
 
 def _badge(guarantee: str) -> Any:

@@ -12,12 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from equipoise.methods import Method, find
-from equipoise.methods.card import GUARANTEES
 from equipoise.methods.public_records import public_assumption, public_counts
 from equipoise.methods.registry import registered
 from equipoise.statements import Finding
 from equipoise.statements.recompute import MALFORMED, figure
-from equipoise.statements.statement import ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH, sampling_assumptions
+from equipoise.statements.statement import (
+    ACCOUNTED_SEARCH,
+    GUARANTEES,
+    UNACCOUNTED_SEARCH,
+    sampling_assumptions,
+)
 from equipoise.training.input_checks import ALLOWED, NOT_COMPARED
 from equipoise.training.setup import rebuild_method
 

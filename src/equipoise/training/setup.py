@@ -42,7 +42,7 @@ from equipoise.training.input_checks import (
 )
 from equipoise.training.memory_use import bytes_per_record, default_micro_batch_size
 from equipoise.training.moving_average import MovingAverage
-from equipoise.training.randomness import generator, public_randomness
+from equipoise.training.randomness import derive, public_randomness
 from equipoise.training.record_rows import Preparation, RowSource, Source, map_batch
 
 __all__ = [
@@ -389,7 +389,7 @@ def prepare(
                 budget=budget,
                 relation=settings.relation,
                 other_runs=others,
-                public_rng=generator(settings.seed, "plan"),
+                public_seed=derive(settings.seed, "plan"),
             )
             plan = method.plan(setting)
             return replace(plan, releases=plan.releases.hardened()) if settings.hardened else plan

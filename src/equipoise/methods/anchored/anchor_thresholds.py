@@ -128,7 +128,7 @@ class CoupledRule(Option):
 class Distance(CoupledRule):
     """L = 1."""
 
-    kind: ClassVar[str] = "dist"
+    kind: ClassVar[str] = "distance"
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ class ReleasedNorm(AnchorRule):
 class Constant(AnchorRule):
     """C_2 = C."""
 
-    kind: ClassVar[str] = "fixed"
+    kind: ClassVar[str] = "constant"
 
     def following(self, clip_norm: float, released: Released, cap: float) -> float:
         return cap

@@ -136,7 +136,7 @@ class AnchoredMethod(Method):
         sampling = setting.sampling
         size = self.anchor_size(sampling)
         period = self.period(sampling)
-        schedule = draw_schedule(self.schedule.routine, sampling.steps, period, setting.public_rng)
+        schedule = draw_schedule(self.schedule.routine, sampling.steps, period, setting.public_rng())
         every = self.schedule.fresh_noise
         anchors = sampling.steps if every else schedule.num_anchors
         anchor = anchor_sampling(sampling, size, anchors)

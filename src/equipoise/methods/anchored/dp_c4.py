@@ -211,14 +211,16 @@ class DPC4(_ReleasedThresholds):
 
     name: ClassVar[str] = "dp-c4"
     card: ClassVar[Card] = Card(
-        summary="As DP-C4+, but the coupled threshold follows the size of the coupled term itself.",
-        claim="Claimed to reach the optimum in general; as DP-C4+, it does under interpolation. As published "
-        "its thresholds betray the data, most of all near convergence; here they come from releases.",
+        summary="Clips differences to an old iterate at a threshold that follows their own released size.",
+        claim="Claimed to reach the optimum in general. It does where every record's gradient vanishes there "
+        "(interpolation), with this proven recipe too; elsewhere it stalls at a point that clipping sets.",
         source=SOURCE,
         guarantee="proven",
-        cost="as DP-C4+",
-        use_when="As DP-C4+, where no guess of the losses' smoothness is at hand.",
-        avoid_when="As DP-C4+.",
+        cost="four passes over a batch a step at the default anchors; one copy of the parameters, one "
+        "gradient, and a second set of factors a micro-batch",
+        use_when="The model can fit every record, the budget allows many steps, and no guess of the losses' "
+        "smoothness is at hand.",
+        avoid_when="Labels are noisy, or compute is short: DP-SGD takes three to four times the steps.",
     )
 
     clip_norm: float = 1.0

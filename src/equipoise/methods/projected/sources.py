@@ -428,7 +428,7 @@ class PrivateSource(RefreshedSource, ABC):
 class MomentSubspace(PrivateSource):
     """Leading eigenvectors of each block's noised second moment; p_l x p_l numbers are released."""
 
-    kind: ClassVar[str] = "private_moment"
+    kind: ClassVar[str] = "moment"
 
     def refresh(self, context: Context, number: int) -> Key:
         """One draw, one release."""
@@ -460,7 +460,7 @@ class IterationSubspace(PrivateSource):
         iterations: rounds per refresh.
     """
 
-    kind: ClassVar[str] = "private_iteration"
+    kind: ClassVar[str] = "iteration"
 
     iterations: int = 3
 

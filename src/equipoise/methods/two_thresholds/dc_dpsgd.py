@@ -111,7 +111,7 @@ class TwoChannel(TwoThresholds):
 class TopShare(TwoThresholds):
     """The tail fraction of the draw with the highest scores; one sum of bound 2 c_1 - c_2, in two passes."""
 
-    kind: ClassVar[str] = "joint_topk"
+    kind: ClassVar[str] = "top_share"
 
 
 # ---- where the tail begins
@@ -213,7 +213,7 @@ class DCDPSGD(Method):
         source="Sha et al., DC-DPSGD, arXiv 2405.17529",
         guarantee="proven",
         cost="score norm: as DP-SGD; score trace: k numbers per record and k (in + out) per layer more; "
-        "joint_topk: two passes",
+        "top_share: two passes",
         use_when="Gradients are skewed and heavy-tailed, as in regression with rare large errors.",
         avoid_when="Noise is symmetric or light-tailed, or classes are rare: a single threshold is better.",
     )

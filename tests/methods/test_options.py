@@ -1,0 +1,60 @@
+"""Options that are algorithms: their names, how they are spelt, and what is said where one is wrong."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import equipoise as eq
+from equipoise.methods import METHODS, find
+from equipoise.methods.base import Setting
+from equipoise.methods.configuration import families, field_types
+
+
+def options():
+    """Every option class that a method of the library takes."""
+    for name in METHODS:
+        for recipe in ("library", "as_published"):
+            if recipe == "library" or METHODS[name].published:
+                for hint in field_types(find(name, recipe)).values():
+                    for family in families(hint):
+                        yield from family.kinds().items()
+
+
+@pytest.mark.parametrize(("kind", "option"), sorted(set(options()), key=str))
+def test_an_option_is_within_reach_and_its_kind_agrees_with_its_name(kind, option):
+    if not option.__module__.startswith("equipoise"):
+        return  # another test's
+    assert getattr(eq.methods, option.__name__) is option
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", option.__name__).lower().split("_")
+    assert set(kind.split("_")) <= set(words) or kind.replace("_", "") == option.__name__.lower()
+
+
+@pytest.mark.parametrize("word", ["top_share", "top-share", "Top-Share"])
+def test_words_are_taken_however_they_are_spelt(word):
+    made = eq.DCDPSGD.from_config({"name": "dc-dpsgd", "variant": word})
+    assert made == eq.DCDPSGD(variant=eq.methods.TopShare())
+    config = {"name": "dice-sgd", "recipe": "as-published", "variant": "algorithm-4"}
+    assert eq.published.DiceSGD.from_config(config).variant == "algorithm_4"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"clip_rule": "psac", "clip_rule.regulariser": -1.0}, r"^clip_rule\.regulariser=-1\.0 must be"),
+        ({"clip_norm": {"kind": "fixed", "clip_norm": 0.0}}, r"^clip_norm\.clip_norm=0\.0 must be"),
+        ({"clip_rule": "psac", "clip_rule.gamma": 1.0}, r"^clip_rule\.gamma is unknown"),
+    ],
+)
+def test_what_is_wrong_inside_an_option_is_told_by_its_whole_name(words, message):
+    with pytest.raises(ValueError, match=message):
+        eq.DPSGD.from_config({"name": "dp-sgd", **words})
+
+
+def test_a_plan_is_pure():
+    """Plan twice, or again at a resume: the schedule of the same seed is the same, that of another is not."""
+    method = eq.DPC4Plus(schedule=eq.methods.AtRandom(4), noise_multiplier=1.0, anchor_noise_multiplier=2.0)
+    settings = [Setting(sampling=eq.Poisson(10, 100, 200), public_seed=seed) for seed in (5, 5, 6)]
+    one, again, other = (method.plan(setting).constants.schedule for setting in settings)
+    assert method.plan(settings[0]).constants.schedule == one == again != other
