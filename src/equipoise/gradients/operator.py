@@ -439,7 +439,7 @@ class FactoredGradients(PerSampleGradients):
 
     def terms(self, name: str) -> int:
         """How many terms a row of one parameter adds, all uses together."""
-        return sum(factor.terms() for factor in self.factors[name])
+        return sum(factor.positions for factor in self.factors[name])
 
     def _squares_of_sum(self, name: str, kept: tuple[Factor, ...], terms: Tensor, sizes: Tensor) -> Tensor:
         squares = (

@@ -1,55 +1,52 @@
-"""What every factor offers, and the simplest factor: rows held as they are.
+"""What every factor offers, rows held as they are, and what products of inputs and output gradients share.
 
 A factor holds the gradient of one use of a parameter, record by record, as the tensors that make it up
 (a layer's inputs and output gradients), so that norms and weighted sums come from the same stored numbers.
-
-TODO.
 """
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Hashable, Sequence
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equipoise.gradients.numerics import (
-    memory_order,
-    squared_rows,
-    take,
-    widen,
-)
+from equipoise.gradients.numerics import memory_order, pad_positions, squared_rows, take, widen
 
-__all__ = ["DenseFactor", "Factor"]
+__all__ = ["BilinearFactor", "DenseFactor", "Factor"]
 
 
 class Factor(ABC):
     """Row gradients of one use of one parameter: B rows, each of the parameter's shape.
 
     Tensors are held detached. Results are float32 or wider, on the factor's device.
+
+    Attributes:
+        kind: the kind of factor, by which dot products and kernels are looked up.
+        shape: the parameter's shape.
+        num_records: B, the number of rows.
+        dtype: of the stored tensors (results are float32 at least).
+        device: where the stored tensors are.
+        positions: how many terms a row adds.
+        kernel: the way in which norms are taken; "auto" for the one predicted to be fastest.
     """
 
     kind: ClassVar[str]
     shape: torch.Size
-    kernel: str
+    num_records: int
+    dtype: torch.dtype
+    device: torch.device
+    positions: int = 1
+    kernel: str = "auto"
 
-    @property
-    @abstractmethod
-    def num_records(self) -> int:
-        """B, the number of rows."""
-
-    @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """The type of the stored tensors (results are float32 at least)."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where the stored tensors are."""
+    def _describe(self, held: Tensor, shape: Sequence[int], kernel: str = "auto") -> None:
+        # Plain attributes: a step reads them hundreds of times, and properties would cost as many calls.
+        self.shape, self.kernel = torch.Size(shape), kernel
+        self.num_records, self.dtype, self.device = held.shape[0], held.dtype, held.device
 
     @abstractmethod
     def norms_squared(self) -> Tensor:
@@ -60,10 +57,6 @@ class Factor(ABC):
         relative to. None where a row is one term, so that it is its own norm.
         """
         return None
-
-    def terms(self) -> int:
-        """How many terms a row adds."""
-        return 1
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -77,9 +70,9 @@ class Factor(ABC):
     def rows(self, index: Tensor | slice) -> Factor:
         """Chosen rows: a LongTensor, a boolean mask, or a slice (which copies nothing)."""
 
-    @abstractmethod
     def difference(self, other: Factor) -> Factor:
         """Rows of ``self`` minus rows of ``other`` without the subtraction of large products."""
+        return DenseFactor(self.materialise() - other.materialise())
 
     @abstractmethod
     def join(self, others: Sequence[Factor]) -> Factor | None:
@@ -97,10 +90,6 @@ class Factor(ABC):
     def signature(self) -> str:
         """Kind and sizes without B: factors with one signature share a kernel choice."""
 
-    @abstractmethod
-    def _with(self, kernel: str) -> Factor:
-        """A copy that uses ``kernel``, a member of ``kernels()``."""
-
     def with_kernel(self, name: str) -> Factor:
         """The same rows by another route. ``"rows"`` forms them now, so that the inputs can be freed.
 
@@ -113,6 +102,13 @@ class Factor(ABC):
                 f"choose one of {', '.join(self.kernels())}"
             )
         return self._with(name)
+
+    def _with(self, kernel: str) -> Factor:
+        if kernel == "rows":
+            return DenseFactor(self.materialise())
+        out = copy.copy(self)
+        out.kernel = kernel
+        return out
 
     def route(self) -> str:
         """The way in which norms are taken: the chosen one, or the one predicted to be fastest."""
@@ -133,9 +129,6 @@ class Factor(ABC):
             f"{type(self).__name__}({self.signature()}, records={self.num_records}, kernel={self.kernel!r})"
         )
 
-    def _materialised_difference(self, other: Factor) -> DenseFactor:
-        return DenseFactor(self.materialise() - other.materialise())
-
 
 class DenseFactor(Factor):
     """Rows held as they are: ``g`` [B, *shape].
@@ -149,29 +142,12 @@ class DenseFactor(Factor):
     """
 
     kind = "dense"
-    kernel = "rows"
 
     def __init__(self, g: Tensor, rough: bool = False) -> None:
         if g.ndim < 1 or not g.is_floating_point():
             raise ValueError(f"g has shape {tuple(g.shape)} and type {g.dtype}; it needs floats [B, *shape]")
-        self.g = g.detach()
-        self.shape = g.shape[1:]
-        self.rough = rough
-
-    @property
-    @override
-    def num_records(self) -> int:
-        return self.g.shape[0]
-
-    @property
-    @override
-    def dtype(self) -> torch.dtype:
-        return self.g.dtype
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.g.device
+        self.g, self.rough = g.detach(), rough
+        self._describe(g, g.shape[1:], "rows")
 
     @override
     def norms_squared(self) -> Tensor:
@@ -200,10 +176,6 @@ class DenseFactor(Factor):
         return DenseFactor(take(self.g, index))
 
     @override
-    def difference(self, other: Factor) -> Factor:
-        return self._materialised_difference(other)
-
-    @override
     def join(self, others: Sequence[Factor]) -> Factor | None:
         if not all(isinstance(part, DenseFactor) for part in others):
             return None
@@ -224,3 +196,92 @@ class DenseFactor(Factor):
     @override
     def _with(self, kernel: str) -> Factor:
         return self
+
+
+class BilinearFactor(Factor):
+    """Rows that add products of an input with an output gradient: matrix products and convolutions.
+
+    A difference of two of them is one factor of twice the terms. With operands (a, b) and (c, d)
+
+        a b - c d = a (b - d) + (a - c) d
+
+    has no large terms that cancel. The right side is put together for each use and dropped after it: a
+    model's differences hold no more memory than their operands.
+
+    Attributes:
+        uses: terms along dimension 1 of inputs and output gradients.
+    """
+
+    uses: int
+    #: Whether the way that is best for a factor is best for twice its terms too.
+    kernel_scales: ClassVar[bool]
+    _operands: tuple[BilinearFactor, BilinearFactor] | None = None
+
+    def _hold(self, a: Tensor, b: Tensor, dimensions: int) -> bool:
+        """Keep inputs and output gradients, [B, uses, ...]; whether their sizes fit each other."""
+        a, b = (t.detach().unsqueeze(1) if t.ndim == dimensions - 1 else t.detach() for t in (a, b))
+        if a.dtype != b.dtype:
+            wide = torch.promote_types(a.dtype, b.dtype)
+            a, b = a.to(wide), b.to(wide)
+        self._a, self._b = a, b
+        return a.ndim == b.ndim == dimensions and a.shape[:2] == b.shape[:2]
+
+    @property
+    def a(self) -> Tensor:
+        """The inputs, [B, uses, ...]; of a difference [a; a - c]."""
+        if self._operands is None:
+            return self._a
+        left, right = (operand.a for operand in self._operands)
+        return torch.cat([left, left - right], dim=1).to(self.dtype)
+
+    @property
+    def b(self) -> Tensor:
+        """The output gradients, [B, uses, ...]; of a difference [b - d; d]."""
+        if self._operands is None:
+            return self._b
+        left, right = (operand.b for operand in self._operands)
+        return torch.cat([left - right, right], dim=1).to(self.dtype)
+
+    @abstractmethod
+    def _form(self) -> Hashable:
+        """What must agree between factors whose records are joined or whose rows are subtracted."""
+
+    @abstractmethod
+    def _like(self, a: Tensor, b: Tensor) -> Self:
+        """A factor of this form and kernel."""
+
+    @override
+    def rows(self, index: Tensor | slice) -> Self:
+        if self._operands is None:
+            return self._like(take(self._a, index), take(self._b, index))
+        left, right = (operand.rows(index) for operand in self._operands)
+        return cast(Self, left._minus(right, self.kernel))
+
+    @override
+    def difference(self, other: Factor) -> Factor:
+        if not isinstance(other, BilinearFactor) or self._form() != other._form():
+            return super().difference(other)
+        if (self.num_records, self.uses) != (other.num_records, other.uses):
+            return super().difference(other)
+        return self._minus(other, self.kernel if self.kernel_scales else "auto")
+
+    def _minus(self, other: BilinearFactor, kernel: str) -> Self:
+        out = copy.copy(self)
+        out._operands, out.kernel = (self, other), kernel
+        out.uses, out.positions = 2 * self.uses, 2 * self.positions
+        if self.dtype != other.dtype:
+            out.dtype = torch.promote_types(self.dtype, other.dtype)
+        return out
+
+    @override
+    def join(self, others: Sequence[Factor]) -> Factor | None:
+        parts: list[BilinearFactor] = [self]
+        for part in others:
+            if not isinstance(part, BilinearFactor) or part._form() != self._form():
+                return None
+            parts.append(part)
+        longest = max(part.uses for part in parts)
+        return self._like(
+            torch.cat([pad_positions(part.a, longest) for part in parts]),
+            torch.cat([pad_positions(part.b, longest) for part in parts]),
+        )

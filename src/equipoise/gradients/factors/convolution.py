@@ -1,10 +1,9 @@
-"""Sizes of a convolution: kernel, stride, padding, dilation and groups.
+"""The factor of a convolution: its input and its output gradient, rows derived lazily.
 
-The factor of a convolution: its input and its output gradient, rows derived lazily.
+With the input a padded, stride s, dilation d and R uses of the kernel in one forward, row i of the weight
+gradient is
 
-With x padded, stride s, dilation d and R uses of the kernel in one forward, row i of the weight gradient is
-
-    row_i[o, c, k] = sum_r sum_p  b_ir[o, p]  x_ir[c, s p + d k]
+    row_i[o, c, k] = sum_r sum_p  b_ir[o, p]  a_ir[c, s p + d k]
 
 Rows of many records at once are one grouped convolution's weight gradient (each record a group), or the
 product of b with the unfolded input; or one forward correlation in which stride and dilation change places
@@ -12,13 +11,13 @@ product of b with the unfolded input; or one forward correlation in which stride
 from the Gram matrices of the unfolded input and b. No way wins for all layers: see ``kernel_choice.py``.
 
 A transposed convolution is the same factor with its input and output gradient exchanged:
-``ConvFactor(x=output gradient, b=input, geometry)`` with the layer's own sizes.
+``ConvFactor(a=output gradient, b=input, geometry)`` with the layer's own sizes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,10 +26,9 @@ from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 from typing_extensions import override
 
-from equipoise.gradients.factors.base import DenseFactor, Factor
-from equipoise.gradients.factors.difference import BilinearDifference
+from equipoise.gradients.factors.base import BilinearFactor, DenseFactor, Factor
 from equipoise.gradients.factors.outer import gram_norms, summed_sizes
-from equipoise.gradients.numerics import CHUNK_ELEMENTS, chunks, contracted, squared_rows, take, widen
+from equipoise.gradients.numerics import CHUNK_ELEMENTS, chunks, contracted, squared_rows, widen
 
 __all__ = ["ConvFactor", "ConvGeometry"]
 
@@ -106,11 +104,6 @@ class ConvGeometry:
         sizes = zip(self.kernel_size, self.stride, self.dilation, strict=True)
         return math.prod(math.ceil(k * math.gcd(s, d) / s) for k, s, d in sizes)
 
-    @property
-    def symmetric(self) -> bool:
-        """Whether as much is padded before as after."""
-        return all(before == after for before, after in self.padding)
-
 
 def _each(value: int | Sequence[int], count: int, name: str) -> tuple[int, ...]:
     values = (value,) * count if isinstance(value, int) else tuple(value)
@@ -146,11 +139,11 @@ def _split(tensor: Tensor, dimension: int, parts: int) -> Tensor:
     return tensor.reshape(size)
 
 
-class ConvFactor(Factor):
+class ConvFactor(BilinearFactor):
     """The weight gradient of a convolution, record by record; shape [Co, Ci / groups, *kernel].
 
     Args:
-        x: inputs [B, Ci, *in], or [B, R, Ci, *in] for R uses of the kernel that a row sums.
+        a: inputs [B, Ci, *in], or [B, R, Ci, *in] for R uses of the kernel that a row sums.
         b: output gradients [B, Co, *out], or [B, R, Co, *out].
         geometry: kernel size, stride, zero padding, dilation and groups.
         kernel: ``"grouped"``, ``"correlate"``, ``"unfold"``, ``"gram"`` or ``"auto"`` (grouped).
@@ -162,61 +155,30 @@ class ConvFactor(Factor):
     """
 
     kind = "conv"
+    kernel_scales = True  # twice the uses are twice the work of every route but the Gram one
 
-    def __init__(self, x: Tensor, b: Tensor, geometry: ConvGeometry, kernel: str = "auto") -> None:
-        n = geometry.spatial
-        x = x.detach().unsqueeze(1) if x.ndim == n + 2 else x.detach()
-        b = b.detach().unsqueeze(1) if b.ndim == n + 2 else b.detach()
-        if x.ndim != n + 3 or b.ndim != n + 3 or x.shape[:2] != b.shape[:2]:
+    def __init__(self, a: Tensor, b: Tensor, geometry: ConvGeometry, kernel: str = "auto") -> None:
+        if not self._hold(a, b, geometry.spatial + 3):
             raise ValueError(
-                f"x has shape {tuple(x.shape)} and b {tuple(b.shape)}; a convolution over {n} "
-                "dimensions needs [B, Ci, *in] and [B, Co, *out] with the same records"
+                f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; a convolution over "
+                f"{geometry.spatial} dimensions needs [B, Ci, *in] and [B, Co, *out] with the same records"
             )
-        if x.shape[2] % geometry.groups or b.shape[2] % geometry.groups:
+        a, b, self.geometry = self._a, self._b, geometry
+        if a.shape[2] % geometry.groups or b.shape[2] % geometry.groups:
             raise ValueError(
-                f"groups={geometry.groups} does not divide the channels of x ({x.shape[2]}) "
+                f"groups={geometry.groups} does not divide the channels of a ({a.shape[2]}) "
                 f"and of b ({b.shape[2]})"
             )
-        if x.dtype != b.dtype:
-            wide = torch.promote_types(x.dtype, b.dtype)
-            x, b = x.to(wide), b.to(wide)
-        self._x, self._b, self.geometry, self.kernel = x, b, geometry, kernel
-        self.shape = torch.Size((b.shape[2], x.shape[2] // geometry.groups, *geometry.kernel_size))
+        self.uses, self.positions = a.shape[1], a.shape[1] * b.shape[3:].numel()
+        self._describe(a, (b.shape[2], a.shape[2] // geometry.groups, *geometry.kernel_size), kernel)
 
-    @property
-    def x(self) -> Tensor:
-        """The inputs, [B, R, Ci, *in]."""
-        return self._x
-
-    @property
-    def b(self) -> Tensor:
-        """The output gradients, [B, R, Co, *out]."""
-        return self._b
-
-    @property
     @override
-    def num_records(self) -> int:
-        return self._x.shape[0]
+    def _form(self) -> Hashable:
+        return self.kind, self.geometry, self._a.shape[2:], self._b.shape[2:]
 
-    @property
     @override
-    def dtype(self) -> torch.dtype:
-        return self._x.dtype
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self._x.device
-
-    @property
-    def uses(self) -> int:
-        """R, the uses of the kernel that a row sums."""
-        return self._x.shape[1]
-
-    @property
-    def positions(self) -> int:
-        """Output positions that a row sums, all uses together."""
-        return self.uses * self._b.shape[3:].numel()
+    def _like(self, a: Tensor, b: Tensor) -> ConvFactor:
+        return ConvFactor(a, b, self.geometry, self.kernel)
 
     @override
     def norms_squared(self) -> Tensor:
@@ -225,8 +187,8 @@ class ConvFactor(Factor):
         if kernel == "gram":
             for part in chunks(self.num_records, self._unfolded_elements(), UNFOLDED_ELEMENTS):
                 factor = self.rows(part)
-                a, b = factor._patches(), factor._columns()
-                out[part] = gram_norms(a, b).view(-1, self.geometry.groups).sum(1)
+                by_group = gram_norms(factor._patches(), factor._columns())
+                out[part] = by_group.view(-1, self.geometry.groups).sum(1)
             return out
         for part in self._record_chunks(kernel):
             out[part] = squared_rows(self.rows(part)._rows_by(kernel))
@@ -237,26 +199,22 @@ class ConvFactor(Factor):
         # In each use |sum_p b_p (outer) patch_p| <= |b| |patches|; an input is in `coverage` patches at most.
         if self.positions == 1:
             return None
-        sizes = summed_sizes(widen(self.x).flatten(2), widen(self.b).flatten(2))
+        sizes = summed_sizes(widen(self.a).flatten(2), widen(self.b).flatten(2))
         return sizes.mul_(math.sqrt(self.geometry.coverage))
 
     @override
-    def terms(self) -> int:
-        return self.positions
-
-    @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        x, b = widen(self.x), widen(self.b)
-        weights = weights.to(x.dtype)
+        a, b = widen(self.a), widen(self.b)
+        weights = weights.to(a.dtype)
         m = weights.shape[1]
         if b.numel() == 0 or m == 0:
-            return x.new_zeros(m, *self.shape)
-        if m > 4:  # many columns: the rows once instead of a weight gradient a column
-            out = x.new_zeros(m, self.shape.numel())
+            return a.new_zeros(m, *self.shape)
+        if m > 4:  # many columns: the rows once instead of a weight gradient per column
+            out = a.new_zeros(m, self.shape.numel())
             for part in self._record_chunks(self.kernel):
                 out.addmm_(weights[part].t(), self.rows(part).materialise().flatten(1))
             return out.view(m, *self.shape)
-        flat = x.flatten(0, 1)
+        flat = a.flatten(0, 1)
         sums = [
             self._weight_gradient(flat, (b * w.view(-1, *(1,) * (b.ndim - 1))).flatten(0, 1), self.shape, 1)
             for w in weights.t()
@@ -268,35 +226,8 @@ class ConvFactor(Factor):
         return self._rows_by(self.kernel)
 
     @override
-    def rows(self, index: Tensor | slice) -> ConvFactor:
-        return ConvFactor(take(self.x, index), take(self.b, index), self.geometry, self.kernel)
-
-    @override
-    def difference(self, other: Factor) -> Factor:
-        same = (
-            isinstance(other, ConvFactor)
-            and self.geometry == other.geometry
-            and (self.x.shape, self.b.shape) == (other.x.shape, other.b.shape)
-        )
-        if not same or not isinstance(other, ConvFactor):
-            return self._materialised_difference(other)
-        return _ConvDifference(self, other, self.kernel)
-
-    @override
-    def join(self, others: Sequence[Factor]) -> Factor | None:
-        parts: list[ConvFactor] = [self]
-        for part in others:
-            if not isinstance(part, ConvFactor) or part.geometry != self.geometry:
-                return None
-            if part.x.shape[1:] != self.x.shape[1:] or part.b.shape[1:] != self.b.shape[1:]:
-                return None
-            parts.append(part)
-        x, b = torch.cat([part.x for part in parts]), torch.cat([part.b for part in parts])
-        return ConvFactor(x, b, self.geometry, self.kernel)
-
-    @override
     def input_elements(self) -> int:
-        return self.uses * (self._x.shape[2:].numel() + self._b.shape[2:].numel())
+        return self.uses * (self._a.shape[2:].numel() + self._b.shape[2:].numel())
 
     @override
     def kernels(self, with_rows: bool = True) -> tuple[str, ...]:
@@ -316,7 +247,7 @@ class ConvFactor(Factor):
     def signature(self) -> str:
         g = self.geometry
         return (
-            f"conv R={self.uses} in={tuple(self._x.shape[2:])} out={tuple(self._b.shape[2:])} "
+            f"conv R={self.uses} in={tuple(self._a.shape[2:])} out={tuple(self._b.shape[2:])} "
             f"kernel={g.kernel_size} stride={g.stride} "
             f"padding={g.padding} dilation={g.dilation} groups={g.groups}"
         )
@@ -325,10 +256,10 @@ class ConvFactor(Factor):
     def _with(self, kernel: str) -> Factor:
         if kernel.startswith("rows_"):
             return DenseFactor(self._rows_by(kernel.removeprefix("rows_")))
-        return ConvFactor(self.x, self.b, self.geometry, kernel)
+        return super()._with(kernel)
 
     def _unfolded_elements(self) -> int:
-        return self.positions * self._x.shape[2] * self.geometry.taps
+        return self.positions * self._a.shape[2] * self.geometry.taps
 
     def _record_chunks(self, kernel: str) -> list[slice]:
         if kernel == "unfold":
@@ -336,8 +267,8 @@ class ConvFactor(Factor):
         return list(chunks(self.num_records, self.shape.numel(), 2 * CHUNK_ELEMENTS))
 
     def _rows_by(self, kernel: str) -> Tensor:
-        if self._b.numel() == 0 or self._x.numel() == 0:
-            return widen(self._x[:0]).new_zeros(self.num_records, *self.shape)
+        if self._b.numel() == 0 or self._a.numel() == 0:
+            return widen(self._a[:0]).new_zeros(self.num_records, *self.shape)
         if kernel == "unfold":
             blocks = [
                 contracted(part._columns().transpose(1, 2), part._patches()).view(-1, *self.shape)
@@ -349,47 +280,47 @@ class ConvFactor(Factor):
     def _rows_grouped(self) -> Tensor:
         """One weight gradient of a convolution whose groups are the records (times the layer's groups)."""
         records = self.num_records
-        x = widen(self.x).transpose(0, 1).flatten(1, 2)  # [R, B * Ci, *in], no copy for one use
+        a = widen(self.a).transpose(0, 1).flatten(1, 2)  # [R, B * Ci, *in], no copy for one use
         b = widen(self.b).transpose(0, 1).flatten(1, 2)
         shape = torch.Size((records * self.shape[0], *self.shape[1:]))
-        return self._weight_gradient(x, b, shape, records).view(records, *self.shape)
+        return self._weight_gradient(a, b, shape, records).view(records, *self.shape)
 
-    def _weight_gradient(self, x: Tensor, b: Tensor, shape: torch.Size, records: int) -> Tensor:
+    def _weight_gradient(self, a: Tensor, b: Tensor, shape: torch.Size, records: int) -> Tensor:
         g = self.geometry
-        if g.symmetric:
+        if all(before == after for before, after in g.padding):
             padding = [before for before, _ in g.padding]
-        else:
-            x, padding = self._padded(x), [0] * g.spatial
+        else:  # PyTorch's convolutions pad both sides alike
+            a, padding = self._padded(a), [0] * g.spatial
         gradient = _WEIGHT_GRADIENT[g.spatial]
-        return gradient(x, shape, b, list(g.stride), padding, list(g.dilation), g.groups * records)
+        return gradient(a, shape, b, list(g.stride), padding, list(g.dilation), g.groups * records)
 
     def _rows_correlated(self) -> Tensor:
         """One forward convolution of x with b: stride and dilation change places, then a crop."""
         g, records, uses = self.geometry, self.num_records, self.uses
-        x = self._padded(widen(self.x))
-        x = _split(x, 2, g.groups)  # [B, R, g, Ci/g, *in]
-        x = x.movedim(3, 0).transpose(2, 3).flatten(1, 3)  # [Ci/g, B * g * R, *in]
+        a = _split(self._padded(widen(self.a)), 2, g.groups)  # [B, R, g, Ci/g, *in]
+        a = a.movedim(3, 0).transpose(2, 3).flatten(1, 3)  # [Ci/g, B * g * R, *in]
         b = widen(self.b).movedim(1, 2).reshape(records * self.shape[0], uses, *self._b.shape[3:])
-        out = _CONVOLUTION[g.spatial](x, b, stride=g.dilation, dilation=g.stride, groups=records * g.groups)
+        out = _CONVOLUTION[g.spatial](a, b, stride=g.dilation, dilation=g.stride, groups=records * g.groups)
         for dimension, size in enumerate(g.kernel_size):
+            # A stride that does not divide the input leaves taps beyond the kernel.
             out = out.narrow(2 + dimension, 0, size)  # [Ci/g, B * Co, *kernel]
         return _split(out, 1, records).movedim(0, 2)
 
-    def _padded(self, x: Tensor) -> Tensor:
+    def _padded(self, a: Tensor) -> Tensor:
         pairs = [side for pair in reversed(self.geometry.padding) for side in pair]
-        return F.pad(x, pairs) if any(pairs) else x
+        return F.pad(a, pairs) if any(pairs) else a
 
     def _patches(self) -> Tensor:
         """The unfolded input [B * groups, R * L, Ci / groups * taps]."""
         g = self.geometry
-        x = self._padded(widen(self.x))
-        x = _split(x, 2, g.groups)  # [B, R, g, Ci/g, *in]
-        lead, spatial = x.stride()[:4], x.stride()[4:]
+        a = _split(self._padded(widen(self.a)), 2, g.groups)  # [B, R, g, Ci/g, *in]
+        # A view by strides: an input lies under several taps, and only the reshape below copies it.
+        lead, spatial = a.stride()[:4], a.stride()[4:]
         taps = [s * d for s, d in zip(spatial, g.dilation, strict=True)]
         steps = [s * d for s, d in zip(spatial, g.stride, strict=True)]
-        size = (*x.shape[:4], *g.kernel_size, *self._b.shape[3:])
-        view = x.as_strided(size, (*lead, *taps, *steps)).movedim(1, 3 + g.spatial)
-        flat = view.reshape(x.shape[0] * g.groups, self.shape[1:].numel(), self.positions)
+        size = (*a.shape[:4], *g.kernel_size, *self._b.shape[3:])
+        view = a.as_strided(size, (*lead, *taps, *steps)).movedim(1, 3 + g.spatial)
+        flat = view.reshape(a.shape[0] * g.groups, self.shape[1:].numel(), self.positions)
         return flat.transpose(1, 2)
 
     def _columns(self) -> Tensor:
@@ -398,26 +329,3 @@ class ConvFactor(Factor):
         b = _split(widen(self.b), 2, groups).movedim(1, 3)  # [B, g, Co/g, R, *out]
         flat = b.reshape(b.shape[0] * groups, self.shape[0] // groups, self.positions)
         return flat.transpose(1, 2)
-
-
-class _ConvDifference(BilinearDifference[ConvFactor], ConvFactor):
-    """Each use of the kernel becomes two: (x_x, b_x - b_w) and (x_x - x_w, b_w)."""
-
-    def __init__(self, left: ConvFactor, right: ConvFactor, kernel: str) -> None:
-        ConvFactor.__init__(self, left.x, right.b, left.geometry, kernel)  # checks, type and sizes
-        super().__init__(left, right, kernel)
-
-    @property
-    @override
-    def x(self) -> Tensor:
-        return self._inputs(self._left.x, self._right.x)
-
-    @property
-    @override
-    def b(self) -> Tensor:
-        return self._output_gradients(self._left.b, self._right.b)
-
-    @property
-    @override
-    def uses(self) -> int:
-        return 2 * self._left.uses

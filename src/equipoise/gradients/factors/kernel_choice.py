@@ -17,7 +17,7 @@ import torch
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.numerics import full_precision
 
-__all__ = ["candidates", "choose", "measure", "predict"]
+__all__ = ["choose", "measure"]
 
 
 #: A factor this small is not worth a measurement: its time is a step's rounding error.
@@ -29,28 +29,13 @@ SMALL_ELEMENTS = 1 << 14
 ROWS_GAIN, GROUPED_GAIN = 1.1, 1.2
 
 
-def candidates(factor: Factor) -> tuple[str, ...]:
-    """Names of the ways to compute a factor, the predicted one first.
-
-    >>> from equipoise.gradients.factors import OuterFactor
-    >>> candidates(OuterFactor(torch.ones(2, 8, 16), torch.ones(2, 8, 16)))
-    ('gram', 'product', 'rows')
-    """
-    return factor.kernels()
-
-
-def predict(factor: Factor) -> str:
-    """The way with the least work by count."""
-    return factor.kernels()[0]
-
-
 def measure(factor: Factor, repeats: int = 3) -> str:
     """The fastest way, by the least time of its norms and one weighted sum, with a handicap for memory.
 
     The ways are visited in turn, so that a busy moment of the machine meets all of them, and the least of the
     times is the one that other work disturbed least.
     """
-    names = candidates(factor)
+    names = factor.kernels()
     if len(names) == 1 or factor.num_records == 0:
         return names[0]
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -58,12 +43,14 @@ def measure(factor: Factor, repeats: int = 3) -> str:
         for _ in range(repeats + 1):
             for name in names:
                 times[name].append(_seconds(factor, name))
-    return min(names, key=lambda name: min(times[name][1:]) * _handicap(name))
 
+    def cost(name: str) -> float:
+        memory = (ROWS_GAIN if name.startswith("rows") else 1.0) * (
+            GROUPED_GAIN if name.endswith("grouped") else 1.0
+        )
+        return min(times[name][1:]) * memory  # the first run warms up
 
-def _handicap(name: str) -> float:
-    rows = ROWS_GAIN if name.startswith("rows") else 1.0
-    return rows * (GROUPED_GAIN if name.endswith("grouped") else 1.0)
+    return min(names, key=cost)
 
 
 def choose(factors: Iterable[Factor], measured: bool = True, repeats: int = 3) -> dict[str, str]:
@@ -83,7 +70,7 @@ def choose(factors: Iterable[Factor], measured: bool = True, repeats: int = 3) -
         if signature in choices:
             continue
         small = factor.num_records * (factor.input_elements() + factor.shape.numel()) < SMALL_ELEMENTS
-        choices[signature] = measure(factor, repeats) if measured and not small else predict(factor)
+        choices[signature] = measure(factor, repeats) if measured and not small else factor.kernels()[0]
     return choices
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equipoise.gradients.factors.base import DenseFactor, Factor
+from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.factors.outer import TINY
 from equipoise.gradients.numerics import (
     CANCELLATION_SHARE,
@@ -48,30 +48,9 @@ class IndexFactor(Factor):
                 f"index has shape {tuple(index.shape)} and b {tuple(b.shape)}; "
                 "they need [B, S] and [B, S, ...]"
             )
-        self.index = index.detach().long()
-        self.b = b.detach()
-        self.num_rows, self.kernel = num_rows, kernel
-        self.shape = torch.Size((num_rows, *b.shape[2:]))
-
-    @property
-    @override
-    def num_records(self) -> int:
-        return self.index.shape[0]
-
-    @property
-    def positions(self) -> int:
-        """S, the number of look-ups of a record."""
-        return self.index.shape[1]
-
-    @property
-    @override
-    def dtype(self) -> torch.dtype:
-        return self.b.dtype
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.b.device
+        self.index, self.b, self.num_rows = index.detach().long(), b.detach(), num_rows
+        self.positions = index.shape[1]
+        self._describe(b, (num_rows, *b.shape[2:]), kernel)
 
     def wide_b(self) -> Tensor:
         """``b`` as [B, S, d] in the accumulation type."""
@@ -82,21 +61,21 @@ class IndexFactor(Factor):
         b = self.wide_b()
         if self.positions == 1:
             return squared_rows(b)
-        kernel = self.route()
-        if kernel == "gram":
-            out = b.new_empty(b.shape[0], dtype=torch.float64)
-            for part in chunks(b.shape[0], self.positions**2):
-                products = contracted(b[part], b[part].transpose(1, 2))
-                same = self.index[part].unsqueeze(2) == self.index[part].unsqueeze(1)
-                out[part] = torch.where(same, products, 0.0).sum((1, 2))
-            out.abs_()
-            # Look-ups of one index that cancel leave no digits in the sum of products, tiny ones no square.
-            right = (out >= CANCELLATION_SHARE * self._sizes(b).double().square_()) & (out < torch.inf)
-            lost = ~(right & (out >= self.positions * TINY**2 / LOST_SHARE))
-            if bool(lost.any()):
-                out[lost] = self.rows(lost)._segmented_norms(b[lost])
-            return out
-        return self._segmented_norms(b)
+        if self.route() == "sort":
+            return self._segmented_norms(b)
+        out = b.new_empty(b.shape[0], dtype=torch.float64)
+        for part in chunks(b.shape[0], self.positions**2):
+            products = contracted(b[part], b[part].transpose(1, 2))
+            same = self.index[part].unsqueeze(2) == self.index[part].unsqueeze(1)
+            # `where`, not a product with `same`: a look-up that is infinite must not make 0 * inf elsewhere.
+            out[part] = torch.where(same, products, 0.0).sum((1, 2))
+        out.abs_()
+        # Look-ups of one index that cancel leave no digits in the sum of products, tiny ones no square.
+        right = (out >= CANCELLATION_SHARE * self._sizes(b).double().square_()) & (out < torch.inf)
+        lost = ~(right & (out >= self.positions * TINY**2 / LOST_SHARE))
+        if bool(lost.any()):
+            out[lost] = self.rows(lost)._segmented_norms(b[lost])
+        return out
 
     @override
     def magnitudes(self) -> Tensor | None:
@@ -119,10 +98,6 @@ class IndexFactor(Factor):
         segment = torch.empty_like(order).scatter_(1, order, new.cumsum(1) - 1)
         segment += positions * torch.arange(records, device=b.device).unsqueeze(1)
         return b.new_zeros(records * positions, width).index_add_(0, segment.flatten(), b.reshape(-1, width))
-
-    @override
-    def terms(self) -> int:
-        return self.positions
 
     @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -149,7 +124,7 @@ class IndexFactor(Factor):
     @override
     def difference(self, other: Factor) -> Factor:
         if not isinstance(other, IndexFactor) or self.shape != other.shape:
-            return self._materialised_difference(other)
+            return super().difference(other)
         if self.index.shape == other.index.shape and bool((self.index == other.index).all()):
             return IndexFactor(self.index, self.b - other.b, self.num_rows, self.kernel)
         # Look-ups that moved: equal indices are added before they are squared, else the norm would cancel.
@@ -181,9 +156,3 @@ class IndexFactor(Factor):
     @override
     def signature(self) -> str:
         return f"index S={self.positions} rows={self.num_rows} width={self.shape[1:].numel()}"
-
-    @override
-    def _with(self, kernel: str) -> Factor:
-        if kernel == "rows":
-            return DenseFactor(self.materialise())
-        return IndexFactor(self.index, self.b, self.num_rows, kernel)

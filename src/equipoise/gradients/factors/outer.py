@@ -10,34 +10,31 @@ A layer's weight gradient for record i is a product of what went in and what cam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equipoise.gradients.factors.base import DenseFactor, Factor
-from equipoise.gradients.factors.difference import BilinearDifference
+from equipoise.gradients.factors.base import BilinearFactor
 from equipoise.gradients.numerics import (
     CANCELLATION_SHARE,
     LOST_SHARE,
     ROWS_GROWTH,
     chunks,
     contracted,
-    pad_positions,
     squared_rows,
-    take,
     widen,
 )
 
 __all__ = ["OuterFactor"]
 
 
-#: Outside of these a norm may have lost terms whose squares are no float32 any more.
+#: Outside of these a norm may have lost terms: float32 ends at 1e-45 (their squares are near) and at 3e38.
 TINY, HUGE = 1e-15, 1e15
 
 
-class OuterFactor(Factor):
+class OuterFactor(BilinearFactor):
     """``row_i = sum_s b_is (outer) a_is``: linear layers and every product of a matrix parameter.
 
     Args:
@@ -53,76 +50,44 @@ class OuterFactor(Factor):
     """
 
     kind = "outer"
+    kernel_scales = False  # the Gram route's work grows with the square of the positions
 
     def __init__(
         self, a: Tensor, b: Tensor, shape: Sequence[int] | None = None, kernel: str = "auto"
     ) -> None:
-        a = a.detach().unsqueeze(1) if a.ndim == 2 else a.detach()
-        b = b.detach().unsqueeze(1) if b.ndim == 2 else b.detach()
-        if a.ndim != 3 or b.ndim != 3 or a.shape[:2] != b.shape[:2]:
+        if not self._hold(a, b, 3):
             raise ValueError(
                 f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; they need [B, S, d_in] and "
                 "[B, S, d_out] with the same records and positions"
             )
-        if a.dtype != b.dtype:
-            wide = torch.promote_types(a.dtype, b.dtype)
-            a, b = a.to(wide), b.to(wide)
-        self._a, self._b, self.kernel = a, b, kernel
+        a, b = self._a, self._b
+        self.uses = self.positions = a.shape[1]
         self.matrix_shape = torch.Size((b.shape[2], a.shape[2]))
-        self.shape = self.matrix_shape if shape is None else torch.Size(shape)
+        self._describe(a, self.matrix_shape if shape is None else shape, kernel)
         if self.shape.numel() != self.matrix_shape.numel():
             raise ValueError(
                 f"shape={tuple(self.shape)} holds {self.shape.numel()} numbers, the product "
                 f"{self.matrix_shape.numel()}; pass a shape of the same size"
             )
 
-    @property
-    def a(self) -> Tensor:
-        """The inputs, [B, S, d_in]."""
-        return self._a
-
-    @property
-    def b(self) -> Tensor:
-        """The output gradients, [B, S, d_out]."""
-        return self._b
-
-    @property
     @override
-    def num_records(self) -> int:
-        return self._a.shape[0]
+    def _form(self) -> Hashable:
+        return self.kind, self.matrix_shape, self.shape
 
-    @property
-    def positions(self) -> int:
-        """S, the number of positions summed in a row."""
-        return self._a.shape[1]
-
-    @property
     @override
-    def dtype(self) -> torch.dtype:
-        return self._a.dtype
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self._a.device
+    def _like(self, a: Tensor, b: Tensor) -> OuterFactor:
+        return OuterFactor(a, b, self.shape, self.kernel)
 
     @override
     def norms_squared(self) -> Tensor:
         a, b = widen(self.a), widen(self.b)
         if self.positions == 1:
             return outer_norms(a, b)
-        kernel = self.route()
-        if kernel == "gram":
-            return gram_norms(a, b)
-        return product_norms(a, b)
+        return gram_norms(a, b) if self.route() == "gram" else product_norms(a, b)
 
     @override
     def magnitudes(self) -> Tensor | None:
         return None if self.positions == 1 else summed_sizes(widen(self.a), widen(self.b))
-
-    @override
-    def terms(self) -> int:
-        return self.positions
 
     @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -131,6 +96,7 @@ class OuterFactor(Factor):
         m, positions = weights.shape[1], self.positions
         if a.numel() == 0 or b.numel() == 0 or m == 0:
             return a.new_zeros(m, *self.shape)
+        # One product per column reads positions * m terms; forming rows reads each term once, and the rows.
         if m > 1 and positions * m > 4 * (positions + m):
             return self._sum_of_rows(a, b, weights)
         if a.stride(0) == 0 and a.shape[0] > 1:  # one input for all records: sum the gradients first
@@ -141,7 +107,7 @@ class OuterFactor(Factor):
         return torch.stack([weighted_product(a, b, w) for w in weights.t()]).view(m, *self.shape)
 
     def _sum_of_rows(self, a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
-        """Many weight columns: form rows in blocks of d_out once instead of one product a column."""
+        """Many weight columns: form rows in blocks of d_out once instead of one product per column."""
         blocks = []
         for block in chunks(b.shape[2], a.shape[0] * a.shape[2]):
             rows = contracted(b[:, :, block].transpose(1, 2), a)
@@ -154,38 +120,13 @@ class OuterFactor(Factor):
         return contracted(b.transpose(1, 2), a).view(self.num_records, *self.shape)
 
     @override
-    def rows(self, index: Tensor | slice) -> OuterFactor:
-        return OuterFactor(take(self.a, index), take(self.b, index), self.shape, self.kernel)
-
-    @override
-    def difference(self, other: Factor) -> Factor:
-        if not isinstance(other, OuterFactor) or (self.a.shape, self.b.shape) != (
-            other.a.shape,
-            other.b.shape,
-        ):
-            return self._materialised_difference(other)
-        return _OuterDifference(self, other)
-
-    @override
-    def join(self, others: Sequence[Factor]) -> Factor | None:
-        parts: list[OuterFactor] = [self]
-        for part in others:
-            if not isinstance(part, OuterFactor) or part.matrix_shape != self.matrix_shape:
-                return None
-            parts.append(part)
-        longest = max(part.positions for part in parts)
-        a = torch.cat([pad_positions(part.a, longest) for part in parts])
-        b = torch.cat([pad_positions(part.b, longest) for part in parts])
-        return OuterFactor(a, b, self.shape, self.kernel)
-
-    @override
     def input_elements(self) -> int:
         return self.positions * sum(self.matrix_shape)
 
     @override
     def kernels(self) -> tuple[str, ...]:
         if self.positions == 1:
-            return ("gram",)
+            return ("gram",)  # with one term the norm is the product of two norms
         d_out, d_in = self.matrix_shape
         # Multiplications of a record; a product's d_out x d_in numbers are also written and read once.
         gram, product = self.positions * (d_in + d_out), (d_in * d_out) + 8 * d_in * d_out / self.positions
@@ -197,35 +138,6 @@ class OuterFactor(Factor):
     @override
     def signature(self) -> str:
         return f"outer S={self.positions} in={self.matrix_shape[1]} out={self.matrix_shape[0]}"
-
-    @override
-    def _with(self, kernel: str) -> Factor:
-        if kernel == "rows":
-            return DenseFactor(self.materialise())
-        return OuterFactor(self.a, self.b, self.shape, kernel)
-
-
-class _OuterDifference(BilinearDifference[OuterFactor], OuterFactor):
-    """B_x^T A_x - B_w^T A_w = [B_x - B_w; B_w]^T [A_x; A_x - A_w]."""
-
-    def __init__(self, left: OuterFactor, right: OuterFactor, kernel: str = "auto") -> None:
-        OuterFactor.__init__(self, left.a, right.b, left.shape, kernel)  # checks, type and sizes
-        super().__init__(left, right, kernel)
-
-    @property
-    @override
-    def a(self) -> Tensor:
-        return self._inputs(self._left.a, self._right.a)
-
-    @property
-    @override
-    def b(self) -> Tensor:
-        return self._output_gradients(self._left.b, self._right.b)
-
-    @property
-    @override
-    def positions(self) -> int:
-        return 2 * self._left.positions
 
 
 def outer_norms(a: Tensor, b: Tensor) -> Tensor:

@@ -6,10 +6,14 @@ and for the Gram matrix between records of different batches. With row_i = sum_s
     <row_i, row'_j> = sum_{s,t} (a_is . a'_jt)(b_is . b'_jt)
 
 and a look-up is the outer product whose b is a unit vector, so that its dot products are gathers.
-What has no such form is multiplied as rows, formed in chunks. Of look-ups only those of one index meet.
+The tables ``_INNER`` and ``_GRAM`` name the function of each pair of kinds; one that does not take the
+factors in their form gives None. What has no such form is multiplied as rows, formed in chunks. Of look-ups
+only those of one index meet.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -39,20 +43,11 @@ def inner(left: Factor, right: Factor) -> Tensor:
         return left.norms_squared().to(dtype)
     if left.num_records == 0 or left.shape.numel() == 0:
         return torch.zeros(left.num_records, dtype=dtype, device=left.device)
-    if isinstance(left, OuterFactor) and isinstance(right, OuterFactor):
-        return _inner_outer(left, right, dtype)
-    if isinstance(left, IndexFactor) and isinstance(right, IndexFactor):
-        return _inner_index(left, right, dtype)
-    if isinstance(left, IndexFactor) and isinstance(right, OuterFactor) and right.shape == right.matrix_shape:
-        return _inner_index_outer(left, right, dtype)
-    if isinstance(right, IndexFactor) and isinstance(left, OuterFactor) and left.shape == left.matrix_shape:
-        return _inner_index_outer(right, left, dtype)
-    if isinstance(left, OuterFactor) and isinstance(right, DenseFactor):
-        left, right = right, left
-    if isinstance(left, DenseFactor) and isinstance(right, OuterFactor):
-        a, b = right.a.to(dtype), right.b.to(dtype)
-        matrix = left.g.to(dtype).reshape(-1, *right.matrix_shape)
-        return torch.bmm(b, matrix).mul_(a).sum((1, 2))
+    for one, other in ((left, right), (right, left)):
+        special = _INNER.get((one.kind, other.kind))
+        found = None if special is None else special(one, other, dtype)
+        if found is not None:
+            return found
     out = torch.empty(left.num_records, dtype=dtype, device=left.device)
     for part in chunks(left.num_records, left.shape.numel()):
         rows = left.rows(part).materialise().to(dtype) * right.rows(part).materialise().to(dtype)
@@ -66,23 +61,11 @@ def gram(left: Factor, right: Factor) -> Tensor:
     dtype = _dtype(left, right)
     if left.num_records == 0 or right.num_records == 0 or left.shape.numel() == 0:
         return torch.zeros(left.num_records, right.num_records, dtype=dtype, device=left.device)
-    if (
-        isinstance(left, OuterFactor)
-        and isinstance(right, OuterFactor)
-        and left.matrix_shape == right.matrix_shape
-    ):
-        return _gram_outer(left, right, dtype)
-    if isinstance(left, IndexFactor) and isinstance(right, IndexFactor):
-        return _gram_index(left, right, dtype)
-    if isinstance(left, IndexFactor) and isinstance(right, OuterFactor) and right.shape == right.matrix_shape:
-        return _gram_index_outer(left, right, dtype)
-    if isinstance(right, IndexFactor) and isinstance(left, OuterFactor) and left.shape == left.matrix_shape:
-        return _gram_index_outer(right, left, dtype).t()
-    if isinstance(right, DenseFactor) and right.dtype == dtype and right.g.is_contiguous():
-        if isinstance(left, OuterFactor):
-            return _gram_outer_dense(left, right, dtype)
-        if isinstance(left, IndexFactor) and left.positions < left.num_rows:
-            return _gram_index_dense(left, right, dtype)
+    for one, other in ((left, right), (right, left)):
+        special = _GRAM.get((one.kind, other.kind))
+        found = None if special is None else special(one, other, dtype)
+        if found is not None:
+            return found if one is left else found.t()
     # Rows of one side are formed in chunks; the side with cheaper rows is formed again for every chunk.
     if isinstance(left, DenseFactor) and not isinstance(right, DenseFactor):
         return gram(right, left).t()
@@ -116,6 +99,11 @@ def _dtype(left: Factor, right: Factor) -> torch.dtype:
     return torch.promote_types(accumulation_dtype(left.dtype), accumulation_dtype(right.dtype))
 
 
+def _inner_dense_outer(dense: DenseFactor, outer: OuterFactor, dtype: torch.dtype) -> Tensor:
+    matrix = dense.g.to(dtype).reshape(-1, *outer.matrix_shape)
+    return torch.bmm(outer.b.to(dtype), matrix).mul_(outer.a.to(dtype)).sum((1, 2))
+
+
 def _inner_outer(left: OuterFactor, right: OuterFactor, dtype: torch.dtype) -> Tensor:
     a, b, c, d = (t.to(dtype) for t in (left.a, left.b, right.a, right.b))
     same = left.matrix_shape == right.matrix_shape
@@ -144,8 +132,10 @@ def _inner_index(left: IndexFactor, right: IndexFactor, dtype: torch.dtype) -> T
     return out
 
 
-def _inner_index_outer(table: IndexFactor, outer: OuterFactor, dtype: torch.dtype) -> Tensor:
+def _inner_index_outer(table: IndexFactor, outer: OuterFactor, dtype: torch.dtype) -> Tensor | None:
     """sum_{s,t} (b_is . a_it) b'_it[index_is]: the head's output gradients gathered at the looked-up rows."""
+    if outer.shape != outer.matrix_shape:  # the product's rows are not the table's
+        return None
     b, a, d = table.wide_b().to(dtype), outer.a.to(dtype), outer.b
     out = torch.empty(table.num_records, dtype=dtype, device=table.device)
     for part in chunks(table.num_records, table.positions * outer.positions):
@@ -155,9 +145,12 @@ def _inner_index_outer(table: IndexFactor, outer: OuterFactor, dtype: torch.dtyp
     return out
 
 
-def _gram_outer(left: OuterFactor, right: OuterFactor, dtype: torch.dtype) -> Tensor:
+def _gram_outer(left: OuterFactor, right: OuterFactor, dtype: torch.dtype) -> Tensor | None:
+    if left.matrix_shape != right.matrix_shape:
+        return None
     if left.num_records * left.positions > right.num_records * right.positions:
-        return _gram_outer(right, left, dtype).t()
+        found = _gram_outer(right, left, dtype)  # the side with fewer terms is the one in chunks
+        return None if found is None else found.t()
     a, b, c, d = (t.to(dtype) for t in (left.a, left.b, right.a, right.b))
     d_out, d_in = left.matrix_shape
     n, s, m, t = left.num_records, left.positions, right.num_records, right.positions
@@ -180,8 +173,10 @@ def _gram_outer(left: OuterFactor, right: OuterFactor, dtype: torch.dtype) -> Te
     return out
 
 
-def _gram_outer_dense(left: OuterFactor, right: DenseFactor, dtype: torch.dtype) -> Tensor:
+def _gram_outer_dense(left: OuterFactor, right: DenseFactor, dtype: torch.dtype) -> Tensor | None:
     """Rows of the left side whole if that is little and the others are rough, else in blocks of features."""
+    if right.dtype != dtype or not right.g.is_contiguous():  # held rows are read where they are, or not so
+        return None
     a, b, held = left.a.to(dtype), left.b.to(dtype), right.g.view(right.num_records, -1)
     d_out, d_in = left.matrix_shape
     if right.rough and left.num_records * d_out * d_in <= 16 * CHUNK_ELEMENTS:
@@ -227,8 +222,10 @@ def _gram_all_pairs(left: IndexFactor, right: IndexFactor, b: Tensor, d: Tensor)
     return out
 
 
-def _gram_index_dense(table: IndexFactor, dense: DenseFactor, dtype: torch.dtype) -> Tensor:
+def _gram_index_dense(table: IndexFactor, dense: DenseFactor, dtype: torch.dtype) -> Tensor | None:
     """The dense rows at the looked-up places alone."""
+    if dense.dtype != dtype or not dense.g.is_contiguous() or table.positions >= table.num_rows:
+        return None
     b = table.wide_b().to(dtype)
     held = dense.g.view(dense.num_records, table.num_rows, b.shape[2])
     out = torch.empty(table.num_records, dense.num_records, dtype=dtype, device=table.device)
@@ -237,7 +234,9 @@ def _gram_index_dense(table: IndexFactor, dense: DenseFactor, dtype: torch.dtype
     return out
 
 
-def _gram_index_outer(table: IndexFactor, outer: OuterFactor, dtype: torch.dtype) -> Tensor:
+def _gram_index_outer(table: IndexFactor, outer: OuterFactor, dtype: torch.dtype) -> Tensor | None:
+    if outer.shape != outer.matrix_shape:
+        return None
     b, a, d = table.wide_b().to(dtype), outer.a.to(dtype), outer.b
     n, s, m, t = table.num_records, table.positions, outer.num_records, outer.positions
     out = torch.empty(n, m, dtype=dtype, device=table.device)
@@ -248,3 +247,19 @@ def _gram_index_outer(table: IndexFactor, outer: OuterFactor, dtype: torch.dtype
         products.mul_(flat_d[:, index].to(dtype))
         out[part] = products.view(m, t, -1, s).sum((1, 3)).t()
     return out
+
+
+#: (kind, kind) -> the products of such factors in the common type. Orders that are missing are exchanged.
+_INNER: dict[tuple[str, str], Callable[..., Tensor | None]] = {
+    ("outer", "outer"): _inner_outer,
+    ("index", "index"): _inner_index,
+    ("index", "outer"): _inner_index_outer,
+    ("dense", "outer"): _inner_dense_outer,
+}
+_GRAM: dict[tuple[str, str], Callable[..., Tensor | None]] = {
+    ("outer", "outer"): _gram_outer,
+    ("index", "index"): _gram_index,
+    ("index", "outer"): _gram_index_outer,
+    ("outer", "dense"): _gram_outer_dense,
+    ("index", "dense"): _gram_index_dense,
+}
