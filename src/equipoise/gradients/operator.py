@@ -57,32 +57,20 @@ class PerSampleGradients(ABC):
     """A B x P matrix of per-record gradients. Results are detached and float32 or wider.
 
     The law of every implementation: each operation equals the same one on ``materialise()``, to rounding.
+
+    Attributes:
+        shapes: parameter name -> the parameter's shape, in the order of the columns.
+        num_records: B; may be zero.
+        dtype: the type of results.
+        device: where results are.
+        losses: detached per-record losses [B] of the capture, if there was one.
     """
 
-    @property
-    @abstractmethod
-    def shapes(self) -> dict[str, torch.Size]:
-        """Parameter name -> the parameter's shape, in the order of the columns."""
-
-    @property
-    @abstractmethod
-    def num_records(self) -> int:
-        """B; may be zero."""
-
-    @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """The type of results."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where results are."""
-
-    @property
-    @abstractmethod
-    def losses(self) -> Tensor | None:
-        """Detached per-record losses [B] of the capture, if there was one."""
+    shapes: dict[str, torch.Size]
+    num_records: int
+    dtype: torch.dtype
+    device: torch.device
+    losses: Tensor | None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -160,20 +148,15 @@ class PerSampleGradients(ABC):
 
 def joined_uses(parts: Sequence[tuple[Factor, ...]]) -> tuple[Factor, ...]:
     """The uses of one parameter over the records of all parts; rows where the parts use it differently."""
-    counts = {len(kept) for kept in parts}
-    if len(counts) == 1:
+    if len({len(kept) for kept in parts}) == 1:
         return tuple(Factor.concat(uses) for uses in zip(*parts, strict=True))
-    used = [kept for kept in parts if kept]
-    shape = used[0][0].shape
-    rows = []
-    for kept in parts:
-        if not kept:
-            raise ValueError(
-                f"a parameter of shape {tuple(shape)} is used in some parts and not in "
-                "others, so that its records cannot be counted; materialise() the parts first"
-            )
-        rows.append(torch.stack([factor.materialise() for factor in kept]).sum(0))
-    return (DenseFactor(torch.cat(rows)),)
+    if not all(parts):
+        shape = next(kept for kept in parts if kept)[0].shape
+        raise ValueError(
+            f"a parameter of shape {tuple(shape)} is used in some parts and not in "
+            "others, so that its records cannot be counted; materialise() the parts first"
+        )
+    return (DenseFactor(torch.cat([summed_rows(kept) for kept in parts])),)
 
 
 def differing_uses(left: tuple[Factor, ...], right: tuple[Factor, ...]) -> tuple[Factor, ...]:
@@ -181,11 +164,18 @@ def differing_uses(left: tuple[Factor, ...], right: tuple[Factor, ...]) -> tuple
     if [factor.kind for factor in left] == [factor.kind for factor in right]:
         return tuple(a.difference(b) for a, b in zip(left, right, strict=True))
     if not left:
-        return (DenseFactor(-torch.stack([factor.materialise() for factor in right]).sum(0)),)
-    rows = torch.stack([factor.materialise() for factor in left]).sum(0)
-    for factor in right:
-        rows = rows - factor.materialise()
-    return (DenseFactor(rows),)
+        return (DenseFactor(-summed_rows(right)),)
+    rows = summed_rows(left)
+    return (DenseFactor(rows - summed_rows(right) if right else rows),)
+
+
+def summed_rows(uses: Sequence[Factor], index: Tensor | slice | None = None) -> Tensor:
+    """The rows of all uses of one parameter added up, [B, *shape]; those at ``index`` if it is given."""
+    parts = (factor if index is None else factor.rows(index) for factor in uses)
+    total = next(parts).materialise()
+    for factor in parts:
+        total = total + factor.materialise()
+    return total
 
 
 def checked_names(names: Sequence[str], shapes: Mapping[str, torch.Size]) -> tuple[str, ...]:
@@ -221,7 +211,7 @@ class FactoredGradients(PerSampleGradients):
     """The per-sample gradient matrix from the factors of each parameter.
 
     Args:
-        factors: parameter name -> its factors, one a use; an unused parameter has none and needs ``shapes``.
+        factors: parameter name -> its factors, one per use; an unused one has none and needs ``shapes``.
         losses: per-record losses [B].
         shapes: shapes of the parameters; those with factors may be left out.
         num_records, dtype, device: needed only if no parameter has a factor.
@@ -247,52 +237,28 @@ class FactoredGradients(PerSampleGradients):
         device: torch.device | None = None,
     ) -> None:
         self.factors = {name: tuple(kept) for name, kept in factors.items()}
-        self._losses = None if losses is None else losses.detach()
+        self.shapes = shapes_of(self.factors, shapes or {})
+        self.losses = None if losses is None else losses.detach()
         every = [factor for kept in self.factors.values() for factor in kept]
-        self._shapes = shapes_of(self.factors, shapes or {})
-        counts = {factor.num_records for factor in every} | (
-            {num_records} if num_records is not None else set()
-        )
-        if self._losses is not None:
-            counts.add(self._losses.shape[0])
+        counts = {factor.num_records for factor in every}
+        if num_records is not None:
+            counts.add(num_records)
+        if self.losses is not None:
+            counts.add(self.losses.shape[0])
         if len(counts) > 1:
             raise ValueError(f"the factors and losses have different numbers of records: {sorted(counts)}")
         if not counts:
             raise ValueError("no factor tells the number of records; pass num_records=")
-        self._num_records = counts.pop()
-        self._dtype = dtype or torch.float32
+        self.num_records = counts.pop()
+        self.dtype = dtype or torch.float32
         if every:
-            self._dtype = accumulation_dtype(every[0].dtype)
+            self.dtype = accumulation_dtype(every[0].dtype)
             for factor in every[1:]:
-                self._dtype = torch.promote_types(self._dtype, accumulation_dtype(factor.dtype))
-        self._device = every[0].device if every else device or torch.device("cpu")
+                self.dtype = torch.promote_types(self.dtype, accumulation_dtype(factor.dtype))
+        self.device = every[0].device if every else device or torch.device("cpu")
+        # Of a difference: what it was taken from, whose norms its guard needs.
         self._operands: tuple[FactoredGradients, FactoredGradients] | None = None
-        self._squared: dict[str, Tensor] = {}
-
-    @property
-    @override
-    def shapes(self) -> dict[str, torch.Size]:
-        return dict(self._shapes)
-
-    @property
-    @override
-    def num_records(self) -> int:
-        return self._num_records
-
-    @property
-    @override
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
-    @override
-    def losses(self) -> Tensor | None:
-        return self._losses
+        self._squared: dict[str, Tensor] = {}  # squared norms by parameter, once they are computed
 
     @override
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
@@ -300,7 +266,7 @@ class FactoredGradients(PerSampleGradients):
             if groups is None:
                 norms = self._norms(self.names)
             else:
-                columns = [self._norms(checked_names(names, self._shapes)) for names in groups]
+                columns = [self._norms(checked_names(names, self.shapes)) for names in groups]
                 norms = torch.stack(columns, dim=1) if columns else self._zeros(0)
             return norms if self._operands is None else norms.add_(self.norm_guard(groups))
 
@@ -315,7 +281,7 @@ class FactoredGradients(PerSampleGradients):
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
         out = {}
         with full_precision(self.device):
-            for name, shape in self._shapes.items():
+            for name, shape in self.shapes.items():
                 C = self._weights_for(name, weights)
                 columns = C.unsqueeze(1) if C.ndim == 1 else C
                 kept = self.factors[name]
@@ -374,44 +340,39 @@ class FactoredGradients(PerSampleGradients):
             if index.shape != (self.num_records,):
                 raise ValueError(
                     f"index is a mask of shape {tuple(index.shape)}; "
-                    f"it needs [{self.num_records}], one entry a record"
+                    f"it needs [{self.num_records}], one entry per record"
                 )
             index = index.nonzero().squeeze(1)  # once, not in every factor
         factors = {name: tuple(f.rows(index) for f in kept) for name, kept in self.factors.items()}
-        losses = None if self._losses is None else self._losses[index]
+        losses = None if self.losses is None else self.losses[index]
         count = len(range(self.num_records)[index]) if isinstance(index, slice) else index.shape[0]
         out = self._new(factors, losses, count)
         if self._operands is not None:
             out._operands = (self._operands[0].rows(index), self._operands[1].rows(index))
+        # A row's norm does not depend on which others are there.
         out._squared = {name: squares[index] for name, squares in self._squared.items()}
         return out
 
     @override
     def select(self, names: Sequence[str]) -> FactoredGradients:
-        chosen = checked_names(names, self._shapes)
-        out = self._new({name: self.factors[name] for name in chosen}, self._losses)
+        chosen = checked_names(names, self.shapes)
+        out = self._new({name: self.factors[name] for name in chosen}, self.losses)
         if self._operands is not None:
             out._operands = (self._operands[0].select(chosen), self._operands[1].select(chosen))
-        out._squared = {name: squares for name, squares in self._squared.items() if name in out._shapes}
+        out._squared = {name: squares for name, squares in self._squared.items() if name in out.shapes}
         return out
 
     @override
     def materialise(self) -> DenseGradients:
         with full_precision(self.device):
-            tensors = {name: self._rows_of(name, slice(None)).to(self.dtype) for name in self.names}
-        out = DenseGradients(tensors, self._losses, num_records=self.num_records, device=self.device)
+            tensors = {name: self._rows_of(name).to(self.dtype) for name in self.names}
+        out = DenseGradients(tensors, self.losses, num_records=self.num_records, device=self.device)
         out._operands = self._operands
         return out
 
-    def _rows_of(self, name: str, index: Tensor | slice) -> Tensor:
+    def _rows_of(self, name: str) -> Tensor:
         kept = self.factors[name]
-        if not kept:
-            count = self._zeros()[index].shape[0]
-            return torch.zeros(count, *self._shapes[name], dtype=self.dtype, device=self.device)
-        total = kept[0].rows(index).materialise()
-        for factor in kept[1:]:
-            total = total + factor.rows(index).materialise()
-        return total
+        return summed_rows(kept) if kept else self._zeros(*self.shapes[name])
 
     def _squares(self, name: str) -> Tensor:
         """Squared row norms of one parameter, kept: the factors never change."""
@@ -442,9 +403,7 @@ class FactoredGradients(PerSampleGradients):
         return sum(factor.positions for factor in self.factors[name])
 
     def _squares_of_sum(self, name: str, kept: tuple[Factor, ...], terms: Tensor, sizes: Tensor) -> Tensor:
-        squares = (
-            terms.clone()
-        )  # float64: the cross terms are of the size of the squares, and may cancel them
+        squares = terms.clone()  # float64: the cross terms are as large as the squares, and may cancel them
         for i, factor in enumerate(kept):
             for opposite in kept[i + 1 :]:
                 squares.add_(inner(factor, opposite), alpha=2)
@@ -453,8 +412,8 @@ class FactoredGradients(PerSampleGradients):
         limit = torch.maximum(CANCELLATION_SHARE * terms, CANCELLATION_SHARE**2 * sizes.double().square())
         lost = (squares < limit).nonzero().squeeze(1)
         squares = guarded(squares, sizes, self.terms(name), by_products=True)
-        for part in chunks(lost.shape[0], self._shapes[name].numel()):
-            formed = squared_rows(self._rows_of(name, lost[part]))
+        for part in chunks(lost.shape[0], self.shapes[name].numel()):
+            formed = squared_rows(summed_rows(kept, lost[part]))
             squares[lost[part]] = guarded(formed, sizes[lost[part]], self.terms(name))
         return squares
 
@@ -481,13 +440,13 @@ class FactoredGradients(PerSampleGradients):
         if C.ndim not in (1, 2) or C.shape[0] != self.num_records:
             raise ValueError(
                 f"weights has shape {tuple(C.shape)}; it needs [{self.num_records}] or "
-                f"[{self.num_records}, m], one row a record"
+                f"[{self.num_records}, m], one row per record"
             )
         return C.detach()
 
     def _check_columns(self, other: PerSampleGradients) -> None:
-        if self._shapes != other.shapes:
-            odd = {n for n in (*self.names, *other.names) if self._shapes.get(n) != other.shapes.get(n)}
+        if self.shapes != other.shapes:
+            odd = {n for n in (*self.names, *other.names) if self.shapes.get(n) != other.shapes.get(n)}
             raise ValueError(
                 f"other is over different parameters ({', '.join(sorted(odd))} differ); "
                 "select the same names on both"
@@ -503,7 +462,7 @@ class FactoredGradients(PerSampleGradients):
     def _new(
         self, factors: Mapping[str, Sequence[Factor]], losses: Tensor | None = None, count: int | None = None
     ) -> FactoredGradients:
-        shapes = {name: self._shapes[name] for name in factors}
+        shapes = {name: self.shapes[name] for name in factors}
         records = self.num_records if count is None else count
         return FactoredGradients(
             factors, losses, shapes=shapes, num_records=records, dtype=self.dtype, device=self.device
@@ -537,12 +496,12 @@ class DenseGradients(FactoredGradients):
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Parameter name -> rows [B, *shape]."""
-        return {name: self._rows_of(name, slice(None)) for name in self.names}
+        return {name: self._rows_of(name) for name in self.names}
 
     def matrix(self) -> Tensor:
         """All rows as one [B, P] tensor, parameters in the order of ``names``."""
         rows = [
-            tensor.reshape(self.num_records, self._shapes[name].numel())
+            tensor.reshape(self.num_records, self.shapes[name].numel())
             for name, tensor in self.tensors.items()
         ]
         return torch.cat(rows, dim=1) if rows else self._zeros(0)
@@ -613,32 +572,10 @@ class Derived(PerSampleGradients):
         gradients: the rows that they come from.
     """
 
-    gradients: PerSampleGradients
-
-    @property
-    @override
-    def shapes(self) -> dict[str, torch.Size]:
-        return self.gradients.shapes
-
-    @property
-    @override
-    def num_records(self) -> int:
-        return self.gradients.num_records
-
-    @property
-    @override
-    def dtype(self) -> torch.dtype:
-        return self.gradients.dtype
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.gradients.device
-
-    @property
-    @override
-    def losses(self) -> Tensor | None:
-        return self.gradients.losses
+    def __init__(self, gradients: PerSampleGradients) -> None:
+        self.gradients = gradients
+        self.shapes, self.num_records, self.losses = gradients.shapes, gradients.num_records, gradients.losses
+        self.dtype, self.device = gradients.dtype, gradients.device
 
     @override
     def cross_gram(self, other: PerSampleGradients, per_tensor: bool = False) -> Tensor | dict[str, Tensor]:
@@ -674,10 +611,10 @@ class MaskedGradients(Derived):
         if found != gradients.shapes:
             raise ValueError(
                 f"masks is over {sorted(found)}, the gradients over {sorted(gradients.shapes)}; give "
-                "one mask of "
-                "its shape a parameter"
+                "each parameter one mask of its shape"
             )
-        self.gradients, self.masks = gradients, dict(masks)
+        super().__init__(gradients)
+        self.masks = dict(masks)
 
     @override
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
@@ -696,9 +633,9 @@ class MaskedGradients(Derived):
         out = torch.zeros(self.num_records, dtype=torch.float64, device=self.device)
         for piece in chunks(self.num_records, mask.numel()):
             out[piece] = squared_rows(part.rows(piece).materialise().tensors[name] * mask)
-        # the sums come from the terms of the whole rows
         if not isinstance(part, FactoredGradients):
             return out
+        # The weighted sums are masked after the terms of the whole rows were added: those rounded.
         return guarded(out, part.magnitudes(name), part.terms(name))
 
     @override

@@ -20,8 +20,9 @@ Projection: the row is ``V y_i``, with squared norm ``y_i^T V^T V y_i`` and weig
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -98,45 +99,66 @@ def projection(gradients: PerSampleGradients, subspace: Columns) -> PerSampleGra
 SQUARE_GUARD = 64
 
 
-class ResidualGradients(Derived):
-    """``G - (G V) V^T`` for the columns V of a subspace.
-
-    Norms by groups, ``select`` and cross products with another residual form the rows.
-    """
+class _SubspaceView(Derived):
+    """Rows that follow from other rows and their coordinates y [B, K] in a subspace."""
 
     def __init__(
         self, gradients: PerSampleGradients, subspace: Columns, coordinates: Tensor | None = None
     ) -> None:
-        self.gradients, self.subspace = gradients, subspace
+        super().__init__(gradients)
+        self.subspace = subspace
         self.coordinates = subspace.coordinates(gradients) if coordinates is None else coordinates
 
     @override
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
-        if groups is not None:
-            return self.materialise().row_norms(groups)
-        eps = torch.finfo(self.dtype).eps
-        whole, y = self.gradients.row_norms().double(), self.coordinates.double()
-        with full_precision(self.device):
-            inside = (y @ self.subspace.gram().to(y)).mul_(y).sum(1) - 2 * y.square().sum(1)
-        squares = (whole.square() + inside).abs_().add_(whole.square(), alpha=SQUARE_GUARD * eps)
-        return squares.sqrt_().add_(whole, alpha=GUARD * eps).to(self.dtype)
+        # Coordinates add up over all parameters: those of a group are not known.
+        return self._norms() if groups is None else self.materialise().row_norms(groups)
+
+    @abstractmethod
+    def _norms(self) -> Tensor: ...
 
     @override
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not isinstance(weights, Tensor):
             return self.materialise().weighted_sums(weights)
-        sums = self.gradients.weighted_sums(weights)
         with full_precision(self.device):
-            columns = weights.detach().to(self.coordinates)
-            columns = columns.unsqueeze(1) if weights.ndim == 1 else columns
-            y = columns.t() @ self.coordinates
-        lifted = [self.subspace.lift(column) for column in y]
+            y = weights.detach().to(self.coordinates).t() @ self.coordinates
         if weights.ndim == 1:
-            return {name: total - lifted[0][name] for name, total in sums.items()}
-        for name, total in sums.items():
-            for k, column in enumerate(lifted):
-                total[k] -= column[name]
-        return sums
+            return self._sums(weights, self.subspace.lift(y))
+        lifted = [self.subspace.lift(row) for row in y]
+        return self._sums(
+            weights, {name: torch.stack([part[name] for part in lifted]) for name in self.names}
+        )
+
+    @abstractmethod
+    def _sums(self, weights: Tensor, inside: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weighted sums, from those of the parts in the subspace."""
+
+    @override
+    def rows(self, index: Tensor | slice) -> Self:
+        return type(self)(self.gradients.rows(index), self.subspace, self.coordinates[index])
+
+
+class ResidualGradients(_SubspaceView):
+    """``G - (G V) V^T`` for the columns V of a subspace.
+
+    Norms by groups, ``select`` and cross products with another residual form the rows.
+    """
+
+    @override
+    def _norms(self) -> Tensor:
+        eps = torch.finfo(self.dtype).eps
+        whole, y = self.gradients.row_norms().double(), self.coordinates.double()
+        with full_precision(self.device):
+            inside = (y @ self.subspace.gram().to(y)).mul_(y).sum(1) - 2 * y.square().sum(1)
+        # abs, not a clamp at zero: a difference that rounding made negative is as far from zero as it errs.
+        squares = (whole.square() + inside).abs_().add_(whole.square(), alpha=SQUARE_GUARD * eps)
+        return squares.sqrt_().add_(whole, alpha=GUARD * eps).to(self.dtype)
+
+    @override
+    def _sums(self, weights: Tensor, inside: dict[str, Tensor]) -> dict[str, Tensor]:
+        sums = self.gradients.weighted_sums(weights)
+        return {name: total.sub_(inside[name]) for name, total in sums.items()}
 
     @override
     def cross_gram(self, other: PerSampleGradients, per_tensor: bool = False) -> Tensor | dict[str, Tensor]:
@@ -160,10 +182,6 @@ class ResidualGradients(Derived):
         return self.materialise() - other
 
     @override
-    def rows(self, index: Tensor | slice) -> ResidualGradients:
-        return ResidualGradients(self.gradients.rows(index), self.subspace, self.coordinates[index])
-
-    @override
     def materialise(self) -> DenseGradients:
         rows = {name: kept.clone() for name, kept in self.gradients.materialise().tensors.items()}
         for i, y in enumerate(self.coordinates):
@@ -172,7 +190,7 @@ class ResidualGradients(Derived):
         return DenseGradients(rows, self.losses, num_records=self.num_records, device=self.device)
 
 
-class ProjectedGradients(Derived):
+class ProjectedGradients(_SubspaceView):
     """``G V V^T``: the rows' parts in a subspace (for orthonormal columns their projections).
 
     >>> from equipoise.gradients.subspaces.held import HeldSubspace
@@ -181,36 +199,16 @@ class ProjectedGradients(Derived):
     tensor([5.])
     """
 
-    def __init__(
-        self, gradients: PerSampleGradients, subspace: Columns, coordinates: Tensor | None = None
-    ) -> None:
-        self.gradients, self.subspace = gradients, subspace
-        self.coordinates = subspace.coordinates(gradients) if coordinates is None else coordinates
-
     @override
-    def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
-        if groups is not None:
-            return self.materialise().row_norms(groups)
-        y = self.coordinates
+    def _norms(self) -> Tensor:
+        y = self.coordinates.double()
         with full_precision(self.device):
-            y = y.double()
             squares = (y @ self.subspace.gram().to(y)).mul_(y).sum(1).abs_()
             return squares.sqrt_().to(self.dtype)
 
     @override
-    def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if not isinstance(weights, Tensor):
-            return self.materialise().weighted_sums(weights)
-        with full_precision(self.device):
-            y = weights.detach().to(self.coordinates).t() @ self.coordinates
-        if weights.ndim == 1:
-            return self.subspace.lift(y)
-        lifted = [self.subspace.lift(row) for row in y]
-        return {name: torch.stack([part[name] for part in lifted]) for name in self.names}
-
-    @override
-    def rows(self, index: Tensor | slice) -> ProjectedGradients:
-        return ProjectedGradients(self.gradients.rows(index), self.subspace, self.coordinates[index])
+    def _sums(self, weights: Tensor, inside: dict[str, Tensor]) -> dict[str, Tensor]:
+        return inside
 
     @override
     def materialise(self) -> DenseGradients:
