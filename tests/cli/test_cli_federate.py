@@ -103,7 +103,7 @@ def test_the_answer_and_the_files(finished):
 
 
 def test_the_report_is_self_contained_and_quotes_the_largest_epsilon(finished):
-    from equipoise.report.phrases import rounded_up
+    from equipoise._rounding import rounded_up
 
     folder, found = finished
     page = (folder / "report.html").read_text()

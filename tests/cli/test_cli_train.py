@@ -3,6 +3,8 @@ import stat
 
 import pytest
 
+from equipoise._rounding import rounded_up
+
 PUBLISHABLE = {"statement.json", "metrics.jsonl", "model.safetensors", "report.html", "config.json"}
 
 
@@ -58,6 +60,76 @@ def test_dry_run_spends_nothing(equipoise, tmp_path, monkeypatch):
     assert found.value["parameters"] == 4810
     assert list(tmp_path.iterdir()) == []
     assert "nothing spent" in found.err
+
+
+@pytest.mark.parametrize(
+    ("words", "guarantee", "unproven", "said"),
+    [
+        (
+            "dice-sgd --recipe as_published",
+            "worst_case",
+            ["update"],
+            "no proven epsilon; the statement will hold",
+        ),
+        (
+            "dice-sgd --recipe as_published --noise-multiplier 2",
+            "worst_case",
+            ["update"],
+            "no proven epsilon",
+        ),
+        (
+            "dc-dpsgd --recipe as_published --variant code --noise-multiplier 2",
+            "none",
+            ["gradient"],
+            "no proven noise for gradient",
+        ),
+        # what is not proven there leaves by the ledger's `disclose`, which no plan knows of
+        (
+            "dp-c4 --recipe as_published",
+            "none",
+            [],
+            "no guarantee, so no epsilon. Claimed to reach the optimum",
+        ),
+        ("clip-sgd", "none", ["gradient"], "no proven noise for gradient"),
+    ],
+)
+def test_a_dry_run_promises_no_epsilon_that_the_run_would_not_have(
+    equipoise, words, guarantee, unproven, said
+):
+    found = equipoise(f"train --data digits --epochs 2 --dry-run --json --method {words}")
+    assert found.code == 0, found.err
+    assert (found.value["guarantee"], found.value["epsilon"]) == (guarantee, None)
+    assert found.value["unproven"] == unproven
+    text = " ".join(found.err.split())
+    assert said in text
+    assert "(not a guarantee)" in text
+
+
+def test_a_dry_run_counts_the_other_runs_of_the_journal(equipoise, tmp_path):
+    words = f"train --data digits --epochs 1 --noise-multiplier 4 --json --ledger {tmp_path / 'ledger.jsonl'}"
+    first = equipoise(words, "--run-dir", tmp_path / "one")
+    dry = equipoise(words, "--dry-run")
+    second = equipoise(words, "--run-dir", tmp_path / "two")
+    assert first.value["epsilon"] < dry.value["epsilon"]
+    assert dry.value["epsilon"] == pytest.approx(second.value["epsilon"])
+
+
+def test_an_unproven_recipe_trains_with_a_given_noise_multiplier(equipoise, tmp_path):
+    words = (
+        "train --data digits --epochs 1 --json --method dice-sgd --recipe as_published --noise-multiplier 2"
+    )
+    found = equipoise(words, "--run-dir", tmp_path / "run")
+    assert found.code == 0, found.err
+    assert found.value["guarantee"] == "worst_case"
+    assert found.value["statement"]["epsilon_claimed"] is not None
+
+
+def test_epsilon_is_the_same_number_everywhere(equipoise, trained):
+    folder, answer = trained
+    shown = rounded_up(answer["epsilon"])
+    for command in ("verify", "report"):
+        assert f" {shown} at" in equipoise(command, folder).out
+    assert shown in (folder / "report.html").read_text()
 
 
 def test_a_delta_of_one_record_is_warned_of_before_anything_is_spent(equipoise):

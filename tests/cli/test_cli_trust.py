@@ -1,4 +1,4 @@
-"""verify, sign, search: what a keeper and a stranger can tell of a real run folder."""
+"""verify, sign, search: what a data owner and a stranger can tell of a real run folder."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import equipoise as eq
+from equipoise._rounding import rounded_up
 from equipoise.privacy import Journal
 from equipoise.report import write_report
-from equipoise.report.phrases import rounded_up
 from equipoise.statements import statement_from_journal
 from equipoise.training.consistency import TRUSTED
 

@@ -59,8 +59,13 @@ def make_method(
     if settings.epsilon is not None:
         return method, Budget(settings.epsilon, settings.delta)
     setting = make_setting(settings, sampling)
-    plan = method.plan(setting).releases
-    found = epsilon(compose_events([plan.event(), *setting.other_runs]), settings.delta, plan.relation).value
+    plan = method.plan(setting)
+    total = compose_events([plan.releases.event(), *setting.other_runs])
+    found = epsilon(total, settings.delta, RELATION).value
+    if found == 0:
+        # Nothing that the plan releases is proven, so the noise has no epsilon. The budget is then what the
+        # paper claims for it, as it is where --epsilon is given; the statement says that it is not proven.
+        found = method.claimed_epsilon(plan, settings.delta) or math.inf
     if not math.isfinite(found):
         raise SettingsError(
             f"--noise-multiplier is {settings.noise_multiplier:g}, which is too little noise for any "

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise._rounding import rounded_up
 from equipoise.app.build import Experiment, Progress, assemble, build_training, cache_folder, cross_entropy
 from equipoise.app.options import delta_warning
 from equipoise.app.run_checks import SETTINGS_FILE, is_finished, read_settings
@@ -24,7 +25,6 @@ from equipoise.app.shared_budget import find_class
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
 from equipoise.audit.canary_scores import Watched
 from equipoise.methods import PublicRecords
-from equipoise.privacy import Budget
 from equipoise.report import read_run, write_report
 from equipoise.report.json_files import read_object
 from equipoise.training import PrivateTraining
@@ -56,8 +56,7 @@ def train_run(settings: Settings, console: Console) -> dict[str, Any]:
             # before the first checkpoint: a run that is killed right after it can be resumed
             on_create=lambda folder: _write_settings(folder, experiment),
         )
-    assert training.budget is not None
-    _introduce(experiment, training.budget, console)
+    _introduce(training, experiment, console)
     return _run(training, experiment, settings.run_dir, console)
 
 
@@ -71,8 +70,7 @@ def describe_run(settings: Settings, console: Console) -> dict[str, Any]:
             shutil.copyfile(settings.ledger, str(copied))
         own = replace(experiment, settings=replace(experiment.settings, ledger=copied, run_dir=None))
         training = build_training(own)
-        assert training.budget is not None
-        warnings = _introduce(experiment, training.budget, console)
+        warnings = _introduce(training, experiment, console)
         description = training.describe()
     console.print(str(description), markup=False)
     return {
@@ -255,15 +253,17 @@ def _warn_of_noise(training: PrivateTraining, console: Console) -> None:
         )
 
 
-def _introduce(experiment: Experiment, budget: Budget, console: Console) -> list[str]:
+def _introduce(training: PrivateTraining, experiment: Experiment, console: Console) -> list[str]:
     """Say what will be trained how; gives what is doubtful about it, which is said too."""
-    settings, sampling = experiment.settings, experiment.sampling
+    settings, sampling, budget = experiment.settings, experiment.sampling, training.budget
+    assert budget is not None
+    doubt = "" if training.method.guarantee == "proven" else " (not a guarantee)"
     parameters = sum(p.numel() for p in experiment.model.parameters() if p.requires_grad)
     console.print(
         f"[bold]{settings.model}[/] ({parameters:,} parameters) on [bold]{settings.data}[/], "
         f"{settings.method}, "
         f"{sampling.steps:,} steps of about {sampling.expected_size:,g} records, "
-        f"budget epsilon {budget.epsilon:.4g} at delta {budget.delta:g}; "
+        f"budget epsilon {rounded_up(budget.epsilon)} at delta {budget.delta:g}{doubt}; "
         f"{settings.optimizer} with learning rate {settings.learning_rate:g}, clip norm {settings.clip_norm}"
     )
     if settings.reproducible:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from equipoise._rounding import rounded_up
 from equipoise.cli.audit_views import (
     show_method,
     show_shadow,
@@ -219,7 +220,7 @@ def _show_run(folder: str, confidence: float, data_dir: str | None, as_json: boo
         emit(found)
         return fine
     console = open_console(False)
-    claims = "nothing" if claimed is None else f"epsilon {claimed:.4g}"
+    claims = "nothing" if claimed is None else f"epsilon {rounded_up(claimed)}"
     console.print(
         f"{folder} claims [bold]{claims}[/] at delta {found['delta']:g}; {found['canaries']} canaries",
         soft_wrap=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from equipoise._rounding import rounded_up
 from equipoise.cli.screen import emit, open_console
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def show_method(found: Audit, as_json: bool) -> None:
         )
         return
     console = open_console(False)
-    claimed = "nothing" if found.claimed is None else f"epsilon at most [bold]{found.claimed:.4g}[/]"
+    claimed = "nothing" if found.claimed is None else f"epsilon at most [bold]{rounded_up(found.claimed)}[/]"
     console.print(
         f"[bold]{found.method}[/] claims {claimed} at delta {found.delta:g} "
         f"({found.relation.replace('_', ' ')})"
@@ -105,7 +106,7 @@ def show_shadow(found: dict[str, Any], as_json: bool) -> None:
         table.add_row(name, f"{training['area_under_curve']:.3f}", *seen)
     epsilon = found["trainings"]["private"]["epsilon"]
     allowed = (f"{found['allowed'][level]:.2%}" for level in levels)
-    table.add_row(f"allowed by epsilon {epsilon:.4g}", "", *allowed)
+    table.add_row(f"allowed by epsilon {rounded_up(epsilon)}", "", *allowed)
     console.print(table)
     console.print(found["figure"], markup=False, soft_wrap=True)
 

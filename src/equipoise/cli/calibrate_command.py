@@ -88,8 +88,8 @@ def _show_calibration(
 ) -> None:
     from rich.table import Table
 
+    from equipoise._rounding import plain, rounded_up, significant
     from equipoise.app.options import delta_warning
-    from equipoise.report.phrases import plain, rounded_up, significant
 
     console = open_console(False)
     console.print(

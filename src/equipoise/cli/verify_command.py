@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from equipoise._rounding import rounded_up
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.shared_options import Json, RunArgument, RunDir, UsageError, chosen_folder
 
@@ -67,8 +68,6 @@ def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
         values = _finite(found.to_json())
         emit({**values, "clients": {name: _finite(one) for name, one in values["clients"].items()}})
     else:
-        from equipoise.report.phrases import rounded_up
-
         console = open_console(False)
         for name, client in found.clients.items():
             word = "[green]consistent[/]" if client.consistent else "[bold red]NOT CONSISTENT[/]"
@@ -232,4 +231,4 @@ def search(
     if json_output:
         emit({"run_dir": folder, **law.describe(), "epsilon": made.epsilon, "delta": made.delta})
         return
-    console.print(f"epsilon [bold]{made.epsilon:.4g}[/] at delta {made.delta:g}, the search included")
+    console.print(f"epsilon [bold]{rounded_up(made.epsilon)}[/] at delta {made.delta:g}, the search included")

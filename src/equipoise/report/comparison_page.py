@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise._rounding import plain, rounded_up, significant
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, line_chart, range_chart
 from equipoise.report.pages import template, write_page
-from equipoise.report.phrases import RELATIONS, plain, readable, rounded_up, significant
+from equipoise.report.phrases import RELATIONS, readable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise._rounding import plain, rounded_up
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, line_chart
 from equipoise.report.pages import template, write_page
@@ -14,10 +15,8 @@ from equipoise.report.phrases import (
     RELATIONS,
     bytes_in_words,
     epsilon_in_words,
-    plain,
     promise_in_words,
     readable,
-    rounded_up,
 )
 from equipoise.report.run_page import GUARANTEES
 from equipoise.report.terminal import sparkline

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from equipoise.report.phrases import significant
+from equipoise._rounding import significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,18 +19,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from equipoise._rounding import plain, rounded_up, significant
+
 __all__ = [
     "ACCOUNTANTS",
     "RELATIONS",
     "bytes_in_words",
     "epsilon_in_words",
     "guessing_bound",
-    "plain",
     "promise_in_words",
     "readable",
-    "rounded_up",
     "sampling_in_words",
-    "significant",
 ]
 
 
@@ -144,38 +143,3 @@ def bytes_in_words(count: float) -> str:
         if count >= unit:
             return f"{significant(count / unit)} {name}"
     return f"{count:.0f} bytes"
-
-
-def significant(value: float, digits: int = 3) -> str:
-    """A number with a few significant digits, zeros of the fraction kept while they mean something.
-
-    >>> [significant(v) for v in (2.9, 0.03456, 1e-5, 1234.5, 12.0)]
-    ['2.90', '0.0346', '1e-5', '1,234', '12.0']
-    """
-    if value == 0 or not math.isfinite(value):
-        return plain(value)
-    exponent = math.floor(math.log10(abs(value)))
-    if -4 <= exponent < 7:
-        return f"{value:,.{max(digits - 1 - exponent, 0)}f}"
-    return plain(value, digits)
-
-
-def rounded_up(value: float, digits: int = 4) -> str:
-    """An upper bound with a few significant digits, never rounded down.
-
-    >>> rounded_up(2.9931), rounded_up(1.5706)
-    ('2.994', '1.571')
-    """
-    if not (math.isfinite(value) and value > 0):
-        return plain(value)
-    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
-    return significant(math.ceil(value / unit - 1e-9) * unit, digits)
-
-
-def plain(value: float, digits: int = 6) -> str:
-    """A number with at most so many significant digits and no padding.
-
-    >>> [plain(v) for v in (3.0, 0.5, 1e-5, 7.25)]
-    ['3', '0.5', '1e-5', '7.25']
-    """
-    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e+")

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from equipoise._rounding import plain, rounded_up
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, drawn_by, line_chart
 from equipoise.report.json_files import read_file
@@ -22,10 +23,8 @@ from equipoise.report.phrases import (
     ACCOUNTANTS,
     RELATIONS,
     epsilon_in_words,
-    plain,
     promise_in_words,
     readable,
-    rounded_up,
     sampling_in_words,
 )
 from equipoise.report.run_reader import PUBLISHABLE_FILES, WITHHELD_FILES, Run, damage_named, read_run

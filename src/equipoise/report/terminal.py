@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from equipoise.report.phrases import RELATIONS, plain, rounded_up
+from equipoise._rounding import plain, rounded_up
+from equipoise.report.phrases import RELATIONS
 from equipoise.report.run_reader import Run
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
+from equipoise._rounding import rounded_up
 from equipoise.privacy.errors import JournalError
 from equipoise.statements.statement import RECIPES, Statement, statement_schema
 
@@ -173,7 +174,9 @@ def compared(statement: Mapping[str, Any], again: Statement, epsilon: Finding | 
 def _epsilon(statement: Mapping[str, Any], again: Statement, wrong: set[str]) -> Finding:
     stated, found = figure(statement.get("epsilon")), figure(again.epsilon)
     at = f" at delta {again.delta:g}" if again.delta is not None else ""
-    detail = f"computed again: {text_of(found)}{at}; the statement says {text_of(stated)}"
+    # Figures that agree are shown as everywhere else; a difference may lie behind the fourth digit.
+    digits = 6 if "epsilon" in wrong else 4
+    detail = f"computed again: {text_of(found, digits)}{at}; the statement says {text_of(stated, digits)}"
     others = sorted(wrong - {"epsilon"})
     return Finding("epsilon", not wrong, detail + (f"; wrong: {', '.join(others)}" if others else ""))
 
@@ -186,6 +189,6 @@ def figure(value: object) -> float | None:
     return float(value) if -sys.float_info.max <= value <= sys.float_info.max else None
 
 
-def text_of(value: float | None) -> str:
-    """A figure for a sentence."""
-    return "no value" if value is None else f"{value:.6g}"
+def text_of(value: float | None, digits: int) -> str:
+    """An upper bound for a sentence."""
+    return "no value" if value is None else rounded_up(value, digits)

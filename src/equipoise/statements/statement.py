@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from equipoise._rounding import rounded_up
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.ledger.ledger import Ledger
 from equipoise.privacy.ledger.run_record import GUARANTEES as GUARANTEES
@@ -128,7 +129,7 @@ class Statement:
                 "the noise. The figures below are those of the same run with a secret key."
             )
         change = "adding or removing" if self.relation == "add_or_remove_one" else "replacing"
-        if self.guarantee == "none":
+        if self.epsilon is None:
             parts.append(f"This run ({self.recipe} recipe) carries no privacy guarantee.")
         else:
             by = {"pld": "privacy loss distributions", "rdp": "Renyi differential privacy"}.get(
@@ -136,7 +137,7 @@ class Statement:
             )
             kind = "is" if self.guarantee == "proven" else "is, in the worst case,"
             parts.append(
-                f"This run ({self.recipe} recipe) {kind} ({self.epsilon:.4g}, "
+                f"This run ({self.recipe} recipe) {kind} ({rounded_up(self.epsilon)}, "
                 f"{self.delta:g})-differentially private with respect to "
                 f"{change} one {self.unit}, by {by}."
             )
@@ -150,7 +151,9 @@ class Statement:
                 "proven here."
             )
         if self.epsilons:
-            listed = ", ".join(f"{row['epsilon']:.4g} at delta {row['delta']:g}" for row in self.epsilons)
+            listed = ", ".join(
+                f"{rounded_up(row['epsilon'])} at delta {row['delta']:g}" for row in self.epsilons
+            )
             parts.append(f"Epsilon is {listed}.")
         if self.search is not None:
             parts.append(

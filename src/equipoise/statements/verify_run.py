@@ -205,8 +205,8 @@ def _epsilon_alone(statement: Mapping[str, Any], alone: Statement) -> Finding:
     """Of a run among others: what those cost is in the journal."""
     stated, found = figure(statement.get("epsilon")), figure(alone.epsilon)
     doubts = _doubts(statement, alone)
-    detail = f"stated {text_of(stated)}; this run alone costs {text_of(found)}, the others are in the journal"
-    detail += f"; wrong: {', '.join(doubts)}" if doubts else ""
+    detail = f"stated {text_of(stated, 4)}; this run alone costs {text_of(found, 4)}"
+    detail += ", the others are in the journal" + (f"; wrong: {', '.join(doubts)}" if doubts else "")
     return Finding("epsilon", False if doubts else None, detail)
 
 

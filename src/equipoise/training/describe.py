@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from dp_accounting import DpEvent
 
+from equipoise._rounding import rounded_up
+from equipoise.privacy import epsilon
+from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.training.memory_use import step_bytes
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_rows import batch_size, take
@@ -37,7 +41,12 @@ class Description:
         expected_batch_size: the public divisor.
         micro_batch_size: records at once.
         noise_multipliers: release name -> noise multiplier.
-        epsilon: at the end of all steps; infinite without noise.
+        unproven: names of the quantities that leave with noise of a scale that no proof covers, or with none.
+        guarantee: the best that the run's statement will say: "proven", "worst_case" or "none".
+        epsilon: at the end of all steps, other runs of a shared journal included; None where the guarantee
+            is not "proven": a worst case is only known once the steps are made.
+        private: whether the noise is secret; if not, epsilon is what secret noise would give.
+        claim: what the method's publication claims, and what was found of it.
         delta: of the guarantee.
         relation: neighbouring relation.
         memory_bytes: estimated peak above the model: factors of a micro-batch and copies of the parameters.
@@ -57,7 +66,11 @@ class Description:
     expected_batch_size: float
     micro_batch_size: int
     noise_multipliers: dict[str, float]
-    epsilon: float
+    unproven: list[str]
+    guarantee: str
+    epsilon: float | None
+    private: bool
+    claim: str
     delta: float
     relation: str
     memory_bytes: int
@@ -72,7 +85,8 @@ class Description:
         return asdict(self)
 
     def __str__(self) -> str:
-        noise = ", ".join(f"{name} {value:.4g}" for name, value in self.noise_multipliers.items())
+        noise = [f"multiplier {name} {value:.4g}" for name, value in self.noise_multipliers.items()]
+        noise += [f"no proven noise for {name}" for name in self.unproven]
         lines = [
             f"{self.method}: {self.steps} steps, {self.epochs:.1f} passes over the population, nothing "
             "spent so far",
@@ -80,9 +94,8 @@ class Description:
             "records expected a "
             f"step, {self.micro_batch_size} at once"
             + (f", {self.processes} processes" if self.processes > 1 else ""),
-            f"  noise       multiplier {noise}",
-            f"  privacy     epsilon {self.epsilon:.4g} at delta {self.delta:g} "
-            f"({self.relation.replace('_', '-')})",
+            f"  noise       {', '.join(noise) or 'none'}",
+            f"  privacy     {self._privacy()}",
             f"  parameters  {self.parameters:,}"
             + (
                 f", {len(self.dense)} tensors by the dense path: {', '.join(self.dense)}"
@@ -96,12 +109,32 @@ class Description:
         ]
         return "\n".join(lines)
 
+    def _privacy(self) -> str:
+        if self.guarantee == "none":
+            return f"no guarantee, so no epsilon. {self.claim}"
+        if self.epsilon is None:
+            return f"no proven epsilon; the statement will hold a worst case. {self.claim}"
+        seeded = "" if self.private else ", were the noise secret: NOT PRIVATE"
+        relation = self.relation.replace("_", "-")
+        return f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({relation}){seeded}"
 
-def describe(setup: TrainingSetup) -> Description:
-    """What this training would do; a micro-batch is made and thrown away."""
+
+def describe(setup: TrainingSetup, others: Mapping[str, DpEvent]) -> Description:
+    """What this training would do; a micro-batch is made and thrown away.
+
+    Args:
+        setup: of the training.
+        others: what the other runs of a shared journal cost, by name.
+    """
     sampling, plan, rows = setup.sampling, setup.plan, setup.rows
     passes = setup.method.gradients_per_step(setup.method_plan) / sampling.expected_size
     seconds = passes * _seconds_a_pass(setup)
+    # The plan's event knows nothing of unproven releases and disclosures: its epsilon is the run's only
+    # where the method is proven.
+    guarantee = setup.method.guarantee
+    total = epsilon(compose_events([plan.event(), *others.values()]), setup.delta, plan.relation).value
+    if not math.isfinite(total):  # a run in the shared journal is not private
+        guarantee = "none"
     return Description(
         method=setup.method.name,
         parameters=setup.num_parameters,
@@ -112,7 +145,11 @@ def describe(setup: TrainingSetup) -> Description:
         expected_batch_size=sampling.expected_size,
         micro_batch_size=rows.micro_batch_size,
         noise_multipliers={release.name: release.noise_multiplier for release in plan.releases},
-        epsilon=plan.epsilon(setup.delta).value,
+        unproven=[item.name for item in plan.unproven],
+        guarantee=guarantee,
+        epsilon=total if guarantee == "proven" else None,
+        private=not setup.settings.reproducible,
+        claim=setup.method.card.claim,
         delta=setup.delta,
         relation=setup.settings.relation,
         memory_bytes=step_bytes(

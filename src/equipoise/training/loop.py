@@ -315,7 +315,7 @@ class PrivateTraining:
 
     def describe(self) -> Description:
         """A dry run: steps, passes, memory, time, noise. Nothing is spent, the model is not moved."""
-        return describe(self._setup)
+        return describe(self._setup, self.processes.first(lambda: own_ledger(self.ledger).other_runs()))
 
     def statement(self) -> Statement:
         """What may be claimed about the privacy of what was released so far."""

@@ -1,0 +1,42 @@
+"""Numbers as text, the same wherever one is shown: a screen, a page, a statement."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["plain", "rounded_up", "significant"]
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number with a few significant digits, zeros of the fraction kept while they mean something.
+
+    >>> [significant(v) for v in (2.9, 0.03456, 1e-5, 1234.5, 12.0)]
+    ['2.90', '0.0346', '1e-5', '1,234', '12.0']
+    """
+    if value == 0 or not math.isfinite(value):
+        return plain(value)
+    exponent = math.floor(math.log10(abs(value)))
+    if -4 <= exponent < 7:
+        return f"{value:,.{max(digits - 1 - exponent, 0)}f}"
+    return plain(value, digits)
+
+
+def rounded_up(value: float, digits: int = 4) -> str:
+    """An upper bound with a few significant digits, never rounded down.
+
+    >>> rounded_up(2.9931), rounded_up(1.5706)
+    ('2.994', '1.571')
+    """
+    if not (math.isfinite(value) and value > 0):
+        return plain(value)
+    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
+    return significant(math.ceil(value / unit - 1e-9) * unit, digits)
+
+
+def plain(value: float, digits: int = 6) -> str:
+    """A number with at most so many significant digits and no padding.
+
+    >>> [plain(v) for v in (3.0, 0.5, 1e-5, 7.25)]
+    ['3', '0.5', '1e-5', '7.25']
+    """
+    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e+")
