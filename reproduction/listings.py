@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from equipoise.report.phrases import significant
+from equipoise._rounding import significant
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -267,7 +267,7 @@ def load_points(folder: PathLike) -> tuple[Records, Records]:
     return made[0], made[1]
 ''',
     )
-    line = '    "digits": NamedSet(1_437, 10, "8 x 8 grey images of handwritten digits"),\n'
+    line = "NAMED: dict[str, NamedSet] = {\n"
     copy.edit(
         "src/equipoise/data/named.py",
         (line, line + '    "points": NamedSet(100, 2, "points of two clouds", (), load_points),\n'),
@@ -277,13 +277,17 @@ def load_points(folder: PathLike) -> tuple[Records, Records]:
             "from equipoise.data.readers.tables import",
         ),
     )
-    copy.edit("src/equipoise/app/names.py", ('    "digits", "mnist",', '    "digits", "points", "mnist",'))
+    copy.edit("src/equipoise/app/option_checks.py", ('    "digits", ', '    "points", "digits", '))
+    published = "PUBLISHED = {\n"
+    copy.edit("tests/data/test_named.py", (published, published + '    "points": (100, 20, (3,)),\n'))
+    copy.edit("docs/how-to/own-data.md", ("`digits` comes", "`points` is made up, `digits` comes"))
     (copy.folder / "tests" / "test_added.py").write_text(
         """from equipoise import data
 
 
-def test_it(tmp_path):
-    assert len(data.load("points", tmp_path).train) == 100
+def test_it():
+    assert len(data.load("points").train) == 100
 """
     )
-    copy.check("data set", "tests/test_added.py", "tests/cli/test_cli_runs.py", "-k", "it or known_before")
+    tests = ("tests/test_added.py", "tests/cli/test_cli_runs.py", "tests/data/test_named.py")
+    copy.check("data set", *tests, "-k", "it or known_before or missing_folder or points or numbers")

@@ -49,7 +49,10 @@ def test_delta_as_large_as_one_record_is_remarked_on(equipoise):
         ("--steps 10 --noise-multiplier 1 --epsilon 1", "exactly one of --noise-multiplier"),
         ("--noise-multiplier 1", "exactly one of --steps and --epochs"),
         ("--steps 10 --epochs 1 --noise-multiplier 1", "exactly one of --steps and --epochs"),
-        ("--epochs -1 --noise-multiplier 1", "--epochs is -1, but it must be a number above 0"),
+        (
+            "--epochs -1 --noise-multiplier 1",
+            "--epochs is -1, but the number of passes",
+        ),
         ("--steps 0 --noise-multiplier 1", "--steps is 0"),
         ("--steps 10 --noise-multiplier -1", "--noise-multiplier is -1"),
         ("--steps 10 --noise-multiplier 1 --delta 2", "--delta is 2"),

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.app.federation_settings import FederationSettings
 from equipoise.app.federation_setup import federation
-from equipoise.app.settings import Settings
+from equipoise.app.settings import FederationSettings, Settings
 from equipoise.privacy import gaussian_mu
 
 SMALL = "federate --data digits --clients 3 --rounds 3 --local-steps 2"

@@ -1,13 +1,15 @@
-"""A method from outside the library: named by its path, or by an installed package."""
+"""Code from outside the library: a method by its path or by an installed package, data, a model."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 
 import pytest
 
 from equipoise.methods.registry import find, registered
+from equipoise.training.setup import rebuild_method
 
 MODULE = """
 import os
@@ -86,7 +88,7 @@ def test_it_trains_resumes_and_verifies(package, equipoise, tmp_path, monkeypatc
     assert (found.code, found.value["finished"]) == (130, False), found.err
     config = json.loads((run / "config.json").read_text())
     assert (config["method"]["name"], config["method"]["factor"]) == ("half-step", 0.25)
-    again = equipoise("resume", run, "--json")
+    again = equipoise("resume", run, "--json", *(["--method", word] if ":" in word else []))
     assert again.code == 0, again.err
     assert again.value["finished"] is True
     checked = equipoise("verify", run, "--json")
@@ -134,3 +136,85 @@ def test_what_is_no_method_is_refused(package, equipoise, word, message):
     found = equipoise(f"{TRAIN} {word}")
     assert found.code == 2
     assert message in found.value["error"]
+    assert found.value["error"].count(word) == 1
+
+
+TRAP = """
+import pathlib
+from half_steps import HalfStep
+
+pathlib.Path("{mark}").touch()
+
+
+def records(folder=None):
+    from equipoise import data
+
+    return data.load("digits")
+
+
+def net(dataset):
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+@pytest.fixture
+def trap(package, tmp_path):
+    """A module that leaves a mark when it is imported."""
+    mark = tmp_path / "was-run"
+    (package / "trap.py").write_text(TRAP.format(mark=mark))
+    sys.modules.pop("trap", None)
+    yield mark
+    sys.modules.pop("trap", None)
+
+
+@pytest.mark.parametrize("setting", ["data", "model", "method"])
+@pytest.mark.parametrize("command", ["resume", "predict", "audit"])
+def test_a_folder_does_not_say_what_to_import(equipoise, trained, trap, tmp_path, setting, command):
+    if (command, setting) in {("predict", "method"), ("audit", "method")}:
+        pytest.skip("these run no method")
+    word = {"data": "trap:records", "model": "trap:net", "method": "trap:HalfStep"}[setting]
+    run = tmp_path / "run"
+    shutil.copytree(trained[0], run)
+    edit(run / "checkpoint" / "settings.json", lambda settings: {**settings, setting: word})
+    found = equipoise(command, run, "--json")
+    assert found.code == 2
+    assert "could name any code, so nothing was run" in found.value["error"]
+    assert found.value["error"].endswith(f"name it again: --{setting} {word}")
+    other = equipoise(command, run, "--json", f"--{setting}", "nothing:other")
+    assert other.code == 2
+    assert not trap.exists()
+
+
+def test_what_the_user_names_again_is_run(equipoise, trap, tmp_path):
+    run = tmp_path / "run"
+    own = ["--data", "trap:records", "--model", "trap:net"]
+    trained = equipoise(
+        "train --population 1437 --noise-multiplier 2 --epochs 1 --batch-size 700 --json",
+        *own,
+        "--run-dir",
+        run,
+    )
+    assert trained.code == 0, trained.err
+    again = equipoise("predict --json", run, "--data", "trap:records", "--model", "trap:net")
+    assert again.value["accuracy"] == pytest.approx(trained.value["accuracy"])
+    assert equipoise("predict --json", run, "--data", "digits", "--model", "trap:net").code == 0
+    mistaken = equipoise("resume --json", run, *own, "--method", "trap:HalfStep")
+    assert mistaken.code == 2
+    assert "was trained with 'dp-sgd'" in mistaken.value["error"]
+
+
+@pytest.mark.parametrize("described", ["trap:HalfStep", {"name": "trap:HalfStep"}])
+@pytest.mark.parametrize("depth", [1, 12])
+def test_no_description_of_a_method_names_an_import(trap, described, depth):
+    """Not as the method within a method either, however deep: `resume` and `verify` read these."""
+    for _ in range(depth):
+        described = {"name": "public-warm-start", "inner": described}
+    with pytest.raises(ValueError, match="no method is registered under the name 'trap:HalfStep'"):
+        rebuild_method({"method": described})
+    assert not trap.exists()
+
+
+def edit(path, change):
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))

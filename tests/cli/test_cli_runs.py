@@ -9,7 +9,7 @@ import time
 import pytest
 from rich.console import Console
 
-from equipoise.app import names
+from equipoise.app import option_checks as names
 from equipoise.app.models import MODELS
 from equipoise.cli import screen
 from equipoise.data.named import NAMED

@@ -312,7 +312,8 @@ def test_own_data_and_model(equipoise, tmp_path, monkeypatch):
     assert found.code == 0, found.err
     assert found.value["statement"]["releases"][0]["sampling"]["population"] == 200
     assert found.value["run_dir"].startswith("runs/my_own_records-records-")
-    again = equipoise("predict", found.value["run_dir"], "--json")
+    own = ("--data", "my_own_records:records", "--model", "my_own_records:net")
+    again = equipoise("predict", found.value["run_dir"], "--json", *own)
     assert again.value["accuracy"] == found.value["accuracy"]
 
     found = equipoise(f"{words} {data}", "--model", "my_own_records:without_parameter")

@@ -17,8 +17,8 @@ from targets import GOOD_REQUEST, Target, client, command, file_of, home, signin
 from contrib.secure_sum import SecureClient, SecureExchange, SecureSum
 from contrib.secure_sum.client import request_digest
 from equipoise.app.federation_folder import report_federation, verify_federation
-from equipoise.app.federation_settings import FederationSettings, check_federation_folder
-from equipoise.app.run_checks import read_settings
+from equipoise.app.run_checks import check_federation_folder, read_settings
+from equipoise.app.settings import FederationSettings
 from equipoise.federated import Refused, Reply, Request
 
 CLIENTS = 3

@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import equipoise as eq
-from equipoise.app import options
+from equipoise.app import option_checks as options
 from equipoise.app import run_checks as saved
 from equipoise.app.compare import parse_method_option, read_entries
 from equipoise.app.settings import Settings, parse_option

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from equipoise.app.build import assemble, cross_entropy
-from equipoise.app.run_checks import check_model_file, is_finished, read_settings
+from equipoise.app.run_checks import check_model_file, is_finished
+from equipoise.app.settings import Settings
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries
 from equipoise.audit.one_run import guess_by_score
 from equipoise.audit.roc import Roc, bound_on_roc, roc
@@ -28,7 +29,7 @@ from equipoise.training.run_folder import load_model
 __all__ = ["audit_run", "roc_curves", "save_roc_figure"]
 
 
-def audit_run(folder: str, confidence: float = 0.95, data_dir: str | None = None) -> dict[str, Any]:
+def audit_run(folder: str, settings: Settings, confidence: float = 0.95) -> dict[str, Any]:
     """Guess the canaries of a run and certify what the guesses prove.
 
     Black box: the final model's loss on each canary, low where it was trained on. White box: how far the
@@ -36,8 +37,8 @@ def audit_run(folder: str, confidence: float = 0.95, data_dir: str | None = None
 
     Args:
         folder: of the run.
+        settings: those of the folder, where data files may be elsewhere.
         confidence: of each certificate.
-        data_dir: where the data files are now, if they have moved.
 
     Returns:
         Plain values: claimed epsilon, delta, and of either attack its certificate and the area under its
@@ -49,15 +50,10 @@ def audit_run(folder: str, confidence: float = 0.95, data_dir: str | None = None
         ValueError: the canaries or their scores are damaged.
     """
     canaries = InsertedCanaries.load(folder)
-    settings = read_settings(folder)
     check_model_file(folder)
     if not is_finished(folder):
         raise RunFolderError(f"run={folder!r} is not finished. Go on with it: equipoise resume {folder}")
     run = read_run(folder)
-    if data_dir is not None:
-        from dataclasses import replace
-
-        settings = replace(settings, data_dir=data_dir)
     experiment = assemble(settings)
     model = load_model(experiment.model, Path(folder) / "model.safetensors").eval()
     canaries.check(experiment.dataset.train)

@@ -24,10 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise import data
+from equipoise.app.method_settings import make_method
 from equipoise.app.models import build_model, default_model, prepare_data
-from equipoise.app.options import SettingsError
-from equipoise.app.settings import Settings
-from equipoise.app.shared_budget import make_method
+from equipoise.app.option_checks import SettingsError
+from equipoise.app.settings import Settings, steps_of
 from equipoise.audit.canary_records import InsertedCanaries
 from equipoise.audit.canary_scores import Watched
 from equipoise.data import DataSet, Records
@@ -180,8 +180,8 @@ def build_training(
         if settings.ledger is None or settings.epsilon is None:
             raise
         raise SettingsError(
-            f"--epsilon is {settings.epsilon:g}, the budget of all runs in the shared ledger, and the "
-            f"earlier runs leave too little of it: {error}. Raise it, or stop training on these data."
+            f"{settings.said('epsilon')}; it is the budget of all runs in the shared ledger, and the earlier "
+            f"runs leave too little of it: {error}. Raise it, or stop training on these data."
         ) from error
 
 
@@ -250,10 +250,10 @@ def make_sampling(settings: Settings, population: int) -> Poisson:
     assert settings.epochs is not None
     if settings.batch_size > population:
         raise SettingsError(
-            f"--batch-size is {settings.batch_size:g}, but the population is {population}. Give at most "
+            f"{settings.said('batch_size')}, but the population is {population}. Give --batch-size, at most "
             "that many."
         )
-    steps = max(1, math.ceil(settings.epochs * population / settings.batch_size - 1e-9))
+    steps = steps_of(settings.epochs, population, settings.batch_size)
     return Poisson(expected_batch_size=settings.batch_size, population=population, steps=steps)
 
 

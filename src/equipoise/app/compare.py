@@ -35,9 +35,9 @@ import torch
 
 from equipoise._version import __version__
 from equipoise.app.build import accuracy, assemble, build_training, load_data
-from equipoise.app.options import SettingsError
+from equipoise.app.method_settings import make_method
+from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import Settings, parse_option
-from equipoise.app.shared_budget import make_method
 from equipoise.data import DataSet
 from equipoise.methods.registry import registered
 from equipoise.report.comparison_page import write_comparison

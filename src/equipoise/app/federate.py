@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,10 @@ import torch
 from safetensors.torch import save_file
 
 from equipoise.app.federation_folder import read_result
-from equipoise.app.federation_settings import FederationSettings, check_federation_folder
 from equipoise.app.federation_setup import ClientMaker, Federation, federation
-from equipoise.app.options import delta_warning
-from equipoise.app.run_checks import FEDERATION_FILE
+from equipoise.app.option_checks import delta_warning
+from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
+from equipoise.app.settings import FederationSettings
 from equipoise.federated import FederationHistory, RoundReport, simulate
 from equipoise.federated.client import end_of
 from equipoise.federated.client_pool import ClientPool
@@ -41,7 +41,7 @@ from equipoise.training.checkpoint import write_atomically
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["resume_federation", "run_federation"]
+__all__ = ["run_federation"]
 
 
 _log = logging.getLogger("equipoise.federated")
@@ -102,22 +102,6 @@ def _finish(maker: ClientMaker, clients: int) -> None:
                 maker.client(number).finish()
         except CLIENT_FAILURES:
             _log.exception("client %s keeps its key: its ledger or folder is broken", number)
-
-
-def resume_federation(folder: str, console: Console, data_dir: str | None = None) -> dict[str, Any]:
-    """Go on with the federation of a folder, as `run_federation` does.
-
-    Args:
-        folder: where `run_federation` began it.
-        data_dir: where the data are now, if they have moved.
-
-    Raises:
-        RunFolderError, SettingsError: the folder's settings are damaged.
-    """
-    settings = FederationSettings.read(Path(folder) / FEDERATION_FILE)
-    if data_dir is not None:
-        settings = replace(settings, base=replace(settings.base, data_dir=data_dir))
-    return run_federation(settings, folder, console)
 
 
 def _inline(

@@ -18,10 +18,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from equipoise.app.build import accuracy, cache_folder, cross_entropy, load_data, set_public_apart
-from equipoise.app.federation_settings import FederationSettings
 from equipoise.app.models import build_model, default_model, prepare_data
-from equipoise.app.options import SettingsError
-from equipoise.app.settings import Settings
+from equipoise.app.option_checks import SettingsError
+from equipoise.app.settings import FederationSettings, Settings
 from equipoise.data import DataSet
 from equipoise.federated import Client, Moon, Strategy, dirichlet, iid, one_class
 from equipoise.federated.registry import FederatedMethod, Setup, find_federated
@@ -37,7 +36,8 @@ SAMPLING_RATE = 0.1
 CLIP_NORM = 1.0
 
 
-# Measured on MNIST, Fashion-MNIST and digits, on training records held out: see docs/federated.md.
+# Measured on training records of MNIST, Fashion-MNIST and digits that were held out: see
+# docs/measurements/federated.md.
 TOTAL_NOISE = 15.0
 
 
@@ -178,7 +178,7 @@ def federation(text: str) -> Federation:
     dataset, public = set_public_apart(filled, whole)
     parts = _partition(settings, dataset)
     average = sum(map(len, parts)) / len(parts)
-    if base.batch_size is not None and base.batch_size > average:
+    if base.batch_size is not None and base.batch_size > average:  # the default is a share of the average
         raise SettingsError(
             f"--batch-size is {base.batch_size:g}, but a client of average size has {average:g} records. "
             "Give at most that many."

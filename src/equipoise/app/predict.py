@@ -8,42 +8,29 @@ from typing import Any
 
 from equipoise.app.build import cache_folder, load_data, predictions
 from equipoise.app.models import build_model, default_model, prepare_data
-from equipoise.app.run_checks import check_model_file, read_settings
+from equipoise.app.settings import Settings
 from equipoise.training import load_model
 
 __all__ = ["predict_run"]
 
 
 def predict_run(
-    folder: str,
-    *,
-    data: str | None = None,
-    data_dir: str | None = None,
-    output: str | None = None,
-    device: str | None = None,
+    folder: str, settings: Settings, *, output: str | None = None, device: str | None = None
 ) -> dict[str, Any]:
     """Predict the test records of a data set with the model of a run.
 
     Args:
         folder: of the run or the federation, with its model.safetensors.
-        data: another data set than the run's, with inputs of the same shape.
-        data_dir: where its files are.
-        output: file for the predicted classes, one a line.
+        settings: those of the folder, where the data may be others with inputs of the same shape.
+        output: file for the predicted classes, one per line.
         device: where to compute.
 
     Returns:
         Plain values: run_dir, data, records, accuracy and, where one was written, output.
     """
-    settings = read_settings(folder)
-    check_model_file(folder)
-    wanted = replace(
-        settings,
-        data=data or settings.data,
-        data_dir=data_dir or settings.data_dir,
-        # predicting spends nothing, so any positive population does for a function of the user's own
-        population=(settings.population or 1) if ":" in (data or settings.data) else None,
-    )
-    raw = load_data(wanted)
+    # predicting spends nothing, so any positive population does for a function of the user's own
+    population = (settings.population or 1) if ":" in settings.data else None
+    raw = load_data(replace(settings, population=population))
     name = settings.model or default_model(raw)  # a federation's settings may leave it open
     dataset = prepare_data(name, raw, cache_folder())
     model = load_model(build_model(name, dataset, seed=settings.seed), Path(folder) / "model.safetensors")
@@ -55,7 +42,7 @@ def predict_run(
         Path(output).write_text("".join(f"{label}\n" for label in found.tolist()), encoding="utf-8")
     return {
         "run_dir": folder,
-        "data": wanted.data,
+        "data": settings.data,
         "records": len(labels),
         "accuracy": float((found == labels).double().mean()),
         **({} if output is None else {"output": output}),

@@ -1,8 +1,8 @@
-"""Default hyperparameters of the command line, one line a pair of data set and model.
+"""Default hyperparameters of the command line, one line per pair of data set and model.
 
 Every number is a public constant that somebody chose; none is computed from the data that the command trains
 on. Choosing them by trying on the private records would cost budget that no ledger sees: these were chosen on
-public benchmark sets (see docs/accuracy.md for how).
+public benchmark sets (see docs/measurements/accuracy.md for how).
 
 Sources: the small tanh convolutional nets and their settings follow N. Papernot et al., "Tempered sigmoid
 activations for deep learning with differential privacy", AAAI 2021; the linear model on scattering features
@@ -22,7 +22,7 @@ class Recipe:
     """What `equipoise train` uses where the command line says nothing.
 
     Attributes:
-        batch_size: expected number of records a step.
+        batch_size: expected number of records per step.
         epochs: steps times batch size over population.
         epsilon: budget at `delta`.
         delta: failure probability of the guarantee.

@@ -6,7 +6,8 @@ import json
 import shlex
 from pathlib import Path
 
-from equipoise.app.settings import Settings
+from equipoise.app.option_checks import SettingsError, flag
+from equipoise.app.settings import FederationSettings, Settings
 from equipoise.report import RunFolderError, read_run
 from equipoise.report.json_files import read_json
 from equipoise.report.run_reader import damage_named
@@ -14,8 +15,10 @@ from equipoise.report.run_reader import damage_named
 __all__ = [
     "FEDERATION_FILE",
     "SETTINGS_FILE",
+    "check_federation_folder",
     "check_model_file",
     "check_new_folder",
+    "check_own_code",
     "is_federation",
     "is_finished",
     "read_settings",
@@ -56,6 +59,39 @@ def read_settings(folder: str) -> Settings:
     return Settings.from_json(values)
 
 
+def check_own_code(folder: str, settings: Settings, **named: str | None) -> None:
+    """Refuse to run code that nobody but the folder names: a folder from elsewhere could name any.
+
+    Args:
+        folder: of the run.
+        settings: as the folder holds them.
+        named: what the user named, package.module:function, for each setting whose code would be run.
+
+    Raises:
+        RunFolderError: code that was not named again, with the words that do so.
+        SettingsError: something else was named than what the run has.
+    """
+    kept = {name: getattr(settings, name) for name in named}
+    code = {name: value for name, value in kept.items() if value is not None and _is_code(value)}
+    for name, value in named.items():
+        if value is not None and value != kept[name]:
+            raise SettingsError(
+                f"{flag(name)} is {value!r}, but run={folder!r} was trained with {kept[name]!r}, and the "
+                f"option only names that again: {'repeat it' if name in code else 'leave it out'}."
+            )
+    if any(named[name] is None for name in code):
+        words = " ".join(f"{flag(name)} {shlex.quote(value)}" for name, value in code.items())
+        raise RunFolderError(
+            f"run={folder!r} was trained with code that is not part of equipoise. A folder from elsewhere "
+            f"could name any code, so nothing was run. If you trust this code, name it again: {words}"
+        )
+
+
+def _is_code(value: str) -> bool:
+    """Whether a data set, model or method is imported; fedavg:NAME names a method of the table."""
+    return ":" in value and not value.startswith("fedavg:")
+
+
 def check_new_folder(folder: str) -> None:
     """Refuse to begin a training in a folder that holds one.
 
@@ -69,6 +105,27 @@ def check_new_folder(folder: str) -> None:
             f"--run-dir {folder!r} holds a run already. Go on with it: equipoise resume "
             f"{shlex.quote(folder)}. Or name a new folder; what the old run spent stays spent."
         )
+
+
+def check_federation_folder(settings: FederationSettings, folder: str) -> None:
+    """See that a folder is continued with the settings that it was begun with.
+
+    Raises:
+        SettingsError: the folder holds another federation, or something else.
+    """
+    path = Path(folder)
+    kept = path / FEDERATION_FILE
+    if kept.is_file():
+        old = FederationSettings.read(kept)
+        was, now = ({**which.public(), "driver": None} for which in (old, settings))
+        changed = sorted(name for name in {**was, **now} if was.get(name) != now.get(name))
+        if changed:
+            raise SettingsError(
+                f"--run-dir {str(path)!r} holds a federation that was begun with another "
+                f"{', '.join(changed)}. Repeat the command that began it to go on, or name a new folder."
+            )
+    elif path.exists() and any(path.iterdir()):
+        raise SettingsError(f"--run-dir {str(path)!r} holds something else. Name a new folder.")
 
 
 def check_model_file(folder: str) -> None:

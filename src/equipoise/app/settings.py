@@ -1,8 +1,8 @@
-"""The settings of a training as the command line takes them, and how the gaps are filled from the recipes.
+"""The settings of each command, declared once: options, help texts, checks and saved files come from here.
 
 A setting that the user left open is None; `Settings.resolved` fills it from the recipe of the pair (data,
 model). What is resolved is what goes into `config.json`, so that a run folder tells every number that was
-used, chosen or not.
+used, chosen or not. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -11,51 +11,88 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from importlib.util import find_spec
+from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from equipoise.app.options import SettingsError, check_choice, flag, parse_clip_norm
+from equipoise.app.option_checks import SettingsError, check_choice, check_federated, flag, parse_clip_norm
 from equipoise.app.recipes import DEFAULT_MODEL, find_recipe
+from equipoise.report.json_files import read_json
 
-__all__ = ["Settings", "parse_option", "read_options", "setting"]
+__all__ = [
+    "AuditSettings",
+    "CalibrationSettings",
+    "FederationSettings",
+    "Settings",
+    "check_saved",
+    "parse_option",
+    "setting",
+]
 
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
-
-
 SCHEDULES = ("constant", "linear", "cosine")
+DRIVERS = ("inline", "flower")
+PARTITIONS = ("iid", "dirichlet", "one-class")
+RELATIONS = ("add_or_remove_one", "replace_one")
 
 
 def setting(default: Any, help: str, **facts: Any) -> Any:
-    """A field of `Settings`: its default, its help text, and what else is known of it.
+    """A field of a class of settings: its default, its help text, and what else is known of it.
 
     Args:
-        default: of the field.
+        default: of the field; MISSING where it must be given.
         help: what the command line says of it.
         facts: ``above_zero`` (what the number is, where it must be above 0), ``choices``, ``share`` (at
-            least 0 and below 1), ``from_recipe`` (the recipe fills it), ``path`` (its placeholder),
-            ``metavar``, ``read`` (from the words of the command line to the value), ``form`` (their type).
+            least 0 and below 1), ``at_least_one``, ``from_recipe`` (the recipe fills it), ``path`` (its
+            placeholder), ``metavar``, ``envvar``, ``read`` (from the words of the command line to the value),
+            ``form`` (their type).
     """
     return field(default=default, metadata={"help": help, **facts})
 
 
-def read_options(words: list[str] | None) -> dict[str, Any]:
-    """The NAME=VALUE words of the command line, by name."""
-    return dict(map(parse_option, words or []))
+def _options(help: str) -> Any:
+    """A field that takes NAME=VALUE words by --option."""
+    facts = {"option": "option", "metavar": "NAME=VALUE", "form": list[str] | None}
+    read = {"read": lambda words: dict(map(parse_option, words or []))}
+    return field(default_factory=dict, metadata={"help": help, **facts, **read})
 
 
 def _underscored(word: str | None) -> str | None:
     return word and word.replace("-", "_")
 
 
+def _check_fields(settings: Any) -> None:
+    """Refuse values that contradict the facts in the declaration; what is left open passes."""
+    for item in fields(settings):
+        value, facts = getattr(settings, item.name), item.metadata
+        if value is None:
+            continue
+        if "above_zero" in facts and not (math.isfinite(value) and value > 0):
+            raise SettingsError(
+                f"{flag(item.name)} is {value:g}, but {facts['above_zero']} is a number above 0."
+            )
+        if "share" in facts and not 0 <= value < 1:
+            raise SettingsError(f"{flag(item.name)} is {value:g}, but it must be at least 0 and below 1.")
+        if "at_least_one" in facts and value < 1:
+            raise SettingsError(f"{flag(item.name)} is {value}, but it must be at least 1.")
+        if "choices" in facts:
+            check_choice(item.name, value, facts["choices"])
+
+
+def _check_delta(delta: float | None) -> None:
+    if delta is not None and not 0 < delta < 1:
+        raise SettingsError(
+            f"--delta is {delta:g}, but it is a probability strictly between 0 and 1; it should be far below "
+            "1/population."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What one training needs to know; None where the recipe decides.
-
-    The one declaration of these settings: options of the command line, help texts, checks, the saved file and
-    the command that repeats a run are made from it.
-    """
+    """What one training needs to know; None where the recipe decides."""
 
     data: str = setting("digits", "Name of a data set, or package.module:function.")
     data_dir: str | None = setting(
@@ -72,16 +109,7 @@ class Settings:
         read=_underscored,
     )
     variant: str | None = setting(None, "Form of the method, where it has several.")
-    options: dict[str, Any] = field(
-        default_factory=dict,
-        metadata={
-            "help": "Further setting of the method; repeatable.",
-            "option": "option",
-            "metavar": "NAME=VALUE",
-            "form": list[str] | None,
-            "read": read_options,
-        },
-    )
+    options: dict[str, Any] = _options("Further setting of the method; repeatable.")
     subset: int | None = setting(
         None,
         "Use only the first so many training records; their number is public.",
@@ -113,7 +141,7 @@ class Settings:
     batch_size: float | None = setting(
         None,
         "Expected number of records per step.",
-        above_zero="the expected number of records a step",
+        above_zero="the expected number of records per step",
         from_recipe=True,
     )
     learning_rate: float | None = setting(None, "Learning rate.", above_zero="a step size", from_recipe=True)
@@ -160,7 +188,7 @@ class Settings:
         >>> Settings(data="digits", epochs=-1).resolved()
         Traceback (most recent call last):
             ...
-        equipoise.app.options.SettingsError: --epochs is -1, but ...
+        equipoise.app.option_checks.SettingsError: --epochs is -1, but ...
         """
         model = self.model or DEFAULT_MODEL.get(self.data) or default_model
         if model is None:
@@ -189,28 +217,14 @@ class Settings:
         Raises:
             SettingsError: naming the option, its value, the reason and the remedy.
         """
-
-        for item in fields(self):
-            value, meaning = getattr(self, item.name), item.metadata.get("above_zero")
-            if value is None:
-                continue
-            if meaning is not None and not (math.isfinite(value) and value > 0):
-                raise SettingsError(f"{flag(item.name)} is {value:g}, but {meaning} is a number above 0.")
-            if "share" in item.metadata and not 0 <= value < 1:
-                raise SettingsError(f"{flag(item.name)} is {value:g}, but it must be at least 0 and below 1.")
-            if "choices" in item.metadata:
-                check_choice(item.name, value, item.metadata["choices"])
+        _check_fields(self)
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise SettingsError(
                 f"--epsilon {self.epsilon:g} and --noise-multiplier {self.noise_multiplier:g} were both "
                 "given, and each decides the other. Leave one of them out; `equipoise calibrate` "
                 "translates between them."
             )
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise SettingsError(
-                f"--delta is {self.delta:g}, but it is a probability strictly between 0 and 1; it should "
-                "be far below 1/population."
-            )
+        _check_delta(self.delta)
         if self.weight_decay is not None and not self.weight_decay >= 0:
             raise SettingsError(f"--weight-decay is {self.weight_decay:g}, but it must be at least 0.")
         if self.clip_norm is not None:
@@ -223,9 +237,15 @@ class Settings:
                 "hold. Give the published size of the set, or a round figure near it."
             )
 
-    def to_json(self) -> dict[str, Any]:
-        """Every setting, as plain values."""
-        return asdict(self)
+    def said(self, name: str) -> str:
+        """A setting in an error message, and whether it is the default.
+
+        >>> Settings(model="linear", batch_size=256).said("batch_size")
+        '--batch-size is 256, the default'
+        """
+        value = getattr(self, name)
+        usual = self.model is not None and value == getattr(find_recipe(self.data, self.model), name)
+        return f"{flag(name)} is {value:g}" + (", the default" if usual else "")
 
     def publishable(self) -> dict[str, Any]:
         """The settings that tell nothing about the machine: without paths, and without what was left open."""
@@ -258,6 +278,230 @@ class Settings:
         """
         check_saved(cls, values, needed="data")
         return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationSettings:
+    """What a simulated federation needs to know; None where a default decides.
+
+    Attributes:
+        base: data, model, budget, seed and what else a training needs; `method` is the federated one,
+            `batch_size` what a client of average size expects to draw.
+    """
+
+    base: Settings = field(default_factory=Settings)
+    clients: int = setting(10, "Number of data owners, P.", at_least_one=True)
+    rounds: int = setting(60, "Number of rounds, R.", at_least_one=True)
+    clients_per_round: int | None = setting(
+        None, "Picked at random each round; all by default.", at_least_one=True
+    )
+    local_steps: int = setting(5, "Steps of a client per round, K.", at_least_one=True)
+    partition: str = setting("iid", "iid, dirichlet or one-class.", choices=PARTITIONS)
+    alpha: float = setting(
+        0.5, "Concentration of dirichlet; small: few classes each.", above_zero="the concentration"
+    )
+    driver: str = setting(
+        "inline", "inline, or flower: its simulation, with the extra 'federated'.", choices=DRIVERS
+    )
+
+    def check(self) -> None:
+        """Refuse values that cannot be used.
+
+        Raises:
+            SettingsError: naming the option.
+        """
+        self.base.check()
+        _check_fields(self)
+        if self.clients_per_round is not None and self.clients_per_round > self.clients:
+            raise SettingsError(
+                f"--clients-per-round is {self.clients_per_round}, but there are {self.clients} clients."
+            )
+        check_federated(self.base.method)
+        if self.driver == "flower" and find_spec("flwr") is None:
+            raise SettingsError("--driver flower needs Flower: pip install 'equipoise[federated]'")
+
+    def public(self) -> dict[str, Any]:
+        """The settings as plain values, without paths."""
+        return {**self.base.publishable(), **self.own()}
+
+    def command(self) -> str:
+        """The command that repeats it, with placeholders for paths."""
+        words = self.base.command().replace("equipoise train", "equipoise federate", 1)
+        for name, value in self.own().items():
+            if name != "alpha" or self.partition == "dirichlet":
+                words += f" {flag(name)} {value:g}" if isinstance(value, float) else f" {flag(name)} {value}"
+        return words
+
+    def own(self) -> dict[str, Any]:
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "base"}
+        return {name: value for name, value in own.items() if value is not None}
+
+    def to_json(self) -> str:
+        """All settings, to continue a folder and for other processes."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> FederationSettings:
+        """What `to_json` wrote.
+
+        Raises:
+            SettingsError: it did not write this.
+        """
+        try:
+            values = json.loads(text)
+            base = Settings.from_json(values["base"])
+        except SettingsError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise SettingsError(
+                f"the saved settings of the federation are damaged ({error!s:.200}). Restore them from a "
+                "copy."
+            ) from None
+        found = {**values, "base": base}
+        check_saved(cls, found, needed="base")
+        return cls(**found)
+
+    @classmethod
+    def read(cls, path: Path) -> FederationSettings:
+        """The settings in a file that `to_json` was written to.
+
+        Raises:
+            RunFolderError, SettingsError: it cannot be read, or holds something else.
+        """
+        return cls.from_json(json.dumps(read_json(path)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationSettings:
+    """What `equipoise calibrate` is asked: one of `noise_multiplier` and `epsilon`, from the other."""
+
+    population: int = setting(MISSING, "Public number of records.", above_zero="the number of records")
+    batch_size: float = setting(
+        MISSING,
+        "Expected number of records per step.",
+        above_zero="the expected number of records per step",
+    )
+    steps: int | None = setting(None, "Number of steps.", above_zero="the number of steps")
+    epochs: float | None = setting(
+        None, "Expected passes, instead of steps.", above_zero="the number of passes over the data"
+    )
+    delta: float = setting(1e-5, "Failure probability of the guarantee.")
+    noise_multiplier: float | None = setting(
+        None, "Noise over clip norm; asks for epsilon.", above_zero="noise that protects anybody"
+    )
+    epsilon: float | None = setting(
+        None, "Target; asks for the noise multiplier.", above_zero="a privacy budget"
+    )
+    sampling: str = setting("poisson", "poisson, without-replacement, full-batch or fixed-epochs.")
+    relation: str = setting(
+        "add_or_remove_one", "add-or-remove-one or replace-one.", choices=RELATIONS, read=_underscored
+    )
+
+    def check(self) -> None:
+        """Refuse values that cannot be used.
+
+        Raises:
+            SettingsError: naming the option and its value.
+        """
+        if (self.steps is None) == (self.epochs is None):
+            raise SettingsError("give exactly one of --steps and --epochs.")
+        if (self.noise_multiplier is None) == (self.epsilon is None):
+            raise SettingsError(
+                "give exactly one of --noise-multiplier (to learn epsilon) and --epsilon (to learn the noise "
+                "multiplier)."
+            )
+        _check_fields(self)
+        _check_delta(self.delta)
+        if self.batch_size > self.population:
+            raise SettingsError(
+                f"--batch-size is {self.batch_size:g}, but --population is {self.population}. Give at most "
+                "that many."
+            )
+
+    def number_of_steps(self) -> int:
+        """The steps, or as many as the epochs take."""
+        return self.steps or steps_of(self.epochs or 0.0, self.population, self.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSettings:
+    """What `equipoise audit` attacks, and how."""
+
+    method: str | None = setting(None, "Audit a method of the table, by canaries in small trainings.")
+    variant: str | None = setting(None, "With --method: its form, where it has several.")
+    options: dict[str, Any] = _options("With --method: further argument of it; repeatable.")
+    one_step: bool = setting(
+        False, "Audit steps on all records, clean and with bugs; of --method, or of all."
+    )
+    epsilon: float = setting(2.0, "What the method's noise is calibrated to.", above_zero="a privacy budget")
+    delta: float = setting(1e-5, "Failure probability of the guarantee.")
+    relation: str = setting(
+        "add_or_remove_one",
+        "Of --method: add-or-remove-one or replace-one.",
+        choices=RELATIONS,
+        read=_underscored,
+    )
+    hardened: bool = setting(False, "With --method: exact noise on a grid of integers.")
+    seeds: int = setting(1, "Number of audits, each with a seed of its own.", at_least_one=True)
+    shadow: bool = setting(False, "Guess members with shadow models, with privacy and without.")
+    data: str | None = setting(
+        None, "Data of the shadow models, digits by default; or the run's own function."
+    )
+    model: str | None = setting(None, "The run's own function for the model, named again.")
+    models: int = setting(32, "Number of shadow models of either kind.")
+    confidence: float = setting(0.99, "Over all seeds together; of each attack on a run.")
+    data_dir: str | None = setting(
+        None, "Folder that holds the data files.", path="DIR", envvar="EQUIPOISE_DATA"
+    )
+
+    def check(self, of_run: bool) -> None:
+        """Refuse options that cannot be used, or that do not fit together.
+
+        Args:
+            of_run: whether a run was named.
+
+        Raises:
+            SettingsError: naming the option.
+        """
+        kinds = {
+            "RUN": of_run,
+            "--method": self.method is not None,
+            "--one-step": self.one_step and self.method is None,
+            "--shadow": self.shadow,
+        }
+        asked = [name for name, given in kinds.items() if given]
+        if len(asked) != 1:
+            raise SettingsError(
+                "audit takes one of RUN, --method, --one-step and --shadow, and got "
+                f"{' and '.join(asked) or 'none of them'}."
+            )
+        _check_fields(self)
+        _check_delta(self.delta)
+        of_method = self.hardened or self.relation != RELATIONS[0] or self.variant or self.options
+        if self.method is None and of_method:
+            raise SettingsError("--relation, --hardened, --variant and --option are of --method alone.")
+        if self.one_step and (self.hardened or self.seeds != 1):
+            raise SettingsError("--one-step has one seed, and looks at noise in floating point.")
+        if not 0.5 <= self.confidence < 1:
+            raise SettingsError(f"--confidence is {self.confidence}, but it lies between 0.5 and 1.")
+        if self.shadow and ":" in (self.data or ""):
+            raise SettingsError(
+                f"--data is {self.data!r}, but shadow models take one of the named data sets."
+            )
+        if self.shadow and self.models < 4:
+            raise SettingsError(
+                f"--models is {self.models}, but 4 shadow models are the fewest that can be compared."
+            )
+
+
+def steps_of(epochs: float, population: int, batch_size: float) -> int:
+    """The fewest steps whose expected passes over the data are at least `epochs`.
+
+    >>> steps_of(2, 1437, 718.5), steps_of(0.001, 1437, 718.5)
+    (4, 1)
+    """
+    # What rounding adds to a whole number of steps must not make one step more.
+    return max(1, math.ceil(epochs * population / batch_size - 1e-9))
 
 
 def check_saved(kind: type, values: Mapping[str, Any], needed: str) -> None:

@@ -12,19 +12,18 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise._rounding import rounded_up
 from equipoise.app.build import Experiment, Progress, assemble, build_training, cache_folder, cross_entropy
-from equipoise.app.options import delta_warning
-from equipoise.app.run_checks import SETTINGS_FILE, is_finished, read_settings
+from equipoise.app.option_checks import delta_warning
+from equipoise.app.run_checks import SETTINGS_FILE, is_finished
 from equipoise.app.settings import Settings
-from equipoise.app.shared_budget import find_class
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
 from equipoise.audit.canary_scores import Watched
-from equipoise.methods import PublicRecords
+from equipoise.methods import PublicRecords, find
 from equipoise.report import read_run, write_report
 from equipoise.report.json_files import read_object
 from equipoise.training import PrivateTraining
@@ -81,28 +80,23 @@ def describe_run(settings: Settings, console: Console) -> dict[str, Any]:
     }
 
 
-def resume_run(
-    folder: str, console: Console, *, data_dir: str | None = None, device: str | None = None
-) -> dict[str, Any]:
+def resume_run(folder: str, settings: Settings, console: Console) -> dict[str, Any]:
     """Go on with a run from its last checkpoint.
 
     Args:
         folder: the run folder.
+        settings: those of the folder, where data files and device may be other ones; the code that they name
+            is run (see `equipoise.app.run_checks.check_own_code`).
         console: for people.
-        data_dir: where the data files are now, if they have moved.
-        device: where to go on, if elsewhere.
     """
-    settings = read_settings(folder)
     if is_finished(folder):
         console.print(f"{folder} is finished already: there is nothing to resume.", markup=False)
         return _answer(folder, settings, finished=True, seconds=0.0)
-    settings = replace(
-        settings, run_dir=folder, data_dir=data_dir or settings.data_dir, device=device or settings.device
-    )
+    settings = replace(settings, run_dir=folder)
     experiment = _assemble(settings, console)
-    # no file holds the public records, and a class of the user's own is known by the settings' path to it
+    # no file holds the public records, and a class of the user's own is not registered under its name
     public = None if experiment.public is None else PublicRecords(experiment.public)
-    kind = find_class(settings.method, settings.recipe)
+    kind = find(settings.method, settings.recipe or "library")
     method = rebuild_method(RunFolder(folder).read_config(), public, kind)
     if settings.canaries is not None:
         experiment = replace(experiment, canaries=InsertedCanaries.load(folder))
@@ -175,7 +169,7 @@ def _write_settings(folder: Path, experiment: Experiment) -> None:
         experiment.canaries.save(folder)
     path = folder / SETTINGS_FILE
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _write_json(path, settings.to_json())
+    _write_json(path, asdict(settings))
     config = folder / "config.json"
     content = read_object(config) if config.is_file() else {}
     content["command"] = settings.command()

@@ -130,7 +130,7 @@ def _said_once(message: str) -> str:
 
 
 def _words(error: Exception, chosen: typer.Typer) -> str:
-    from equipoise.app.options import in_option_words
+    from equipoise.app.option_checks import in_option_words
 
     # typer's parser errors have a message of their own; their classes moved between its versions
     message = getattr(error, "format_message", None)

@@ -9,15 +9,16 @@ from equipoise._rounding import rounded_up
 from equipoise.cli.screen import emit, open_console
 
 if TYPE_CHECKING:
+    from equipoise.app.settings import AuditSettings
     from equipoise.audit.bounds import Certificate
     from equipoise.audit.method_audit import Audit
     from equipoise.audit.one_step import Probe
 
-__all__ = ["certificate_values", "show_method", "show_shadow", "show_steps", "step_values"]
+__all__ = ["certificate_values", "show_method", "show_run", "show_shadow", "show_steps"]
 
 
-def show_method(found: Audit, as_json: bool) -> None:
-    """An audit of a method."""
+def show_method(found: Audit, as_json: bool) -> bool:
+    """Show an audit of a method; gives whether its claim holds."""
     if as_json:
         emit(
             {
@@ -32,7 +33,7 @@ def show_method(found: Audit, as_json: bool) -> None:
                 "certificates": [certificate_values(c) for c in found.certificates],
             }
         )
-        return
+        return found.holds
     console = open_console(False)
     claimed = "nothing" if found.claimed is None else f"epsilon at most [bold]{rounded_up(found.claimed)}[/]"
     console.print(
@@ -50,6 +51,7 @@ def show_method(found: Audit, as_json: bool) -> None:
     verdict = "[green]no contradiction[/]" if found.holds else "[bold red]the claim is refuted[/]"
     console.print(f"{verdict}; all of it with confidence {found.confidence:g}")
     console.print(_meaning(found), soft_wrap=True)
+    return found.holds
 
 
 def _meaning(found: Audit) -> str:
@@ -66,8 +68,13 @@ def _meaning(found: Audit) -> str:
     )
 
 
-def show_steps(rows: list[Probe]) -> None:
-    """The table of steps, clean and with bugs."""
+def show_steps(rows: list[Probe], asked: AuditSettings, as_json: bool) -> bool:
+    """Show the steps, clean and with bugs; gives whether all is as it should be."""
+    fine = all(row.holds and row.finds for row in rows)
+    if as_json:
+        steps = [_step_values(row) for row in rows]
+        emit({"confidence": asked.confidence, "delta": asked.delta, "one_step": steps})
+        return fine
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -83,13 +90,14 @@ def show_steps(rows: list[Probe]) -> None:
             ("" if row.holds else "[bold red]REFUTED[/] ") + ("" if row.finds else "[bold red]MISSED[/]"),
         )
     open_console(False).print(table)
+    return fine
 
 
-def show_shadow(found: dict[str, Any], as_json: bool) -> None:
-    """The picture of membership inference."""
+def show_shadow(found: dict[str, Any], as_json: bool) -> bool:
+    """Show what shadow models guess; it refutes nothing."""
     if as_json:
         emit(found)
-        return
+        return True
     from rich.table import Table
 
     console = open_console(False)
@@ -109,9 +117,36 @@ def show_shadow(found: dict[str, Any], as_json: bool) -> None:
     table.add_row(f"allowed by epsilon {rounded_up(epsilon)}", "", *allowed)
     console.print(table)
     console.print(found["figure"], markup=False, soft_wrap=True)
+    return True
 
 
-def step_values(row: Probe) -> dict[str, Any]:
+def show_run(found: dict[str, Any], as_json: bool) -> bool:
+    """Show what the canaries of a run prove; gives whether its claim holds."""
+    claimed = found["claimed_epsilon"]
+    fine = claimed is None or all(attack["epsilon"] <= claimed for attack in found["attacks"].values())
+    if as_json:
+        emit(found)
+        return fine
+    console = open_console(False)
+    claims = "nothing" if claimed is None else f"epsilon {rounded_up(claimed)}"
+    console.print(
+        f"{found['run_dir']} claims [bold]{claims}[/] at delta {found['delta']:g}; "
+        f"{found['canaries']} canaries",
+        soft_wrap=True,
+    )
+    for name, attack in found["attacks"].items():
+        console.print(
+            f"  {name}: epsilon at least [bold]{attack['epsilon']:.3f}[/] is certified "
+            f"[dim]({attack['correct']} of {attack['guesses']} guesses right, area under the curve "
+            f"{attack['auc']:.3f}, confidence {attack['confidence']:g})[/]"
+        )
+    if not fine:
+        console.print("[bold red]the claim is refuted[/]")
+    console.print(found["figure"], markup=False, soft_wrap=True)
+    return fine
+
+
+def _step_values(row: Probe) -> dict[str, Any]:
     """A step, clean and with bugs, as plain values."""
     return {
         "method": row.clean.method,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
-from equipoise.app.federation_settings import FederationSettings, check_federation_folder
-from equipoise.app.settings import Settings
+from equipoise.app.option_checks import DATA_NAMES, MODEL_NAMES, check_name
+from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
+from equipoise.app.settings import FederationSettings, Settings
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import Json, RunDir
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 __all__ = ["federate", "resume_folder"]
 
@@ -46,10 +45,6 @@ def federate(
     run_dir: RunDir = None,
 ) -> None:
     """Train one model on the records of several simulated owners; goes on where it was stopped."""
-    import time
-
-    from equipoise.app.names import DATA_NAMES, MODEL_NAMES, check_name
-
     check_name("data", base.data, DATA_NAMES, "a function that returns a DataSet")
     check_name("model", base.model, MODEL_NAMES, "a function from the data set to a module")
     settings = replace(federation, base=base)
@@ -57,25 +52,24 @@ def federate(
     name = f"runs/{base.method}-{base.data}-{time.strftime('%Y%m%d-%H%M%S')}".replace(":", "-")
     folder = run_dir or name
     check_federation_folder(settings, folder)
+    _run(settings, folder, json_output)
+
+
+def resume_folder(folder: str, data_dir: str | None, json_output: bool) -> None:
+    """``equipoise resume`` on the folder of a federation; the code that its settings name is run."""
+    settings = FederationSettings.read(Path(folder) / FEDERATION_FILE)
+    if data_dir is not None:
+        settings = replace(settings, base=replace(settings.base, data_dir=data_dir))
+    _run(settings, folder, json_output)
+
+
+def _run(settings: FederationSettings, folder: str, json_output: bool) -> None:
     with loading():
         from equipoise.app.federate import run_federation
 
     quiet()
     console = open_console(json_output)
-    _show(run_federation(settings, folder, console), json_output, console)
-
-
-def resume_folder(folder: str, data_dir: str | None, json_output: bool) -> None:
-    """``equipoise resume`` on the folder of a federation."""
-    with loading():
-        from equipoise.app.federate import resume_federation
-
-    quiet()
-    console = open_console(json_output)
-    _show(resume_federation(folder, console, data_dir), json_output, console)
-
-
-def _show(found: dict[str, Any], json_output: bool, console: Console) -> None:
+    found = run_federation(settings, folder, console)
     if json_output:
         emit(found)
         return

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from equipoise.cli.screen import emit, loading, open_console
-from equipoise.cli.shared_options import DataDir, Device, Json, RunArgument, RunDir, UsageError, chosen_folder
+from equipoise.cli.shared_options import (
+    DataDir,
+    Device,
+    Json,
+    OwnModel,
+    RunArgument,
+    RunDir,
+    UsageError,
+    chosen_folder,
+)
 
 __all__ = ["predict", "report"]
 
@@ -58,6 +68,7 @@ def predict(
     data: Annotated[
         str | None, typer.Option(help="Data to predict for; the run's test records by default.")
     ] = None,
+    model: OwnModel = None,
     data_dir: DataDir = None,
     output: Annotated[
         str | None, typer.Option(help="Write the predicted classes there, one a line.", metavar="FILE")
@@ -67,10 +78,12 @@ def predict(
     run_dir: RunDir = None,
 ) -> None:
     """Use the model of a run on records and print its accuracy."""
-    from equipoise.app.run_checks import check_model_file, read_settings
+    from equipoise.app.run_checks import check_model_file, check_own_code, read_settings
 
     folder = chosen_folder(run, run_dir)
-    read_settings(folder)
+    settings = read_settings(folder)
+    settings = replace(settings, data=data or settings.data, data_dir=data_dir or settings.data_dir)
+    check_own_code(folder, settings, data=data, model=model)
     check_model_file(folder)
     if output is not None and not Path(output).parent.is_dir():
         raise UsageError(
@@ -79,7 +92,7 @@ def predict(
     with loading():
         from equipoise.app.predict import predict_run
 
-    found = predict_run(folder, data=data, data_dir=data_dir, output=output, device=device)
+    found = predict_run(folder, settings, output=output, device=device)
     if json_output:
         emit(found)
         return

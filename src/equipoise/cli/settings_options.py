@@ -36,8 +36,10 @@ def settings_options(
 
     def option(item: Field[Any]) -> inspect.Parameter:
         facts = item.metadata
-        default = item.default if item.default is not MISSING else None
-        default = (defaults or {}).get(item.name, default)
+        usual = inspect.Parameter.empty if item.default is MISSING else item.default
+        if item.default_factory is not MISSING:  # a fresh dict or list: no option has one for its default
+            usual = None
+        default = (defaults or {}).get(item.name, usual)
         flags = [f"--{facts.get('option', item.name).replace('_', '-')}"]  # a switch has no --no-... form
         shown = typer.Option(
             *flags,
@@ -58,7 +60,10 @@ def settings_options(
         @functools.wraps(command)
         def called(**values: Any) -> None:
             given = {name: values.pop(name) for name in chosen}
-            read = {name: item.metadata.get("read", _same)(given[name]) for name, item in chosen.items()}
+            read = {
+                name: item.metadata["read"](given[name]) if "read" in item.metadata else given[name]
+                for name, item in chosen.items()
+            }
             command(**{parameter: kind(**read)}, **values)
 
         keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
@@ -67,7 +72,3 @@ def settings_options(
         return called
 
     return decorate
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["DataDir", "Device", "Json", "RunArgument", "RunDir", "UsageError", "chosen_folder"]
+__all__ = [
+    "DataDir",
+    "Device",
+    "Json",
+    "OwnData",
+    "OwnModel",
+    "RunArgument",
+    "RunDir",
+    "UsageError",
+    "chosen_folder",
+]
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
@@ -25,6 +35,12 @@ DataDir = Annotated[
 
 
 Device = Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
+
+
+OwnData = Annotated[str | None, typer.Option(help="The run's own function for the data, named again.")]
+
+
+OwnModel = Annotated[str | None, typer.Option(help="The run's own function for the model, named again.")]
 
 
 class UsageError(ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,16 @@ from equipoise.app.settings import Settings
 from equipoise.cli.federate_command import resume_folder
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
-from equipoise.cli.shared_options import DataDir, Device, Json, RunArgument, RunDir, chosen_folder
+from equipoise.cli.shared_options import (
+    DataDir,
+    Device,
+    Json,
+    OwnData,
+    OwnModel,
+    RunArgument,
+    RunDir,
+    chosen_folder,
+)
 from equipoise.cli.verify_command import check_key, sign_with
 
 if TYPE_CHECKING:
@@ -33,7 +43,7 @@ def train(
     json_output: Json = False,
 ) -> None:
     """Train a model privately and write a run folder."""
-    from equipoise.app.names import DATA_NAMES, MODEL_NAMES, check_name
+    from equipoise.app.option_checks import DATA_NAMES, MODEL_NAMES, check_name
     from equipoise.app.run_checks import check_new_folder
     from equipoise.methods.registry import registered
 
@@ -66,25 +76,32 @@ def resume(
     run: RunArgument = None,
     data_dir: DataDir = None,
     device: Device = None,
+    data: OwnData = None,
+    model: OwnModel = None,
+    method: Annotated[
+        str | None, typer.Option(help="The run's own class for the method, named again.")
+    ] = None,
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
     """Go on with an interrupted run or federation."""
-    from equipoise.app.run_checks import is_federation, read_settings
+    from equipoise.app.run_checks import check_own_code, is_federation, read_settings
 
     folder = chosen_folder(run, run_dir)
+    settings = read_settings(folder)
+    check_own_code(folder, settings, data=data, model=model, method=method)
     if is_federation(folder):
         if device is not None:
             raise typer.BadParameter("a federation runs where it was begun", param_hint="--device")
         resume_folder(folder, data_dir, json_output)
         return
-    read_settings(folder)
+    settings = replace(settings, data_dir=data_dir or settings.data_dir, device=device or settings.device)
     with loading():
         from equipoise.app.train import resume_run
 
     quiet()
     console = open_console(json_output)
-    _finish(resume_run(folder, console, data_dir=data_dir, device=device), json_output, console)
+    _finish(resume_run(folder, settings, console), json_output, console)
 
 
 def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:

@@ -231,4 +231,5 @@ def search(
     if json_output:
         emit({"run_dir": folder, **law.describe(), "epsilon": made.epsilon, "delta": made.delta})
         return
-    console.print(f"epsilon [bold]{rounded_up(made.epsilon)}[/] at delta {made.delta:g}, the search included")
+    spent = "no value" if made.epsilon is None else rounded_up(made.epsilon)
+    console.print(f"epsilon [bold]{spent}[/] at delta {made.delta:g}, the search included")

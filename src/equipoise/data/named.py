@@ -32,8 +32,8 @@ class NamedSet:
         population: the published number of training records.
         num_classes: the number of classes.
         description: what one input is.
-        files: the file names it needs (each plain or with ``.gz``); empty if the set comes with a dependency.
-        read: folder -> (train, test); None for sets that need no folder.
+        files: the file names it needs (each plain or with ``.gz``); empty for a set that needs no folder.
+        read: folder -> (train, test); a set without files gets an empty path, which it has no use for.
         class_names: a name for each class.
         vocabulary_size: for token inputs.
     """
@@ -41,8 +41,8 @@ class NamedSet:
     population: int
     num_classes: int
     description: str
-    files: tuple[str, ...] = ()
-    read: Callable[[PathLike], tuple[Records, Records]] | None = None
+    files: tuple[str, ...]
+    read: Callable[[PathLike], tuple[Records, Records]]
     class_names: tuple[str, ...] = ()
     vocabulary_size: int | None = None
 
@@ -117,7 +117,14 @@ _THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 _CIFAR10 = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
 NAMED: dict[str, NamedSet] = {
-    "digits": NamedSet(1_437, 10, "8 x 8 grey images of handwritten digits"),
+    "digits": NamedSet(
+        1_437,
+        10,
+        "8 x 8 grey images of handwritten digits",
+        (),
+        lambda folder: load_digits(),
+        _DIGITS,
+    ),
     "mnist": NamedSet(60_000, 10, "28 x 28 grey images of handwritten digits", _IDX, _idx("mnist"), _DIGITS),
     "fashion-mnist": NamedSet(
         60_000, 10, "28 x 28 grey images of clothes", _IDX, _idx("fashion-mnist"), _CLOTHES
@@ -203,14 +210,12 @@ def load(name: str, folder: PathLike | None = None) -> DataSet:
             "For data of your own pass package.module:function, a function that returns a DataSet."
         )
     entry = NAMED[name]
-    if entry.read is None:
-        return load_digits()
-    if folder is None:
+    if folder is None and entry.files:
         raise MissingDataError(
             f"{name!r} needs a folder (folder=..., --data-dir or EQUIPOISE_DATA) that holds "
             f"{', '.join(entry.files)} (each plain or .gz), either itself or in a subfolder called {name!r}."
         )
-    train, test = entry.read(folder)
+    train, test = entry.read(folder or "")
     if len(train) != entry.population:
         raise DataFileError(
             f"The files of {name!r} hold {len(train)} training records, but the published set has "

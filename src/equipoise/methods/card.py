@@ -19,7 +19,7 @@ class Card:
         claim: what its publication claims, and what we found of it.
         source: where it comes from.
         guarantee: what it may claim: "proven", "worst_case" or "none".
-        cost: passes over a batch and memory, relative to DP-SGD.
+        cost: gradients per drawn record and memory, relative to DP-SGD.
         use_when: when it is the right choice.
         avoid_when: when it is not.
 

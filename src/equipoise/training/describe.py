@@ -1,6 +1,6 @@
 """The dry run: what a training will do, take and cost, with nothing spent.
 
-Steps, passes, records a step and noise are public constants; memory and time are measured on a few records
+Steps, passes, records per step and noise are public constants; memory and time are measured on a few records
 through the gradient engine, whose results are thrown away.
 """
 
@@ -103,8 +103,8 @@ class Description:
                 else ""
             ),
             f"  memory      about {self.memory_bytes / 1e6:,.0f} MB beside the model",
-            f"  time        about {self.seconds_per_step * 1e3:,.0f} ms a step"
-            + (f" of {self.passes:.1f} passes over a batch" if round(self.passes, 1) != 1 else "")
+            f"  time        about {self.seconds_per_step * 1e3:,.0f} ms per step"
+            + (f" for {self.passes:.1f} gradients per drawn record" if round(self.passes, 1) != 1 else "")
             + f", {_duration(self.seconds)} in all",
         ]
         return "\n".join(lines)

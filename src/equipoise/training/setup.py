@@ -168,6 +168,14 @@ def rebuild_method(
         described = config["method"]
         if kind is None and described["name"] not in registered():
             raise ValueError(f"no method is registered under the name {described['name']!r}; give method=...")
+        # An inner method too is found by a registered name alone: the words of a command line may name any
+        # module, a file may not.
+        inner = described.get("inner")
+        while inner is not None:
+            name = inner["name"] if isinstance(inner, Mapping) else inner
+            if name not in registered():
+                raise ValueError(f"no method is registered under the name {name!r}; give method=...")
+            inner = inner.get("inner") if isinstance(inner, Mapping) else None
         kind = kind or find(described["name"], described.get("recipe", "library"))
         return kind.from_config(described, public)
 

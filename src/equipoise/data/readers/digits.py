@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from equipoise.data.readers.images import standardise_each
-from equipoise.data.records import DataSet, Records
+from equipoise.data.records import Records
 
 __all__ = ["load_digits"]
 
@@ -20,12 +20,12 @@ __all__ = ["load_digits"]
 _RECORDS, _TRAIN = 1797, 1437
 
 
-def load_digits() -> DataSet:
-    """The digits, images ``[1, 8, 8]`` standardised one by one (float32), ten classes.
+def load_digits() -> tuple[Records, Records]:
+    """The training and the test records, images ``[n, 1, 8, 8]`` standardised one by one (float32).
 
-    >>> digits = load_digits()
-    >>> len(digits.train), len(digits.test), digits.population, digits.input_shape
-    (1437, 360, 1437, (1, 8, 8))
+    >>> train, test = load_digits()
+    >>> len(train), len(test), train.fields["input"].shape[1:]
+    (1437, 360, torch.Size([1, 8, 8]))
     """
     from sklearn import datasets
 
@@ -34,13 +34,4 @@ def load_digits() -> DataSet:
     everything = Records(
         {"input": images, "label": torch.from_numpy(np.asarray(bunch.target)).long()}, num_classes=10
     )
-    train, test = everything.split(_TRAIN / _RECORDS, seed=0)
-    return DataSet(
-        name="digits",
-        train=train,
-        test=test,
-        population=_TRAIN,
-        num_classes=10,
-        description="8 x 8 grey images of handwritten digits, standardised one by one",
-        class_names=tuple("0123456789"),
-    )
+    return everything.split(_TRAIN / _RECORDS, seed=0)

@@ -22,6 +22,7 @@ Machine Learning Repository, 1987 (``agaricus-lepiota.names``).
 from __future__ import annotations
 
 import csv
+import io
 import math
 from array import array
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,8 @@ from dataclasses import dataclass
 
 import torch
 
-from equipoise.data.readers.files import DataFileError, PathLike, read_text
+from equipoise import _validate
+from equipoise.data.readers.files import DataFileError, PathLike, read_bytes, read_text
 from equipoise.data.records import Records
 
 __all__ = [
@@ -148,7 +150,7 @@ class Table:
     """The declared form of a table file: its columns in order, exactly one of them a `Label`.
 
     Attributes:
-        columns: one a column of the file.
+        columns: one for each column of the file.
         delimiter: between cells; blanks around cells are dropped.
         header: whether the first row holds the column names, which must then agree.
         comment: rows that begin with it are passed over.
@@ -245,11 +247,11 @@ def read_libsvm(
     Args:
         path: the file.
         num_features: the public number of features; never the largest index found.
-        classes: the labels as written, in the order of their class numbers, or a map to class numbers.
+        classes: the labels, which are numbers, in the order of their classes, or a map to class numbers.
 
     Raises:
         MissingDataError, DataFileError: no such file; an unknown label, an index outside 1 .. num_features
-            or not increasing, a value that is not finite; the message names file and line.
+            or not increasing, a value that is not finite.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows"
@@ -257,44 +259,37 @@ def read_libsvm(
     >>> read_libsvm(path, 3).fields["input"].tolist()
     [[0.5, 0.0, 2.0], [0.0, 1.0, 0.0]]
     """
-    numbers = dict(classes) if isinstance(classes, Mapping) else {name: i for i, name in enumerate(classes)}
-    if num_features < 1:
-        raise ValueError(f"num_features={num_features} must be at least 1.")
-    labels: list[int] = []
-    rows, columns, values = [], [], []
-    for line_number, line in enumerate(read_text(path).splitlines(), start=1):
-        cells = line.partition("#")[0].split()
-        if not cells:
-            continue
-        place = f"{str(path)!r}, line {line_number}"
-        if cells[0] not in numbers:
-            raise DataFileError(f"{place}: the label {cells[0]!r} is not one of {list(numbers)}.")
-        last = 0
-        for cell in cells[1:]:
-            key, _, text = cell.partition(":")
-            try:
-                index, value = int(key), float(text)
-            except ValueError:
-                raise DataFileError(f"{place}: {cell!r} is not of the form index:value.") from None
-            if not last < index <= num_features:
-                raise DataFileError(
-                    f"{place}: the index {index} is out of range; indices increase and lie in 1 .. "
-                    f"{num_features}."
-                )
-            if not math.isfinite(value):
-                raise DataFileError(f"{place}: the value {cell!r} is not finite.")
-            last = index
-            rows.append(len(labels))
-            columns.append(index - 1)
-            values.append(value)
-        labels.append(numbers[cells[0]])
-    if not labels:
+    from sklearn.datasets import load_svmlight_file
+
+    known = classes if isinstance(classes, Mapping) else {name: i for i, name in enumerate(classes)}
+    numbers = {float(name): number for name, number in known.items()}
+    _validate.count("the public number of features", num_features=num_features)
+    try:
+        rows, labels, queries = load_svmlight_file(
+            io.BytesIO(read_bytes(path)), n_features=num_features, zero_based=False, query_id=True
+        )
+    except (ValueError, OverflowError) as error:
+        raise DataFileError(
+            f"The file {str(path)!r} is no libsvm file with indices in 1 .. {num_features}: {error}."
+        ) from None
+    # scikit-learn checks the form of each cell, and that indices increase and lie in range. It takes any
+    # number for a label, NaN and infinities for values, and qid:NUMBER for a cell, which it then leaves out.
+    if len(labels) == 0:
         raise DataFileError(f"The file {str(path)!r} holds no rows.")
-    inputs = torch.zeros(len(labels), num_features)
-    inputs[torch.tensor(rows, dtype=torch.int64), torch.tensor(columns, dtype=torch.int64)] = torch.tensor(
-        values
+    if len(queries):
+        raise DataFileError(f"The file {str(path)!r} has qid cells: it is made for ranking, not for classes.")
+    unknown = sorted(set(labels.tolist()) - set(numbers), key=str)
+    if unknown:
+        raise DataFileError(
+            f"The file {str(path)!r} has the label {unknown[0]:g}, which is not one of {list(known)}."
+        )
+    return Records(  # which refuses values that are not finite
+        {
+            "input": torch.from_numpy(rows.toarray()).float(),
+            "label": torch.tensor([numbers[label] for label in labels.tolist()]),
+        },
+        num_classes=max(numbers.values()) + 1,
     )
-    return Records({"input": inputs, "label": torch.tensor(labels)}, num_classes=max(numbers.values()) + 1)
 
 
 def _category(name: str, values: str) -> Category:

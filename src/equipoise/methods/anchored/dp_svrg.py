@@ -63,8 +63,8 @@ class DPSVRG(AnchoredMethod):
         claim="Private. Meant to lower the variance of sampling; the noise of the pair outweighs the gain.",
         source="Lee 2017, Differentially Private Variance Reduced Stochastic Gradient Descent",
         guarantee="proven",
-        cost="four passes over a batch a step at the default anchors; one copy of the parameters, one "
-        "gradient, and a second set of factors a micro-batch",
+        cost="four gradients per drawn record and step at the default anchors; one copy of the parameters, "
+        "one gradient, and a second set of factors a micro-batch",
         use_when="As a baseline of DP-C4.",
         avoid_when="Otherwise: under interpolation it stalled three times further out than DP-SGD.",
     )

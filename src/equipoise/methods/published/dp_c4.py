@@ -266,7 +266,7 @@ class DPC4Plus(_RawThresholds):
         "threshold betrays the data, most of all near convergence.",
         source=SOURCE,
         guarantee="none",
-        cost="six passes over a batch per step at the default anchors; else as the library's",
+        cost="six gradients per drawn record and step at the default anchors; else as the library's",
         use_when="To reproduce the paper.",
         avoid_when="Records need protection: the library's recipe is proven.",
     )
@@ -288,7 +288,7 @@ class DPC4(_RawThresholds):
         "thresholds betray the data, most of all near convergence.",
         source=SOURCE,
         guarantee="none",
-        cost="eight passes over a batch per step at the default anchors; else as the library's",
+        cost="eight gradients per drawn record and step at the default anchors; else as the library's",
         use_when="To reproduce the paper.",
         avoid_when="Records need protection: the library's recipe is proven.",
     )

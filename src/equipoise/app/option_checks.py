@@ -1,7 +1,8 @@
-"""What the words of the command line may be, known before torch is loaded: a slip is answered at once.
+"""Checks of options that need no torch, so that a slip is answered before it is loaded.
 
 The library checks the same things again for those who call it from Python; its messages name arguments of
-functions, and `in_option_words` turns these into options.
+functions, and `in_option_words` turns these into options. A test holds the lists of names to the tables of
+the library.
 """
 
 from __future__ import annotations
@@ -9,19 +10,41 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
+
+from equipoise.methods.registry import registered
 
 __all__ = [
+    "DATA_NAMES",
+    "FEDERATED_NAMES",
+    "MODEL_NAMES",
     "SettingsError",
-    "check_calibration",
     "check_choice",
+    "check_federated",
+    "check_name",
     "delta_warning",
     "flag",
     "in_option_words",
     "parse_clip_norm",
+    "suggestion",
 ]
 
 
-RELATIONS = ("add-or-remove-one", "replace-one")
+DATA_NAMES = (
+    "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "adult", "a9a", "mushroom", "sst2",
+    "sst2-sentences", "pneumoniamnist", "breastmnist",
+)  # fmt: skip
+
+
+MODEL_NAMES = (
+    "mlp-tanh", "cnn-tanh", "cnn-cifar", "resnet20-gn", "linear", "logistic", "scatter-linear", "text-bag",
+)  # fmt: skip
+
+
+FEDERATED_NAMES = (
+    "dp-fedavg", "dp-fedavg-quantile", "dp-fedavg-normalised", "adaptdp-fedavg", "fedprox", "scaffold",
+    "moon", "fedlrs", "fedpcdp", "fedpdp", "projected-upload",
+)  # fmt: skip
 
 
 _OTHER_NAMES = {"expected_batch_size": "batch_size", "ledger_file": "ledger", "ema_decay": "ema"}
@@ -94,47 +117,65 @@ def check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None
         raise SettingsError(f"{flag(name)} is {value!r}, but it must be one of {', '.join(choices)}.")
 
 
-def check_calibration(
-    *,
-    population: int,
-    batch_size: float,
-    steps: int | None,
-    epochs: float | None,
-    delta: float,
-    noise_multiplier: float | None,
-    epsilon: float | None,
-    relation: str,
-) -> None:
-    """Refuse the options of `equipoise calibrate` that cannot be used.
+def check_name(option: str, value: str | None, names: Iterable[str], own: str = "") -> None:
+    """Refuse a word that is on no list; ``package.module:function`` passes where own ones are taken.
+
+    Args:
+        option: the setting, such as "data".
+        value: the word; None passes.
+        names: the list.
+        own: what a function or class of the user's own is, where one may be given.
 
     Raises:
-        SettingsError: naming the option and its value.
+        SettingsError: with the name that was probably meant.
+
+    >>> check_name("data", "minst", DATA_NAMES)
+    Traceback (most recent call last):
+        ...
+    equipoise.app.option_checks.SettingsError: --data is 'minst'. Did you mean mnist? It must be one of ...
     """
-    if (steps is None) == (epochs is None):
-        raise SettingsError("give exactly one of --steps and --epochs.")
-    if (noise_multiplier is None) == (epsilon is None):
+    known = tuple(names)
+    if value is None or value in known or (own and ":" in value):
+        return
+    kind = "Class" if option == "method" else "function"
+    end = f", or package.module:{kind}, {own}" if own else ""
+    raise SettingsError(
+        f"{flag(option)} is {value!r}.{suggestion(value, known)} It must be one of {', '.join(known)}{end}."
+    )
+
+
+def check_federated(method: str) -> None:
+    """Refuse a federated method that there is not; ``fedavg:NAME`` takes any method's name.
+
+    Raises:
+        SettingsError: with the name that was probably meant.
+
+    >>> check_federated("fedavg:dp-c4")
+    >>> check_federated("fedpcpd")
+    Traceback (most recent call last):
+        ...
+    equipoise.app.option_checks.SettingsError: --method is 'fedpcpd'. Did you mean fedpcdp? It must be ...
+    """
+    local = tuple(f"fedavg:{name}" for name in registered())
+    if method not in (*FEDERATED_NAMES, *local):
         raise SettingsError(
-            "give exactly one of --noise-multiplier (to learn epsilon) and --epsilon (to learn the noise "
-            "multiplier)."
+            f"--method is {method!r}.{suggestion(method, (*FEDERATED_NAMES, *local))} It must be one of "
+            f"{', '.join(FEDERATED_NAMES)}, or fedavg:NAME with any name that `equipoise methods` lists."
         )
-    numbers = {
-        "population": population,
-        "batch_size": batch_size,
-        "steps": steps,
-        "epochs": epochs,
-        "noise_multiplier": noise_multiplier,
-        "epsilon": epsilon,
-    }
-    for name, value in numbers.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise SettingsError(f"{flag(name)} is {value:g}, but it must be a number above 0.")
-    if not 0 < delta < 1:
-        raise SettingsError(f"--delta is {delta:g}, but it is a probability strictly between 0 and 1.")
-    if batch_size > population:
-        raise SettingsError(
-            f"--batch-size is {batch_size:g}, but --population is {population}. Give at most that many."
-        )
-    check_choice("relation", relation.replace("_", "-"), RELATIONS)
+
+
+def suggestion(word: str, names: Iterable[str]) -> str:
+    """A question after the name that was probably meant, with a space before it; empty where none is near.
+
+    >>> suggestion("dpsgd", ["dp-sgd", "dp-c4"])
+    ' Did you mean dp-sgd?'
+    >>> suggestion("resnet", MODEL_NAMES), suggestion("qqq", MODEL_NAMES)
+    (' Did you mean resnet20-gn?', '')
+    """
+    known = tuple(names)
+    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    near = near or [name for name in known if len(word) > 2 and name.startswith(word.lower())][:1]
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 def in_option_words(message: str, names: Iterable[str]) -> str:

@@ -8,8 +8,8 @@ from itertools import takewhile
 import pytest
 import torch
 
+from equipoise.app.method_settings import make_method, make_setting
 from equipoise.app.settings import Settings
-from equipoise.app.shared_budget import make_method, make_setting
 from equipoise.methods import find
 from equipoise.privacy import (
     BudgetError,

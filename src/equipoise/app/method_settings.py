@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise.app.options import SettingsError, flag, parse_clip_norm
+from equipoise.app.option_checks import SettingsError, flag, parse_clip_norm
 from equipoise.app.settings import Settings
 from equipoise.methods import ExponentialDecay, Method, PublicRecords, ReleasedQuantile, Threshold, find
 from equipoise.methods.base import Setting
@@ -22,7 +22,7 @@ from equipoise.privacy import Budget, Sampling, epsilon
 from equipoise.privacy.ledger.run_record import compose_events, other_runs
 from equipoise.training.randomness import derive
 
-__all__ = ["find_class", "make_method", "make_setting", "read_clip_norm"]
+__all__ = ["check_options", "make_method", "make_setting", "read_clip_norm"]
 
 
 RELATION = "add_or_remove_one"
@@ -45,7 +45,7 @@ def make_method(
         SettingsError: an unknown method, or an option that it does not have.
     """
     assert settings.delta is not None
-    kind = find_class(settings.method, settings.recipe)
+    kind = find(settings.method, settings.recipe or "library")
     config = {"name": kind.name, **method_words(settings, kind)}
     if settings.recipe:
         config["recipe"] = settings.recipe
@@ -85,18 +85,6 @@ def make_setting(settings: Settings, sampling: Sampling, budget: Budget | None =
     )
 
 
-def find_class(name: str, recipe: str | None) -> type[Method]:
-    """The class of a method, by the words of the command line.
-
-    Raises:
-        SettingsError: there is no such method, or it has no such recipe.
-    """
-    try:
-        return find(name, recipe or "library")
-    except ValueError as error:
-        raise SettingsError(f"--method is {name!r}: {error}") from error
-
-
 def method_words(settings: Settings, kind: type[Method]) -> dict[str, Any]:
     """The settings of the method, as its `from_config` takes them; what it wraps gets what it does not have.
 
@@ -106,7 +94,7 @@ def method_words(settings: Settings, kind: type[Method]) -> dict[str, Any]:
     known, inner = option_names(kind), {}
     if "inner" in known:
         word = settings.options.get("inner", defaults(kind)["inner"])
-        inner = option_names(find_class(word if isinstance(word, str) else word["name"], None))
+        inner = option_names(find(word if isinstance(word, str) else word["name"]))
     words = {
         "clip_norm": read_clip_norm(settings.clip_norm or "1"),
         "clip_rule": (settings.clip_rule or "abadi").replace("-", "_"),

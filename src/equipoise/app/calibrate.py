@@ -1,0 +1,100 @@
+"""From noise to epsilon and back, for one setting or for a table of them: what `equipoise calibrate` answers.
+
+The plan is one clipped sum per step, which is DP-SGD's; nothing here needs data.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+from equipoise._roots import crossing
+from equipoise.app.settings import CalibrationSettings, steps_of
+from equipoise.privacy import Budget, Gaussian, PrivacyPlan, Release, calibrate, quick_epsilon
+from equipoise.privacy import sampling as samplings
+
+__all__ = ["SAMPLINGS", "answer", "table"]
+
+
+SAMPLINGS = {
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(): kind for name, kind in samplings.SAMPLINGS.items()
+}
+"""Every sampling by its word on the command line: WithoutReplacement is without-replacement."""
+
+
+def _plan(asked: CalibrationSettings, noise_multiplier: float) -> PrivacyPlan:
+    sampling = SAMPLINGS[asked.sampling].of_size(asked.batch_size, asked.population, asked.number_of_steps())
+    return PrivacyPlan([Release("gradient", 1.0, Gaussian(noise_multiplier))], sampling, asked.relation)
+
+
+def answer(asked: CalibrationSettings) -> dict[str, Any]:
+    """Epsilon and noise multiplier, with how they were found, as plain values.
+
+    >>> asked = CalibrationSettings(population=60_000, batch_size=256, steps=4700, noise_multiplier=1.0)
+    >>> round(answer(asked)["epsilon"], 3)
+    1.571
+    """
+    if asked.epsilon is None:
+        assert asked.noise_multiplier is not None
+        plan = _plan(asked, asked.noise_multiplier)
+    else:
+        plan = calibrate(lambda scale: _plan(asked, scale), Budget(asked.epsilon, asked.delta))
+    noise = plan.releases[0].noise_multiplier
+    found = plan.epsilon(asked.delta)
+    return {
+        "epsilon": found.value,
+        "delta": asked.delta,
+        "noise_multiplier": noise,
+        "accountant": found.accountant,
+        "cross_check_rdp": found.cross_check,
+        "relation": asked.relation,
+        "sampling": plan.sampling.describe(),
+        "sampling_rate": plan.sampling.sampling_rate,
+        "steps": plan.sampling.steps,
+        "epochs": plan.sampling.steps * plan.sampling.expected_size / asked.population,
+        "population": asked.population,
+        "noise_of_the_mean": noise / plan.sampling.expected_size,
+    }
+
+
+def table(asked: CalibrationSettings, centre: float) -> tuple[list[float], list[float], list[list[float]]]:
+    """The same question for a few numbers of epochs and batch sizes around the asked ones, quickly.
+
+    The coarse accountant used here errs on the safe side, by a few per cent at most.
+
+    Args:
+        asked: the setting in the middle.
+        centre: the noise multiplier that belongs to it.
+
+    Returns:
+        (epochs [R], batch sizes [C], values [R][C]): epsilon where the noise is given, else the noise
+        multiplier.
+    """
+    size, population = asked.batch_size, asked.population
+    epochs = asked.number_of_steps() * size / population
+    rows = [epochs * factor for factor in (0.5, 1, 2)]
+    # The asked size stands as it is; its neighbours are whole numbers where they hold at least one record.
+    sizes = [size * 0.25 if size < 4 else float(round(size * 0.25)), size, float(round(size * 4))]
+    columns = [size for size in sizes if size <= population]
+    return rows, columns, [[_cell(asked, e, size, centre) for size in columns] for e in rows]
+
+
+def _cell(asked: CalibrationSettings, epochs: float, batch_size: float, centre: float) -> float:
+    here = replace(asked, batch_size=batch_size, steps=steps_of(epochs, asked.population, batch_size))
+
+    def epsilon(noise: float) -> float:
+        return quick_epsilon(_plan(here, noise).event(), asked.delta, asked.relation)
+
+    if asked.epsilon is None:
+        return epsilon(centre)
+    goal = math.log(asked.epsilon)
+
+    def excess(log_noise: float) -> float:
+        # 1e-12: so much noise that the accountant gives 0, which has no logarithm
+        return math.log(max(epsilon(math.exp(log_noise)), 1e-12)) - goal
+
+    # 0.0025 in the logarithm: the table shows three digits
+    _, enough = crossing(excess, math.log(centre), 0.5, tolerance=0.0025)
+    return math.exp(enough)
