@@ -29,7 +29,7 @@ def calibrate(
     """Translate between noise and epsilon; shows a table over epochs and batch sizes."""
     asked.check()
     with loading():
-        from equipoise.app.calibrate import SAMPLINGS, answer, table
+        from equipoise.app.noise_calibration import SAMPLINGS, answer, table
 
     check_choice("sampling", asked.sampling, tuple(SAMPLINGS))
     quiet()
