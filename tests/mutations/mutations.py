@@ -328,7 +328,7 @@ MUTATIONS = (
     Mutation(
         "the plan of a journal may be edited",
         "privacy/ledger/journal.py",
-        (('if row.text("fingerprint") != fingerprint:', 'if not row.text("fingerprint"):'),),
+        (('if row["fingerprint"] != fingerprint:', 'if not row["fingerprint"]:'),),
         ("tests/statements/test_verify_run.py::test_an_edited_journal_is_caught",),
     ),
     Mutation(

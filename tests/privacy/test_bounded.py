@@ -113,9 +113,9 @@ def test_bad_records_get_weight_zero(bad):
     good = clip(private([3.0, 4.0], [0.1, 0.0]), Flat(), 1.0)
     out = clip(private([3.0, 4.0], [bad, 1.0], [0.1, 0.0]), Flat(), 1.0)
     assert torch.equal(unwrap(out.value["w"]), unwrap(good.value["w"]))
-    assert unwrap(out.bad_records).item() == 1
+    assert unwrap(out.counts)[1] == 1
     united = Bounded.union([out, good])
-    assert unwrap(united.bad_records).item() == 1
+    assert unwrap(united.counts)[1] == 1
     values = capped(Private(torch.tensor([bad, 1.0]), DRAW), 2.0)
     assert unwrap(values.value["sum"]).item() == 1.0
     only = clip(private([bad, bad]), Flat(), 1.0)

@@ -35,7 +35,6 @@ from equipoise.privacy.bounds.two_thresholds import clip_selected as clip_select
 from equipoise.privacy.bounds.two_thresholds import clip_unbounded as clip_unbounded
 from equipoise.privacy.bounds.two_thresholds import top_share as top_share
 from equipoise.privacy.digests import digest as digest
-from equipoise.privacy.draw import Draw as Draw
 from equipoise.privacy.errors import BudgetError as BudgetError
 from equipoise.privacy.errors import ChangedQueryError as ChangedQueryError
 from equipoise.privacy.errors import JournalError as JournalError
@@ -47,8 +46,6 @@ from equipoise.privacy.ledger.ledger import Ledger as Ledger
 from equipoise.privacy.ledger.replay import ReplayLedger as ReplayLedger
 from equipoise.privacy.ledger.run_record import Hole as Hole
 from equipoise.privacy.ledger.run_record import RunRecord as RunRecord
-from equipoise.privacy.marks import mark as mark
-from equipoise.privacy.marks import unmark as unmark
 from equipoise.privacy.mechanisms import MECHANISMS as MECHANISMS
 from equipoise.privacy.mechanisms import Gaussian as Gaussian
 from equipoise.privacy.mechanisms import GridGaussian as GridGaussian
@@ -61,8 +58,11 @@ from equipoise.privacy.noise.secrets import coin_generator as coin_generator
 from equipoise.privacy.plan import PrivacyPlan as PrivacyPlan
 from equipoise.privacy.plan import Release as Release
 from equipoise.privacy.plan import Unproven as Unproven
+from equipoise.privacy.private import Draw as Draw
 from equipoise.privacy.private import Private as Private
 from equipoise.privacy.private import PrivateError as PrivateError
+from equipoise.privacy.private import mark as mark
+from equipoise.privacy.private import unmark as unmark
 from equipoise.privacy.rows import PrivateRows as PrivateRows
 from equipoise.privacy.sampling import SAMPLINGS as SAMPLINGS
 from equipoise.privacy.sampling import FixedEpochs as FixedEpochs

@@ -37,15 +37,12 @@ into the next must not mix them.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import torch
-
-if TYPE_CHECKING:
-    from equipoise.privacy.draw import Draw
-
 
 _aten = torch.ops.aten
 
@@ -81,6 +78,40 @@ _VIEWS = (_aten.select, _aten.unsqueeze, _aten.squeeze)
 _PLAIN = frozenset(
     {int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One draw of records. All sums over it are noised together and booked as one event.
+
+    Attributes:
+        name: the draw name of the plan (`Release.draw`).
+        index: the ledger's index; it keys the sampling and the noise.
+        ordinal: how many draws of this name came before; epochs without amplification are cut by it.
+        parameters: digest of everything that the released quantity depends on besides the records and the
+            plan.
+        replayed: whether the journal already holds a release at this index for the same digest, so that the
+            same noise is given again and nothing is charged.
+        coins: 32 secret bytes that key what else is random about each record of this draw: its dropout
+            masks, its augmentation, its lots. Public coins would be tied to a record's place in the batch,
+            which shifts when another record enters.
+    """
+
+    name: str
+    index: int
+    ordinal: int = 0
+    parameters: str = ""
+    replayed: bool = False
+    coins: bytes = field(default=b"", repr=False, compare=False)
+
+    def number(self, *purpose: object) -> int:
+        """A secret 63-bit number of this draw and purpose, for coins of single records."""
+        return int.from_bytes(self.bytes_for(8, *purpose), "little") >> 1
+
+    def bytes_for(self, count: int, *purpose: object) -> bytes:
+        """`count` secret bytes of this draw and purpose."""
+        text = "/".join(map(str, purpose)).encode()
+        return hashlib.shake_256(b"equipoise coins" + self.coins + text).digest(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,3 +452,39 @@ def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat(list(parts))
     by_record = all(part.by_record for part in parts)  # type: ignore[attr-defined]
     return Private(torch.cat([unwrap(part) for part in parts]), parts[0].draw, by_record)  # type: ignore[attr-defined]
+
+
+# ---- in saved state: a method may carry private state from step to step, and it lies in checkpoints
+
+_MARK = "private tensor"
+
+
+def mark(state: Any) -> Any:
+    """The state with every `Private` tensor as a marked plain one, for a checkpoint.
+
+    Example:
+        >>> import torch
+        >>> state = {"memory": Private(torch.ones(2)), "step": 3}
+        >>> mark(state)["memory"]
+        {'private tensor': tensor([1., 1.])}
+        >>> unmark(mark(state))["memory"]
+        Private(shape=(2,), dtype=torch.float32, device=cpu)
+    """
+    if isinstance(state, Private):
+        return {_MARK: unwrap(state)}
+    if isinstance(state, Mapping):
+        return {key: mark(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [mark(value) for value in state]
+    return state
+
+
+def unmark(state: Any) -> Any:
+    """The state that `mark` was given, tuples as lists."""
+    if isinstance(state, Mapping):
+        if set(state) == {_MARK}:
+            return Private(state[_MARK])
+        return {key: unmark(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [unmark(value) for value in state]
+    return state

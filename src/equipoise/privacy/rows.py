@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from equipoise.privacy.private import Private, PrivateError, forbidden, refuse, unwrap
-
-if TYPE_CHECKING:
-    from equipoise.privacy.draw import Draw
+from equipoise.privacy.private import Draw, Private, PrivateError, forbidden, refuse, unwrap
 
 
 def wrap(value: Any, draw: Draw | None, by_record: bool = False) -> Any:

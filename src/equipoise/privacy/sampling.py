@@ -33,8 +33,8 @@ import dp_accounting
 import torch
 
 from equipoise import _validate
-from equipoise.privacy.draw import Draw, as_draw
 from equipoise.privacy.noise.secrets import Secrets
+from equipoise.privacy.private import Draw
 
 
 class Sampling(ABC):
@@ -84,6 +84,11 @@ class Sampling(ABC):
         """Name and arguments, for fingerprints and statements."""
         arguments = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         return {"scheme": type(self).__name__, **arguments}
+
+
+def as_draw(draw: Draw | int) -> Draw:
+    """`draw` itself, or the draw named "batch" with this index and ordinal."""
+    return draw if isinstance(draw, Draw) else Draw("batch", draw, draw)
 
 
 def _check_records(num_records: int) -> int:

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from equipoise.privacy.draw import Draw
-from equipoise.privacy.private import Private, PrivateError, unwrap
+from equipoise.privacy.private import Draw, Private, PrivateError, unwrap
 
 _KEY = object()
 
@@ -66,11 +65,6 @@ class Bounded:
         self.joint = joint
         self._identity = object()  # outlives the sum in a union of micro-batches, and is never met again
         self._sealed = True
-
-    @property
-    def bad_records(self) -> Private | None:
-        """How many records were left out for a non-finite norm, or None."""
-        return None if self.counts is None else Private(unwrap(self.counts)[1], self.draw)
 
     @property
     def clip_fraction(self) -> Private | None:

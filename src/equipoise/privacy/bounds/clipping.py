@@ -22,8 +22,7 @@ from equipoise.privacy.bounds.requirements import (
     require_by_record,
     require_each_alone,
 )
-from equipoise.privacy.draw import Draw
-from equipoise.privacy.private import Private, unwrap
+from equipoise.privacy.private import Draw, Private, unwrap
 from equipoise.privacy.rows import PrivateRows
 
 #: Squares of the smallest floats vanish: a norm that reads zero may be as large as 1e-15. Rows that read

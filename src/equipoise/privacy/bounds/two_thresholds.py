@@ -43,8 +43,7 @@ from equipoise.privacy.bounds.clipping import (
     without_bad,
 )
 from equipoise.privacy.bounds.requirements import one_value_a_record, public_threshold, require_length
-from equipoise.privacy.draw import Draw
-from equipoise.privacy.private import Private, PrivateError, unwrap
+from equipoise.privacy.private import Draw, Private, PrivateError, unwrap
 from equipoise.privacy.rows import PrivateRows
 
 __all__ = [

@@ -12,80 +12,68 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any, ClassVar, Self
 
 from equipoise.privacy.accounting.private_search import PrivateSearch
-from equipoise.privacy.draw import Draw
 from equipoise.privacy.errors import JournalError
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.privacy.plan import PrivacyPlan
+from equipoise.privacy.private import Draw
 
 NOISES = ("floating_point", "grid")
 
 
-class _Row:
-    """The fields of one line; each is checked when it is taken, and all must be taken."""
-
-    def __init__(self, values: Mapping[str, Any], line: int) -> None:
-        self.left = dict(values)
-        self.line = line
-
-    def error(self, field: str, reason: str) -> JournalError:
-        return JournalError(
-            f"line {self.line} of the journal was not written by this library ({field} {reason}): the file "
-            "was edited, or it is another file. Nothing more can be released under it; restore it from a copy"
-        )
-
-    def take(self, field: str, what: str, fits: Callable[[Any], bool]) -> Any:
-        if field not in self.left:
-            raise self.error(field, "is missing")
-        value = self.left.pop(field)
-        if not fits(value):
-            raise self.error(field, f"must be {what}, but is {value!r:.60}")
-        return value
-
-    def text(self, field: str) -> str:
-        return str(self.take(field, "a text", lambda v: isinstance(v, str)))
-
-    def text_or_none(self, field: str) -> str | None:
-        value = self.take(field, "a text or null", lambda v: v is None or isinstance(v, str))
-        return None if value is None else str(value)
-
-    def flag(self, field: str) -> bool:
-        return bool(self.take(field, "true or false", lambda v: isinstance(v, bool)))
-
-    def count(self, field: str) -> int:
-        whole = self.take(field, "a count from 0", lambda v: isinstance(v, int) and not isinstance(v, bool))
-        if whole < 0:
-            raise self.error(field, f"must be a count from 0, but is {whole!r:.60}")
-        return int(whole)
-
-    def texts(self, field: str) -> tuple[str, ...]:
-        def fits(value: Any) -> bool:
-            return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-        return tuple(self.take(field, "a list of texts", fits))
-
-    def numbers(self, field: str) -> dict[str, float]:
-        def fits(value: Any) -> bool:
-            return isinstance(value, dict) and all(map(_is_positive, value.values()))
-
-        values = self.take(field, "positive numbers by release name", fits)
-        return {name: float(value) for name, value in values.items()}
-
-    def end(self) -> None:
-        if self.left:
-            raise self.error(f"{min(self.left)!r:.60}", "is not a field of such an entry")
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_positive(value: Any) -> bool:
-    # a JSON integer may be beyond every float
+    # a JSON integer may be beyond every float; NaN fails both comparisons
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_number and 0 < value <= sys.float_info.max
 
 
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
+def _are_positive(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_positive, value.values()))
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+
+
+_Fields = Mapping[str, tuple[str, type | UnionType | Callable[[Any], bool]]]
+"""The fields of a line: what each must hold, in words for the error and as a type or a check."""
+
+_TEXT = ("a text", str)
+_COUNT = ("a count from 0", _is_count)
+_NUMBERS = ("positive numbers by release name", _are_positive)
+_OBJECT = ("an object", dict)
+_DRAW: _Fields = {"index": _COUNT, "draw": _TEXT, "ordinal": _COUNT, "hash": _TEXT, "data": _TEXT}
+
+
+def _error(line: int, field: str, reason: str) -> JournalError:
+    return JournalError(
+        f"line {line} of the journal was not written by this library ({field} {reason}): the file "
+        "was edited, or it is another file. Nothing more can be released under it; restore it from a copy"
+    )
+
+
+def _check(row: Mapping[str, Any], fields: _Fields, line: int) -> None:
+    """Every field is there and holds what it must, and there is no other.
+
+    Every release passes here twice, before it is written and when the journal is read. So a field that is
+    told by its type costs no call.
+    """
+    for name, (what, fits) in fields.items():
+        if name not in row:
+            raise _error(line, name, "is missing")
+        value = row[name]
+        if not (isinstance(value, fits) if isinstance(fits, (type, UnionType)) else fits(value)):
+            raise _error(line, name, f"must be {what}, but is {value!r:.60}")
+    if len(row) > len(fields):
+        further = min(row.keys() - fields.keys())
+        raise _error(line, f"{further!r:.60}", "is not a field of such an entry")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +96,9 @@ class BookedDraw:
 
     @classmethod
     def of(cls, draw: Draw, data: str) -> Self:
-        """How an open draw is booked."""
         return cls(index=draw.index, name=draw.name, ordinal=draw.ordinal, digest=draw.parameters, data=data)
 
     def fields(self) -> dict[str, Any]:
-        """The draw's fields of an entry."""
         return {
             "index": self.index,
             "draw": self.name,
@@ -122,20 +108,21 @@ class BookedDraw:
         }
 
     @classmethod
-    def take(cls, row: _Row) -> Self:
-        """The draw that `fields` wrote."""
+    def of_row(cls, row: Mapping[str, Any]) -> Self:
         return cls(
-            index=row.count("index"),
-            name=row.text("draw"),
-            ordinal=row.count("ordinal"),
-            digest=row.text("hash"),
-            data=row.text("data"),
+            index=row["index"],
+            name=row["draw"],
+            ordinal=row["ordinal"],
+            digest=row["hash"],
+            data=row["data"],
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line of the journal. `kind` is what stands under "type".
+    """One line of the journal.
+
+    `kind` is what stands under "type", and `FIELDS` are the line's other fields besides "run".
 
     Example:
         >>> Entry.from_json(CloseEntry(run="a1").to_json(), line=1)
@@ -147,11 +134,15 @@ class Entry:
     """
 
     kind: ClassVar[str]
+    FIELDS: ClassVar[_Fields] = {}
     run: str
 
     def to_json(self) -> dict[str, Any]:
         """The line's content as plain values."""
-        return {"type": self.kind, "run": self.run, **self._fields()}
+        draw = getattr(self, "draw", None)
+        booked = {} if draw is None else draw.fields()
+        own = {name: getattr(self, name) for name in self.FIELDS if name not in booked}
+        return {"type": self.kind, "run": self.run, **booked, **own}
 
     @staticmethod
     def from_json(values: Mapping[str, Any], line: int) -> Entry:
@@ -164,20 +155,24 @@ class Entry:
         Raises:
             JournalError: naming the line and the field that is not as this library writes it.
         """
-        row = _Row(values, line)
-        kind = row.text("type")
-        if kind not in _KINDS:
-            raise row.error("type", f"is of the unknown type {kind!r:.60}")
-        entry = _KINDS[kind]._take(row, row.text("run"))
-        row.end()
-        return entry
-
-    def _fields(self) -> dict[str, Any]:
-        return {}
+        if "type" not in values:
+            raise _error(line, "type", "is missing")
+        kind = values["type"]
+        if not isinstance(kind, str) or kind not in _KINDS:
+            raise _error(line, "type", f"is of the unknown type {kind!r:.60}")
+        entry, fields = _KINDS[kind], {"type": _TEXT, "run": _TEXT, **_KINDS[kind].FIELDS}
+        if entry is DisclosureEntry and "index" in values:
+            fields |= _DRAW
+        _check(values, fields, line)
+        return entry._of_row(values, line)
 
     @classmethod
-    def _take(cls, row: _Row, run: str) -> Entry:
-        return cls(run=run)
+    def _of_row(cls, row: Mapping[str, Any], line: int) -> Entry:
+        """The entry of a line whose fields were checked."""
+        if "ordinal" not in cls.FIELDS:
+            return cls(run=row["run"], **{name: row[name] for name in cls.FIELDS})
+        own = {name: row[name] for name in cls.FIELDS if name not in _DRAW}
+        return cls(run=row["run"], draw=BookedDraw.of_row(row), **own)  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,37 +187,39 @@ class RunEntry(Entry):
     """
 
     kind = "run"
+    FIELDS: ClassVar[_Fields] = {
+        "plan": _OBJECT,
+        "fingerprint": _TEXT,
+        "data": _TEXT,
+        "private": ("true or false", bool),
+        "noise": (f"one of {', '.join(NOISES)}", NOISES.__contains__),
+    }
     plan: PrivacyPlan
     data: str
     private: bool
     noise: str
 
-    def _fields(self) -> dict[str, Any]:
-        return {
-            "plan": self.plan.describe(),
-            "fingerprint": self.plan.fingerprint(),
-            "data": self.data,
-            "private": self.private,
-            "noise": self.noise,
-        }
+    @property
+    def fingerprint(self) -> str:
+        """The name of the plan."""
+        return self.plan.fingerprint()
+
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {"plan": self.plan.describe()}
 
     @classmethod
-    def _take(cls, row: _Row, run: str) -> Entry:
-        described = row.take("plan", "an object", lambda v: isinstance(v, dict))
+    def _of_row(cls, row: Mapping[str, Any], line: int) -> Entry:
         try:
-            plan = PrivacyPlan.from_description(described)
+            plan = PrivacyPlan.from_description(row["plan"])
             fingerprint = plan.fingerprint()
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise row.error("plan", f"cannot be read: {type(error).__name__}: {error!s:.200}") from error
-        if row.text("fingerprint") != fingerprint:
-            raise row.error("plan", "does not have the fingerprint that the line gives: the plan was edited")
-        return cls(
-            run=run,
-            plan=plan,
-            data=row.text("data"),
-            private=row.flag("private"),
-            noise=row.take("noise", f"one of {', '.join(NOISES)}", lambda v: v in NOISES),
-        )
+            raise _error(line, "plan", f"cannot be read: {type(error).__name__}: {error!s:.200}") from error
+        # The name covers the plan as it is read, so that no field can be edited by itself.
+        if row["fingerprint"] != fingerprint:
+            raise _error(
+                line, "plan", "does not have the fingerprint that the line gives: the plan was edited"
+            )
+        return cls(run=row["run"], plan=plan, data=row["data"], private=row["private"], noise=row["noise"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,34 +236,24 @@ class ReleaseEntry(Entry):
     """
 
     kind = "release"
+    FIELDS: ClassVar[_Fields] = {
+        **_DRAW,
+        "bounds": _NUMBERS,
+        "pattern": ("a list of texts", _are_texts),
+        "answer": _TEXT,
+        "joint": ("a text or null", str | None),
+        "multipliers": _NUMBERS,
+    }
     draw: BookedDraw
     bounds: Mapping[str, float]
-    multipliers: Mapping[str, float]
     pattern: tuple[str, ...]
     answer: str
     joint: str | None
-
-    def _fields(self) -> dict[str, Any]:
-        return {
-            **self.draw.fields(),
-            "bounds": dict(self.bounds),
-            "pattern": list(self.pattern),
-            "answer": self.answer,
-            "joint": self.joint,
-            "multipliers": dict(self.multipliers),
-        }
+    multipliers: Mapping[str, float]
 
     @classmethod
-    def _take(cls, row: _Row, run: str) -> Entry:
-        return cls(
-            run=run,
-            draw=BookedDraw.take(row),
-            bounds=row.numbers("bounds"),
-            multipliers=row.numbers("multipliers"),
-            pattern=row.texts("pattern"),
-            answer=row.text("answer"),
-            joint=row.text_or_none("joint"),
-        )
+    def _of_row(cls, row: Mapping[str, Any], line: int) -> Entry:
+        return super()._of_row({**row, "pattern": tuple(row["pattern"])}, line)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,6 +270,17 @@ class UnprovenEntry(Entry):
     """
 
     kind = "unproven"
+    FIELDS: ClassVar[_Fields] = {
+        **_DRAW,
+        "name": _TEXT,
+        "std": ("a number from 0", lambda value: (value == 0 and value is not False) or _is_positive(value)),
+        "hole": _TEXT,
+        "worst_case_multiplier": (
+            "a positive number or null",
+            lambda value: value is None or _is_positive(value),
+        ),
+        "answer": _TEXT,
+    }
     draw: BookedDraw
     name: str
     std: float
@@ -295,31 +293,6 @@ class UnprovenEntry(Entry):
         """What was asked: with anything else, the noise must not be given again."""
         return self.std, self.worst_case_multiplier, self.answer
 
-    def _fields(self) -> dict[str, Any]:
-        return {
-            **self.draw.fields(),
-            "name": self.name,
-            "std": self.std,
-            "hole": self.hole,
-            "worst_case_multiplier": self.worst_case_multiplier,
-            "answer": self.answer,
-        }
-
-    @classmethod
-    def _take(cls, row: _Row, run: str) -> Entry:
-        worst = row.take(
-            "worst_case_multiplier", "a positive number or null", lambda v: v is None or _is_positive(v)
-        )
-        return cls(
-            run=run,
-            draw=BookedDraw.take(row),
-            name=row.text("name"),
-            std=float(row.take("std", "a number from 0", lambda v: _is_positive(v) or _is_zero(v))),
-            hole=row.text("hole"),
-            worst_case_multiplier=None if worst is None else float(worst),
-            answer=row.text("answer"),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class DisclosureEntry(Entry):
@@ -331,18 +304,20 @@ class DisclosureEntry(Entry):
     """
 
     kind = "hole"
+    FIELDS: ClassVar[_Fields] = {
+        "kind": ("'disclose'", lambda value: value == "disclose"),
+        "hole": _TEXT,
+    }  # and the draw's, if there is one
     hole: str
     draw: BookedDraw | None = None
 
-    def _fields(self) -> dict[str, Any]:
-        draw = {} if self.draw is None else self.draw.fields()
-        return {**draw, "kind": "disclose", "hole": self.hole}
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {"kind": "disclose"}
 
     @classmethod
-    def _take(cls, row: _Row, run: str) -> Entry:
-        row.take("kind", "'disclose'", lambda v: v == "disclose")
-        draw = BookedDraw.take(row) if "index" in row.left else None
-        return cls(run=run, hole=row.text("hole"), draw=draw)
+    def _of_row(cls, row: Mapping[str, Any], line: int) -> Entry:
+        draw = BookedDraw.of_row(row) if "index" in row else None
+        return cls(run=row["run"], hole=row["hole"], draw=draw)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,14 +325,8 @@ class VoidEntry(Entry):
     """The draw of this index is not repeated any more: its question has changed."""
 
     kind = "void"
+    FIELDS: ClassVar[_Fields] = {"index": _COUNT}
     index: int
-
-    def _fields(self) -> dict[str, Any]:
-        return {"index": self.index}
-
-    @classmethod
-    def _take(cls, row: _Row, run: str) -> Entry:
-        return cls(run=run, index=row.count("index"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,18 +341,18 @@ class SearchEntry(Entry):
     """The run was chosen among a random number of runs."""
 
     kind = "search"
+    FIELDS: ClassVar[_Fields] = {"search": _OBJECT}
     search: PrivateSearch
 
-    def _fields(self) -> dict[str, Any]:
-        return {"search": self.search.describe()}
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {"search": self.search.describe()}
 
     @classmethod
-    def _take(cls, row: _Row, run: str) -> Entry:
-        described = row.take("search", "an object", lambda v: isinstance(v, dict))
+    def _of_row(cls, row: Mapping[str, Any], line: int) -> Entry:
         try:
-            return cls(run=run, search=PrivateSearch.from_description(described))
+            return cls(run=row["run"], search=PrivateSearch.from_description(row["search"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise row.error("search", f"cannot be read: {type(error).__name__}: {error!s:.200}") from error
+            raise _error(line, "search", f"cannot be read: {type(error).__name__}: {error!s:.200}") from error
 
 
 _KINDS: dict[str, type[Entry]] = {
@@ -425,6 +394,7 @@ class Journal(WriteAheadLog):
             JournalError: if it cannot be written whole, or not be read again; nothing may leave then.
         """
         values = entry.to_json()
+        # A line that cannot be read again would lock the whole journal, other runs' charges included.
         Entry.from_json(values, line=0)
         self.write(values)
 

@@ -39,7 +39,6 @@ from equipoise.privacy.accounting.calibrate import Budget
 from equipoise.privacy.accounting.epsilon import EpsilonResult
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.digests import Digestible, as_digest, keyed_digest
-from equipoise.privacy.draw import Draw
 from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError, PlanUsedUpError
 from equipoise.privacy.ledger.journal import (
     BookedDraw,
@@ -63,7 +62,7 @@ from equipoise.privacy.mechanisms.base import Mechanism, NoiseHistory, Sums, his
 from equipoise.privacy.noise.secrets import Secrets
 from equipoise.privacy.noise.streams import ReleaseStreams, add_normals
 from equipoise.privacy.plan import Pattern, PrivacyPlan
-from equipoise.privacy.private import Private, unwrap
+from equipoise.privacy.private import Draw, Private, unwrap
 
 _ROUNDING = 1 + 1e-6
 

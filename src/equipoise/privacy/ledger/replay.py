@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from equipoise.privacy.bounds.bounded import Bounded
-from equipoise.privacy.draw import Draw
 from equipoise.privacy.ledger.ledger import Ledger
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.privacy.plan import PrivacyPlan
-from equipoise.privacy.private import Private, unwrap
+from equipoise.privacy.private import Draw, Private, unwrap
 
 
 class Transcript(list[Sums]):

@@ -89,9 +89,9 @@ class Mechanism(ABC):
         """
         return participations / self.noise_multiplier**2
 
-    @abstractmethod
     def standard_deviation(self, name: str, bound: float) -> float:
         """Standard deviation of the noise on the sum of this name whose add-or-remove bound is `bound`."""
+        return self.noise_multiplier * bound
 
     def check_sums(self, sums: Mapping[str, Bounded]) -> None:
         """Refuse sums whose noise their types cannot carry, before anything is charged.
@@ -122,15 +122,22 @@ class Mechanism(ABC):
                 `history_key`.
         """
 
-    @abstractmethod
     def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Sums] = ()) -> Sums:
         """Sums in units of their noise, which is then independent and standard.
+
+        As it stands it is that of independent noise; a mechanism that correlates its noise has its own.
 
         Args:
             values: of one draw, noised or raw.
             bounds: add-or-remove bounds of the sums.
             past: what this gave for the draws just before, newest first, as for `noised`.
         """
+        out: Sums = {}
+        for name, tensors in values.items():
+            std = self.standard_deviation(name, bounds[name])
+            # in float64: audits look for differences far below the noise
+            out[name] = {key: value.double() / std for key, value in tensors.items()}
+        return out
 
     def scaled(self, factor: float) -> Self:
         """The same with `factor` times the noise."""

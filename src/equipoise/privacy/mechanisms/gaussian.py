@@ -38,24 +38,12 @@ class Gaussian(Mechanism):
     def __post_init__(self) -> None:
         _validate.positive(noise_multiplier=self.noise_multiplier)
 
-    def standard_deviation(self, name: str, bound: float) -> float:
-        return self.noise_multiplier * bound
-
     def noised(
         self, sums: Mapping[str, Bounded], streams: ReleaseStreams, past: Sequence[bytes] = ()
     ) -> Sums:
         return {
             name: add_normals(streams, bounded.value, self.standard_deviation(name, bounded.add_remove))
             for name, bounded in sums.items()
-        }
-
-    def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Sums] = ()) -> Sums:
-        return {
-            name: {
-                key: value.double() / self.standard_deviation(name, bounds[name])
-                for key, value in tensors.items()
-            }
-            for name, tensors in values.items()
         }
 
     def on_grid(self) -> GridGaussian:

@@ -213,9 +213,6 @@ class GridGaussian(Mechanism):
     def __post_init__(self) -> None:
         _validate.positive(noise_multiplier=self.noise_multiplier)
 
-    def standard_deviation(self, name: str, bound: float) -> float:
-        return self.noise_multiplier * bound
-
     def check_sums(self, sums: Mapping[str, Bounded]) -> None:
         super().check_sums(sums)
         for bounded in sums.values():
@@ -240,15 +237,6 @@ class GridGaussian(Mechanism):
             values = torch.from_numpy(integers).to(torch.float64).add_(0.5).mul_(unit)
             out[name] = values.to(released_type(raw)).view(raw.shape).to(raw.device)
         return {name: out[name] for name in bounded.value}
-
-    def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Sums] = ()) -> Sums:
-        return {
-            name: {
-                key: value.double() / self.standard_deviation(name, bounds[name])
-                for key, value in tensors.items()
-            }
-            for name, tensors in values.items()
-        }
 
     def on_grid(self) -> GridGaussian:
         return self

@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from equipoise.privacy.draw import Draw
 from equipoise.privacy.noise.streams import NormalStream, ReleaseStreams
+from equipoise.privacy.private import Draw
 
 _WORDS = 624
 
