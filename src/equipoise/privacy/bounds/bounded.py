@@ -36,7 +36,15 @@ class Bounded:
         joint: identity of the shared noise that it was made for, or None.
     """
 
-    __slots__ = ("_identity", "_sealed", "add_remove", "counts", "draw", "joint", "replace", "value")
+    __slots__ = ("_identity", "add_remove", "counts", "draw", "joint", "replace", "value")
+
+    value: dict[str, Private]
+    add_remove: float
+    replace: float
+    draw: Draw | None
+    counts: Private | None
+    joint: str | None
+    _identity: object
 
     def __init__(
         self,
@@ -55,16 +63,19 @@ class Bounded:
                 "rule, threshold), "
                 "indicator(mask) or capped(values, upper)"
             )
-        self.value = dict(value)
-        for tensor in self.value.values():
+        for tensor in value.values():
             tensor._mixed[0] = True  # a sum speaks of all records, whatever its length
-        self.add_remove = float(add_remove)
-        self.replace = float(replace)
-        self.draw = draw
-        self.counts = counts
-        self.joint = joint
-        self._identity = object()  # outlives the sum in a union of micro-batches, and is never met again
-        self._sealed = True
+        content = {
+            "value": dict(value),
+            "add_remove": float(add_remove),
+            "replace": float(replace),
+            "draw": draw,
+            "counts": counts,
+            "joint": joint,
+            "_identity": object(),  # outlives the sum in a union of micro-batches, and is never met again
+        }
+        for name, item in content.items():
+            object.__setattr__(self, name, item)  # past the seal, here alone
 
     @property
     def clip_fraction(self) -> Private | None:
@@ -75,11 +86,9 @@ class Bounded:
         return Private(cut / (records - bad).clamp(min=1), self.draw)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if hasattr(self, "_sealed"):
-            raise PrivateError(
-                f"{name} of a bounded sum cannot be changed: its bound was proved when it was made"
-            )
-        object.__setattr__(self, name, value)
+        raise PrivateError(
+            f"{name} of a bounded sum cannot be changed: its bound was proved when it was made"
+        )
 
     def __repr__(self) -> str:
         shapes = {name: tuple(tensor.shape) for name, tensor in self.value.items()}

@@ -39,7 +39,7 @@ def _are_positive(value: Any) -> bool:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+    return isinstance(value, (list, tuple)) and {str}.issuperset(map(type, value))
 
 
 _Fields = Mapping[str, tuple[str, type | UnionType | Callable[[Any], bool]]]
