@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.gradients.batches import num_records, repeat_to, signature
 from equipoise.gradients.capture.isolation import (
     Buffers,
     parameters_restored,
@@ -27,15 +26,18 @@ from equipoise.gradients.capture.isolation import (
 from equipoise.gradients.capture.planner import LARGE, learn_plan
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
-from equipoise.gradients.checks.oracle import (
-    Loss,
-    check_params,
-    dense_rows,
-    evaluate_loss,
-    trainable_parameters,
-)
+from equipoise.gradients.checks.oracle import dense_rows
 from equipoise.gradients.checks.record_mixing import MANY, find_mixing_module, mixing_change
 from equipoise.gradients.checks.row_comparison import rows_differ
+from equipoise.gradients.engine_inputs import (
+    Loss,
+    check_params,
+    evaluate_loss,
+    num_records,
+    repeat_to,
+    signature,
+    trainable_parameters,
+)
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.kernel_choice import choose
 from equipoise.gradients.operator import FactoredGradients
@@ -271,7 +273,7 @@ class GradientEngine:
     ) -> CapturePlan:
         leaves, substitute = self._leaves(params)
         try:
-            learned = learn_plan(self.model, self.loss, batch, leaves, substitute, dense)
+            plan = learn_plan(self.model, self.loss, batch, leaves, substitute, dense)
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
@@ -279,15 +281,15 @@ class GradientEngine:
             reason = "reentrant activation checkpointing hides the gradients of what is inside"
             refused = [RefusedParameter(name, name.rpartition(".")[0], reason, remedy) for name in leaves]
             raise CoverageError(refused) from error
-        if learned.mixes:
+        if plan is None:
 
             def run(records: Any) -> Tensor:
                 with undisturbed(self.model):
                     return evaluate_loss(self.model, self.loss, records, substitute)
 
             raise CrossRecordError(*find_mixing_module(self.model, run, repeat_to(batch, LARGE)))
-        self._plans[signature(batch)] = self._latest = learned.plan
-        return learned.plan
+        self._plans[signature(batch)] = self._latest = plan
+        return plan
 
     def _attach(self, batch: Any) -> CapturePlan:
         plan = self._learn(batch)

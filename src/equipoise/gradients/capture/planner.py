@@ -1,16 +1,11 @@
-"""A survey of one run: what to do at every operation that touches a parameter, and where the records are.
-
-Every operation with a rule gets copies of its parameters that are cut off from them, so that a gradient that
-still reaches a parameter betrays a use that was not seen.
-
-Making a plan: which operations touch parameters, where the records are, and a proof that no use was
-missed.
+"""Make a plan: which operations touch parameters, where the records are, and a proof that no use was missed.
 
 The model runs on two and on three records. Comparing the shapes of every operation gives the record axes; on
 three records, gradients and a changed record tell how positions are folded into an axis, and whether records
 are mixed.
-The proof: while the plan is made, each operation with a rule gets copies of its parameters that are cut off
-from them. If a gradient still reaches a parameter, some use of it was not seen (inside a custom function,
+
+The proof: while the model is surveyed, each operation with a rule gets copies of its parameters that are cut
+off from them. If a gradient still reaches a parameter, some use of it was not seen (inside a custom function,
 say), and the parameter is computed densely.
 """
 
@@ -24,51 +19,84 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from equipoise.gradients.batches import perturb_record, repeat_to
+from equipoise._tree import map_leaves
 from equipoise.gradients.capture.expressions import CASTS
 from equipoise.gradients.capture.isolation import undisturbed
-from equipoise.gradients.capture.layouts import INCONSISTENT, Fold, Layout, learn_layout, record_first
 from equipoise.gradients.capture.recorder import (
     OPENED,
     Capture,
     CapturePlan,
+    Kind,
     PlannedOperation,
     Watch,
     anchor,
     name_of,
     opened,
-    output_tensors,
-    tensor_arguments,
+    tensors_in,
 )
-from equipoise.gradients.checks.oracle import Loss, evaluate_loss
 from equipoise.gradients.checks.record_mixing import losses_moved
-from equipoise.gradients.checks.row_comparison import LOW_PRECISION, TOLERANCE, rounding_of
+from equipoise.gradients.checks.row_comparison import rows_differ
+from equipoise.gradients.engine_inputs import Loss, evaluate_loss, perturb_record, repeat_to
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.operator import FactoredGradients
 from equipoise.gradients.rules import rule_for
+from equipoise.gradients.rules.operation import Fold, Layout, Rule, record_first
 
-__all__ = ["RECORDS", "OperationSurvey", "SurveyedOperation", "learn_plan", "resolve_fold"]
+__all__ = ["LARGE", "learn_plan"]
 
 
-#: How many records a survey runs on.
-RECORDS = 3
+#: The two numbers of records. Neither is one: axes of size one are squeezed and broadcast.
+SMALL, LARGE = 2, 3
+
+
+#: A tensor whose shape changes with the batch in a way that is not one axis of proportional size.
+INCONSISTENT = Layout(-1, "unknown")
+
+
+def learn_layout(small: torch.Size, n_small: int, large: torch.Size, n_large: int) -> Layout | None:
+    """The layout of a tensor from its shapes at two batch sizes; None if it does not follow the batch.
+
+    >>> learn_layout(torch.Size([7, 2, 4]), 2, torch.Size([7, 3, 4]), 3)
+    Layout(axis=1, fold='none')
+    >>> learn_layout(torch.Size([14, 4]), 2, torch.Size([21, 4]), 3)
+    Layout(axis=0, fold='unknown')
+    """
+    if len(small) != len(large):
+        return INCONSISTENT
+    changed = [i for i, (s, l) in enumerate(zip(small, large, strict=True)) if s != l]
+    if not changed:
+        return None
+    axis = changed[0]
+    if len(changed) > 1 or small[axis] * n_large != large[axis] * n_small or small[axis] % n_small:
+        return INCONSISTENT
+    return Layout(axis, "none" if small[axis] == n_small else "unknown")
 
 
 @dataclass
 class SurveyedOperation:
-    """An operation with a rule, as the survey left it.
+    """An operation that touches parameters, as far as a survey knows it: `PlannedOperation` in the making.
 
     Attributes:
-        step: what the plan will say of it.
-        edge: gradient edge of its output.
-        shape: of its output.
-        value: a copy of the output, where the fold is unknown.
+        reason: why no rule serves it, where its kind is "opaque".
+        counts: False for a look at a parameter (its shape, a detached copy), whose result has no gradient.
+        edge, shape: of its output, where a rule serves it.
+        value: a copy of that output, where its fold is unknown.
     """
 
-    step: PlannedOperation
-    edge: Any
-    shape: torch.Size
-    value: Tensor | None
+    func: Callable
+    names: tuple[str, ...]
+    layouts: tuple[Layout | None, ...]
+    out_layout: Layout | None
+    rules: tuple[Rule, ...]
+    kind: Kind = "opaque"
+    reason: str = ""
+    counts: bool = True
+    edge: Any = None
+    shape: torch.Size = torch.Size()
+    value: Tensor | None = None
+
+    def planned(self) -> PlannedOperation:
+        return PlannedOperation(self.func, self.kind, self.names, self.layouts, self.out_layout, self.rules)
 
 
 class OperationSurvey(Watch):
@@ -78,8 +106,16 @@ class OperationSurvey(Watch):
         super().__init__(params)
         self.layouts = layouts
         self.calls = 0
-        self.steps: list[PlannedOperation] = []
-        self.sites: list[SurveyedOperation] = []
+        self.steps: list[SurveyedOperation] = []
+
+    @property
+    def sites(self) -> list[SurveyedOperation]:
+        """The operations that rules serve."""
+        return [step for step in self.steps if step.kind == "use"]
+
+    def used(self) -> set[str]:
+        """The parameters that they use."""
+        return {name for site in self.sites for name in site.names}
 
     def other(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Count an operation that touches no parameter."""
@@ -92,23 +128,23 @@ class OperationSurvey(Watch):
             raise RuntimeError("the model ran more operations than before on the same records")
         inputs, outputs = self.layouts[self.calls]
         self.calls += 1
-        tensors = tensor_arguments(args, kwargs)
+        tensors = tensors_in(args, kwargs)
         names = tuple(
             dict.fromkeys(
                 name for t in tensors if id(t) in self.tracked for name in self.tracked[id(t)].roots
             )
         )
-        step = PlannedOperation(
-            func, "opaque", names, inputs, outputs[0] if len(outputs) == 1 else None, rule_for(func)
+        step = SurveyedOperation(
+            func, names, inputs, outputs[0] if len(outputs) == 1 else None, rule_for(func)
         )
         self.steps.append(step)
         out = self._decide(step, func, args, kwargs, tensors, outputs)
-        step.counts = any(t.requires_grad for t in output_tensors(out))
+        step.counts = any(t.requires_grad for t in tensors_in(out))
         return out
 
     def _decide(
         self,
-        step: PlannedOperation,
+        step: SurveyedOperation,
         func: Callable,
         args: tuple,
         kwargs: dict[str, Any],
@@ -120,12 +156,12 @@ class OperationSurvey(Watch):
         free = not any(inputs) or name_of(func) in CASTS
         if not outputs:
             step.kind = "skip"
-            if name_of(func) in ("__setitem__",):
+            if name_of(func) == "__setitem__":
                 step.kind, step.reason = "opaque", "it is written into another tensor in place"
             return func(*args, **kwargs)
         if not any(outputs) and free:
             out = func(*args, **kwargs)
-            if not any(t.requires_grad for t in output_tensors(out)):
+            if not any(t.requires_grad for t in tensors_in(out)):
                 step.kind = "skip"
             elif any(t.requires_grad for t in tensors if id(t) not in self.tracked):
                 step.reason = (
@@ -138,14 +174,14 @@ class OperationSurvey(Watch):
         if len(outputs) != 1 or outputs[0] is None or INCONSISTENT in (*inputs, *outputs):
             step.reason = f"{name_of(func)} has no rule"
             out = func(*args, **kwargs)
-            if not any(t.requires_grad for t in output_tensors(out)):
+            if not any(t.requires_grad for t in tensors_in(out)):
                 step.kind = "skip"
             return out
         return self._cut(step, func, args, kwargs, tensors)
 
     def _cut(
         self,
-        step: PlannedOperation,
+        step: SurveyedOperation,
         func: Callable,
         args: tuple,
         kwargs: dict[str, Any],
@@ -157,12 +193,10 @@ class OperationSurvey(Watch):
         def cut(value: Any) -> Any:
             if id(value) in self.tracked:
                 return copies.setdefault(id(value), value.detach().requires_grad_())
-            if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-                parts = [cut(inner) for inner in value]
-                return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
             return value
 
-        out = func(*map(cut, args), **{key: cut(value) for key, value in kwargs.items()})
+        args, kwargs = map_leaves(cut, (args, kwargs))
+        out = func(*args, **kwargs)
         if not isinstance(out, Tensor) or not out.requires_grad:
             step.kind = "skip"
             return out
@@ -176,16 +210,9 @@ class OperationSurvey(Watch):
         step.kind = "use"
         out, target = anchor(out, tensors)
         unknown = step.out_layout is not None and step.out_layout.fold == "unknown"
-        value = out.detach().clone() if unknown else None
-        self.sites.append(
-            SurveyedOperation(step, torch.autograd.graph.get_gradient_edge(target), out.shape, value)
-        )
+        step.value = out.detach().clone() if unknown else None
+        step.edge, step.shape = torch.autograd.graph.get_gradient_edge(target), out.shape
         return out
-
-
-def _views(tensor: Tensor, layout: Layout, fold: Fold) -> Tensor:
-    """Records first, everything else flattened, [RECORDS, -1]."""
-    return record_first(tensor, replace(layout, fold=fold), RECORDS).reshape(RECORDS, -1)
 
 
 def resolve_fold(site: SurveyedOperation, evidence: list[tuple[int, Tensor]]) -> bool:
@@ -193,33 +220,30 @@ def resolve_fold(site: SurveyedOperation, evidence: list[tuple[int, Tensor]]) ->
 
     Returns False where records are mixed under every fold.
     """
-    layout = site.step.out_layout
+    layout = site.out_layout
     assert layout is not None
     folds: tuple[Fold, ...] = ("major", "minor") if layout.fold == "unknown" else (layout.fold,)
-    fitting = []
-    for fold in folds:
-        fits = True
+
+    def fits(fold: Fold) -> bool:
         for record, support in evidence:
-            rows = _views(support, layout, fold)
-            outside = torch.cat([rows[:record], rows[record + 1 :]])
-            fits = fits and not bool(outside.any())
-        if fits:
-            fitting.append(fold)
-    if not fitting:
-        return False
+            rows = record_first(support, replace(layout, fold=fold), LARGE)
+            if bool(rows[:record].any()) or bool(rows[record + 1 :].any()):
+                return False
+        return True
+
+    fitting = [fold for fold in folds if fits(fold)]
     if layout.fold == "unknown" and len(fitting) == 1:
         fold = fitting[0]
-        site.step.out_layout = replace(layout, fold=fold)
-        site.step.layouts = tuple(
+        site.out_layout = replace(layout, fold=fold)
+        # Inputs folded along the same axis are taken to be folded alike. Where they are not, the rows do not
+        # add up to the gradient (`_wrong_sums`), and the parameter is computed densely.
+        site.layouts = tuple(
             replace(known, fold=fold)
             if known is not None and known.fold == "unknown" and known.axis == layout.axis
             else known
-            for known in site.step.layouts
+            for known in site.layouts
         )
-    return True
-
-
-SMALL, LARGE = 2, RECORDS
+    return bool(fitting)
 
 
 @dataclass
@@ -241,19 +265,10 @@ class _Trace(TorchFunctionMode):
         if func in OPENED:
             with self:
                 return opened(func)(*args, **kwargs)
-        inputs = tuple(t.shape for t in tensor_arguments(args, kwargs))
+        inputs = tuple(t.shape for t in tensors_in(args, kwargs))
         out = func(*args, **kwargs)
-        self.calls.append(_Call(func, inputs, tuple(t.shape for t in output_tensors(out))))
+        self.calls.append(_Call(func, inputs, tuple(t.shape for t in tensors_in(out))))
         return out
-
-
-@dataclass
-class Learned:
-    """A plan with what was seen while it was made."""
-
-    plan: CapturePlan
-    mixes: bool  # some record's gradient or loss depends on another record
-    factors: dict[str, list[Factor]] | None = None
 
 
 @torch.enable_grad()
@@ -264,8 +279,8 @@ def learn_plan(
     params: Mapping[str, Tensor],
     substitute: Mapping[str, Tensor] | None,
     dense: Mapping[str, str] | None = None,
-) -> Learned:
-    """The plan for batches like ``batch``.
+) -> CapturePlan | None:
+    """The plan for batches like ``batch``; None if some record's gradient or loss depends on another record.
 
     Args:
         model: run in the mode that it is in; buffers and random states are restored.
@@ -284,15 +299,15 @@ def learn_plan(
             except Exception as error:
                 error.add_note(
                     f"(equipoise ran loss(model, batch) on {SMALL} and {LARGE} records to learn where the "
-                    "records "
-                    "are; it has to work for any number of records)"
+                    "records are; it has to work for any number of records)"
                 )
                 raise
 
     small, large = _Trace(), _Trace()
     run(repeat_to(batch, SMALL), small)
     losses = run(three, large)
-    moved = losses_moved(losses, run(perturb_record(three, 0), _Trace()))
+    if losses_moved(losses, run(perturb_record(three, 0), _Trace())):
+        return None
     dense_found = dict(dense or {})
     same = len(small.calls) == len(large.calls) and all(
         a.func == b.func and len(a.inputs) == len(b.inputs) and len(a.outputs) == len(b.outputs)
@@ -300,7 +315,7 @@ def learn_plan(
     )
     if not same:
         reason = "the operations that the model runs depend on the batch"
-        return Learned(CapturePlan([], (), {name: dense_found.get(name, reason) for name in params}), moved)
+        return CapturePlan((), (), {name: dense_found.get(name, reason) for name in params})
     layouts = [
         (_compare(a.inputs, b.inputs), _compare(a.outputs, b.outputs))
         for a, b in zip(small.calls, large.calls, strict=True)
@@ -308,28 +323,30 @@ def learn_plan(
     while True:
         ruled = {name: p for name, p in params.items() if name not in dense_found}
         if not ruled:
-            return Learned(CapturePlan([], (), dense_found), moved)
+            return CapturePlan((), (), dense_found)
         survey = OperationSurvey(ruled, layouts)
         losses = run(three, survey)
-        mixes = moved or not _learn_folds(
-            survey, losses, lambda mode: run(perturb_record(three, 0), mode), ruled
-        )
-        if mixes:
-            return Learned(CapturePlan([], (), {}), True)
+        separate = _learn_folds(survey, losses, lambda mode: run(perturb_record(three, 0), mode), ruled)
+        if not separate:
+            return None
         new = _find_dense(survey, losses, ruled)
         if not new:
-            plan = CapturePlan(
-                [s for s in survey.steps if s.counts], tuple(ruled), dense_found, _unused(survey, ruled)
-            )
+            steps = tuple(step.planned() for step in survey.steps if step.counts)
+            plan = CapturePlan(steps, tuple(ruled), dense_found, frozenset(ruled) - survey.used())
             capture = Capture(ruled, plan, LARGE, lenient=True)
             losses = run(three, capture)
             factors = capture.collect(losses)
             for index, reason in capture.failures.items():
-                new |= dict.fromkeys(plan.steps[index].names, reason)
+                new |= dict.fromkeys(steps[index].names, reason)
             if not new:
-                new = _wrong_sums(factors, run(three, _Trace()), ruled, plan.low_precision)
+                new = _wrong_sums(factors, run(three, _Trace()), ruled, capture.low_precision)
             if not new:
-                return Learned(plan, mixes, factors)
+                served = tuple(
+                    replace(step, rules=(capture.served[i],)) if i in capture.served else step
+                    for i, step in enumerate(steps)
+                )
+                return replace(plan, steps=served, low_precision=capture.low_precision)
+        # Every round takes at least one parameter from the rules to dense rows, so that the loop ends.
         dense_found |= {name: reason for name, reason in new.items() if name not in dense_found}
 
 
@@ -382,15 +399,9 @@ def _find_dense(survey: OperationSurvey, losses: Tensor, ruled: Mapping[str, Ten
         for name, g in zip(ruled, reached, strict=True):
             if g is not None:
                 found.setdefault(name, "a use of it is hidden from rules (a custom or compiled function)")
-    used = {name for step in survey.steps if step.kind == "use" for name in step.names}
-    for name in survey.unseen - used:
+    for name in survey.unseen - survey.used():
         found.setdefault(name, "it is used while gradients are off (a custom function or a checkpoint)")
     return found
-
-
-def _unused(survey: OperationSurvey, ruled: Mapping[str, Tensor]) -> frozenset[str]:
-    used = {name for step in survey.steps if step.kind == "use" for name in step.names}
-    return frozenset(ruled) - used
 
 
 def _wrong_sums(
@@ -412,12 +423,8 @@ def _wrong_sums(
             torch.zeros_like(p),
         )
         expected = torch.zeros_like(p) if g is None else g
-        tolerance = LOW_PRECISION if low_precision else TOLERANCE.get(p.dtype, LOW_PRECISION)
-        scale = expected.double().norm() + 1e-30
-        allowed = tolerance * scale + 1e-12
         sizes = FactoredGradients({name: factors[name]}).magnitudes(name) if factors.get(name) else None
         terms = whole if sizes is None else whole + sizes.double().sum().cpu()
-        floor = rounding_of(terms, p.dtype, low_precision).to(p.device)
-        if not bool((total.double() - expected.double()).norm() <= torch.maximum(allowed, floor)):
+        if rows_differ(total[None], expected[None], low_precision, terms.to(p.device)) is not None:
             wrong[name] = "the rows by rule did not add up to its gradient"
     return wrong

@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from equipoise._tree import leaves
 from equipoise.gradients.capture.expressions import Expression, derive, pull_back
-from equipoise.gradients.capture.layouts import Layout
 from equipoise.gradients.factors.base import Factor
-from equipoise.gradients.rules import MATRIX_RULES, Finish, Operation, Rule
+from equipoise.gradients.rules import MATRIX_RULES
+from equipoise.gradients.rules.operation import Finish, Layout, Operation, Rule
 
 __all__ = [
     "Capture",
@@ -33,7 +34,7 @@ __all__ = [
     "PlannedOperation",
     "Watch",
     "anchor",
-    "tensor_arguments",
+    "tensors_in",
 ]
 
 
@@ -53,51 +54,32 @@ class PlanMismatch(RuntimeError):
         self.names = names
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlannedOperation:
     """One operation that touches parameters."""
 
     func: Callable
     kind: Kind
     names: tuple[str, ...]  # parameters behind its tracked inputs
-    layouts: tuple[Layout | None, ...] = ()  # of its tensor arguments, in order
-    out_layout: Layout | None = None
-    rules: tuple[Rule, ...] = ()
-    reason: str = ""
-    counts: bool = (
-        True  # False: a look at a parameter (its shape, a detached copy), whose result has no gradient
-    )
+    layouts: tuple[Layout | None, ...]  # of its tensor arguments, in order
+    out_layout: Layout | None
+    rules: tuple[Rule, ...]  # to be tried in this order; the one that served once a plan is made
 
 
-@dataclass
+@dataclass(frozen=True)
 class CapturePlan:
     """What capture does for batches of one signature."""
 
-    steps: list[PlannedOperation]
+    steps: tuple[PlannedOperation, ...]
     ruled: tuple[str, ...]  # parameters whose rows come from rules (unused ones too: their rows are zero)
     dense: dict[str, str]  # parameters computed densely, with the reason
     unused: frozenset[str] = frozenset()
     low_precision: bool = False  # some gradients came in half precision (autocast), so that checks are coarse
 
 
-def tensor_arguments(args: tuple, kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """All tensors among the arguments, in order, looking into lists, tuples and dicts."""
-    found: list[Tensor] = []
-    stack: list[Any] = [*reversed(list(kwargs.values())), *reversed(args)]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            stack.extend(reversed(value))
-        elif isinstance(value, dict):
-            stack.extend(reversed(list(value.values())))
-    return found
-
-
-def output_tensors(out: Any) -> list[Tensor]:
-    """The tensors among an operation's results."""
-    return tensor_arguments((out,), {})
+def tensors_in(*values: Any) -> list[Tensor]:
+    """All tensors among arguments or results, in order, looking into containers."""
+    return [leaf for leaf in leaves(values) if isinstance(leaf, Tensor)]
 
 
 class Watch(TorchFunctionMode):
@@ -127,7 +109,7 @@ class Watch(TorchFunctionMode):
         if not touched:
             return self.other(func, args, kwargs)
         if not torch.is_grad_enabled():
-            for tensor in tensor_arguments(args, kwargs):
+            for tensor in tensors_in(args, kwargs):
                 if id(tensor) in tracked:
                     self.unseen.update(tracked[id(tensor)].roots)
             return self.other(func, args, kwargs)
@@ -176,7 +158,8 @@ class Capture(Watch):
         plan: what to do at each touching operation.
         records: B.
         choices: kernels by factor signature.
-        lenient: remember what fails instead of raising (used while a plan is made).
+        lenient: note which rule serves each operation and what fails, instead of raising (while a plan is
+            made).
     """
 
     def __init__(
@@ -193,12 +176,15 @@ class Capture(Watch):
         self.cursor = 0
         self.edges: list[Any] = []
         self.found: list[tuple[int, int, Expression, Factor]] = []
+        # What a lenient capture learns for the plan, by the number of the operation.
         self.failures: dict[int, str] = {}
+        self.served: dict[int, Rule] = {}
+        self.low_precision = False
 
     def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Do what the plan says for the next operation."""
         out = func(*args, **kwargs)
-        if not any(t.requires_grad for t in output_tensors(out)):
+        if not any(t.requires_grad for t in tensors_in(out)):
             return out  # a look at a parameter, not a use: it is not part of the plan
         index = self.cursor
         self.cursor += 1
@@ -210,7 +196,7 @@ class Capture(Watch):
             )
         step = steps[index]
         if step.kind == "derive":
-            self.track(func, args, kwargs, out, tensor_arguments(args, kwargs))
+            self.track(func, args, kwargs, out, tensors_in(args, kwargs))
         elif step.kind == "use":
             return self.use(index, step, func, args, kwargs, out)
         return out
@@ -226,7 +212,7 @@ class Capture(Watch):
     ) -> Tensor:
         """Ask the rule what it needs and hang the rest on the output's gradient."""
         layout, tracked = step.out_layout, self.tracked
-        tensors = tensor_arguments(args, kwargs)
+        tensors = tensors_in(args, kwargs)
         if layout is None or len(tensors) != len(step.layouts) or not _fits(out, layout, self.records):
             raise PlanMismatch(
                 f"{name_of(func)} gave shape {tuple(out.shape)} for {self.records} records", step.names
@@ -266,9 +252,8 @@ class Capture(Watch):
                 if tensor._version != version:
                     raise RuntimeError(
                         f"an input of {name_of(func)} (shape {tuple(tensor.shape)}) was changed in place "
-                        "after it was "
-                        "used, so that the gradient of its parameters is lost; use the operation that is "
-                        "not in place"
+                        "after it was used, so that the gradient of its parameters is lost; use the "
+                        "operation that is not in place"
                     )
             for rule, finish in finishes:
                 try:
@@ -282,8 +267,8 @@ class Capture(Watch):
                 self.failures[index] = reason
                 return None
             if self.lenient:
-                self.plan.low_precision |= b.dtype in (torch.bfloat16, torch.float16)
-                step.rules = (served,)
+                self.low_precision |= b.dtype in (torch.bfloat16, torch.float16)
+                self.served[index] = served
             for place, (tensor, factor) in enumerate(terms):
                 if self.choices and factor.kind != "dense":
                     kernel = self.choices.get(factor.signature())

@@ -1,4 +1,4 @@
-"""Per-sample gradients by the definition: one gradient a record, held densely.
+"""Per-sample gradients by the definition: one gradient per record, held densely.
 
     g_i = grad of loss(model, batch[i:i+1]) with respect to the parameters,
 
@@ -16,96 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from equipoise.gradients.batches import num_records, record_leaves, replace_leaves
+from equipoise.gradients.engine_inputs import (
+    Loss,
+    check_params,
+    evaluate_loss,
+    record_leaves,
+    replace_leaves,
+    trainable_parameters,
+)
 from equipoise.gradients.operator import DenseGradients
 
-__all__ = ["Loss", "dense_gradients", "dense_rows", "evaluate_loss", "trainable_parameters"]
-
-
-#: ``loss(model, batch) -> [B]``
-Loss = Callable[[Any, Any], Tensor]
-
-
-class _LossModule(nn.Module):
-    """``loss(model, batch)`` as a module, so that parameters can be exchanged for one call (functional "
-    "call)."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-        self.training = model.training
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.loss(self.model, batch)
-
-
-def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that require a gradient, a shared one under its first name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not found:
-        raise ValueError(
-            f"model={type(model).__name__} has no trainable parameter: requires_grad is False for all "
-            f"{sum(1 for _ in model.parameters())}; call requires_grad_(True) on those that are to be trained"
-        )
-    return found
-
-
-def check_params(model: nn.Module, params: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """``params`` as a dict, its names and shapes compared with the model's.
-
-    Raises:
-        TypeError: not a mapping.
-        ValueError: a name the model does not have, or another shape.
-    """
-    own = dict(model.named_parameters())
-    if params is not None and not isinstance(params, Mapping):
-        raise TypeError(
-            f"params is a {type(params).__name__}; pass a mapping from name to tensor, such as "
-            "dict(model.named_parameters())"
-        )
-    for name, value in (params or {}).items():
-        if name not in own:
-            close = ", ".join(list(own)[:5])
-            raise ValueError(
-                f"params has the name {name!r}, which the model does not; its names begin {close}"
-            )
-        if value.shape != own[name].shape:
-            raise ValueError(
-                f"params[{name!r}] has shape {tuple(value.shape)} and the model's parameter "
-                f"{tuple(own[name].shape)}"
-            )
-    return dict(params or {})
-
-
-def evaluate_loss(
-    model: nn.Module, loss: Loss, batch: Any, substitute: Mapping[str, Tensor] | None
-) -> Tensor:
-    """``loss(model, batch)``, [B], with some parameters and buffers exchanged for the call.
-
-    Raises:
-        ValueError: the result is not one number a record.
-    """
-    if substitute:
-        named = {f"model.{name}": value for name, value in substitute.items()}
-        losses = torch.func.functional_call(_LossModule(model, loss), named, (batch,))
-    else:
-        losses = loss(model, batch)
-    records = num_records(batch)
-    if not isinstance(losses, Tensor) or losses.shape != (records,):
-        found = (
-            f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"
-        )
-        raise ValueError(
-            f"loss(model, batch) gave {found}, and {records} records need one number each, shape "
-            f"({records},); "
-            "use reduction='none' and average over everything but the records"
-        )
-    return losses
+__all__ = ["dense_gradients", "dense_rows"]
 
 
 def dense_rows(

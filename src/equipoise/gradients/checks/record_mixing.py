@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from equipoise.gradients.batches import map_leaves, num_records, perturb_record
-from equipoise.gradients.capture.layouts import Layout, record_first
-from equipoise.gradients.capture.recorder import output_tensors
+from equipoise.gradients.capture.recorder import tensors_in
+from equipoise.gradients.engine_inputs import map_records, num_records, perturb_record
+from equipoise.gradients.rules.operation import Layout, record_first
 
 __all__ = ["MANY", "RecordChange", "changes", "find_mixing_module", "losses_moved", "mixing_change"]
 
@@ -46,22 +46,10 @@ def changes(batch: Any) -> Iterator[RecordChange]:
     last, middle = count - 1, count // 2
     yield RecordChange(0, perturb_record(batch, 0))
     yield RecordChange(last, perturb_record(batch, last))
-    yield RecordChange(min(1, last), _scaled(batch, min(1, last), 100.0))
-    yield RecordChange(middle, _scaled(batch, middle, 0.0))
-    yield RecordChange(0, _scaled(batch, 0, -1.0))
-    yield RecordChange(last, map_leaves(lambda leaf: torch.cat([leaf[:-1], leaf[:1]]), batch))
-
-
-def _scaled(batch: Any, record: int, factor: float) -> Any:
-    def change(leaf: Tensor) -> Tensor:
-        new = leaf.clone()
-        if leaf.is_floating_point():
-            new[record] *= factor
-        else:
-            new[record] = leaf[(record + 1) % len(leaf)]
-        return new
-
-    return map_leaves(change, batch)
+    yield RecordChange(min(1, last), perturb_record(batch, min(1, last), lambda values: 100 * values))
+    yield RecordChange(middle, perturb_record(batch, middle, lambda values: 0 * values))
+    yield RecordChange(0, perturb_record(batch, 0, lambda values: -values))
+    yield RecordChange(last, map_records(lambda leaf: torch.cat([leaf[:-1], leaf[:1]]), batch))
 
 
 def mixing_change(run: Callable[[Any], Tensor], batch: Any) -> RecordChange | None:
@@ -106,7 +94,7 @@ def find_mixing_module(
 
     def keep(module: nn.Module, _: Any, out: Any) -> None:
         if module in names:
-            outputs.append((module, [t.detach().clone() for t in output_tensors((out,))]))
+            outputs.append((module, [t.detach().clone() for t in tensors_in(out)]))
 
     handle = register_module_forward_hook(keep)
     try:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from equipoise.gradients.capture.layouts import record_first
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
-from equipoise.gradients.rules.operation import Finish, Operation, channel_sum
+from equipoise.gradients.rules.operation import Finish, Operation, channel_sum, record_first
 
 __all__ = ["conv", "conv_transpose"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from equipoise.gradients.capture.layouts import record_first, sum_to_shape
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.rules.norms import channel_norm
-from equipoise.gradients.rules.operation import Finish, Operation, product
+from equipoise.gradients.rules.operation import Finish, Layout, Operation, product, record_first
 
 __all__ = ["add", "div", "expand", "mul", "prelu", "sub"]
 
@@ -24,12 +24,32 @@ def broadcast(
 
     def finish(b: Tensor) -> list[tuple[Tensor, Factor]]:
         rows = record_first(local_gradient(b, kept), layout, records)
-        g = sum_to_shape(rows, layout, ndim, shape)
+        g = _sum_to_shape(rows, layout, ndim, shape)
         if g is None:
             raise NotImplementedError("the parameter does not broadcast along the records")
         return [(param, DenseFactor(g))]
 
     return finish
+
+
+def _sum_to_shape(rows: Tensor, layout: Layout, ndim: int, shape: torch.Size) -> Tensor | None:
+    """Add up what broadcasting a parameter spread out: record-first ``rows`` of a tensor of ``ndim``
+    dimensions.
+
+    Returns [B, *shape], or None if ``shape`` does not broadcast to the rows in this layout.
+    """
+    aligned = [1] * (ndim - len(shape)) + list(shape)
+    if layout.fold == "none" and aligned.pop(layout.axis) != 1:
+        return None
+    dims = []
+    for i, (wanted, size) in enumerate(zip(aligned, rows.shape[1:], strict=True), start=1):
+        if wanted == 1 and size != 1:
+            dims.append(i)
+        elif wanted != size:
+            return None
+    if dims:
+        rows = rows.sum(dims)
+    return rows.reshape(rows.shape[0], *shape)
 
 
 def _operands(op: Operation) -> tuple[Any, Any] | None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from equipoise.gradients.capture.layouts import Layout, record_first
+from equipoise._tree import leaves, map_leaves
 from equipoise.gradients.factors.base import DenseFactor, Factor
-from equipoise.gradients.rules.operation import Finish, Operation
+from equipoise.gradients.rules.operation import Finish, Layout, Operation, record_first
 
 __all__ = ["local"]
 
@@ -18,17 +17,18 @@ def local(op: Operation) -> Finish | None:
     name, records, func = getattr(op.func, "__name__", "_"), op.records, op.func
     if (name.endswith("_") and not name.startswith("__")) or name.startswith("__i") or name == "__setitem__":
         return None
-    leaves, spec = tree_flatten((op.args, op.kwargs))
-    targets = {id(t): t for t in leaves if op.tracks(t)}
+    given = leaves((op.args, op.kwargs))
+    form = map_leaves(lambda _: 0, (op.args, op.kwargs))  # without the tensors, which hold the graph
+    targets = {id(t): t for t in given if op.tracks(t)}
     places: dict[int, Layout] = {}
-    for i, leaf in enumerate(leaves):
+    for i, leaf in enumerate(given):
         layout = op.layout(leaf) if isinstance(leaf, Tensor) else None
         if layout is not None:
             if layout.fold != op.out_layout.fold:
                 return None
             places[i] = layout
-    target_of = {i: id(leaf) for i, leaf in enumerate(leaves) if id(leaf) in targets}
-    kept = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    target_of = {i: id(leaf) for i, leaf in enumerate(given) if id(leaf) in targets}
+    kept = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in given]
     values = {key: t.detach() for key, t in targets.items()}
     out_layout = op.out_layout
 
@@ -39,15 +39,15 @@ def local(op: Operation) -> Finish | None:
 
     def finish(b: Tensor) -> list[tuple[Tensor, Factor]]:
         def one(b_record: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-            given = dict(zip(places, inputs, strict=True))
+            own = dict(zip(places, inputs, strict=True))
 
             def run(*live: Tensor) -> Tensor:
                 current = dict(zip(values, live, strict=True))
-                filled = [
-                    current[target_of[i]] if i in target_of else given.get(i, leaf)
+                filled = (
+                    current[target_of[i]] if i in target_of else own.get(i, leaf)
                     for i, leaf in enumerate(kept)
-                ]
-                args, kwargs = tree_unflatten(filled, spec)
+                )
+                args, kwargs = map_leaves(lambda _: next(filled), form)
                 return func(*args, **kwargs)
 
             return torch.func.vjp(run, *values.values())[1](b_record)

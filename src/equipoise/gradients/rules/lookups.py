@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.gradients.capture.layouts import Layout, record_first
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.factors.lookup import IndexFactor
 from equipoise.gradients.numerics import accumulation_dtype
-from equipoise.gradients.rules.operation import Finish, Operation
+from equipoise.gradients.rules.operation import Finish, Layout, Operation, record_first
 
 __all__ = ["embedding", "embedding_bag", "get_item"]
 

@@ -9,10 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.gradients.capture.layouts import Layout, record_first
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.numerics import accumulation_dtype
-from equipoise.gradients.rules.operation import Finish, Operation, channel_sum, product, sum_over
+from equipoise.gradients.rules.operation import (
+    Finish,
+    Layout,
+    Operation,
+    channel_sum,
+    product,
+    record_first,
+    sum_over,
+)
 
 __all__ = ["batch_norm", "channel_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
 

@@ -1,21 +1,69 @@
-"""One operation on parameters, as rules see it, and the sums that rules share."""
+"""One operation on parameters, as rules see it: its tensors, where the records are in them, and shared sums.
+
+An axis whose size is proportional to the number of records follows the batch. Its size may be a multiple,
+n * k, when positions were folded into it: record-major (n, k) as in ``x.view(-1, d)`` of [B, T, d], or
+record-minor (k, n) as in a flattened sequence-first tensor. Shapes cannot tell these two apart; gradients can
+(see ``capture.planner``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from equipoise.gradients.capture.layouts import Layout, record_first
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.numerics import accumulation_dtype
 
-__all__ = ["Finish", "Operation", "Rule", "channel_sum", "flat", "product", "sum_over"]
+__all__ = [
+    "Finish",
+    "Fold",
+    "Layout",
+    "Operation",
+    "Rule",
+    "channel_sum",
+    "flat",
+    "product",
+    "record_first",
+    "sum_over",
+]
 
 Finish = Callable[[Tensor], list[tuple[Tensor, Factor]]]
 Rule = Callable[["Operation"], "Finish | None"]
+
+
+Fold = Literal["none", "major", "minor", "unknown"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The record axis of a tensor and how positions are folded into it."""
+
+    axis: int
+    fold: Fold = "none"
+
+
+def record_first(tensor: Tensor, layout: Layout, records: int) -> Tensor:
+    """A view of ``tensor`` with the records in dimension 0; folded positions stay where the axis was.
+
+    >>> record_first(torch.arange(6).view(6, 1), Layout(0, "minor"), 3).squeeze(-1)
+    tensor([[0, 3],
+            [1, 4],
+            [2, 5]])
+    """
+    axis = layout.axis
+    if layout.fold == "none":
+        return tensor if axis == 0 else tensor.movedim(axis, 0)
+    before, after = tensor.shape[:axis], tensor.shape[axis + 1 :]
+    folded = tensor.shape[axis] // max(1, records)
+    if layout.fold == "major":
+        return tensor.reshape(*before, records, folded, *after).movedim(axis, 0)
+    if layout.fold == "minor":
+        return tensor.reshape(*before, folded, records, *after).movedim(axis + 1, 0)
+    raise ValueError(f"layout={layout} is not resolved; learn the fold from gradients first")
 
 
 class Operation:

@@ -1,0 +1,50 @@
+"""Nests of mappings, tuples and lists: batches of records, arguments of calls, saved states.
+
+Whatever is no container is a leaf. Containers keep their types, mappings their order.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["leaves", "map_leaves"]
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves, in a fixed order.
+
+    >>> leaves({"x": (1, [2]), "y": 3})
+    [1, 2, 3]
+    """
+    found: list[Any] = []
+    waiting = [tree]
+    while waiting:  # no recursion: every operation of a captured forward pass asks for its tensors
+        value = waiting.pop()
+        if isinstance(value, (tuple, list)):
+            waiting.extend(reversed(value))
+        elif isinstance(value, Mapping):
+            waiting.extend(reversed(list(value.values())))
+        else:
+            found.append(value)
+    return found
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The nest with ``function`` applied to every leaf, in the order of `leaves`.
+
+    >>> map_leaves(lambda leaf: leaf + 1, {"x": (1, [2]), "y": 3})
+    {'x': (2, [3]), 'y': 4}
+    """
+    if isinstance(tree, (tuple, list)):
+        parts = [map_leaves(function, value) for value in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    if type(tree) is dict:
+        return {key: map_leaves(function, value) for key, value in tree.items()}
+    if isinstance(tree, Mapping):
+        new: Any = copy.copy(tree)  # an ordered dict or a tokenizer's keeps its type and extra attributes
+        for key, value in tree.items():
+            new[key] = map_leaves(function, value)
+        return new
+    return function(tree)

@@ -1,0 +1,209 @@
+"""What an engine is given: a batch of records, a loss per record, and values for a model's parameters.
+
+A batch is a tensor or a nest of mappings, tuples and lists of tensors, with the record axis first in every
+tensor. Leaves that are no tensors, and tensors without dimensions, belong to all records and pass through
+unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise._tree import leaves, map_leaves
+
+__all__ = [
+    "Loss",
+    "check_params",
+    "evaluate_loss",
+    "map_records",
+    "num_records",
+    "record_leaves",
+    "signature",
+    "take_records",
+    "trainable_parameters",
+]
+
+
+def map_records(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """``batch`` with ``function`` applied to every tensor that has a record axis; containers keep their type.
+
+    >>> map_records(lambda t: t[:1], {"x": torch.ones(3, 2), "name": "digits"})
+    {'x': tensor([[1., 1.]]), 'name': 'digits'}
+    """
+    return map_leaves(lambda leaf: function(leaf) if _has_records(leaf) else leaf, batch)
+
+
+def record_leaves(batch: Any) -> list[Tensor]:
+    """The tensors of ``batch`` that have a record axis, in a fixed order."""
+    return [leaf for leaf in leaves(batch) if _has_records(leaf)]
+
+
+def _has_records(leaf: Any) -> bool:
+    if isinstance(leaf, Tensor):
+        return leaf.ndim > 0
+    if hasattr(leaf, "__array__") and getattr(leaf, "ndim", 0) > 0:
+        raise TypeError(
+            f"batch holds a {type(leaf).__name__}, which would pass for something that all records share; "
+            "give a tensor, for instance torch.from_numpy(array)"
+        )
+    return False
+
+
+def replace_leaves(batch: Any, leaves: list[Tensor]) -> Any:
+    """``batch`` with other record leaves, in the order of ``record_leaves``."""
+    source = iter(leaves)
+    return map_records(lambda _: next(source), batch)
+
+
+def num_records(batch: Any) -> int:
+    """B, the common first size of the batch's tensors.
+
+    Raises:
+        ValueError: no tensor has a record axis, or the first sizes differ.
+    """
+    leaves = record_leaves(batch)
+    if not leaves:
+        raise ValueError(
+            f"batch={type(batch).__name__} holds no tensor with a record axis; pass a tensor or a dict, "
+            "tuple or list of tensors whose first dimension counts the records"
+        )
+    sizes = [leaf.shape[0] for leaf in leaves]
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"batch holds tensors of first sizes {sizes}, so that records cannot be told apart; give every "
+            "tensor the record axis first (move what is shared by all records into the model or the loss)"
+        )
+    return sizes[0]
+
+
+def take_records(batch: Any, index: Tensor | slice) -> Any:
+    """The chosen records of ``batch``.
+
+    >>> take_records((torch.arange(4), [torch.eye(4)]), slice(1, 2))
+    (tensor([1]), [tensor([[0., 1., 0., 0.]])])
+    """
+    if isinstance(index, slice):
+        return map_records(lambda leaf: leaf[index], batch)
+    return map_records(lambda leaf: leaf.index_select(0, index.to(leaf.device)), batch)
+
+
+def repeat_to(batch: Any, count: int) -> Any:
+    """The first ``count`` records; where the batch has fewer, they are repeated in turn."""
+    size = num_records(batch)
+    return take_records(batch, torch.arange(count) % size)
+
+
+def perturb_record(batch: Any, record: int, change: Callable[[Tensor], Tensor] | None = None) -> Any:
+    """``batch`` with other contents in one record: ``change`` (noise) for floats, else a neighbour's values.
+
+    Labels and tokens only ever get values that some record has there: a model need not take any other.
+    """
+    generator = torch.Generator().manual_seed(20)
+
+    def noised(values: Tensor) -> Tensor:
+        # Drawn in float32 on the CPU, so that neither type nor device changes what is tried.
+        noise = torch.randn(values.shape, generator=generator, dtype=torch.float32)
+        return values + noise.to(values.device, values.dtype)
+
+    def changed(leaf: Tensor) -> Tensor:
+        new = leaf.clone()
+        if leaf.is_floating_point():
+            new[record] = (change or noised)(leaf[record])
+        else:
+            new[record] = leaf[(record + 1) % leaf.shape[0]]
+        return new
+
+    return map_records(changed, batch)
+
+
+def signature(batch: Any) -> tuple:
+    """Types and shapes of the record leaves without their record axis: batches that one plan serves."""
+    return tuple((leaf.dtype, leaf.shape[1:]) for leaf in record_leaves(batch))
+
+
+#: ``loss(model, batch) -> [B]``
+Loss = Callable[[Any, Any], Tensor]
+
+
+class _LossModule(nn.Module):
+    """``loss(model, batch)`` as a module, so that ``functional_call`` can exchange its parameters."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.training = model.training
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.loss(self.model, batch)
+
+
+def evaluate_loss(
+    model: nn.Module, loss: Loss, batch: Any, substitute: Mapping[str, Tensor] | None
+) -> Tensor:
+    """``loss(model, batch)``, [B], with some parameters and buffers exchanged for the call.
+
+    Raises:
+        ValueError: the result is not one number per record.
+    """
+    if substitute:
+        named = {f"model.{name}": value for name, value in substitute.items()}
+        losses = torch.func.functional_call(_LossModule(model, loss), named, (batch,))
+    else:
+        losses = loss(model, batch)
+    records = num_records(batch)
+    if not isinstance(losses, Tensor) or losses.shape != (records,):
+        found = (
+            f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"
+        )
+        raise ValueError(
+            f"loss(model, batch) gave {found}, and {records} records need one number each, shape "
+            f"({records},); use reduction='none' and average over everything but the records"
+        )
+    return losses
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that require a gradient, a shared one under its first name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise ValueError(
+            f"model={type(model).__name__} has no trainable parameter: requires_grad is False for all "
+            f"{sum(1 for _ in model.parameters())}; call requires_grad_(True) on those that are to be trained"
+        )
+    return found
+
+
+def check_params(model: nn.Module, params: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """``params`` as a dict, its names and shapes compared with the model's.
+
+    Raises:
+        TypeError: not a mapping.
+        ValueError: a name the model does not have, or another shape.
+    """
+    own = dict(model.named_parameters())
+    if params is not None and not isinstance(params, Mapping):
+        raise TypeError(
+            f"params is a {type(params).__name__}; pass a mapping from name to tensor, such as "
+            "dict(model.named_parameters())"
+        )
+    for name, value in (params or {}).items():
+        if name not in own:
+            close = ", ".join(list(own)[:5])
+            raise ValueError(
+                f"params has the name {name!r}, which the model does not; its names begin {close}"
+            )
+        if value.shape != own[name].shape:
+            raise ValueError(
+                f"params[{name!r}] has shape {tuple(value.shape)} and the model's parameter "
+                f"{tuple(own[name].shape)}"
+            )
+    return dict(params or {})
