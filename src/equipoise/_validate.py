@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["count", "instance", "one_of", "positive", "share"]
+__all__ = ["count", "instance", "non_negative", "one_of", "positive", "share"]
 
 
 def positive(remedy: str = "", /, **named: Any) -> None:
@@ -40,6 +40,22 @@ def positive(remedy: str = "", /, **named: Any) -> None:
             )
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name}={value!r} must be positive and finite: it is a number above zero{also}")
+
+
+def non_negative(**named: Any) -> None:
+    """Each must be a finite number of at least zero.
+
+    Example:
+        >>> non_negative(strength=-1.0)
+        Traceback (most recent call last):
+        ValueError: strength=-1.0 must be a finite number of at least 0
+    """
+    for name, value in named.items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (number and math.isfinite(value) and value >= 0):
+            raise (ValueError if number else TypeError)(
+                f"{name}={value!r} must be a finite number of at least 0"
+            )
 
 
 def count(meaning: str = "", /, **named: Any) -> None:

@@ -15,9 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from equipoise.federated.methods.fedlrs import FedLRS, SparseAverage
-from equipoise.federated.methods.fedpcdp import RoundPCDP, RoundPDP, SubspaceAverage
+from equipoise.federated.methods.fedpcdp import ProjectedUpload, RoundPCDP, RoundPDP, SubspaceAverage
 from equipoise.federated.methods.moon import Moon, MoonLoss
-from equipoise.federated.methods.projected_upload import ProjectedUpload
 from equipoise.federated.methods.proximal import Proximal
 from equipoise.federated.methods.round_subspace import RoundSubspace
 from equipoise.federated.methods.scaffold import Scaffold, ScaffoldAverage

@@ -13,7 +13,8 @@ Regularization and Sparsification": its two parts, with steps that are private b
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,18 +23,19 @@ from equipoise import _validate
 from equipoise.federated.messages import Reply
 from equipoise.federated.round_protocol import RoundWrapper
 from equipoise.federated.server import FedAvg
-from equipoise.methods import Context, Method, State
+from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
 
 __all__ = ["FedLRS", "SparseAverage"]
 
 
+@dataclass(frozen=True)
 class FedLRS(RoundWrapper):
     """The client's half.
 
     Args:
-        method: what estimates the gradient.
+        inner: estimates the gradient.
         bound: S > 0, the length of the update from which on it is pulled back.
         strength: lambda >= 0.
         share: in (0, 1], of the update's entries that are sent.
@@ -57,16 +59,17 @@ class FedLRS(RoundWrapper):
         avoid_when="Every step is noised and sending is cheap.",
     )
 
-    def __init__(
-        self, method: Method, *, bound: float = 1.0, strength: float = 0.1, share: float = 0.3
-    ) -> None:
-        super().__init__(method)
-        _validate.positive(bound=bound)
-        if not (math.isfinite(strength) and strength >= 0):
-            raise ValueError(f"strength={strength!r}: lambda is a finite number of at least 0")
-        if not 0 < share <= 1:
-            raise ValueError(f"share={share!r}: a share of the entries lies in (0, 1]")
-        self.bound, self.strength, self.share = float(bound), float(strength), float(share)
+    _: KW_ONLY
+    bound: float = 1.0
+    strength: float = 0.1
+    share: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.positive(bound=self.bound)
+        _validate.non_negative(strength=self.strength)
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share={self.share!r}: a share of the entries lies in (0, 1]")
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         estimate, state = super().step(context, state)
@@ -87,10 +90,6 @@ class FedLRS(RoundWrapper):
         sent = {"positions": positions.to(torch.int32), "values": update[positions]}
         return Reply(sent, super().reply(state, start, end).reports)
 
-    def config(self) -> dict[str, Any]:
-        own = {"bound": self.bound, "strength": self.strength, "share": self.share}
-        return {**super().config(), **own}
-
 
 class SparseAverage(FedAvg):
     """The server's half: the mean of sparse updates.
@@ -108,7 +107,7 @@ class SparseAverage(FedAvg):
         if positions.shape != values.shape or not bool(((positions >= 0) & (positions < sum(sizes))).all()):
             raise ValueError(
                 f"a client sent {len(values)} values at {len(positions)} positions of {sum(sizes)}; one "
-                "value a position, all of them inside, is expected"
+                "value per position, all of them inside, is expected"
             )
         update = values.new_zeros(sum(sizes))
         update[positions] = values

@@ -1,97 +1,76 @@
-"""FedPCDP: local steps inside a subspace of public gradients at the global model, sent as coordinates.
+"""Rounds in a subspace of public gradients at the global model: FedPCDP, FedPDP, and projected upload.
 
-    client:   y <- y - rate V (sum_i clip_C(V^T g_i) + N(0, (z C)^2 I_K)) / B,     K steps, V fixed
-              sends u = V^T (x - y), or the combination of public gradients that is V u
-    server:   x <- x - rate_g mean_p V u_p
+    FedPCDP    y <- y - rate V (sum_i clip_C(V^T g_i) + N(0, (z C)^2 I_K)) / B,     K steps, V fixed
+    FedPDP     y <- y - rate V (sum_i min(1, C / |g_i|) V^T g_i + N(0, (z C)^2 I_K)) / B
+    projected upload: K steps of any method
 
-Local steps of plain SGD stay in the span of V, so that what is sent loses nothing; weight decay, or momentum
-that lasts across rounds, leaves the span, and what leaves it is lost. See `RoundSubspace` for V and for the
-two forms. FedPDP is the same with clipping before the projection; `ProjectedUpload` projects what any method
-would send, and nothing else.
+    a client sends    u = V^T (x - y), or the combination of public gradients that is V u
+    server            x <- x - rate_g mean_p V u_p
 
-Source: PCDP-SGD, arXiv 2312.03792 (withdrawn by its authors in version 2), algorithm 3, with u the
-displacement after all local steps.
+See `RoundSubspace` for V and for the two forms of what is sent. FedPCDP and FedPDP stay in the span of V with
+plain SGD, so that what is sent loses nothing; weight decay, or momentum that lasts across rounds, leaves the
+span, and what leaves it is lost. Projected upload drops what the update, and its noise, hold outside of it.
 
-FedPDP: FedPCDP with every record's gradient clipped before it is projected.
-
-    client:   y <- y - rate V (sum_i min(1, C / |g_i|) V^T g_i + N(0, (z C)^2 I_K)) / B
-
-The server's half is `SubspaceAverage`.
-
-Source: the comparison of PCDP-SGD, arXiv 2312.03792, after Zhou, Wu and Banerjee 2021.
+Sources: PCDP-SGD, arXiv 2312.03792 (withdrawn by its authors in version 2), algorithm 3, with u the
+displacement after all local steps; its comparison FedPDP, after Zhou, Wu and Banerjee 2021. Projected upload:
+Liu, Lou, Xiong, Liu and Meng 2021, "Projected Federated Averaging with Heterogeneous Differential Privacy"
+(PFA), as simplified in that comparison: in PFA clients with weaker protection are projected on the span of
+those with stronger protection; here all have the same, and the span is that of public gradients.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
+from equipoise import _validate
 from equipoise.federated.messages import Reply
-from equipoise.federated.methods.round_subspace import FORMS, Form, RoundSubspace
-from equipoise.federated.round_protocol import RoundProtocol
+from equipoise.federated.methods.round_subspace import Form, RoundSubspace
+from equipoise.federated.round_protocol import RoundProtocol, RoundWrapper
 from equipoise.federated.server import FedAvg
-from equipoise.gradients.subspaces.blocks import BlockSubspace
-from equipoise.gradients.subspaces.principal import PrincipalSubspace
-from equipoise.methods import PCDPSGD, PDPSGD, Context, State
-from equipoise.methods.base import Parameters
-from equipoise.methods.clip_rules import Abadi, ClipRule
-from equipoise.methods.named_tensors import copied
+from equipoise.methods import PCDPSGD, PDPSGD, State
+from equipoise.methods.base import Parameters, Plan
+from equipoise.methods.card import Card
 from equipoise.methods.projected.projected_gradient import ProjectedGradient
-from equipoise.methods.projected.sources import Key, RefreshedSource
 from equipoise.methods.public_records import PublicRecords
-from equipoise.privacy import Sampling
 
-__all__ = ["RoundPCDP", "RoundPDP", "SubspaceAverage", "SubspaceUpload"]
-
-
-NEVER = 10**9  # steps
+__all__ = ["ProjectedUpload", "RoundPCDP", "RoundPDP", "SubspaceAverage", "SubspaceUpload"]
 
 
 class SubspaceUpload(RoundProtocol):
     """A mixin of client methods that send the part of their displacement in the subspace of the round."""
 
-    directions: RoundSubspace
+    source: RoundSubspace
     form: Form
 
     def reply(self, state: State, start: Parameters, end: Parameters) -> Reply:
         """Coordinates, or a combination of public gradients, with the inner method's reports."""
         displacement = {name: value - end[name] for name, value in start.items()}
-        sent = self.directions.at(start).encode(displacement, self.form)
+        sent = self.source.at(start).encode(displacement, self.form)
         return Reply(sent, super().reply(state, start, end).reports)
 
 
+@dataclass(frozen=True)
 class RoundProjection(SubspaceUpload, ProjectedGradient):
     """DP-SGD inside the subspace of the round; `RoundPCDP` and `RoundPDP` are its forms.
 
     Args:
-        directions: the public records and their subspace.
+        source: the public records and their subspace.
         clip_norm: C > 0.
-        clip_rule: as for `ProjectedGradient`.
-        noise_multiplier: z; calibrated to the budget when None.
+        clip_rule, noise_multiplier: as for `PCDPSGD`.
         form: what is sent: "combination" or "coordinates".
     """
 
-    def __init__(
-        self,
-        directions: RoundSubspace,
-        clip_norm: float = 1.0,
-        clip_rule: ClipRule | None = None,
-        *,
-        noise_multiplier: float | None = None,
-        form: Form = "combination",
-    ) -> None:
-        super().__init__(
-            source=_RoundSource(directions), clip_norm=clip_norm, clip_rule=clip_rule or Abadi(),
-            noise_multiplier=noise_multiplier,
-        )  # fmt: skip
-        self.directions, self.form = directions, checked_form(form)
+    source: RoundSubspace
+    clip_norm: float = 1.0
+    _: KW_ONLY
+    form: Form = "combination"
 
-    def config(self) -> dict[str, Any]:
-        """The settings, with what is told of the subspace in place of its source."""
-        found = super().config()
-        del found["source"]
-        own = {"form": self.form, "dimension": self.directions.dimension, "blocks": self.directions.blocks}
-        return found | own | {"public": self.directions.public.describe()}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.instance(RoundSubspace, "RoundSubspace(model, loss, public)", source=self.source)
+        _validate.one_of(("combination", "coordinates"), form=self.form)
 
 
 class RoundPCDP(RoundProjection):
@@ -99,6 +78,51 @@ class RoundPCDP(RoundProjection):
 
     name: ClassVar[str] = "pcdp-client"
     card = PCDPSGD.card
+
+
+class RoundPDP(RoundProjection):
+    """The client's half of FedPDP: clipped before it. Arguments of `RoundProjection`."""
+
+    name: ClassVar[str] = "pdp-client"
+    card = PDPSGD.card
+    clips_rows: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class ProjectedUpload(SubspaceUpload, RoundWrapper):
+    """The client's half of projected upload.
+
+    Args:
+        inner: estimates the gradient.
+        source: the public records and their subspace.
+        form: what is sent: "combination" or "coordinates".
+    """
+
+    name: ClassVar[str] = "projected-upload"
+    card: ClassVar[Card] = Card(
+        summary="Any method; what is sent is projected on the span of public gradients.",
+        claim="Short uploads, and the noise outside of the span is dropped; private as the inner method is.",
+        source="Liu et al. 2021, Projected Federated Averaging, simplified",
+        guarantee="proven",
+        cost="that of the inner method, and a pass over the public records a round",
+        use_when="Sending is dear and public records of the task are at hand.",
+        avoid_when="The subspace misses much of the update: that bias stays.",
+    )
+
+    source: RoundSubspace
+    _: KW_ONLY
+    form: Form = "combination"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.one_of(("combination", "coordinates"), form=self.form)
+
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
+        """The inner method's, and that the public records are public."""
+        return tuple(dict.fromkeys((*super().assumptions(plan), *self.source.public.assumptions())))
+
+    def public_batches(self) -> Sequence[PublicRecords]:
+        return (*super().public_batches(), self.source.public)
 
 
 class SubspaceAverage(FedAvg):
@@ -117,44 +141,3 @@ class SubspaceAverage(FedAvg):
         """The client's parameters: the global ones less the lifted displacement."""
         lifted = self.directions.at(params).decode(sent)
         return {name: value - lifted[name].to(value) for name, value in params.items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class _RoundSource(RefreshedSource):
-    """The subspace of the round, wherever the client stands in its own steps."""
-
-    directions: RoundSubspace
-
-    @property
-    def public(self) -> PublicRecords:
-        return self.directions.public
-
-    def interval(self, sampling: Sampling) -> int:
-        """The server's move renews the subspace, and nothing else."""
-        return NEVER
-
-    def public_gradients(self, sampling: Sampling) -> int:
-        return len(self.public)
-
-    def refresh(self, context: Context, number: int) -> Key:
-        return {"anchor": copied(context.params)}
-
-    def build(
-        self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
-    ) -> PrincipalSubspace:
-        return PrincipalSubspace(self.directions.at(key["anchor"]).columns, None, {})
-
-
-def checked_form(form: Any) -> Form:
-    """The form of an upload, if it is one."""
-    if form not in FORMS:
-        raise ValueError(f"form={form!r} is unknown; give one of {list(FORMS)}")
-    return form
-
-
-class RoundPDP(RoundProjection):
-    """The client's half of FedPDP. Arguments of `RoundProjection`."""
-
-    name: ClassVar[str] = "pdp-client"
-    card = PDPSGD.card
-    clips_rows: ClassVar[bool] = True

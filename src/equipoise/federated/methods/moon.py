@@ -13,8 +13,8 @@ Source: Li, He and Song 2021, "Model-Contrastive Federated Learning".
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from equipoise import _validate
 from equipoise.federated.round_protocol import RoundWrapper
-from equipoise.methods import Context, Method, State
+from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
 from equipoise.methods.named_tensors import copied
@@ -46,7 +46,7 @@ class MoonLoss:
         >>> term = MoonLoss(lambda m, x: m(x).square().sum(1), lambda m, x: m(x), model, strength=1.0)
         >>> x = torch.randn(4, 2)
         >>> more = term(model, x) - model(x).square().sum(1)  # log 2, as long as all three models are one
-        >>> bool(torch.allclose(more, torch.full((4,), math.log(2.0))))
+        >>> bool(torch.allclose(more, torch.tensor(2.0).log().expand(4)))
         True
     """
 
@@ -59,12 +59,15 @@ class MoonLoss:
         strength: float = 1.0,
         temperature: float = 0.5,
     ) -> None:
-        if not (math.isfinite(strength) and strength >= 0):
-            raise ValueError(f"strength={strength!r}: mu is a finite number of at least 0")
+        _validate.non_negative(strength=strength)
         _validate.positive(temperature=temperature)
         self.loss, self.features = loss, features
         self.strength, self.temperature = float(strength), float(temperature)
         self._global, self._last = (copy.deepcopy(model).requires_grad_(False) for _ in range(2))
+
+    def config(self) -> dict[str, Any]:
+        """The term's settings as plain values."""
+        return {"strength": self.strength, "temperature": self.temperature}
 
     def compare_with(self, start: Parameters, last: Parameters) -> None:
         """Set the global model of the round and the last local one."""
@@ -82,11 +85,12 @@ class MoonLoss:
         return self.loss(model, batch) + self.strength * F.softplus(apart / self.temperature)
 
 
+@dataclass(frozen=True)
 class Moon(RoundWrapper):
     """Any method on a `MoonLoss`, which it keeps supplied with the two models to compare with.
 
     Args:
-        method: what estimates the gradient.
+        inner: estimates the gradient.
         term: the client's loss.
     """
 
@@ -101,28 +105,23 @@ class Moon(RoundWrapper):
         avoid_when="Noise or clipping, not drift, limits the training.",
     )
 
-    def __init__(self, method: Method, term: MoonLoss) -> None:
-        super().__init__(method)
-        if not isinstance(term, MoonLoss):
-            raise TypeError(f"term={term!r}: give the MoonLoss that is the client's loss")
-        self.term = term
+    term: MoonLoss
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.instance(MoonLoss, "the MoonLoss that is the client's loss", term=self.term)
 
     def init(self, context: Context) -> State:
         return {**super().init(context), "last": copied(context.params)}
 
     def query(self, context: Context, state: State) -> dict[str, float]:
-        """The inner reports, for the loss of this round."""
         self.term.compare_with(state["start"], state["last"])
         return super().query(context, state)
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """The inner estimate, for the loss of this round."""
+        # The loss belongs to the client, not to the state: a resumed or repeated step sets its models again.
         self.term.compare_with(state["start"], state["last"])
         return super().step(context, state)
 
     def end_round(self, state: State, end: Parameters) -> State:
         return {**super().end_round(state, end), "last": copied(end)}
-
-    def config(self) -> dict[str, Any]:
-        own = {"strength": self.term.strength, "temperature": self.term.temperature}
-        return {**super().config(), **own}

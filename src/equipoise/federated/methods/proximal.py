@@ -11,23 +11,25 @@ Networks".
 
 from __future__ import annotations
 
-import math
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.federated.round_protocol import RoundWrapper
-from equipoise.methods import Context, Method, State
+from equipoise.methods import Context, State
 from equipoise.methods.card import Card
 
 __all__ = ["Proximal"]
 
 
+@dataclass(frozen=True)
 class Proximal(RoundWrapper):
     """Any method with FedProx' pull; its releases, its plan and its cost are the inner method's.
 
     Args:
-        method: what estimates the gradient.
+        inner: estimates the gradient.
         strength: mu >= 0; 0 is the inner method.
 
     Example:
@@ -47,11 +49,11 @@ class Proximal(RoundWrapper):
         avoid_when="A round is a step: the pull is then zero.",
     )
 
-    def __init__(self, method: Method, strength: float) -> None:
-        if not (math.isfinite(strength) and strength >= 0):
-            raise ValueError(f"strength={strength!r}: mu is a finite number of at least 0")
-        super().__init__(method)
-        self.strength = float(strength)
+    strength: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.non_negative(strength=self.strength)
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         estimate, state = super().step(context, state)
@@ -60,6 +62,3 @@ class Proximal(RoundWrapper):
             for name, value in estimate.items()
         }
         return pulled, state
-
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "strength": self.strength}

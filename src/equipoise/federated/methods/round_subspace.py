@@ -20,9 +20,10 @@ Source: FedPCDP in PCDP-SGD, arXiv 2312.03792; the combination is this library's
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,19 +31,18 @@ from torch.utils import _pytree as pytree
 
 from equipoise.gradients import DenseGradients, GradientEngine, PerSampleGradients
 from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
-from equipoise.gradients.subspaces.principal import principal_subspace
-from equipoise.methods.base import Parameters
+from equipoise.gradients.subspaces.principal import PrincipalSubspace, principal_subspace
+from equipoise.methods.base import Context, Parameters
 from equipoise.methods.named_tensors import copied
-from equipoise.methods.projected.sources import DEFAULT_DIMENSION, Blocks, groups_of
+from equipoise.methods.projected.sources import DEFAULT_DIMENSION, Blocks, Key, RefreshedSource, groups_of
 from equipoise.methods.public_records import PublicRecords
+from equipoise.privacy import Sampling
 
 __all__ = ["Form", "RoundBasis", "RoundSubspace"]
 
 
 Form = Literal["combination", "coordinates"]
-
-
-FORMS = ("combination", "coordinates")
+"""What is sent of a displacement."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,17 @@ class RoundBasis:
         }
 
 
-class RoundSubspace:
+@dataclass(frozen=True)
+class RoundSubspace(RefreshedSource):
     """Public records, and what is computed of them at the global model of a round.
+
+    The server's move renews the subspace, and nothing else does.
 
     Args:
         model: of server and clients; a copy is kept.
         loss: loss(model, batch) -> [B].
-        public: a batch of public records, as the loss takes it; none of them is a private record of a client.
-        dimension: columns a block; the smaller of 100 and the number of public records when None.
+        records: a batch of public records, as the loss takes it; no client's private record is among them.
+        dimension: columns per block; the smaller of 100 and the number of public records when None.
         blocks: "per_tensor", "per_layer" or "whole".
         normalise: scale public gradients to norm one first.
 
@@ -127,31 +130,43 @@ class RoundSubspace:
         True
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Callable[[nn.Module, Any], Tensor],
-        public: Any,
-        *,
-        dimension: int | None = None,
-        blocks: Blocks = "per_tensor",
-        normalise: bool = False,
-    ) -> None:
-        self.public = PublicRecords(public)
-        if dimension is not None and (isinstance(dimension, bool) or dimension < 1):
-            raise ValueError(f"dimension={dimension!r}: it must be a whole number of at least 1")
-        self.dimension, self.blocks, self.normalise = dimension, blocks, normalise
-        self._dtype = next(model.parameters()).dtype
-        self._model = copy.deepcopy(model).double().eval()
-        self._batch = pytree.tree_map(
+    model: nn.Module
+    loss: Callable[[nn.Module, Any], Tensor]
+    records: Any
+    _: KW_ONLY
+    blocks: Blocks = "per_tensor"
+    normalise: bool = False
+    refresh_every: int = field(default=10**9, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # The client's optimiser moves its model, and training mode would put dropout into the columns.
+        object.__setattr__(self, "model", copy.deepcopy(self.model).double().eval())
+        _ = self._engine  # refuses a model or records that it cannot work on, before anything is spent
+
+    @functools.cached_property
+    def public(self) -> PublicRecords:
+        return PublicRecords(self.records)
+
+    @functools.cached_property
+    def _batch(self) -> Any:
+        return pytree.tree_map(
             lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, self.public.batch
         )
-        self._engine = GradientEngine(self._model, loss, self._batch)
-        self._kept: tuple[Parameters, RoundBasis] | None = None  # a cache: where, and the basis there
 
-    @property
-    def sent_once(self) -> int:
-        return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(self.public.batch))
+    @functools.cached_property
+    def _engine(self) -> GradientEngine:
+        return GradientEngine(self.model, self.loss, self._batch)
+
+    @functools.cached_property
+    def _last(self) -> dict[str, Any]:
+        """The last global model and the basis there: clients and server of one process ask at the same."""
+        return {}
+
+    def config(self) -> dict[str, Any]:
+        """What is told of the subspace: its settings, and the public records by their digest."""
+        own = {"dimension": self.dimension, "blocks": self.blocks, "normalise": self.normalise}
+        return own | {"public": self.public.describe()}
 
     def at(self, params: Parameters) -> RoundBasis:
         """The basis at the global model.
@@ -159,39 +174,48 @@ class RoundSubspace:
         Raises:
             ValueError: the public gradients are all zero or not finite.
         """
-        kept = self._kept
-        if kept is not None and all(torch.equal(kept[0][name], value) for name, value in params.items()):
-            return kept[1]
-        where = copied(params)
-        basis = self._basis({name: value.double() for name, value in where.items()})
-        self._kept = (where, basis)
+        last = self._last
+        if not last or any(not torch.equal(last["at"][name], value) for name, value in params.items()):
+            # Together: a failure in between would leave a basis beside another model.
+            last.update(at=copied(params), basis=self._basis(params))
+        basis: RoundBasis = last["basis"]
         return basis
 
     def _basis(self, params: Parameters) -> RoundBasis:
-        rows = self._engine(self._batch, params=params)
+        rows = self._engine(self._batch, params={name: value.double() for name, value in params.items()})
         limit = min(DEFAULT_DIMENSION if self.dimension is None else self.dimension, len(self.public))
         found = principal_subspace(
             rows, groups_of(rows.names, self.blocks), limit, normalise=self.normalise, basis="kernel",
             measure=False,
         ).subspace  # fmt: skip
-        blocks, weights = [], []
+        exact, weights = [], []
         for block in found.blocks:
             assert block.weights is not None
-            columns = rows.select(block.names).weighted_sums(block.weights)
-            signs = _signs(columns)
+            found_columns = rows.select(block.names).weighted_sums(block.weights)
+            signs = _signs(found_columns)
             weights.append(block.weights * signs)
-            blocks.append(
-                Block(
-                    block.dimension,
-                    {n: c * signs.view(-1, *[1] * (c.ndim - 1)) for n, c in columns.items()},
-                )
-            )
-        exact = BlockSubspace(found.shapes, blocks)
-        own = BlockSubspace(
-            found.shapes,
-            [Block(b.dimension, {n: c.to(self._dtype) for n, c in b.columns.items()}) for b in blocks],
-        )
-        return RoundBasis(own, exact, weights, [block.names for block in found.blocks], rows)
+            signed = {n: c * signs.view(-1, *[1] * (c.ndim - 1)) for n, c in found_columns.items()}
+            exact.append(Block(block.dimension, signed))
+        own = [Block(b.dimension, {n: c.to(params[n].dtype) for n, c in b.columns.items()}) for b in exact]
+        groups = [block.names for block in found.blocks]
+        columns, doubles = BlockSubspace(found.shapes, own), BlockSubspace(found.shapes, exact)
+        return RoundBasis(columns, doubles, weights, groups, rows)
+
+    # ---- the source of a client's local steps
+
+    def settled(self, blocks: Blocks, refresh_every: int | None) -> Self:
+        return self
+
+    def public_gradients(self, sampling: Sampling) -> int:
+        return len(self.public)
+
+    def refresh(self, context: Context, number: int) -> Key:
+        return {"anchor": copied(context.params)}
+
+    def build(
+        self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
+    ) -> PrincipalSubspace:
+        return PrincipalSubspace(self.at(key["anchor"]).columns, None, {})
 
 
 def _signs(columns: Parameters) -> Tensor:

@@ -17,6 +17,7 @@ for Federated Learning".
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -27,7 +28,7 @@ from equipoise import _validate
 from equipoise.federated.messages import Reply, check_tensors
 from equipoise.federated.round_protocol import Extra, RoundWrapper
 from equipoise.federated.server import FedAvg
-from equipoise.methods import Context, Method, State
+from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
 from equipoise.methods.named_tensors import copied
@@ -35,11 +36,12 @@ from equipoise.methods.named_tensors import copied
 __all__ = ["Scaffold", "ScaffoldAverage"]
 
 
+@dataclass(frozen=True)
 class Scaffold(RoundWrapper):
     """The client's half: any method, corrected by control variates.
 
     Args:
-        method: what estimates the gradient.
+        inner: estimates the gradient.
         local_steps: K, steps a round.
         learning_rate: of the local steps, which are plain SGD.
 
@@ -61,12 +63,14 @@ class Scaffold(RoundWrapper):
         avoid_when="Noise is heavy: the controls then add it to every step of the next round.",
     )
 
-    def __init__(self, method: Method, *, local_steps: int, learning_rate: float) -> None:
-        super().__init__(method)
-        _validate.positive(learning_rate=learning_rate)
-        if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
-            raise ValueError(f"local_steps={local_steps!r}: give a whole number of at least 1")
-        self.local_steps, self.learning_rate = local_steps, float(learning_rate)
+    _: KW_ONLY
+    local_steps: int
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.count(local_steps=self.local_steps)
+        _validate.positive(learning_rate=self.learning_rate)
 
     def takes(self, kind: str) -> Mapping[str, Extra] | None:
         """Also the server's control variate; without one it is zero."""
@@ -76,7 +80,7 @@ class Scaffold(RoundWrapper):
         return {**inner, "control": Extra(partial(check_tensors, "control"), required=False)}
 
     def init(self, context: Context) -> State:
-        nothing = {name: torch.zeros_like(value) for name, value in context.params.items()}
+        nothing = _zeros(context.params)
         return {**super().init(context), "own": nothing, "server": nothing}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
@@ -85,18 +89,13 @@ class Scaffold(RoundWrapper):
         return {name: value + (server[name] - own[name]) for name, value in estimate.items()}, state
 
     def follow(self, state: State, extras: Mapping[str, Any]) -> State:
-        zeros = {name: torch.zeros_like(value) for name, value in state["own"].items()}
-        return {**super().follow(state, extras), "server": copied(extras.get("control", zeros))}
+        control = copied(extras["control"]) if "control" in extras else _zeros(state["own"])
+        return {**super().follow(state, extras), "server": control}
 
     def end_round(self, state: State, end: Parameters) -> State:
         state = super().end_round(state, end)
         moved = control_change(state["start"], end, state["server"], self.local_steps * self.learning_rate)
         return {**state, "own": {name: value + moved[name] for name, value in state["own"].items()}}
-
-    def config(self) -> dict[str, Any]:
-        return {
-            **super().config(), "local_steps": self.local_steps, "learning_rate": self.learning_rate,
-        }  # fmt: skip
 
 
 class ScaffoldAverage(FedAvg):
@@ -120,18 +119,16 @@ class ScaffoldAverage(FedAvg):
         self, clients: int, *, local_steps: int, learning_rate: float, server_rate: float = 1.0
     ) -> None:
         super().__init__(server_rate)
-        if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
-            raise ValueError(f"clients={clients!r}: give a whole number of at least 1")
+        _validate.count(clients=clients)
         self.clients, self._length = clients, local_steps * learning_rate
         self._control: dict[str, Tensor] | None = None
 
     def extras(self) -> dict[str, Any]:
-        """The server's control variate; none before the first replies."""
         return {} if self._control is None else {"control": self._control}
 
     def aggregate(self, params: Parameters, replies: Sequence[Reply]) -> dict[str, Tensor]:
-        """The mean of the clients' parameters; the control variate follows."""
-        now = self._control or {name: torch.zeros_like(value) for name, value in params.items()}
+        # Replies were made with the control that was sent, so that the changes are computed with that one.
+        now = self._control or _zeros(params)
         changes = [control_change(params, reply.params, now, self._length) for reply in replies]
         self._control = {
             name: value + torch.stack([change[name] for change in changes]).sum(0) / self.clients
@@ -153,3 +150,7 @@ def control_change(
 ) -> dict[str, Tensor]:
     """The change of a client's control variate: (x - y) / (K rate) - c."""
     return {name: (value - end[name]) / length - server[name] for name, value in start.items()}
+
+
+def _zeros(like: Parameters) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(value) for name, value in like.items()}

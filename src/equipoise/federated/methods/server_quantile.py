@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.federated.messages import Reply, Request
 from equipoise.federated.methods.server_radius import agreed_number
 from equipoise.federated.round_protocol import Extra, RoundProtocol
 from equipoise.federated.server import FedAvg
-from equipoise.methods import DPSGD, Abadi, ClipRule, Context, ReleasedQuantile, State
+from equipoise.methods import DPSGD, Context, ReleasedQuantile, State
 from equipoise.methods.base import Parameters
 
 __all__ = ["QuantileFedAvg", "ServerQuantile"]
@@ -33,11 +35,12 @@ __all__ = ["QuantileFedAvg", "ServerQuantile"]
 SHARE = "share"
 
 
+@dataclass(frozen=True)
 class ServerQuantile(RoundProtocol, DPSGD):
     """The client's half: DP-SGD at the server's clip norm, with the noised count of rows below it.
 
     Args:
-        threshold: first clip norm, limits and the counts' noise; the server's `QuantileFedAvg` has the same.
+        clip_norm: first clip norm, limits and the counts' noise; the server's `QuantileFedAvg` has the same.
         clip_rule, noise_multiplier: as for `DPSGD`.
 
     Example:
@@ -47,23 +50,14 @@ class ServerQuantile(RoundProtocol, DPSGD):
 
     name: ClassVar[str] = "quantile-client"
 
-    def __init__(
-        self,
-        threshold: ReleasedQuantile,
-        clip_rule: ClipRule | None = None,
-        *,
-        noise_multiplier: float | None = None,
-    ) -> None:
-        if not isinstance(threshold, ReleasedQuantile):
-            raise TypeError(f"threshold={threshold!r}: give a ReleasedQuantile, whose counts are sent")
-        super().__init__(
-            clip_norm=threshold, clip_rule=clip_rule or Abadi(), noise_multiplier=noise_multiplier
-        )
-        self._quantile = threshold
+    clip_norm: ReleasedQuantile
+
+    def __post_init__(self) -> None:
+        _validate.instance(ReleasedQuantile, "ReleasedQuantile(0.1)", clip_norm=self.clip_norm)
+        super().__post_init__()
 
     def takes(self, kind: str) -> Mapping[str, Extra] | None:
-        """The server's clip norm, within the agreed limits."""
-        low, high = self._quantile.limits
+        low, high = self.clip_norm.limits
         clip_norm = Extra(lambda value, mine: agreed_number("clip_norm", value, high, low))
         return {"clip_norm": clip_norm} if kind == "train" else None
 
@@ -71,7 +65,7 @@ class ServerQuantile(RoundProtocol, DPSGD):
         return {**super().init(context), "shares": 0.0, "steps": 0}
 
     def learn(self, state: State, count: float, expected_size: float) -> State:
-        """The clip norm stays for the round; the share is kept for the answer."""
+        # The clip norm is the server's: it stays for the round, and the share waits for the reply.
         share = count / expected_size + 0.5
         return {**state, "shares": state["shares"] + share, "steps": state["steps"] + 1}
 
@@ -82,7 +76,6 @@ class ServerQuantile(RoundProtocol, DPSGD):
         return {**state, "threshold": extras["clip_norm"]}
 
     def reply(self, state: State, start: Parameters, end: Parameters) -> Reply:
-        """The parameters, and the released share of rows below the clip norm."""
         share = float(state["shares"] / max(1, state["steps"]))
         return Reply(super().reply(state, start, end).params, {SHARE: share})
 
