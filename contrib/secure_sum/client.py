@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from contrib.secure_sum.protocol import Party, SecureSum
+from equipoise import _validate
 from equipoise.federated import Client, Refused, Reply, Request, ServerRMS
 from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
 from equipoise.methods import DPSGD
@@ -61,8 +62,7 @@ def noise_share(noise_multiplier: float, honest: int) -> float:
         >>> noise_share(2.0, honest=4)
         1.0
     """
-    if isinstance(honest, bool) or not isinstance(honest, int) or honest < 1:
-        raise ValueError(f"honest={honest!r}: give a whole number of at least 1")
+    _validate.count(honest=honest)
     return noise_multiplier / math.sqrt(honest)
 
 

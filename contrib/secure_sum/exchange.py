@@ -32,6 +32,7 @@ from equipoise.federated import (
 )
 from equipoise.federated.messages import CLIENT_FAILURES, size_in_bytes
 from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
+from equipoise.federated.server import ABSENT, why_absent
 from equipoise.methods.base import Parameters
 
 __all__ = ["InProcessRelay", "Relay", "SecureExchange", "check_secure", "simulate"]
@@ -82,18 +83,13 @@ class InProcessRelay:
         return len(self._clients)
 
     def relay(self, number: int, requests: Mapping[int, StageRequest]) -> dict[int, dict[str, Any] | str]:
-        return {p: self._answer(p, number, *request) for p, request in requests.items()}
-
-    def _answer(
-        self, index: int, number: int, params: Parameters, values: Mapping[str, Any]
-    ) -> dict[str, Any] | str:
-        try:
-            return self._clients[index].answer_stage(number, params, values)
-        except (Refused, ConnectionError, TimeoutError) as error:
-            return f"{type(error).__name__}: {error}"
-        except CLIENT_FAILURES as error:  # the message is for the client's own log, not for the server
-            _log.exception("client %s could not answer", index)
-            return f"{type(error).__name__}: the client's ledger or folder is broken; its own log says why"
+        found: dict[int, dict[str, Any] | str] = {}
+        for index, request in requests.items():
+            try:
+                found[index] = self._clients[index].answer_stage(number, *request)
+            except (*ABSENT, *CLIENT_FAILURES) as error:
+                found[index] = why_absent(index, error)
+        return found
 
 
 def simulate(
@@ -154,25 +150,18 @@ class SecureExchange(Exchange):
         params = request.params if request.kind == "train" else {}
         size = sum(value.numel() for value in params.values())
         squares = request.kind == "query" or "square_limit" in request.extras
-
-        def reply(mean: Tensor, noise: float) -> Reply:
-            reports = {SQUARES: mean[size].item(), SQUARES_NOISE: noise} if squares else {}
-            return Reply(_moved(params, mean[:size]), reports)
-
-        return self._sum(clients, request, size + squares, reply)
-
-    def _sum(
-        self, clients: Sequence[int], request: Request, size: int, reply: Callable[[Tensor, float], Reply]
-    ) -> dict[int, Reply | str]:
-        """Client -> `reply` of the mean and of the client's public noise, or why it is not in the sum."""
         stages = _Stages(self, self._rule, request)
         try:
-            mean = stages.mean(clients, size)
+            mean = stages.mean(clients, size + squares)
         except (TooFewClients, Refused, ValueError) as error:
             _log.warning("round %s: no secure sum: %s", request.round, error)
             return {index: stages.absent.get(index, f"no secure sum: {error}") for index in clients}
-        counted = {index: reply(mean, noise) for index, noise in stages.noise.items()}
-        return {index: counted[index] if index in counted else stages.absent[index] for index in clients}
+        found: dict[int, Reply | str] = dict(stages.absent)
+        moved = _moved(params, mean[:size])
+        for index, noise in stages.noise.items():
+            reports = {SQUARES: mean[size].item(), SQUARES_NOISE: noise} if squares else {}
+            found[index] = Reply(moved, reports)
+        return found
 
 
 class _Stages:

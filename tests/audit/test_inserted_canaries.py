@@ -156,10 +156,10 @@ def _trained(noise: float, watch: bool = True) -> tuple[eq.Method, InsertedCanar
 
 
 def test_a_run_with_hardly_any_noise_is_seen_through_and_a_private_one_is_not():
-    loud, canaries, _ = _trained(0.2)
-    assert guess_by_score(loud.scores, canaries.present, 1e-5).epsilon > 1
+    loud, canaries, training = _trained(0.2)
+    assert guess_by_score(loud.scores(training.method_state), canaries.present, 1e-5).epsilon > 1
     private, canaries, training = _trained(5.0)
-    found = guess_by_score(private.scores, canaries.present, 1e-5)
+    found = guess_by_score(private.scores(training.method_state), canaries.present, 1e-5)
     assert found.epsilon < training.plan.epsilon(1e-5).value
 
 

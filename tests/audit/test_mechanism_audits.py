@@ -9,8 +9,9 @@ import torch
 
 import equipoise as eq
 from equipoise.audit.bounds import certify_thresholds
+from equipoise.audit.canaries import CanaryLayout
 from equipoise.audit.method_audit import AUDITS, audit_method
-from equipoise.audit.rehearsal import rehearse
+from equipoise.audit.rehearsal import CanaryTraining, Watching, rehearse
 from equipoise.methods import METHODS, RandomSubspace
 from equipoise.privacy import LedgerError
 from reproduction.planted_bugs import Quieter
@@ -45,10 +46,15 @@ def test_a_small_audit_finds_nothing_wrong(name):
     assert found.claimed <= 2.0
 
 
+def rehearsed(make_method, sampling, budget, neighbours=None, make_ledger=Watching, **options):
+    training = CanaryTraining(make_method=make_method, sampling=sampling, budget=budget, **options)
+    return rehearse(training, neighbours=neighbours, make_ledger=make_ledger)
+
+
 def test_the_log_ratio_is_one():
     """E[e^L] = 1 without the record, E[e^-L] = 1 with it, where noise and draws are as planned."""
     sampling = eq.Poisson(2_500, 10_000, 10)
-    found = rehearse(
+    found = rehearsed(
         lambda: eq.DiceSGD(clip_norm=1.0), sampling, eq.Budget(1.0, 1e-5), canaries=10_000, seed=3
     )
     for values in (found.log_ratios[~found.present], -found.log_ratios[found.present]):
@@ -63,7 +69,9 @@ def test_noise_that_is_too_small_refutes_the_claim():
         scale = 0.3
 
     options = {"canaries": 5_000, "seed": 0, "make_ledger": Silent}
-    found = rehearse(lambda: eq.DPSGD(clip_norm=1.0), eq.FullBatch(5_000, 2), eq.Budget(1.0, 1e-5), **options)
+    found = rehearsed(
+        lambda: eq.DPSGD(clip_norm=1.0), eq.FullBatch(5_000, 2), eq.Budget(1.0, 1e-5), **options
+    )
     split = found.log_ratios[~found.present].numpy(), found.log_ratios[found.present].numpy()
     assert certify_thresholds(*split, 1e-5).epsilon > 1.0
 
@@ -73,7 +81,7 @@ def _certified(epsilon, relation, **options):
     plan = eq.FullBatch(400_000, 1)
     budget = eq.Budget(epsilon, 1e-5)
     options = {"canaries": 400_000, "seed": 0, "relation": relation, **options}
-    found = rehearse(lambda: eq.DPSGD(clip_norm=1.0), plan, budget, **options)
+    found = rehearsed(lambda: eq.DPSGD(clip_norm=1.0), plan, budget, **options)
     split = found.log_ratios[~found.present].numpy(), found.log_ratios[found.present].numpy()
     return certify_thresholds(*split, 1e-5).epsilon
 
@@ -109,7 +117,7 @@ def test_a_small_audit_of_every_method_in_other_forms(name, options):
 def test_the_log_ratio_is_one_in_other_forms(options):
     """As above, of neighbours by replacement and of noise on the grid."""
     sampling = eq.Poisson(2_500, 10_000, 5)
-    found = rehearse(
+    found = rehearsed(
         lambda: eq.DPSGD(clip_norm=1.0), sampling, eq.Budget(1.0, 1e-5), canaries=10_000, seed=3, **options
     )
     assert found.plan.relation == options.get("relation", "add_or_remove_one")
@@ -123,7 +131,7 @@ def test_canaries_along_drawn_columns_are_seen_one_by_one():
     """Each lies in one coordinate of the random subspace, where it is clipped to the bound."""
     sampling = eq.Poisson(100, 100, 1)
     along = AUDITS["rpdp"].along
-    found = rehearse(
+    found = rehearsed(
         lambda: eq.methods.RandomProjection(
             source=RandomSubspace(dimension=100), clip_norm=1.0, noise_multiplier=0.001
         ),
@@ -131,8 +139,7 @@ def test_canaries_along_drawn_columns_are_seen_one_by_one():
         None,
         canaries=100,
         seed=0,
-        width=2,
-        along=along,
+        layout=CanaryLayout(width=2, along=along),
     )
     assert torch.equal(found.log_ratios > 0, found.present)
     torch.testing.assert_close(found.moved, found.present.double(), atol=0.01, rtol=0, check_dtype=False)
@@ -152,7 +159,7 @@ def test_a_reference_without_noise_is_seen_through():
 
 def test_canaries_do_not_see_each_other():
     """Who else is there changes nothing in a canary's coordinate of the raw sums."""
-    found = rehearse(
+    found = rehearsed(
         lambda: eq.DPSGD(clip_norm=1.0), eq.FullBatch(100, 1), eq.Budget(1.0, 1e-5), canaries=100, seed=0
     )
     assert torch.isfinite(found.log_ratios).all()

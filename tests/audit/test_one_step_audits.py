@@ -12,7 +12,7 @@ import equipoise as eq
 from equipoise.audit.bounds import certify_gaussian
 from equipoise.audit.method_audit import ONE_STEP, Design, audit_method
 from equipoise.audit.one_step import probe_method
-from equipoise.audit.rehearsal import rehearse
+from equipoise.audit.rehearsal import CanaryTraining, rehearse
 from equipoise.federated import ServerQuantile
 from equipoise.methods import METHODS, ReleasedQuantile
 from equipoise.methods.adaptive_rms.adaptive_rms import Round
@@ -56,14 +56,15 @@ def test_the_certificate_of_normal_laws_is_below_the_truth_and_close(mu):
 def test_the_statistic_is_normal(name):
     """With the same deviation in either world, as the certificate takes it."""
     design, count = ONE_STEP[name], 4000
-    found = rehearse(
-        lambda: design.make(count),
-        design.sampling(count),
-        eq.Budget(2.0, 1e-5),
+    training = CanaryTraining(
+        make_method=lambda: design.make(count),
+        sampling=design.sampling(count),
+        budget=eq.Budget(2.0, 1e-5),
         canaries=count,
         seed=5,
-        kind=design.kind,
+        layout=design,
     )
+    found = rehearse(training)
     worlds = [found.log_ratios[found.present == present].numpy() for present in (False, True)]
     for values in worlds:
         assert stats.kstest(stats.zscore(values, ddof=1), "norm").pvalue > 1e-3

@@ -27,7 +27,7 @@ from equipoise.app.option_checks import delta_warning
 from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
 from equipoise.app.settings import FederationSettings
 from equipoise.federated import FederationHistory, RoundReport, simulate
-from equipoise.federated.client import end_of
+from equipoise.federated.client_folder import end_of
 from equipoise.federated.client_pool import ClientPool
 from equipoise.federated.messages import CLIENT_FAILURES
 from equipoise.methods.adaptive_rms.radius import RMSRadius

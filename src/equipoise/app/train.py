@@ -119,8 +119,10 @@ def _run(training: PrivateTraining, experiment: Experiment, folder: str, console
     began = time.perf_counter()
     _warn_of_noise(training, console)
     result = training.run(evaluate=experiment.evaluate, progress=console.is_terminal)
-    if isinstance(training.method, Watched) and training.method.scores is not None:
-        _write_json(Path(folder) / SCORES_FILE, {"scores": training.method.scores.tolist()})
+    if isinstance(training.method, Watched):
+        scores = training.method.scores(training.method_state)
+        if scores is not None:
+            _write_json(Path(folder) / SCORES_FILE, {"scores": scores.tolist()})
     return _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
 
 

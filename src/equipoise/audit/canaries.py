@@ -22,13 +22,26 @@ for all, and record i along direction i. Orthonormal directions keep the experim
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FAR", "Row", "Rows", "canary_loss", "canary_records", "directed_records", "public_records"]
+from equipoise.methods import Context
+
+__all__ = [
+    "FAR",
+    "CanaryLayout",
+    "Directions",
+    "Row",
+    "Rows",
+    "canary_loss",
+    "canary_records",
+    "directed_records",
+    "public_records",
+]
 
 FAR = 1e4
 """Length of a canary's gradient, in units where clip norms are about 1."""
@@ -39,13 +52,16 @@ TURN = 1e3
 
 Row = Literal["linear", "oscillating", "turning"]
 
+Directions = Callable[[Context], Tensor]
+"""Orthonormal directions of the canaries' gradients, [M, P], from what is public at the first step."""
+
 
 class Rows(nn.Module):
     """A table of parameters, one row a canary, from zero; or several, for methods that clip each by itself.
 
     Args:
         canaries: M.
-        width: d, parameters a canary in each table.
+        width: d, parameters per canary in each table.
         tables: how many.
     """
 
@@ -53,8 +69,7 @@ class Rows(nn.Module):
         super().__init__()
         self.tables = nn.ParameterList(torch.zeros(canaries, width) for _ in range(tables))
 
-    def forward(self, index: Tensor) -> Tensor:
-        """Rows of all tables, [B, tables * d]."""
+    def forward(self, index: Tensor) -> Tensor:  # [B] to [B, tables * d]
         return torch.cat([nn.functional.embedding(index, table) for table in self.tables], dim=1)
 
 
@@ -65,13 +80,44 @@ class canary_loss:
     kind: Row = "linear"
 
     def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """One number a record."""
         row = model(batch["index"])
         if self.kind == "oscillating":
             row = torch.sin(FREQUENCY * row) / FREQUENCY
         elif self.kind == "turning":
             row = math.sqrt(math.pi) / TURN * torch.erf(TURN * row) - row
         return (batch["scale"] * row).sum(dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryLayout:
+    """Where the canaries of a training lie among its parameters, and what their gradients are.
+
+    Attributes:
+        width: d, parameters per canary in each table.
+        tables: how many, for methods that clip each tensor by itself.
+        kind: of the loss.
+        along: directions that the canaries take in one row of M * width parameters; None gives each canary
+            rows of its own.
+    """
+
+    width: int = 1
+    tables: int = 1
+    kind: Row = "linear"
+    along: Directions | None = None
+
+    def model(self, canaries: int) -> Rows:
+        """The parameters, from zero."""
+        if self.along is not None:
+            return Rows(1, canaries * self.width)
+        return Rows(canaries, self.width, self.tables)
+
+    def records(
+        self, chosen: Tensor, directions: Tensor | None = None, signs: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The canaries with these numbers, [B]; `directions` [M, P] are what `along` gave."""
+        if directions is not None:
+            return directed_records(directions[chosen], signs)
+        return canary_records(chosen, self.width * self.tables, signs)
 
 
 def canary_records(index: Tensor, width: int = 1, signs: Tensor | None = None) -> dict[str, Tensor]:

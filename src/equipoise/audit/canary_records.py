@@ -1,11 +1,11 @@
-"""Canaries in a real training: records made to be noticed, each in the data by the toss of a coin.
+"""Canaries in a real training: records made to be noticed, each in the data at random.
 
 m made-up records are put behind the training records, each with probability 1/2; nothing else changes, and
 the public population stays what it is. Which canaries came is the secret that an audit tries to guess
 (`one_run`): it lies in the private part of the run folder.
 
-Every canary is a function of the seed and of the test records, which no guarantee covers, and its coin of
-nothing at all: whoever is among the training records, the same canaries are in by the same coins. So one
+Every canary is a function of the seed and of the test records, which no guarantee covers; whether it is in is
+a function of nothing at all. Whoever is among the training records, the same canaries are in. So one
 training record more, less, or replaced moves a sum by its own part alone, and what is proved for the records
 holds beside canaries as well.
 
@@ -61,7 +61,7 @@ class InsertedCanaries:
 
     Attributes:
         fields: name -> [m, ...], all canaries, present or not, as the loss takes them.
-        present: [m] bool, the coins.
+        present: [m] bool, the random assignment.
     """
 
     fields: Mapping[str, Tensor]
@@ -125,14 +125,15 @@ class InsertedCanaries:
             raise ValueError(f"{path} is damaged ({error}); restore it from a copy") from error
         fields = {name.removeprefix(FIELD): value for name, value in content.items()}
         lengths = {len(value) if value.ndim else 0 for value in (present, *fields.values())}
-        if len(lengths) != 1 or 0 in lengths or not fields or _no_coins(present):
+        if len(lengths) != 1 or 0 in lengths or not fields or _no_assignment(present):
             raise ValueError(
-                f"{path} is damaged: it needs coins, and fields of the same length; restore it from a copy"
+                f"{path} is damaged: it needs a random assignment, and fields of the same "
+                "length; restore it from a copy"
             )
         return cls(fields, present)
 
 
-def _no_coins(present: Tensor) -> bool:
+def _no_assignment(present: Tensor) -> bool:
     return present.dtype != torch.bool or present.ndim != 1
 
 
@@ -145,15 +146,15 @@ def _described(fields: Mapping[str, tuple[torch.Size, torch.dtype]]) -> str:
 def choose_canaries(
     test: Records, num_classes: int, count: int, *, seed: int, reproducible: bool = False
 ) -> InsertedCanaries:
-    """Make canaries, and toss their coins.
+    """Make canaries, and assign each at random.
 
     Args:
         test: records that no guarantee covers, with the fields `input` and `label`; no private record may be
             asked.
         num_classes: labels lie below it.
         count: m.
-        seed: of the canaries, which an attacker may know; the coins are secret.
-        reproducible: let the coins follow the seed too, for tests.
+        seed: of the canaries, which an attacker may know; who is in is secret.
+        reproducible: let the assignment follow the seed too, for tests.
 
     Raises:
         ValueError: no canary.
@@ -172,8 +173,8 @@ def choose_canaries(
     fields["label"] = ((fields["label"] + shift) % num_classes).to(fields["label"].dtype)
     if fields["input"].is_floating_point():
         fields["input"] = _turned_away(test.fields["input"], count, rng)
-    coins = torch.Generator().manual_seed(seed + 1 if reproducible else secrets.randbits(63))
-    return InsertedCanaries(fields, torch.rand(count, generator=coins) < 0.5)
+    assignment = torch.Generator().manual_seed(seed + 1 if reproducible else secrets.randbits(63))
+    return InsertedCanaries(fields, torch.rand(count, generator=assignment) < 0.5)
 
 
 def _turned_away(inputs: Tensor, count: int, rng: torch.Generator) -> Tensor:

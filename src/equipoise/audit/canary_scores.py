@@ -10,12 +10,13 @@ and are private: they are part of the state, marked, and go nowhere but into the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from equipoise.gradients.subspaces.held import HeldSubspace
-from equipoise.methods import Context, Method, State
+from equipoise.methods import Context, State
 from equipoise.methods.base import Plan
 from equipoise.methods.wrapper import MethodWrapper
 from equipoise.privacy import Private
@@ -26,40 +27,42 @@ __all__ = ["Watched"]
 
 CANARIES = (
     "{count} made-up records (canaries), functions of the seed and of the test records alone, were put "
-    "beside the training records, each by a secret coin of its own, whoever the training records are"
+    "beside the training records, each with probability 1/2 by a secret random choice of its own, "
+    "whoever the training records are"
 )
 
 
+@dataclass(frozen=True, eq=False)
 class Watched(MethodWrapper):
     """Any method, with scores of canaries added up beside it.
 
     Args:
         inner: does the work.
         canaries: the fields of all canaries, present or not, [m, ...] each.
-
-    Attributes:
-        scores: of the last step, [m], raw: for the data's keeper alone. None before the first.
     """
 
-    def __init__(self, inner: Method, canaries: Mapping[str, Tensor]) -> None:
-        super().__init__(inner)
-        self.canaries = dict(canaries)
-        self.scores: Tensor | None = None
-        self.name, self.card = inner.name, inner.card  # type: ignore[misc]
+    canaries: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # A run with canaries is a run of the inner method: it is described as one.
+        object.__setattr__(self, "name", self.inner.name)
+        object.__setattr__(self, "card", self.inner.card)
+
+    def scores(self, state: State | None) -> Tensor | None:
+        """The scores after a step, [m], raw: for the data owner alone. None before the first."""
+        return None if state is None or state["scores"] is None else unwrap(state["scores"])
 
     def init(self, context: Context) -> State:
-        """The inner method's state, and no score yet."""
         return {**super().init(context), "scores": None}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """The inner method's step; then the scores."""
         estimate, following = super().step(context, state)
         rows = context.public_gradients(self.canaries)
         along = HeldSubspace({name: value[None] for name, value in estimate.items()}).coordinates(rows)[:, 0]
         scores = along.double() / rows.row_norms().double().clamp(min=1e-30)
-        if state["scores"] is not None:
-            scores = scores + unwrap(state["scores"])
-        self.scores = scores
+        before = self.scores(state)
+        scores = scores if before is None else before + scores
         return estimate, {**following, "scores": Private(scores)}
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
@@ -68,5 +71,4 @@ class Watched(MethodWrapper):
         return [*self.inner.assumptions(plan), CANARIES.format(count=count)]
 
     def config(self) -> dict[str, Any]:
-        """The inner method's: a run with canaries is a run of that method."""
         return self.inner.config()

@@ -16,8 +16,7 @@ from typing import Any, Final, TypedDict
 
 from torch import Tensor
 
-from equipoise.audit.canaries import Row, public_records
-from equipoise.audit.rehearsal import Directions
+from equipoise.audit.canaries import CanaryLayout, public_records
 from equipoise.methods import Context, Method, PublicRecords, find
 from equipoise.methods.projected.sources import RandomSubspace
 from equipoise.methods.registry import METHODS
@@ -39,14 +38,14 @@ class Sizes(TypedDict):
 
 
 @dataclass(frozen=True)
-class Design:
+class Design(CanaryLayout):
     """How a method is audited.
 
     Attributes:
         make: the method, given the number of canaries and `options` by name.
-        canaries: a training.
-        trainings: an audit.
-        width, tables, kind, along: of the canaries, see `canaries` and `rehearse`.
+        canaries: per training.
+        trainings: per audit.
+        width, tables, kind, along: of the canaries, see `CanaryLayout`.
         steps: T.
         rate: q of Poisson sampling; 1 takes every record at every step.
         options: further arguments of `make`.
@@ -60,10 +59,6 @@ class Design:
     make: Callable[..., Method]
     canaries: int = 50_000
     trainings: int = 2
-    width: int = 1
-    tables: int = 1
-    kind: Row = "linear"
-    along: Directions | None = None
     steps: int = 20
     rate: float = 0.25
     options: Mapping[str, Any] = field(default_factory=dict)

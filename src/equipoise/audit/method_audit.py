@@ -18,7 +18,7 @@ import torch
 
 from equipoise.audit.bounds import Certificate, certify_gaussian, certify_thresholds
 from equipoise.audit.designs import AUDITS, ONE_STEP, Design, with_options
-from equipoise.audit.rehearsal import Rehearsal, Watching, rehearse
+from equipoise.audit.rehearsal import CanaryTraining, Watching, rehearse
 from equipoise.methods import Method
 from equipoise.privacy import Budget, PrivacyPlan
 
@@ -35,7 +35,7 @@ class Audit:
         claimed: upper bound of the plan at `delta`; None where nothing is claimed.
         delta: of the claim.
         relation: of the claim, and of the neighbours that were told apart.
-        certificates: one a seed.
+        certificates: one per seed.
         confidence: probability that *all* certificates are true.
     """
 
@@ -49,7 +49,6 @@ class Audit:
 
     @property
     def certified(self) -> float:
-        """The largest certified epsilon."""
         return max(found.epsilon for found in self.certificates)
 
     @property
@@ -87,7 +86,7 @@ def audit_method(
         options: further arguments of the method.
         relation: "add_or_remove_one", or "replace_one": each canary against its opposite.
         hardened: noise on a grid of integers, as `PrivateTraining(hardened=True)` makes it.
-        seeds: one audit a seed; each gets its share of the error probability.
+        seeds: one audit per seed; each gets its share of the error probability.
         confidence: of all certificates together.
         trainings, canaries: other sizes than the design's.
         make_ledger: a kind of `Watching`; audits of planted bugs give their own.
@@ -112,32 +111,26 @@ def audit_method(
     def make() -> Method:
         return design.make(count, **design.options)
 
-    def training(number: int) -> Rehearsal:
-        return rehearse(
-            make,
-            sampling,
-            budget,
-            canaries=count,
-            seed=number,
-            width=design.width,
-            tables=design.tables,
-            kind=design.kind,
-            along=design.along,
-            relation=relation,
-            hardened=hardened,
-            make_ledger=make_ledger,
-        )
-
     certificates, plan = [], None
     for seed in seeds:
         without, with_record = [], []
         for number in range(trainings or design.trainings):
-            found = training(1_000_000 * seed + number)
+            training = CanaryTraining(
+                make_method=make,
+                sampling=sampling,
+                budget=budget,
+                canaries=count,
+                layout=design,
+                seed=1_000_000 * seed + number,
+                relation=relation,
+                hardened=hardened,
+            )
+            found = rehearse(training, make_ledger=make_ledger)
             plan = plan or found.plan
             statistic, present = found.log_ratios, found.present
             if not found.plan.releases:
-                # how far a row moved may hang on its place (public records come in an order), and the halves
-                # that choose and that certify must be alike
+                # How far a row moved may depend on its place (public records come in an order), and the
+                # halves that choose and that certify must be alike.
                 order = torch.randperm(count, generator=torch.Generator().manual_seed(number))
                 statistic, present = found.moved.double()[order], present[order]
             without.append(statistic[~present])

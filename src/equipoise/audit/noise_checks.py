@@ -141,7 +141,7 @@ def echoes(noise: Tensor) -> Check:
 
 
 def batch_sizes(sizes: Tensor, records: int, rate: float) -> Check:
-    """Do the sizes of draws vary as independent coins make them?
+    """Do the sizes of draws vary as independent choices of records make them?
 
     Args:
         sizes: [T], records in each draw.
@@ -156,7 +156,7 @@ def batch_sizes(sizes: Tensor, records: int, rate: float) -> Check:
 
 
 def pairs(drawn: Tensor, rate: float) -> Check:
-    """Are records drawn together as often as independent coins make them?
+    """Are records drawn together as often as independent choices make them?
 
     All pairs (2j, 2j + 1) of records are counted over all draws.
 

@@ -1,15 +1,15 @@
-"""Auditing in one run: many canaries, each in the training by the toss of a coin, guessed all at once.
+"""Auditing in one run: many canaries, each in the training or not at random, guessed all at once.
 
-Let the coins of m canaries be fair and independent. An attacker guesses some of them, r in number, and v
-guesses are right. What (epsilon, delta)-DP allows:
+Let each of m canaries be in with probability 1/2, independently of the others. An attacker guesses r of them,
+and v guesses are right. What (epsilon, delta)-DP allows:
 
-*Pure.* Given the guesses T and the coins of the other canaries, the odds that a guessed coin is as guessed
-are at most e^epsilon (both values of the coin give neighbouring data sets, and were equally likely before).
+*Pure.* Given the guesses T and the assignment of the other canaries, the odds that a guess is right are at
+most e^epsilon (both assignments of its canary give neighbouring data sets, and were equally likely before).
 So whatever the order in which the guesses are uncovered, each is right with probability at most
 p = e^epsilon / (1 + e^epsilon) given those before, and v is stochastically below Binomial(r, p).
 
-*Approximate.* Outside of an event of probability at most delta for each canary and value of its coin, the
-same odds hold. Let Y be the number of canaries that such an event has spoilt: E[Y] <= 2 m delta, and
+*Approximate.* Outside of an event of probability at most delta for each canary and assignment of it,
+the same odds hold. Let Y be the number of canaries that such an event has spoilt: E[Y] <= 2 m delta, and
 v <= Binomial(r, p) + Y. The spoiling may be arranged as the adversary likes, so that all that is known of Y
 is its mean. With f(v) = P(Binomial(r, p) >= v), the worst is to spoil i canaries at once with probability
 at most 2 m delta / i:
@@ -66,7 +66,7 @@ def p_value(epsilon: float, delta: float, canaries: int, guesses: int, correct: 
         correct: v <= r.
 
     Example:
-        >>> round(p_value(0.0, 0.0, 10, 10, 10), 6)  # ten fair coins
+        >>> round(p_value(0.0, 0.0, 10, 10, 10), 6)  # ten right guesses at random: 2^-10
         0.000977
     """
     if not 0 <= correct <= guesses <= canaries:
@@ -113,19 +113,19 @@ def guess_by_score(scores: ArrayLike, present: ArrayLike, delta: float, confiden
 
     Args:
         scores: [m]; high speaks for presence.
-        present: [m], the coins.
+        present: [m], who was in.
         delta: as claimed.
         confidence: of the best bound.
     """
     order = np.argsort(np.asarray(scores, dtype=np.float64), kind="stable")
-    coins = np.asarray(present, dtype=bool)[order]
-    m = len(coins)
+    inside = np.asarray(present, dtype=bool)[order]
+    m = len(inside)
     sizes = sorted({min(m, 2 * k) for k in (5 * 2**i for i in range(40)) if k < m} | {m})
     share = 1 - (1 - confidence) / len(sizes)
     best = OneRun(0.0, delta, confidence, m, 0, 0)
     for size in sizes:
         lowest, highest = size // 2, size - size // 2
-        correct = int((~coins[:lowest]).sum() + coins[m - highest :].sum())
+        correct = int((~inside[:lowest]).sum() + inside[m - highest :].sum())
         found = certify_guesses(m, size, correct, delta, share)
         if found.epsilon > best.epsilon or best.guesses == 0:
             best = OneRun(found.epsilon, delta, confidence, m, size, correct)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from equipoise.audit.canaries import Rows, canary_loss, canary_records, directed_records
+from equipoise.audit.canaries import canary_loss
 from equipoise.audit.designs import Design, with_options
 from equipoise.audit.method_audit import Audit, audit_method, find_design
 from equipoise.audit.noise_checks import Check, noise_scale
@@ -43,7 +43,6 @@ class Altered(Watching):
     noise_by, sums_by = 1.0, 1.0
 
     def release(self, draw: Draw, sums: Mapping[str, Any]) -> Sums:
-        """As `Watching.release`, altered."""
         out = super().release(draw, sums)
         for name, tensors in out.items():
             for key, value in tensors.items():
@@ -154,14 +153,12 @@ def check_noise(
     design: Design, budget: Budget, make_ledger: type[Watching] = Watching, *, seed: int = 0
 ) -> dict[str, Check]:
     """Is the noise of every release as long as booked? Over many steps, for numbers that are few a step."""
-    wide = design.width * design.tables
-    if design.along is None:
-        model, data = Rows(FEW, design.width, design.tables), canary_records(torch.arange(FEW), wide)
-    else:
-        model, data = Rows(1, FEW * wide), directed_records(torch.eye(FEW, FEW * wide))
+    # Directions need not be those of a first step: the noise is looked at, not the canaries.
+    directions = None if design.along is None else torch.eye(FEW, FEW * design.width)
+    data = design.records(torch.arange(FEW), directions)
     stage = open_stage(
         design.make(FEW, **design.options),
-        model,
+        design.model(FEW),
         canary_loss(design.kind),
         data,
         FullBatch(POPULATION, LONGEST),

@@ -1,22 +1,23 @@
 """A training of canaries through the library's own code, and what an attacker makes of what it released.
 
-The training is run once with the canaries whose coin fell so, under a ledger that keeps what left. Then the
-attacker replays it: the same method on *all* canaries, every one in every draw, forced to the same releases.
-Its public state is then the same at every step (that is checked), and its raw sums are what each canary
-would have contributed. With y the release and s the contribution in a canary's coordinates, both in units of
-the noise, and q the rate of the draw,
+Half of the canaries, chosen at random, take part in one training under a ledger that keeps what left. Then
+the attacker replays it: the same method on *all* canaries, every one in every draw, forced to the same
+releases. Its public state is then the same at every step (that is checked), and its raw sums are what each
+canary would have contributed. With y the release and s the contribution in a canary's coordinates, both in
+units of the noise, and q the rate of the draw,
 
     L = sum over draws log(1 - q + q exp(<y, s> - |s|^2 / 2))
 
 is the log-likelihood ratio of presence, if noise and sampling are what the plan says; if they are not, it is
 a statistic like any other.
 
-Of neighbours by replacement all canaries are there, and a coin decides between a record and its opposite, of
+Of neighbours by replacement all canaries are there, each at random as a record or as its opposite, of
 gradient g or -g. The attacker replays both, and the ratio is that of the one against the other.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.audit.canaries import Row, Rows, canary_loss, canary_records, directed_records
-from equipoise.methods import Context, Method
+from equipoise.audit.canaries import CanaryLayout, canary_loss, directed_records
+from equipoise.methods import Method
 from equipoise.privacy import Bounded, Budget, Draw, Ledger, PrivacyPlan, Sampling
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import NoiseHistory, Sums
@@ -33,10 +34,7 @@ from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup import TrainingSettings, TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 
-__all__ = ["Rehearsal", "Stage", "Watching", "open_stage", "rehearse"]
-
-MakeMethod = Callable[[], Method]
-Directions = Callable[[Context], Tensor]
+__all__ = ["CanaryTraining", "Rehearsal", "Stage", "Watching", "open_stage", "rehearse", "whitened"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,6 @@ class Watching(RecordingLedger):
         self.noted: list[Noted] = []
 
     def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
-        """As `Ledger.release`, kept."""
         out = super().release(draw, sums)
         self.noted.append(Noted(draw, {name: bounded.add_remove for name, bounded in sums.items()}))
         return out
@@ -65,7 +62,6 @@ class Everyone(ReplayLedger):
     """The attacker's: every record in every draw, and the releases of the real training."""
 
     def sample(self, draw: Draw, num_records: int) -> Tensor:
-        """All positions."""
         return torch.arange(num_records)
 
 
@@ -141,12 +137,96 @@ def open_stage(
     return Stage(setup, ledger, StepRunner(setup, ledger))
 
 
+@dataclass(frozen=True, kw_only=True)
+class CanaryTraining:
+    """What a training of canaries and the attacker's replays of it have alike.
+
+    Attributes:
+        make_method: called for the training and for every replay.
+        sampling: its population is a public number; `canaries` or more is usual.
+        budget: as for `PrivateTraining`; None where the method has multipliers of its own.
+        canaries: M.
+        layout: of the canaries.
+        seed: of the choice of canaries, of draws and of noise.
+        relation: of the plan.
+        hardened: noise on a grid of integers.
+    """
+
+    make_method: Callable[[], Method]
+    sampling: Sampling
+    budget: Budget | None
+    canaries: int
+    layout: CanaryLayout = CanaryLayout()
+    seed: int
+    relation: str = "add_or_remove_one"
+    hardened: bool = False
+
+    def open(self, data: Mapping[str, Tensor], make_ledger: Callable[..., Any] = Watching) -> Stage:
+        """The training of these records, under this ledger; always with the same draws and noise."""
+        return open_stage(
+            self.make_method(),
+            self.layout.model(self.canaries),
+            canary_loss(self.layout.kind),
+            data,
+            self.sampling,
+            self.budget,
+            seed=self.seed,
+            learning_rate=self.sampling.expected_size,  # a canary's part moves its own row by its length
+            relation=self.relation,
+            hardened=self.hardened,
+            make_ledger=make_ledger,
+        )
+
+    @functools.cached_property
+    def directions(self) -> Tensor | None:
+        """Of the canaries' gradients, [M, P]; None where each has parameters of its own."""
+        along = self.layout.along
+        if along is None:
+            return None
+        # What is public at the first step does not depend on the records: any will do.
+        anybody = directed_records(torch.eye(self.canaries, self.canaries * self.layout.width))
+        return self.open(anybody).steps.ask(lambda context, state: along(context))
+
+    def records(self, chosen: Tensor, signs: Tensor | None = None) -> dict[str, Tensor]:
+        """The canaries with these numbers."""
+        return self.layout.records(chosen, self.directions, signs)
+
+    def replay(self, real: Stage, data: Mapping[str, Tensor]) -> Tensor:
+        """L of these records, one per canary, against nobody in their places, [M]."""
+        watched = real.ledger
+        assert isinstance(watched, Watching)
+        attacker = self.open(
+            data, lambda *args, **kwargs: Everyone(watched.transcript, *args, **kwargs)
+        ).run()
+        if not torch.equal(attacker.parameters, real.parameters):
+            raise RuntimeError(
+                f"the attacker's replay of {real.setup.method.name!r} does not end at the parameters of the "
+                "training: its state is not a function of what was released"
+            )
+        replayed, plan = attacker.ledger, watched.plan
+        assert isinstance(replayed, Everyone)
+        ratios = torch.zeros(self.canaries, dtype=torch.float64)
+        releases, shifts = (
+            whitened(plan, sums, watched.noted) for sums in (watched.transcript, replayed.sums)
+        )
+        for y, s, noted in zip(releases, shifts, watched.noted, strict=True):
+            ratios += _log_ratio(y, s, plan.sampling_of(noted.draw.name).sampling_rate, self.canaries)
+        return ratios
+
+    def moved(self, real: Stage) -> Tensor:
+        """Where each canary's own parameters ended, [M, numbers of a canary]."""
+        if self.directions is not None:
+            return (self.directions @ real.parameters)[:, None]
+        ends = [value.detach().view(self.canaries, -1) for value in real.setup.parameters.values()]
+        return torch.cat(ends, dim=1)
+
+
 @dataclass(frozen=True)
 class Rehearsal:
     """Canaries, and what is seen of them.
 
     Attributes:
-        present: [M], the coins: there or not; of neighbours by replacement, the record or its opposite.
+        present: [M], who took part; of neighbours by replacement, the record (True) or its opposite.
         log_ratios: [M], L; zero where nothing was released with noise.
         moved: [M], how far each canary's parameters moved; of neighbours by replacement, which way.
         plan: what was released, for the claim.
@@ -159,102 +239,32 @@ class Rehearsal:
 
 
 def rehearse(
-    make_method: MakeMethod,
-    sampling: Sampling,
-    budget: Budget | None,
+    training: CanaryTraining,
     *,
-    canaries: int,
-    seed: int,
-    width: int = 1,
-    kind: Row = "linear",
-    tables: int = 1,
-    along: Directions | None = None,
-    relation: str = "add_or_remove_one",
     neighbours: str | None = None,
-    hardened: bool = False,
     make_ledger: Callable[..., Any] = Watching,
 ) -> Rehearsal:
     """One training with about half of the canaries, and the attacker's log-likelihood ratios of all.
 
     Args:
-        make_method: called for the training and for every replay of the attacker.
-        sampling: its population is a public number; `canaries` or more is usual.
-        budget: as for `PrivateTraining`; None where the method has multipliers of its own.
-        canaries: M.
-        seed: of coins, draws and noise.
-        width, tables, kind: as for `Rows` and `canary_loss`.
-        along: orthonormal directions of the canaries' gradients, [M, M * width], from what is public at the
-            first step; instead of a row of parameters for each canary.
-        relation: of the plan.
+        training: of the canaries.
         neighbours: the relation of the data sets that are told apart; the plan's when None.
-        hardened: noise on a grid of integers.
         make_ledger: a kind of `Watching`; audits of planted bugs give their own.
     """
-    coins = torch.Generator().manual_seed(seed)
-    present = torch.rand(canaries, generator=coins) < 0.5
-    everyone, replaced = torch.arange(canaries), (neighbours or relation) == "replace_one"
-    wide, parameters = width * tables, canaries * width
-
-    def stage(data: dict[str, Tensor], ledger: Callable[..., Any]) -> Stage:
-        return open_stage(
-            make_method(),
-            Rows(1, parameters) if along is not None else Rows(canaries, width, tables),
-            canary_loss(kind),
-            data,
-            sampling,
-            budget,
-            seed=seed,
-            learning_rate=sampling.expected_size,
-            relation=relation,
-            hardened=hardened,
-            make_ledger=ledger,
-        )
-
-    directions: Tensor | None = None
-    if along is not None:
-        # nobody's records: what is public at the first step does not depend on them
-        directions = stage(directed_records(torch.eye(canaries, parameters)), Watching).steps.ask(
-            lambda context, state: along(context)
-        )
-
-    def records(chosen: Tensor, signs: Tensor | None = None) -> dict[str, Tensor]:
-        if directions is None:
-            return canary_records(chosen, wide, signs)
-        return directed_records(directions[chosen], signs)
-
-    signs = torch.where(present, 1.0, -1.0)
-    real = stage(records(everyone, signs) if replaced else records(everyone[present]), make_ledger).run()
-    watched = real.ledger
+    canaries = training.canaries
+    present = torch.rand(canaries, generator=torch.Generator().manual_seed(training.seed)) < 0.5
+    everyone, replaced = torch.arange(canaries), (neighbours or training.relation) == "replace_one"
+    chosen = (everyone, torch.where(present, 1.0, -1.0)) if replaced else (everyone[present],)
+    real = training.open(training.records(*chosen), make_ledger).run()
+    watched, ends = real.ledger, training.moved(real)
     assert isinstance(watched, Watching)
-    if directions is None:
-        tensors = (value.detach().view(canaries, -1) for value in real.setup.parameters.values())
-        ends = torch.cat(list(tensors), dim=1)
-    else:
-        ends = (directions @ real.parameters)[:, None]
+    # Descent: the record of gradient g goes to -g, its opposite to g.
     moved = -ends.sum(dim=1) if replaced else ends.abs().amax(dim=1)
-    if not watched.transcript:
-        return Rehearsal(present, torch.zeros(canaries), moved, real.setup.plan)
-
-    def replay(data: dict[str, Tensor]) -> Tensor:
-        """L of these records against nobody in their places, [M]."""
-        attacker = stage(data, lambda *args, **kwargs: Everyone(watched.transcript, *args, **kwargs)).run()
-        if not torch.equal(attacker.parameters, real.parameters):
-            raise RuntimeError(
-                f"the attacker's replay of {real.setup.method.name!r} does not end at the parameters of the "
-                "training: its state is not a function of what was released"
-            )
-        replayed = attacker.ledger
-        assert isinstance(replayed, Everyone)
-        ratios = torch.zeros(canaries, dtype=torch.float64)
-        plan, left = watched.plan, whitened(watched.plan, watched.transcript, watched.noted)
-        shifts = whitened(plan, replayed.sums, watched.noted)
-        for y, s, noted in zip(left, shifts, watched.noted, strict=True):
-            ratios += _log_ratio(y, s, plan.sampling_of(noted.draw.name).sampling_rate, canaries)
-        return ratios
-
-    ratios = replay(records(everyone))
-    if replaced:
-        ratios -= replay(records(everyone, -torch.ones(canaries)))
+    ratios = torch.zeros(canaries)
+    if watched.transcript:
+        ratios = training.replay(real, training.records(everyone))
+        if replaced:  # L of the record against nobody, less that of its opposite against nobody
+            ratios -= training.replay(real, training.records(everyone, -torch.ones(canaries)))
     return Rehearsal(present, ratios, moved, real.setup.plan)
 
 

@@ -10,8 +10,8 @@ target; the others fit both laws for every record, and the score is
 
     L_i = log N(phi_i; m_in, s_in^2) - log N(phi_i; m_out, s_out^2).
 
-Every record of every model is present by a coin of its own. Balanced halves (every record in exactly K/2
-models) would let the other models' coins tell the target's.
+Every record is present in every model with probability 1/2, independently. Balanced halves (every record in
+exactly K/2 models) would let the assignment in the other models tell the one in the target.
 
 This is how strong a familiar attacker is, who has as many records of the same kind and sees the final model
 alone; it certifies nothing.
@@ -88,7 +88,7 @@ def train_shadows(
         observe: observe(number, inside [N] bool) -> phi [N]: trains on those records and asks about all.
         records: N.
         models: K, at least 4.
-        seed: of the coins.
+        seed: of the random assignment.
         shared_variance: as for `likelihood_ratios`; for fewer than 64 models where None.
 
     Raises:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from equipoise import _validate
 from equipoise.federated.client import Client
 
 __all__ = ["ClientPool"]
@@ -21,8 +22,7 @@ class ClientPool(Sequence[Client]):
     """
 
     def __init__(self, build: Callable[[int], Client], clients: int, most: int = 32) -> None:
-        if most < 1:
-            raise ValueError(f"most={most!r}: at least one client must be open while it works")
+        _validate.count("the clients that are open at a time", most=most)
         self._build, self._clients, self._most = build, clients, most
         self._open: OrderedDict[int, Client] = OrderedDict()
 
@@ -30,7 +30,6 @@ class ClientPool(Sequence[Client]):
         return self._clients
 
     def __getitem__(self, index: int) -> Client:  # type: ignore[override]
-        """The client, open."""
         if not 0 <= index < self._clients:
             raise IndexError(f"index={index}: there are {self._clients} clients")
         if index not in self._open:

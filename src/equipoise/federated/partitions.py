@@ -18,6 +18,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from equipoise import _validate
+
 __all__ = ["dirichlet", "iid", "one_class"]
 
 
@@ -59,8 +61,7 @@ def dirichlet(labels: Tensor, clients: int, alpha: float = 0.5, seed: int = 0) -
         100
     """
     _check(len(labels), clients)
-    if not alpha > 0:
-        raise ValueError(f"alpha={alpha!r}: give a concentration above zero")
+    _validate.positive("the concentration", alpha=alpha)
     rng, shares = _rng(seed), numpy.random.default_rng(seed)
     for _ in range(100):
         parts: list[list[Tensor]] = [[] for _ in range(clients)]
@@ -69,7 +70,7 @@ def dirichlet(labels: Tensor, clients: int, alpha: float = 0.5, seed: int = 0) -
             members = members[torch.randperm(len(members), generator=rng)]
             weights = torch.from_numpy(shares.dirichlet([alpha] * clients))
             cuts = (weights.cumsum(0) * len(members)).round().long()
-            cuts[-1] = len(members)
+            cuts[-1] = len(members)  # rounding may leave the last one short
             for p, piece in enumerate(torch.tensor_split(members, cuts[:-1])):
                 parts[p].append(piece)
         joined = [torch.cat(pieces).sort().values for pieces in parts]
@@ -109,8 +110,7 @@ def one_class(labels: Tensor, clients: int, seed: int = 0) -> list[Tensor]:
 
 
 def _check(num_records: int, clients: int) -> int:
-    if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
-        raise ValueError(f"clients={clients!r}: give a whole number of at least 1")
+    _validate.count(clients=clients)
     if num_records < clients:
         raise ValueError(f"clients={clients}: {num_records} records are too few for so many")
     return num_records // clients

@@ -47,9 +47,11 @@ __all__ = [
     "RoundRequests",
     "Strategy",
     "pick_clients",
+    "picked_per_round",
     "run_rounds",
     "simulate",
     "usable_replies",
+    "why_absent",
 ]
 
 _log = logging.getLogger("equipoise.federated")
@@ -215,24 +217,29 @@ class InProcessExchange:
         return len(self._clients)
 
     def send(self, request: Request, clients: Sequence[int]) -> dict[int, Reply | str]:
-        return {index: self._reply(index, request) for index in clients}
+        found: dict[int, Reply | str] = {}
+        for index in clients:
+            try:
+                found[index] = self._clients[index].answer(request)
+            except (*ABSENT, *CLIENT_FAILURES) as error:
+                found[index] = why_absent(index, error)
+        return found
 
-    def _reply(self, index: int, request: Request) -> Reply | str:
-        try:
-            return self._clients[index].answer(request)
-        except ABSENT as error:
-            return f"{type(error).__name__}: {error}"
-        except CLIENT_FAILURES as error:  # the message is for the client's own log, not for the server
-            _log.exception("client %s could not answer", index)
-            return f"{type(error).__name__}: the client's ledger or folder is broken; its own log says why"
+
+def why_absent(client: int, error: BaseException) -> str:
+    """What the server learns of a client that could not answer, while the error is handled."""
+    if isinstance(error, ABSENT):
+        return f"{type(error).__name__}: {error}"
+    # The message of a broken ledger is for the client's own log, not for the server.
+    _log.exception("client %s could not answer", client)
+    return f"{type(error).__name__}: the client's ledger or folder is broken; its own log says why"
 
 
 def usable_replies(
     strategy: Strategy, request: Request, clients: Sequence[int], found: Mapping[int, Any]
 ) -> tuple[dict[int, Reply], dict[int, str]]:
     """The replies that the strategy can use, and why each of the other clients is out of the round."""
-    replies: dict[int, Reply] = {}
-    absent: dict[int, str] = {}
+    replies, absent = dict[int, Reply](), dict[int, str]()
     for index in clients:
         reply = found.get(index, "no answer")
         why = reply if isinstance(reply, str) else strategy.refusal(request, reply)
@@ -320,12 +327,8 @@ def run_rounds(
     Raises:
         ValueError: numbers that make no sense, or a folder of another training.
     """
-    for name, value in (("rounds", rounds), ("first_round", first_round)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
-    count = len(exchange) if clients_per_round is None else clients_per_round
-    if not 1 <= count <= len(exchange):
-        raise ValueError(f"clients_per_round={clients_per_round!r}: give 1 to {len(exchange)} or None")
+    _validate.count(rounds=rounds, first_round=first_round)
+    count = picked_per_round(len(exchange), clients_per_round)
     history, disk = FederationHistory(copied(params)), None
     if folder is not None:
         settings = {"clients": len(exchange), "clients_per_round": count}
@@ -334,8 +337,7 @@ def run_rounds(
     silent = False
     for number in range(first_round + len(history.rounds), first_round + rounds):
         asked = pick_clients(len(exchange), count, seed, number)
-        present = list(asked)
-        absent: dict[int, str] = {}
+        present, absent = list(asked), dict[int, str]()
         bytes_down = bytes_up = 0
         requests = strategy.round(number, history.params)
         request = next(requests)
@@ -371,6 +373,14 @@ def run_rounds(
     return history
 
 
+def picked_per_round(clients: int, clients_per_round: int | None) -> int:
+    """How many of the clients take part in a round: all of them when None."""
+    count = clients if clients_per_round is None else clients_per_round
+    if not 1 <= count <= clients:
+        raise ValueError(f"clients_per_round={clients_per_round!r}: give 1 to {clients} or None")
+    return count
+
+
 def pick_clients(clients: int, count: int, seed: int, number: int) -> tuple[int, ...]:
     """The clients of round `number`, sorted: `count` of them, by the public seed.
 
@@ -380,6 +390,7 @@ def pick_clients(clients: int, count: int, seed: int, number: int) -> tuple[int,
     """
     if count == clients:
         return tuple(range(clients))
+    # A generator for each round: a server that restarts picks the same clients without the rounds before.
     rng = torch.Generator().manual_seed((seed << 20) ^ number)
     return tuple(sorted(torch.randperm(clients, generator=rng)[:count].tolist()))
 

@@ -23,6 +23,7 @@ from flwr.serverapp import (
     SamplingMethod,
 )
 
+from equipoise import _validate
 from equipoise._roots import crossing
 from equipoise.privacy import epsilon
 
@@ -135,8 +136,7 @@ class LedgerAccountant:
         self._booked = booked
 
     def _check(self, event: GaussianPrivacyEvent, count: int) -> None:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"count={count!r}: give a whole number of at least 1")
+        _validate.count(count=count)
         if event.population_size != self._config.population_size:
             raise ValueError(
                 f"population_size={event.population_size} of the event differs from the settings' "

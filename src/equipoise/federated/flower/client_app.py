@@ -68,13 +68,16 @@ def client_app(build: Callable[[Context], OpenClient]) -> ClientApp:
     """
     app = introduction_app()
 
+    def reply(client: OpenClient, content: RecordDict, kind: Kind) -> RecordDict:
+        return write_reply(client.answer(read_request(content, kind)))
+
     @app.query(MESSAGE_TYPES["query"].removeprefix("query."))
     def query(message: Message, context: Context) -> Message:
-        return answer_message(message, context, build, lambda client: _reply(client, message, "query"))
+        return answer_message(message, context, build, lambda client: reply(client, message.content, "query"))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return answer_message(message, context, build, lambda client: _reply(client, message, "train"))
+        return answer_message(message, context, build, lambda client: reply(client, message.content, "train"))
 
     return app
 
@@ -110,7 +113,3 @@ def answer_message(
         _log.exception("client %s could not answer", context.node_config.get("partition-id"))
         content = write_refusal(FAILED)
     return Message(content, reply_to=message)
-
-
-def _reply(client: OpenClient, message: Message, kind: Kind) -> RecordDict:
-    return write_reply(client.answer(read_request(message.content, kind)))

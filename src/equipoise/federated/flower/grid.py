@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from equipoise import _validate
 from equipoise.federated.flower.client_app import CLIENT, NUMBER
 from equipoise.federated.flower.wire import MESSAGE_TYPES, read_reply, write_request
 from equipoise.federated.messages import Reply, Request
@@ -31,10 +32,8 @@ class GridExchange:
     """
 
     def __init__(self, grid: Grid, clients: int, *, timeout: float = 3600.0) -> None:
-        if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
-            raise ValueError(f"clients={clients!r}: give a whole number of at least 1")
-        if not timeout > 0:
-            raise ValueError(f"timeout={timeout!r}: give a number of seconds above 0")
+        _validate.count(clients=clients)
+        _validate.positive("in seconds", timeout=timeout)
         self._grid, self._clients, self._timeout = grid, clients, timeout
         self._nodes: dict[int, int] = {}
 

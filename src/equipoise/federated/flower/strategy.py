@@ -6,8 +6,7 @@ turn. `serve` is the alternative: this library's own loop over the grid, with th
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -19,10 +18,10 @@ from equipoise.federated.flower.wire import read_params, read_reply, to_record
 from equipoise.federated.messages import Request
 from equipoise.federated.server import (
     FederationHistory,
-    RoundReport,
     RoundRequests,
     Strategy,
     pick_clients,
+    picked_per_round,
     run_rounds,
     usable_replies,
 )
@@ -39,7 +38,7 @@ class FlowerStrategy(Base):
         clients: P, how many there are.
         clients_per_round: picked at random each round; all when None.
         seed: of that choice.
-        timeout: seconds that the clients have for the radius query; Flower's loop has a `timeout` of its own
+        timeout: seconds that the clients have for a query; Flower's loop has a `timeout` of its own
             for the training.
     """
 
@@ -52,10 +51,8 @@ class FlowerStrategy(Base):
         seed: int = 0,
         timeout: float = 3600.0,
     ) -> None:
-        count = clients if clients_per_round is None else clients_per_round
-        if not 1 <= count <= clients:
-            raise ValueError(f"clients_per_round={clients_per_round!r}: give 1 to {clients} or None")
-        self.strategy, self._clients, self._count = strategy, clients, count
+        self.strategy, self._clients = strategy, clients
+        self._count = picked_per_round(clients, clients_per_round)
         self._seed, self._timeout = seed, timeout
         self._exchange: GridExchange | None = None
         # The round under way between `configure_train` and `aggregate_train`.
@@ -105,8 +102,7 @@ class FlowerStrategy(Base):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """None: a client's accuracy on its private records would be a release."""
-        return []
+        return []  # a client's accuracy on its private records would be a release
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         return None
@@ -122,29 +118,25 @@ def serve(
     params: Parameters,
     rounds: int,
     *,
-    folder: str | os.PathLike[str] | None = None,
     timeout: float = 3600.0,
     wait: float = 60.0,
-    clients_per_round: int | None = None,
-    seed: int = 0,
-    evaluate: Callable[[Parameters], Mapping[str, float]] | None = None,
-    on_round: Callable[[RoundReport], None] | None = None,
+    **options: Any,
 ) -> FederationHistory:
     """Run the rounds over a grid, in the main function of a server app.
 
     Args:
         grid: of the server app.
-        strategy, params, rounds, clients_per_round, seed, evaluate, on_round: as for `run_rounds`.
+        strategy, params, rounds: as for `run_rounds`.
         clients: P.
-        folder: the server's own; a server that restarts with it goes on after its last round.
         timeout: seconds that clients have for an answer.
         wait: seconds to wait for the clients before the first round; then it goes on with those that are
             there.
+        options: further arguments of `run_rounds`; a server that restarts with its `folder` goes on after its
+            last round.
 
     Raises:
         ValueError: as `run_rounds`.
     """
     exchange = GridExchange(grid, clients, timeout=timeout)
     exchange.wait(seconds=wait)
-    options: dict[str, Any] = {"clients_per_round": clients_per_round, "seed": seed, "folder": folder}
-    return run_rounds(strategy, exchange, params, rounds, evaluate=evaluate, on_round=on_round, **options)
+    return run_rounds(strategy, exchange, params, rounds, **options)
