@@ -12,7 +12,7 @@ import equipoise as eq
 from equipoise.gradients import GradientEngine
 from equipoise.methods.anchored.anchor_thresholds import Constant, Distance, Quantile, ReleasedNorm
 from equipoise.methods.anchored.noise_split import LeastDisplacement, NoiseFactor
-from equipoise.methods.anchored.schedule import AtRandom, Every, draw_schedule
+from equipoise.methods.anchored.schedule import AtRandom, Every
 from equipoise.methods.base import Setting
 from equipoise.privacy import Draw, FixedEpochs, FullBatch, Poisson, WithoutReplacement
 from equipoise.privacy.accounting.epsilon import quick_epsilon
@@ -27,9 +27,11 @@ SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}
 def moving(routine, period):
     """The schedule of a routine of the paper."""
     kind = Every if routine in (2, 4) else AtRandom
-    made = kind(period, takes_next=routine in (3, 4))
-    assert made.routine == routine
-    return made
+    return kind(period, takes_next=routine in (3, 4))
+
+
+def drawn(routine, steps, period, seed=0):
+    return moving(routine, period).draw(steps, period, torch.Generator().manual_seed(seed))
 
 
 def plan(method, sampling, budget=None, relation="add_or_remove_one"):
@@ -47,13 +49,13 @@ def cost(found):
 def test_anchors_move_as_the_routines_say():
     """T = 6, m = 3: renewals after k = 1 and 4; an anchor renewed after the last step would be for nobody."""
     for routine in (2, 4):
-        schedule = draw_schedule(routine, 6, 3)
+        schedule = drawn(routine, 6, 3)
         assert sorted(schedule.renewals) == [1, 4]
         assert schedule.num_anchors == 3
-    assert draw_schedule(2, 6, 3).num_coupled == 5
-    assert draw_schedule(4, 6, 3).num_coupled == 3
-    assert sorted(draw_schedule(2, 5, 3).renewals) == [1]  # k = 4 would be the last of five steps
-    assert sorted(draw_schedule(2, 4, 1).renewals) == [0, 1, 2]  # every k is 1 mod 1
+    assert drawn(2, 6, 3).num_coupled == 5
+    assert drawn(4, 6, 3).num_coupled == 3
+    assert sorted(drawn(2, 5, 3).renewals) == [1]  # k = 4 would be the last of five steps
+    assert sorted(drawn(2, 4, 1).renewals) == [0, 1, 2]  # every k is 1 mod 1
 
 
 @pytest.mark.parametrize("routine", [1, 2, 3, 4])
@@ -82,7 +84,7 @@ def test_the_anchor_is_the_iterate_that_the_routine_takes(routine):
 
 def test_coins_follow_the_public_generator_and_the_probability():
     def coins(seed):
-        return draw_schedule(1, 5000, 8, torch.Generator().manual_seed(seed)).renewals
+        return drawn(1, 5000, 8, seed).renewals
 
     assert coins(0) == coins(0) != coins(1)
     assert 0.11 < len(coins(0)) / 5000 < 0.14
@@ -376,8 +378,6 @@ def test_epsilon_grows_with_steps_anchors_and_rates():
 
 
 def test_bad_settings_are_named():
-    with pytest.raises(ValueError, match="routine=5"):
-        draw_schedule(5, 2, 1)
     with pytest.raises(ValueError, match=r"period=2\.5"):
         Every(2.5)
     AtRandom(2.5)

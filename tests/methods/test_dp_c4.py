@@ -301,7 +301,7 @@ def test_an_audit_tells_raw_thresholds_from_released_ones():
     other = {name: value.clone() for name, value in data.items()}
     other["y"][0] = other["x"][0] @ solution + 1.0
     noise = published_noise_multipliers(
-        4.0, 1e-5, steps=steps, batch=records, anchor_batch=records, probability=1 / 8, routine=2
+        4.0, 1e-5, steps=steps, batch=records, anchor_batch=records, probability=1 / 8, takes_next=False
     )
     options = {
         "schedule": Every(8), "anchor_batch_size": records,
@@ -323,15 +323,15 @@ def test_an_audit_tells_raw_thresholds_from_released_ones():
 
 def test_the_noise_of_theorem_3():
     given = {"steps": 1000, "batch": 64, "anchor_batch": 2000, "probability": 0.064}
-    z = published_noise_multipliers(1.0, 1e-5, routine=1, **given)
+    z = published_noise_multipliers(1.0, 1e-5, takes_next=False, **given)
     assert z == pytest.approx((311.258, 875.166), rel=1e-5)
     assert (z[0] / 64, z[1] / 2000) == pytest.approx((4.86340, 0.437583), rel=1e-5)
-    assert published_noise_multipliers(1.0, 1e-5, routine=4, **given) == pytest.approx(
+    assert published_noise_multipliers(1.0, 1e-5, takes_next=True, **given) == pytest.approx(
         (301.173, 860.930), rel=1e-5
     )
-    for routine in (1, 2, 3, 4):
-        z = published_noise_multipliers(1.0, 1e-5, routine=routine, **given)
-        back = claimed_epsilon(*z, 1e-5, steps=1000, probability=0.064, routine=routine)
+    for takes_next in (False, True):
+        z = published_noise_multipliers(1.0, 1e-5, takes_next=takes_next, **given)
+        back = claimed_epsilon(*z, 1e-5, steps=1000, probability=0.064, takes_next=takes_next)
         assert back == pytest.approx(1.0, rel=1e-12)
 
 

@@ -92,8 +92,6 @@ class DPSGD(Method):
         return resolve_threshold(self.clip_norm)
 
     def plan(self, setting: Setting) -> Plan:
-        """One release of the gradient a step, with the count beside it where the threshold is learned."""
-
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
             return self._plan(setting.sampling, setting.relation, noise_multiplier)
 
@@ -107,11 +105,9 @@ class DPSGD(Method):
         return PrivacyPlan(releases, sampling, relation)
 
     def init(self, context: Context) -> State:
-        """The threshold of the first step."""
         return {"threshold": self.threshold.start()}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """One draw, one release."""
         clip_norm = self.threshold.at(context.step, state["threshold"])
         groups, limits = self._groups(context.params, clip_norm)
 

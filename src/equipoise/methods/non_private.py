@@ -60,15 +60,12 @@ class ClipSGD(Method):
             _validate.positive(clip_norm=self.clip_norm)
 
     def plan(self, setting: Setting) -> Plan:
-        """No proven release; the budget plays no part."""
         return Plan(PrivacyPlan([], setting.sampling, setting.relation, [Unproven("gradient")]))
 
     def init(self, context: Context) -> State:
-        """Nothing to remember."""
         return {}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """The mean clipped gradient."""
         limit = min(self.clip_norm, 1e30)  # an infinite threshold times a weight of zero would be no number
         draw = context.draw("batch")
         sums = draw.query(lambda rows, ids: {"gradient": clip(rows, Abadi(), limit)})
@@ -114,11 +111,9 @@ class EFSGD(Method):
         return self.clip_norm if self.feedback_clip_norm is None else self.feedback_clip_norm
 
     def plan(self, setting: Setting) -> Plan:
-        """No proven release; the budget plays no part."""
         return Plan(PrivacyPlan([], setting.sampling, setting.relation, [Unproven("gradient")]))
 
     def init(self, context: Context) -> State:
-        """An empty memory."""
         return {"memory": zeros_like(context.params)}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:

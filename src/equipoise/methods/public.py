@@ -70,27 +70,21 @@ class PublicOnly(Method):
             _validate.count("the records of a step", public_batch_size=self.public_batch_size)
 
     def plan(self, setting: Setting) -> Plan:
-        """Nothing is released."""
         return Plan(PrivacyPlan([], setting.sampling, setting.relation))
 
     def gradients_per_step(self, plan: Plan) -> float:
-        """Those of public records."""
         return self.public.drawn_size(self.public_batch_size)
 
     def init(self, context: Context) -> State:
-        """Nothing is carried from step to step."""
         return {}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """The mean gradient of public records."""
         return mean_gradient(context, self.public, self.public_batch_size), state
 
     def public_batches(self) -> Sequence[PublicRecords]:
-        """The records that it trains on."""
         return (self.public,)
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        """How many records are public."""
         return self.public.assumptions()
 
 
@@ -179,18 +173,15 @@ class PublicWarmStart(MethodWrapper):
         return Plan(inner.releases, WarmStart(self._warm(setting.sampling), inner))
 
     def gradients_per_step(self, plan: Plan) -> float:
-        """Those of public records in the public steps, those of the inner method in the others."""
         start: WarmStart = plan.constants
         public, later = self.public.drawn_size(self.public_batch_size), start.inner.releases.sampling.steps
         total = start.steps * public + later * self.inner.gradients_per_step(start.inner)
         return total / (start.steps + later)
 
     def init(self, context: Context) -> State:
-        """The inner method starts after the public steps."""
         return {"inner": None}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """A public step, or one of the inner method."""
         start: WarmStart = context.plan.constants
         if context.step < start.steps:
             estimate = mean_gradient(context, self.public, self.public_batch_size, self._warm_norm())
@@ -200,23 +191,18 @@ class PublicWarmStart(MethodWrapper):
         return super().step(later, {"inner": inner})
 
     def rebase(self, state: State, params: Parameters) -> State:
-        """As the inner method's, once it has begun."""
         return state if state["inner"] is None else super().rebase(state, params)
 
     def metrics(self, state: State) -> Mapping[str, float]:
-        """The inner method's, once it has begun."""
         return {} if state["inner"] is None else super().metrics(state)
 
     def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
-        """The inner method's, for the private steps."""
         return self.inner.claimed_epsilon(plan.constants.inner, delta)
 
     def public_batches(self) -> Sequence[PublicRecords]:
-        """Those of the public steps, and the inner method's."""
         return (self.public, *self.inner.public_batches())
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        """How many records are public, and what the inner method assumes."""
         return tuple(dict.fromkeys((*self.public.assumptions(), *self.inner.assumptions(plan))))
 
     @classmethod

@@ -72,8 +72,6 @@ class RandomSparsification(Method):
             )
 
     def plan(self, setting: Setting) -> Plan:
-        """One release of the gradient a step."""
-
         def at(scale: float) -> PrivacyPlan:
             releases = [Release("gradient", self.clip_norm, Gaussian(scale))]
             return PrivacyPlan(releases, setting.sampling, setting.relation)
@@ -81,11 +79,9 @@ class RandomSparsification(Method):
         return Plan(setting.calibrated(at, self.noise_multiplier))
 
     def init(self, context: Context) -> State:
-        """Nothing is carried from step to step."""
         return {}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """One mask, one draw, one release."""
         rng = context.public_rng(context.step)
         masks = {
             name: (torch.rand(value.shape, generator=rng) >= self.drop_rate).to(value.device)

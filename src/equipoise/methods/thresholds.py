@@ -75,15 +75,12 @@ class Fixed(Threshold):
         _validate.positive(clip_norm=self.clip_norm)
 
     def start(self) -> float:
-        """C_0."""
         return float(self.clip_norm)
 
     def at(self, step: int, learned: float) -> float:
-        """C, whatever the step."""
         return float(self.clip_norm)
 
     def upper(self, steps: int) -> float:
-        """C."""
         return float(self.clip_norm)
 
 
@@ -114,7 +111,6 @@ class ExponentialDecay(Threshold):
             raise ValueError(f"floor={self.floor!r}: it must lie between 0 and clip_norm={self.clip_norm!r}")
 
     def start(self) -> float:
-        """C."""
         return float(self.clip_norm)
 
     def at(self, step: int, learned: float) -> float:
@@ -123,7 +119,6 @@ class ExponentialDecay(Threshold):
         return max(self.floor, self.clip_norm * self.rate**step, 1e-30)
 
     def upper(self, steps: int) -> float:
-        """C."""
         return float(self.clip_norm)
 
 
@@ -148,7 +143,6 @@ class LinearDecay(Threshold):
             raise ValueError(f"steps={self.steps!r}: a schedule needs at least one step")
 
     def start(self) -> float:
-        """C."""
         return float(self.clip_norm)
 
     def at(self, step: int, learned: float) -> float:
@@ -156,7 +150,6 @@ class LinearDecay(Threshold):
         return self.clip_norm + (self.final - self.clip_norm) * min(1.0, step / max(1, self.steps - 1))
 
     def upper(self, steps: int) -> float:
-        """The larger end."""
         return float(max(self.clip_norm, self.final))
 
 
@@ -175,17 +168,14 @@ class Schedule(Threshold):
     function: Callable[[int], float]
 
     def start(self) -> float:
-        """C_0."""
         return self.at(0, 0.0)
 
     def at(self, step: int, learned: float) -> float:
-        """f(step), checked to be a finite number above zero."""
         value = float(self.function(step))
         _validate.positive(**{f"clip_norm schedule at step {step}": value})
         return value
 
     def upper(self, steps: int) -> float:
-        """The largest value of the schedule over the steps."""
         return max((self.at(step, 0.0) for step in range(steps)), default=self.start())
 
 
@@ -231,15 +221,12 @@ class ReleasedQuantile(Threshold):
         return float(low), float(high)
 
     def start(self) -> float:
-        """C_0."""
         return float(self.initial)
 
     def at(self, step: int, learned: float) -> float:
-        """The learned value."""
         return learned
 
     def upper(self, steps: int) -> float:
-        """The public maximum."""
         return self.limits[1]
 
     def count_noise_multiplier(self, expected_batch_size: float) -> float:

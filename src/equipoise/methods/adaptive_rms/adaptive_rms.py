@@ -88,7 +88,6 @@ class RMSClipping(Method):
     # ---- privacy
 
     def plan(self, setting: Setting) -> Plan:
-        """The gradient of every step and the squares of every step or round."""
         sampling = setting.sampling
         rounds = math.ceil(sampling.steps / self.steps_per_round)
         query = sampling if self.fused else self.query_sampling(sampling, rounds)
@@ -139,7 +138,6 @@ class RMSClipping(Method):
     # ---- steps
 
     def init(self, context: Context) -> State:
-        """The first radius, G."""
         return dict(self.rule.start())
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
@@ -187,7 +185,6 @@ class RMSClipping(Method):
         return dict(self.rule.update(state, limit * mean, noise, plan.constants.steps))
 
     def metrics(self, state: State) -> Mapping[str, float]:
-        """The radius of the next step."""
         return {"radius": state["clip_norm"]}
 
 
@@ -297,7 +294,6 @@ class AdaptiveRMS(RMSClipping):
         return sampling_at(self.variant.sampling_rate, sampling, rounds)
 
     def init(self, context: Context) -> State:
-        """The first radius, G or the given one."""
         return dict(self.rule.start(self.initial_clip_norm))
 
 

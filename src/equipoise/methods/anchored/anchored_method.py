@@ -16,24 +16,24 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.anchored.noise_split import (
-    LeastDisplacement,
     NoiseFactor,
     NoiseSplit,
+    TwoMultipliers,
     anchor_noise,
-    best_factor,
     displacement,
 )
-from equipoise.methods.anchored.schedule import AnchorSchedule, Renewal, draw_schedule
+from equipoise.methods.anchored.schedule import AnchorSchedule, Every, Renewal
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 from equipoise.methods.named_tensors import copied
+from equipoise.methods.thresholds import Threshold
 from equipoise.privacy import calibrate, calibrate_noise_multiplier
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
@@ -43,6 +43,7 @@ __all__ = ["AnchoredMethod", "Anchors", "anchor_sampling"]
 
 
 BATCHES_OF_ANCHOR = 16
+"""The anchor batch, where none is given, in expected batches: 4096 records to 256."""
 
 
 FRESH_NOISE = (
@@ -50,7 +51,6 @@ FRESH_NOISE = (
     "them; the paper's pseudocode puts new noise on one and the same sum until the anchor moves, which is "
     "neither done nor covered"
 )
-"""The anchor batch, where none is given, in expected batches: 4096 records to 256."""
 
 
 @dataclass(frozen=True)
@@ -68,29 +68,31 @@ class Anchors:
     schedule: AnchorSchedule
 
 
+@dataclass(frozen=True, kw_only=True)
 class AnchoredMethod(Method):
     """What DP-SVRG, DP-C4 and DP-C4+ share: schedule, split of the budget, and the step.
 
     Args:
-        schedule: when the anchor moves (see `schedule`).
+        clip_norm: C > 0, the clip norm or its cap.
+        schedule: when the anchor moves: `Every` (default) or `AtRandom`.
         anchor_batch_size: n_A, expected records of an anchor gradient; the population means all records. By
             default 16 batches, at most the population.
-        split: z_1 over DP-SGD's multiplier for the same budget.
-        noise_multiplier: z_1 of the coupled term; calibrated when None.
-        anchor_noise_multiplier: z_2 of the anchor gradient; calibrated when None.
+        split: z_1 over DP-SGD's multiplier for the same budget: `NoiseFactor` or `LeastDisplacement`.
+        noise_multiplier: z_1, noise of the coupled sum over its bound; calibrated when None.
+        anchor_noise_multiplier: z_2, noise of the anchor sum over its bound; calibrated when None.
     """
 
     threshold_ratio: ClassVar[float] = 1.0
     """Expected ratio of the squared thresholds, coupled over anchor."""
 
-    schedule: Renewal
-    anchor_batch_size: float | None
-    split: NoiseSplit
-    noise_multiplier: float | None
-    anchor_noise_multiplier: float | None
+    clip_norm: float | Callable[[int], float] | Threshold = 1.0
+    schedule: Renewal = Every()
+    anchor_batch_size: float | None = None
+    split: NoiseSplit = NoiseFactor()
+    noise_multiplier: float | None = None
+    anchor_noise_multiplier: float | None = None
 
-    def _check_anchors(self) -> None:
-        """Of what all share, for constructors."""
+    def __post_init__(self) -> None:
         _validate.instance(Renewal, "Every(8)", schedule=self.schedule)
         _validate.instance(NoiseSplit, "NoiseFactor(1.15)", split=self.split)
         for name in ("noise_multiplier", "anchor_noise_multiplier", "anchor_batch_size"):
@@ -98,7 +100,6 @@ class AnchoredMethod(Method):
                 _validate.positive("or None to have it chosen", **{name: getattr(self, name)})
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        """How noise at every step differs from the paper's."""
         return (FRESH_NOISE,) if self.schedule.fresh_noise else ()
 
     def passes_over(self, draw: str) -> int:
@@ -115,9 +116,7 @@ class AnchoredMethod(Method):
         """Noise multipliers of counts released beside "coupled" and "anchor", by the name of that release."""
         return {}
 
-    def published_noise(
-        self, setting: Setting, anchor: Sampling, period: float
-    ) -> tuple[float, float] | None:
+    def published_noise(self, setting: Setting, anchors: Anchors) -> tuple[float, float] | None:
         """Noise multipliers (z_1, z_2) of a recipe as published; None to calibrate."""
         return None
 
@@ -132,19 +131,19 @@ class AnchoredMethod(Method):
     # ---- plan
 
     def plan(self, setting: Setting) -> Plan:
-        """The anchor schedule, the releases and their noise."""
         sampling = setting.sampling
         size = self.anchor_size(sampling)
         period = self.period(sampling)
-        schedule = draw_schedule(self.schedule.routine, sampling.steps, period, setting.public_rng())
+        schedule = self.schedule.draw(sampling.steps, period, setting.public_rng())
         every = self.schedule.fresh_noise
-        anchors = sampling.steps if every else schedule.num_anchors
-        anchor = anchor_sampling(sampling, size, anchors)
+        # A fresh anchor gradient is a release of its own in every step.
+        count = sampling.steps if every else schedule.num_anchors
+        anchor = anchor_sampling(sampling, size, count)
         coupled_bound, anchor_bound = self.max_bounds(sampling.steps)
         counts = self.counts(sampling.expected_size, anchor.expected_size)
 
         def with_noise(coupled: float, at_anchor: float) -> PrivacyPlan:
-            releases = [Release("anchor", anchor_bound, Gaussian(at_anchor), anchors, "anchor", anchor)]
+            releases = [Release("anchor", anchor_bound, Gaussian(at_anchor), count, "anchor", anchor)]
             if "anchor" in counts:
                 name, number = "anchor_count", schedule.num_anchors
                 releases.append(Release(name, 0.5, Gaussian(counts["anchor"]), number, "anchor", anchor))
@@ -155,15 +154,16 @@ class AnchoredMethod(Method):
                     releases.append(Release("coupled_count", 0.5, Gaussian(counts["coupled"]), number))
             return PrivacyPlan(releases, sampling, setting.relation)
 
-        given = (self.noise_multiplier, self.anchor_noise_multiplier)
-        published = self.published_noise(setting, anchor, period) if given == (None, None) else None
+        anchors = Anchors(anchor, period, schedule)
+        z, at_anchor = self.noise_multiplier, self.anchor_noise_multiplier
+        published = self.published_noise(setting, anchors) if z is None and at_anchor is None else None
         if published is not None:
             plan = with_noise(*published)
-        elif given[1] is not None and (given[0] is not None or not schedule.num_coupled):
-            plan = with_noise(given[0] or 1.0, given[1])
+        elif at_anchor is not None and (z is not None or not schedule.num_coupled):
+            plan = with_noise(z or 1.0, at_anchor)  # without a coupled term its multiplier is in no release
         else:
-            plan = self._calibrated(with_noise, setting, anchor, period, schedule)
-        return Plan(plan, Anchors(anchor, period, schedule))
+            plan = self._calibrated(with_noise, setting, anchors)
+        return Plan(plan, anchors)
 
     def anchor_size(self, sampling: Sampling) -> float:
         """n_A, the expected records of an anchor gradient."""
@@ -183,58 +183,46 @@ class AnchoredMethod(Method):
             return self.schedule.period
         return max(1, round(self.anchor_size(sampling) / (2 * sampling.expected_size)))
 
-    def _calibrated(
-        self,
-        with_noise: Any,
-        setting: Setting,
-        anchor: Sampling,
-        period: float,
-        schedule: AnchorSchedule,
-    ) -> PrivacyPlan:
+    def _calibrated(self, with_noise: TwoMultipliers, setting: Setting, anchors: Anchors) -> PrivacyPlan:
+        sampling, anchor, schedule = setting.sampling, anchors.anchor, anchors.schedule
+        given, given_anchor = self.noise_multiplier, self.anchor_noise_multiplier
         if setting.other_runs:
-            # The ratio of the multipliers is that of a run with the budget to itself.
-            alone = dataclasses.replace(setting, other_runs=())
-            plan = self._calibrated(with_noise, alone, anchor, period, schedule)
+            # The ratio of the multipliers is that of a run with the budget to itself; both are then raised
+            # together until the other runs fit in beside them.
+            plan = self._calibrated(with_noise, dataclasses.replace(setting, other_runs=()), anchors)
             at_anchor = plan["anchor"].noise_multiplier
             coupled = plan["coupled"].noise_multiplier if schedule.num_coupled else 1.0
-            free = (self.noise_multiplier is None, self.anchor_noise_multiplier is None)
             return setting.calibrated(
                 lambda scale: with_noise(
-                    scale * coupled if free[0] else coupled, scale * at_anchor if free[1] else at_anchor
+                    given or scale * coupled, scale * at_anchor if given_anchor is None else at_anchor
                 )
             )
-        sampling = setting.sampling
         budget = setting.required_budget("both noise_multiplier and anchor_noise_multiplier")
-        # At equal shares of a large noise the multipliers are to each other as rate times root of count.
-        spread = math.sqrt(schedule.num_anchors / max(1, schedule.num_coupled))
-        ratio = anchor.sampling_rate / sampling.sampling_rate * spread
         if not schedule.num_coupled:
             return calibrate(lambda scale: with_noise(1.0, scale), budget)
-        if self.anchor_noise_multiplier is not None:
-            return calibrate(lambda scale: with_noise(scale, self.anchor_noise_multiplier), budget)
-        if self.noise_multiplier is not None:
-            return anchor_noise(with_noise, self.noise_multiplier, budget, self.noise_multiplier * ratio)
+        if given_anchor is not None:
+            return calibrate(lambda scale: with_noise(scale, given_anchor), budget)
+        # At equal shares of a large noise the multipliers are to each other as rate times root of count.
+        spread = math.sqrt(schedule.num_anchors / schedule.num_coupled)
+        ratio = anchor.sampling_rate / sampling.sampling_rate * spread
+        if given is not None:
+            return anchor_noise(with_noise, given, budget, given * ratio)
         of_dp_sgd = calibrate_noise_multiplier(sampling, budget, setting.relation)
 
         def plan_of(factor: float) -> PrivacyPlan:
             return anchor_noise(with_noise, factor * of_dp_sgd, budget, factor * of_dp_sgd * ratio)
 
-        if isinstance(self.split, NoiseFactor):
-            return plan_of(self.split.factor)
-        assert isinstance(self.split, LeastDisplacement)
-        ratio_of_squares = self.split.threshold_ratio or self.threshold_ratio
-
-        def moved(plan: PrivacyPlan) -> float:
+        def moved(plan: PrivacyPlan, ratio_of_squares: float | None) -> float:
             return displacement(
                 plan["coupled"].noise_multiplier,
                 plan["anchor"].noise_multiplier,
                 sampling.expected_size,
                 anchor.expected_size,
-                period,
-                ratio_of_squares,
+                anchors.period,
+                ratio_of_squares or self.threshold_ratio,
             )
 
-        return best_factor(plan_of, moved)[1]
+        return self.split.choose(plan_of, moved)
 
     # ---- steps
 

@@ -19,6 +19,7 @@ As published, C_1 of DP-C4 and C_2 of both are raw private numbers: `equipoise.p
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -37,13 +38,10 @@ from equipoise.methods.anchored.anchor_thresholds import (
     norm_of,
 )
 from equipoise.methods.anchored.anchored_method import AnchoredMethod
-from equipoise.methods.anchored.noise_split import NoiseFactor, NoiseSplit
-from equipoise.methods.anchored.schedule import Every, Renewal
-from equipoise.methods.base import Context, Parameters, Plan, State
+from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.named_tensors import mean_of
-from equipoise.privacy import PrivacyPlan
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.counts import centred_indicator, soft_indicator
@@ -64,40 +62,102 @@ ROUNDING = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
 class ClippedDifferences(AnchoredMethod):
-    """What DP-C4 and DP-C4+ share, in the library and as published: sums clipped at two thresholds."""
+    """What DP-C4 and DP-C4+ share, in the library and as published: sums clipped at two thresholds.
 
-    clip_norm: float
+    The cap of both thresholds is C = `clip_norm`, which is also the first anchor threshold of DP-C4+.
+    """
+
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.positive("a cap of a threshold", clip_norm=self.clip_norm)
+
+    # ---- how the thresholds follow
+
+    @abstractmethod
+    def at_new_anchor(self, context: Context, draw: DrawHandle, state: State) -> State:
+        """The state with C_2 of an anchor whose gradient is about to be released."""
+
+    @abstractmethod
+    def coupled_threshold(self, context: Context, draw: DrawHandle, state: State, distance: float) -> float:
+        """C_1 at the distance ||x - w||."""
+
+    def learn_anchor(self, state: State, released: Released) -> State:
+        """The state after the release of a new anchor's gradient."""
+        return state
+
+    def learn_coupled(self, state: State, distance: float, released: Released) -> State:
+        """The state after the release of a coupled term at this distance."""
+        return state
+
+    # ---- the steps
 
     def max_bounds(self, steps: int) -> tuple[float, float]:
-        """The cap C for both."""
         return self.clip_norm, self.clip_norm
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        """That differences do not drown in rounding, of which no public number tells."""
         return (ROUNDING, *super().assumptions(plan))
 
     def init(self, context: Context) -> State:
-        """The first anchor and its threshold C."""
         cap = float(self.clip_norm)
         return super().init(context) | {"anchor_clip_norm": cap, "next_anchor_clip_norm": cap}
 
+    def release_anchor(self, context: Context, state: State, new: bool) -> State:
+        draw = context.draw("anchor")
+        if new:
+            state = self.at_new_anchor(context, draw, state)
+        clip_norm, size = state["anchor_clip_norm"], context.plan.constants.anchor.expected_size
+        # A count is released once an anchor, however often its gradient is.
+        count = new and "anchor" in self.counts(context.sampling.expected_size, size)
 
-class _ReleasedThresholds(ClippedDifferences):
-    """DP-C4 and DP-C4+ with thresholds from what was released."""
+        def sums(rows: PrivateRows, ids: Tensor) -> dict[str, Bounded]:
+            return _clipped(rows, clip_norm, "anchor", count)
 
-    coupled: CoupledRule
-    anchor: AnchorRule
+        sent = context.ledger.release(draw, draw.query(sums, at=(state["anchor"],)))
+        state = {**state, "gradient": mean_of(sent["anchor"], size)}
+        if not new:
+            return state
+        found = _released(context.plan, "anchor", state["gradient"], clip_norm, size, sent)
+        return self.learn_anchor(state, found)
 
-    def _check(self) -> None:
-        self._check_anchors()
-        _validate.positive("a cap of a threshold", clip_norm=self.clip_norm)
+    def release_coupled(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        draw, at = context.draw("batch"), (context.params, state["anchor"])
+        distance, size = distance_between(*at), context.sampling.expected_size
+        clip_norm = self.coupled_threshold(context, draw, state, distance)
+        count = "coupled" in self.counts(size, context.plan.constants.anchor.expected_size)
+
+        def sums(at_x: PrivateRows, at_w: PrivateRows, ids: Tensor) -> dict[str, Bounded]:
+            return _clipped(at_x - at_w, clip_norm, "coupled", count)
+
+        sent = context.ledger.release(draw, draw.query(sums, at=at))
+        coupled = mean_of(sent["coupled"], size)
+        found = _released(context.plan, "coupled", coupled, clip_norm, size, sent)
+        return coupled, self.learn_coupled(state, distance, found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedThresholds(ClippedDifferences):
+    """DP-C4 and DP-C4+ with thresholds from what was released. Further arguments as for `AnchoredMethod`.
+
+    Args:
+        clip_norm: C > 0, cap of both thresholds and the first anchor threshold.
+        coupled: sets the coupled threshold: `Distance`, `Curvature` or `Tracked`.
+        anchor: sets the anchor threshold: `Quantile` (default), `ReleasedNorm` or `Constant`.
+    """
+
+    coupled: CoupledRule = Distance()
+    anchor: AnchorRule = Quantile()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         _validate.instance(CoupledRule, "Curvature()", coupled=self.coupled)
         _validate.instance(AnchorRule, "Quantile(0.8)", anchor=self.anchor)
         self.anchor.check(self.clip_norm)
 
     def counts(self, batch: float, anchor_batch: float) -> Mapping[str, float]:
-        """2 sigma_b for the counts that the rules release."""
         out = {}
         at_anchor = self.anchor.count_noise_multiplier(anchor_batch)
         if at_anchor is not None:
@@ -106,61 +166,27 @@ class _ReleasedThresholds(ClippedDifferences):
             out["coupled"] = 2 * self.coupled.count_noise * batch
         return out
 
-    # ---- steps
-
     def init(self, context: Context) -> State:
-        """The first anchor, its threshold C, and a coupled factor of 1."""
         return super().init(context) | {"coupled_factor": 1.0}
 
-    def release_anchor(self, context: Context, state: State, new: bool) -> State:
-        """g at the anchor, its count, and the threshold of the next anchor."""
-        draw, at = context.draw("anchor"), (state["anchor"],)
-        clip_norm = state["next_anchor_clip_norm"] if new else state["anchor_clip_norm"]
-        size = context.plan.constants.anchor.expected_size
-        count = new and self.anchor.count_noise_multiplier(size) is not None
+    def at_new_anchor(self, context: Context, draw: DrawHandle, state: State) -> State:
+        return {**state, "anchor_clip_norm": state["next_anchor_clip_norm"]}
 
-        def sums(rows: PrivateRows, ids: Tensor) -> dict[str, Bounded]:
-            return _clipped(rows, clip_norm, "anchor", count)
+    def coupled_threshold(self, context: Context, draw: DrawHandle, state: State, distance: float) -> float:
+        return self.coupled.threshold(self.clip_norm, state["coupled_factor"], distance)
 
-        released = context.ledger.release(draw, draw.query(sums, at=at))
-        gradient = mean_of(released["anchor"], size)
-        if not new:
-            return {**state, "gradient": gradient}
-        found = _released(context.plan.releases, "anchor", gradient, clip_norm, size, released)
-        following = self.anchor.following(clip_norm, found, self.clip_norm)
-        thresholds = {"anchor_clip_norm": clip_norm, "next_anchor_clip_norm": following}
-        return {**state, "gradient": gradient, **thresholds}
+    def learn_anchor(self, state: State, released: Released) -> State:
+        following = self.anchor.following(state["anchor_clip_norm"], released, self.clip_norm)
+        return {**state, "next_anchor_clip_norm": following}
 
-    def release_coupled(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """h, and what its release teaches the factor of the coupled threshold."""
-        draw, at = context.draw("batch"), (context.params, state["anchor"])
-        distance, factor = distance_between(context.params, state["anchor"]), state["coupled_factor"]
-        clip_norm = self.coupled.threshold(self.clip_norm, factor, distance)
-        count = self.coupled.count_noise is not None
-
-        def sums(at_x: PrivateRows, at_w: PrivateRows, ids: Tensor) -> dict[str, Bounded]:
-            return _clipped(at_x - at_w, clip_norm, "coupled", count)
-
-        released = context.ledger.release(draw, draw.query(sums, at=at))
-        batch = context.sampling.expected_size
-        coupled = mean_of(released["coupled"], batch)
-        found = _released(context.plan.releases, "coupled", coupled, clip_norm, batch, released)
-        return coupled, {**state, "coupled_factor": self.coupled.next_factor(factor, distance, found)}
+    def learn_coupled(self, state: State, distance: float, released: Released) -> State:
+        factor = self.coupled.next_factor(state["coupled_factor"], distance, released)
+        return {**state, "coupled_factor": factor}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPC4Plus(_ReleasedThresholds):
-    """DP-C4+: the coupled threshold follows the distance to the anchor.
-
-    Args:
-        clip_norm: C > 0, cap of both thresholds and the first anchor threshold.
-        coupled: sets the coupled threshold: `Distance` (default), `Curvature` or `Tracked`.
-        anchor: sets the anchor threshold: `Quantile` (default), `ReleasedNorm` or `Constant`.
-        schedule: when the anchor moves: `Every` (default) or `AtRandom`.
-        anchor_batch_size: n_A, expected records of an anchor gradient; 16 batches by default, at most all.
-        split: z_1 over DP-SGD's multiplier for the same budget: `NoiseFactor` or `LeastDisplacement`.
-        noise_multiplier: z_1, noise of the coupled sum over its threshold; calibrated when None.
-        anchor_noise_multiplier: z_2, noise of the anchor sum over its threshold; calibrated when None.
+class DPC4Plus(ReleasedThresholds):
+    """DP-C4+: the coupled threshold follows the distance to the anchor. Arguments of `ReleasedThresholds`.
 
     Example:
         >>> from equipoise.privacy import Budget, Poisson
@@ -184,25 +210,13 @@ class DPC4Plus(_ReleasedThresholds):
         avoid_when="Labels are noisy, or compute is short: DP-SGD takes three to four times the steps.",
     )
 
-    clip_norm: float = 1.0
-    coupled: CoupledRule = Distance()
-    anchor: AnchorRule = Quantile()
-    schedule: Renewal = Every()
-    anchor_batch_size: float | None = None
-    split: NoiseSplit = NoiseFactor()
-    noise_multiplier: float | None = None
-    anchor_noise_multiplier: float | None = None
-
-    def __post_init__(self) -> None:
-        self._check()
-
 
 @dataclass(frozen=True, kw_only=True)
-class DPC4(_ReleasedThresholds):
+class DPC4(ReleasedThresholds):
     """DP-C4: the coupled threshold follows the size of the coupled term itself.
 
     That size is predicted from released coupled terms (`Curvature`): its ratio to the distance is learned,
-    where DP-C4+ takes a constant. All arguments are those of `DPC4Plus`.
+    where DP-C4+ takes a constant. Arguments of `ReleasedThresholds`.
 
     Example:
         >>> DPC4().coupled
@@ -223,17 +237,7 @@ class DPC4(_ReleasedThresholds):
         avoid_when="Labels are noisy, or compute is short: DP-SGD takes three to four times the steps.",
     )
 
-    clip_norm: float = 1.0
     coupled: CoupledRule = Curvature()
-    anchor: AnchorRule = Quantile()
-    schedule: Renewal = Every()
-    anchor_batch_size: float | None = None
-    split: NoiseSplit = NoiseFactor()
-    noise_multiplier: float | None = None
-    anchor_noise_multiplier: float | None = None
-
-    def __post_init__(self) -> None:
-        self._check()
 
 
 def _clipped(rows: PrivateRows, clip_norm: float, name: str, count: bool) -> dict[str, Bounded]:
@@ -245,19 +249,19 @@ def _clipped(rows: PrivateRows, clip_norm: float, name: str, count: bool) -> dic
 
 
 def _released(
-    plan: PrivacyPlan,
+    plan: Plan,
     name: str,
     mean: Parameters,
     clip_norm: float,
     size: float,
-    released: Mapping[str, Mapping[str, Tensor]],
+    sent: Mapping[str, Mapping[str, Tensor]],
 ) -> Released:
     """A release as the threshold rules see it."""
-    counts = [float(value) for value in released.get(f"{name}_count", {}).values()]
+    counts = [float(value) for value in sent.get(f"{name}_count", {}).values()]
     return Released(
         norm=norm_of(mean),
         num_parameters=sum(value.numel() for value in mean.values()),
-        noise_std=plan[name].noise_multiplier * clip_norm / size,
+        noise_std=plan.releases[name].noise_multiplier * clip_norm / size,
         count=counts[0] if counts else None,
         expected_size=size,
     )

@@ -15,15 +15,12 @@ the difference as if it were large, which is what DP-C4 changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from equipoise.methods.anchored.anchored_method import AnchoredMethod
-from equipoise.methods.anchored.noise_split import NoiseFactor, NoiseSplit
-from equipoise.methods.anchored.schedule import Every, Renewal
 from equipoise.methods.base import Context, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
@@ -40,13 +37,8 @@ __all__ = ["DPSVRG"]
 class DPSVRG(AnchoredMethod):
     """Differentially private SVRG.
 
-    Args:
-        clip_norm: C > 0; or a function of the step, or a schedule such as `ExponentialDecay`.
-        schedule: when the anchor moves: `Every` (default) or `AtRandom`.
-        anchor_batch_size: expected records of an anchor gradient; 16 batches by default, at most all.
-        split: z_1 over DP-SGD's multiplier for the same budget.
-        noise_multiplier: z_1, noise of the coupled sum over its bound 2C; calibrated when None.
-        anchor_noise_multiplier: z_2, noise of the anchor sum over C; calibrated when None.
+    The arguments are those of `AnchoredMethod`; `clip_norm` may also be a function of the step, or a schedule
+    such as `ExponentialDecay`.
 
     Example:
         >>> from equipoise.methods.base import Setting
@@ -72,15 +64,8 @@ class DPSVRG(AnchoredMethod):
     # The coupled bound is 2C and the anchor's C, and the ratio is of their squares.
     threshold_ratio: ClassVar[float] = 4.0
 
-    clip_norm: float | Callable[[int], float] | Threshold = 1.0
-    schedule: Renewal = Every()
-    anchor_batch_size: float | None = None
-    split: NoiseSplit = NoiseFactor()
-    noise_multiplier: float | None = None
-    anchor_noise_multiplier: float | None = None
-
     def __post_init__(self) -> None:
-        self._check_anchors()
+        super().__post_init__()
         if isinstance(self.threshold, ReleasedQuantile):
             raise ValueError(
                 "clip_norm=ReleasedQuantile(...) is not offered for DP-SVRG: one count cannot steer a pair "
@@ -98,7 +83,6 @@ class DPSVRG(AnchoredMethod):
         return 2 * upper, upper
 
     def release_anchor(self, context: Context, state: State, new: bool) -> State:
-        """g at the anchor."""
         clip_norm = self.threshold.at(context.step, self.threshold.start())
 
         def sums(rows: PrivateRows, ids: Tensor) -> dict[str, Bounded]:

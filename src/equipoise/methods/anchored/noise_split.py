@@ -8,12 +8,13 @@ step of an anchor period the noise displaces them by a variance proportional to
 
 z_1 is set to f times the multiplier z_SGD that DP-SGD would need for the same steps and budget; z_2 follows
 from the budget by the accountant. The best f depends on r, which no public knowledge fixes: f = 1.15 is the
-best for r = 1 at usual sizes, and `best_factor` scans for a given r.
+best for r = 1 at usual sizes, and `LeastDisplacement` scans for a given r.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,15 +25,31 @@ from equipoise.privacy.accounting.calibrate import Budget, calibrate
 from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.plan import PrivacyPlan
 
-__all__ = ["FACTORS", "LeastDisplacement", "NoiseFactor", "NoiseSplit", "anchor_noise", "best_factor"]
+__all__ = ["LeastDisplacement", "NoiseFactor", "NoiseSplit", "anchor_noise", "displacement"]
 
 
 FACTORS = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 2.5, 3.0, 4.0)
-"""What `best_factor` tries."""
+"""What `LeastDisplacement` tries."""
 
 
-class NoiseSplit(Option):
+class NoiseSplit(Option, ABC):
     """How a budget is split between coupled terms and anchor gradients."""
+
+    @abstractmethod
+    def choose(
+        self,
+        plan_of: Callable[[float], PrivacyPlan],
+        displacement: Callable[[PrivacyPlan, float | None], float],
+    ) -> PrivacyPlan:
+        """The plan of the factor that is chosen.
+
+        Args:
+            plan_of: from the factor f to the calibrated plan.
+            displacement: of a plan, at a ratio r of the squared thresholds; the method's own r when None.
+
+        Raises:
+            BudgetError: no plan meets the budget.
+        """
 
 
 @dataclass(frozen=True)
@@ -48,6 +65,13 @@ class NoiseFactor(NoiseSplit):
 
     def __post_init__(self) -> None:
         _validate.positive(factor=self.factor)
+
+    def choose(
+        self,
+        plan_of: Callable[[float], PrivacyPlan],
+        displacement: Callable[[PrivacyPlan, float | None], float],
+    ) -> PrivacyPlan:
+        return plan_of(self.factor)
 
 
 @dataclass(frozen=True)
@@ -65,6 +89,32 @@ class LeastDisplacement(NoiseSplit):
     def __post_init__(self) -> None:
         if self.threshold_ratio is not None:
             _validate.positive("a ratio of squared thresholds", threshold_ratio=self.threshold_ratio)
+
+    def choose(
+        self,
+        plan_of: Callable[[float], PrivacyPlan],
+        displacement: Callable[[PrivacyPlan, float | None], float],
+    ) -> PrivacyPlan:
+        best: tuple[float, PrivacyPlan] | None = None
+        worse = 0
+        for factor in FACTORS:
+            try:
+                plan = plan_of(factor)
+            except BudgetError:
+                continue  # too little noise on the coupled terms for this budget: larger factors follow
+            value = displacement(plan, self.threshold_ratio)
+            if best is None or value < best[0]:
+                best, worse = (value, plan), 0
+            else:
+                worse += 1
+            if worse == 2:  # one minimum: noise of the anchor falls, noise of the coupled terms rises with f
+                break
+        if best is None:
+            raise BudgetError(
+                f"no split with a factor up to {FACTORS[-1]} meets the budget; raise epsilon or "
+                "count_noise, or give split=NoiseFactor(...)"
+            )
+        return best[1]
 
 
 TwoMultipliers = Callable[[float, float], PrivacyPlan]
@@ -91,38 +141,6 @@ def anchor_noise(with_noise: TwoMultipliers, coupled: float, budget: Budget, sta
             f"budget to the anchor gradients: raise the factor of split=NoiseFactor(...), the "
             f"noise_multiplier or count_noise. ({error})"
         ) from error
-
-
-def best_factor(
-    plan_of: Callable[[float], PrivacyPlan],
-    displacement: Callable[[PrivacyPlan], float],
-) -> tuple[float, PrivacyPlan]:
-    """The factor f of `FACTORS` with the least displacement, and its plan.
-
-    Args:
-        plan_of: from f to the calibrated plan.
-        displacement: r (z_1 / B)^2 + m (z_2 / n_A)^2 of a plan.
-    """
-    best: tuple[float, float, PrivacyPlan] | None = None
-    worse = 0
-    for factor in FACTORS:
-        try:
-            plan = plan_of(factor)
-        except BudgetError:
-            continue  # too little noise on the coupled terms for this budget: larger factors follow
-        value = displacement(plan)
-        if best is None or value < best[0]:
-            best, worse = (value, factor, plan), 0
-        else:
-            worse += 1
-        if worse == 2:  # one minimum: noise of the anchor falls, noise of the coupled terms rises with f
-            break
-    if best is None:
-        raise BudgetError(
-            f"no split with a factor up to {FACTORS[-1]} meets the budget; raise epsilon or "
-            "count_noise, or give split=NoiseFactor(...)"
-        )
-    return best[1], best[2]
 
 
 def displacement(

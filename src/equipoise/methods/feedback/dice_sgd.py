@@ -151,13 +151,11 @@ class DiceSGD(Method):
         return Plan(setting.calibrated(with_noise, self.noise_multiplier))
 
     def init(self, context: Context) -> State:
-        """An empty memory."""
         if self.noise is None:
             return {}
         return {"memory": zeros_like(context.params), "memory_norm": 0.0, "far_steps": 0}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """One draw, one release, and the memory from what was released."""
         size = context.sampling.expected_size
         released = self._released(context)
         body = mean_of(released["body"], size)
@@ -194,7 +192,6 @@ class DiceSGD(Method):
         return feedback
 
     def metrics(self, state: State) -> dict[str, float]:
-        """The size of the memory, which is computed from released values."""
         return {"memory_norm": state["memory_norm"]} if "memory_norm" in state else {}
 
     def _released(self, context: Context) -> dict[str, dict[str, Tensor]]:

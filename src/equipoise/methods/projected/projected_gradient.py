@@ -92,8 +92,6 @@ class ProjectedGradient(Method, ABC):
     # ---- the plan
 
     def plan(self, setting: Setting) -> Plan:
-        """The coordinates, one release a step; with those of the residual and the subspace."""
-
         def with_noise(scale: float) -> PrivacyPlan:
             parts, together = self._parts(scale)
             releases = [*parts, *self.subspace.releases(setting.sampling, together)]
@@ -106,7 +104,6 @@ class ProjectedGradient(Method, ABC):
         return [Release("gradient", self.clip_norm, Gaussian(scale))], scale
 
     def gradients_per_step(self, plan: Plan) -> float:
-        """With those of the public records at every refresh."""
         sampling = plan.releases.sampling
         return super().gradients_per_step(plan) + self.subspace.public_gradients(sampling) / sampling.steps
 
@@ -177,12 +174,10 @@ class ProjectedGradient(Method, ABC):
     # ---- what is said of it
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        """How many records are public, and that none of them is private."""
         public = self.source.public
         return () if public is None else public.assumptions()
 
     def public_batches(self) -> Sequence[PublicRecords]:
-        """The records that the directions come from."""
         public = self.source.public
         return () if public is None else (public,)
 

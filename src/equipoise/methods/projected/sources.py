@@ -255,7 +255,6 @@ class PublicSubspace(RefreshedSource):
     def build(
         self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
     ) -> PrincipalSubspace:
-        """Public gradients at the anchor, and their leading directions."""
         batch, size = self._batch(context, key)
         rows = context.public_gradients(batch, at=key["anchor"], step=key["step"])
         limit = self.dimension
@@ -316,7 +315,6 @@ class RandomSubspace(RefreshedSource):
     def build(
         self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
     ) -> PrincipalSubspace:
-        """The columns, drawn again."""
         return _held(context.params, self._random(context, context.public_rng(key["step"])))
 
 
@@ -394,7 +392,6 @@ class PrivateSource(RefreshedSource, ABC):
 
     @property
     def rounds(self) -> int:
-        """Draws per refresh."""
         return 1
 
     def sampling(self, sampling: Sampling) -> Sampling:
@@ -420,7 +417,6 @@ class PrivateSource(RefreshedSource, ABC):
     def build(
         self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
     ) -> PrincipalSubspace:
-        """The columns of the key."""
         return _held(context.params, key["columns"])
 
 
@@ -431,7 +427,6 @@ class MomentSubspace(PrivateSource):
     kind: ClassVar[str] = "moment"
 
     def refresh(self, context: Context, number: int) -> Key:
-        """One draw, one release."""
         sizes = self._columns(context)
         groups = list(sizes)
         draw = context.draw(SUBSPACE_DRAW)
@@ -473,7 +468,6 @@ class IterationSubspace(PrivateSource):
         return self.iterations
 
     def refresh(self, context: Context, number: int) -> Key:
-        """One draw and one release a round."""
         columns = self._random(context, context.public_rng(context.step))
         for _ in range(self.iterations):
             now = columns

@@ -117,7 +117,6 @@ class AdaptiveRMS(RMSClipping):
         return super().plan(setting)
 
     def _calibrated(self, setting: Setting, query: Sampling) -> PrivacyPlan:
-        """With (z, z_C) of equation (1)."""
         sampling, budget = setting.sampling, setting.required_budget("noise multipliers")
         target, records = (budget.epsilon, budget.delta), sampling.population
         size, query_size = sampling.expected_size, query.expected_size
@@ -128,7 +127,6 @@ class AdaptiveRMS(RMSClipping):
         return self._releases(setting, query, noise * size, radius * query_size)
 
     def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
-        """What equation (1) grants to the planned noise; infinite above 1e9."""
         query, sampling = plan.constants, plan.releases.sampling
         return claimed_epsilon(
             plan.releases["gradient"].noise_multiplier / sampling.expected_size,
@@ -142,7 +140,6 @@ class AdaptiveRMS(RMSClipping):
         )
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        """What the claim of equation (1) was proved for and this run does not do."""
         if plan is None:
             return ()
         differs = " and ".join(_other_than_proved(plan.releases.sampling, plan.releases.relation))

@@ -148,11 +148,9 @@ class DCDPSGD(Method):
         return 2
 
     def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
-        """Epsilon of the trace plus epsilon of the gradient."""
         return claimed(plan.constants, plan.releases.sampling, delta)
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        """For the top share, that rounding does not order the records."""
         return (ORDER,) if self.variant == "alg1" else ()
 
     def init(self, context: Context) -> State:
@@ -161,7 +159,6 @@ class DCDPSGD(Method):
         return {}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """One draw, one release, in two passes."""
         tail, body, size = float(self.clip_norm), self.body, context.sampling.expected_size
         if self.variant == "code":
             total = code_step(

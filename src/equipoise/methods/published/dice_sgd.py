@@ -169,7 +169,6 @@ class DiceSGD(Method):
         )
 
     def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
-        """What the paper's formula says of the planned noise."""
         sampling = plan.releases.sampling
         return claimed_epsilon(
             plan.constants,
@@ -181,11 +180,9 @@ class DiceSGD(Method):
         )
 
     def init(self, context: Context) -> State:
-        """An empty memory, private from the start."""
         return {"memory": {name: Private(value) for name, value in zeros_like(context.params).items()}}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """The noised update, and the next memory as `Private` tensors."""
         size, memory = context.sampling.expected_size, state["memory"]
         normalising = self.variant == "algorithm_4"
         rule = Normalise() if normalising else Abadi()

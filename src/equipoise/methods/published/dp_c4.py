@@ -34,20 +34,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from equipoise import _validate
-from equipoise.methods.anchored.anchor_thresholds import FLOOR, distance_between
+from equipoise.methods.anchored.anchor_thresholds import FLOOR
+from equipoise.methods.anchored.anchored_method import Anchors
 from equipoise.methods.anchored.dp_c4 import SOURCE, ClippedDifferences
 from equipoise.methods.anchored.noise_split import NoiseFactor, NoiseSplit
-from equipoise.methods.anchored.schedule import Every, Renewal
 from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.clip_rules import Abadi
-from equipoise.methods.named_tensors import mean_of
 from equipoise.privacy import Bounded, Private, PrivateRows, indicator, unbounded_sum
-from equipoise.privacy.bounds.clipping import clip
-from equipoise.privacy.sampling import Sampling
 
 __all__ = [
     "ANCHOR_HOLE",
@@ -68,7 +63,7 @@ def published_noise_multipliers(
     batch: float,
     anchor_batch: float,
     probability: float,
-    routine: int,
+    takes_next: bool,
 ) -> tuple[float, float]:
     """(z_1, z_2) of Theorem 3 for a target (epsilon, delta).
 
@@ -78,18 +73,18 @@ def published_noise_multipliers(
         batch: |S|, the expected batch size.
         anchor_batch: |D|, the expected size of an anchor batch.
         probability: p, chance of a new anchor in a step; the inverse of the anchor period.
-        routine: 1 to 4.
+        takes_next: whether a new anchor is the iterate after the step (routines 3 and 4).
 
     Example:
         >>> given = dict(steps=1000, batch=64, anchor_batch=2000, probability=0.064)
-        >>> [round(z, 3) for z in published_noise_multipliers(1.0, 1e-5, routine=1, **given)]
+        >>> [round(z, 3) for z in published_noise_multipliers(1.0, 1e-5, takes_next=False, **given)]
         [311.258, 875.166]
-        >>> [round(z, 3) for z in published_noise_multipliers(1.0, 1e-5, routine=3, **given)]
+        >>> [round(z, 3) for z in published_noise_multipliers(1.0, 1e-5, takes_next=True, **given)]
         [301.173, 860.93]
     """
     theta = (anchor_batch / batch) ** 2
     squared = 4 * steps * (2 * math.log(1 / delta) + epsilon) / (batch * epsilon) ** 2
-    share, stays = probability / theta, 1.0 if routine in (1, 2) else 1 - probability
+    share, stays = probability / theta, 1 - probability if takes_next else 1.0
     cross = math.sqrt(share * stays)
     # With every step at an anchor (p = 1, routines 3 and 4) no coupled term is left to be noised.
     coupled = max((stays + cross) * squared, 1e-12)
@@ -103,7 +98,7 @@ def claimed_epsilon(
     *,
     steps: int,
     probability: float,
-    routine: int,
+    takes_next: bool,
 ) -> float:
     """The epsilon that Theorem 3's calculus gives for noise multipliers (z_1, z_2).
 
@@ -111,10 +106,10 @@ def claimed_epsilon(
     epsilon solves epsilon^2 = 2 R (epsilon + 2 log(1/delta)).
 
     Example:
-        >>> round(claimed_epsilon(311.258, 875.166, 1e-5, steps=1000, probability=0.064, routine=1), 4)
+        >>> round(claimed_epsilon(311.258, 875.166, 1e-5, steps=1000, probability=0.064, takes_next=False), 4)
         1.0
     """
-    coupled = steps * (1.0 if routine in (1, 2) else 1 - probability)
+    coupled = steps * (1 - probability if takes_next else 1.0)
     rdp = 2 * coupled / noise_multiplier**2 + 2 * steps * probability / anchor_noise_multiplier**2
     return rdp + math.sqrt(rdp**2 + 4 * rdp * math.log(1 / delta))
 
@@ -157,39 +152,31 @@ def disclosed_mean_norm(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RawThresholds(ClippedDifferences):
-    """DP-C4 and DP-C4+ as published.
+class RawThresholds(ClippedDifferences):
+    """DP-C4 and DP-C4+ as published. Further arguments are those of `AnchoredMethod`.
 
     Args:
         clip_norm: C > 0, cap of both thresholds and the first anchor threshold of DP-C4+.
         coupled_scale: c_1 > 0, the coupled threshold over the distance, or over the mean difference.
         anchor_scale: c_2 > 0, the anchor threshold over the norm of the mean gradient.
-        schedule: when the anchor moves: `Every` (default) or `AtRandom`.
-        anchor_batch_size: |D|, expected records of an anchor gradient; 16 batches by default, at most all.
         noise_multiplier: z_1, noise of the coupled sum over its threshold; Theorem 3's when both are None.
         anchor_noise_multiplier: z_2, noise of the anchor sum over its threshold.
     """
 
     recipe = "as_published"
+    # Theorem 3 says how the budget is split; as a class variable it is no setting.
     split: ClassVar[NoiseSplit] = NoiseFactor()  # type: ignore[misc]
 
-    clip_norm: float = 1.0
     coupled_scale: float = 1.0
     anchor_scale: float = 1.0
-    schedule: Renewal = Every()
-    anchor_batch_size: float | None = None
-    noise_multiplier: float | None = None
-    anchor_noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
-        self._check_anchors()
-        for name in ("clip_norm", "coupled_scale", "anchor_scale"):
-            _validate.positive("a cap or a scale of a threshold", **{name: getattr(self, name)})
+        super().__post_init__()
+        _validate.positive(
+            "a scale of a threshold", coupled_scale=self.coupled_scale, anchor_scale=self.anchor_scale
+        )
 
-    def published_noise(
-        self, setting: Setting, anchor: Sampling, period: float
-    ) -> tuple[float, float] | None:
-        """Theorem 3's noise; None without a budget."""
+    def published_noise(self, setting: Setting, anchors: Anchors) -> tuple[float, float] | None:
         if setting.budget is None:
             return None
         return published_noise_multipliers(
@@ -197,66 +184,33 @@ class _RawThresholds(ClippedDifferences):
             setting.budget.delta,
             steps=setting.sampling.steps,
             batch=setting.sampling.expected_size,
-            anchor_batch=anchor.expected_size,
-            probability=1 / period,
-            routine=self.schedule.routine,
+            anchor_batch=anchors.anchor.expected_size,
+            probability=1 / anchors.period,
+            takes_next=self.schedule.takes_next,
         )
 
     def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
         """Theorem 3's epsilon for the planned noise (replace-one, whatever the relation)."""
         noise = {release.name: release.noise_multiplier for release in plan.releases.releases}
         return claimed_epsilon(
-            noise.get("coupled", float("inf")),
+            noise.get("coupled", math.inf),
             noise["anchor"],
             delta,
             steps=plan.releases.sampling.steps,
             probability=1 / plan.constants.period,
-            routine=self.schedule.routine,
+            takes_next=self.schedule.takes_next,
         )
 
     def passes_over(self, draw: str) -> int:
         """A threshold from raw gradients takes them once more."""
         return super().passes_over(draw) * (2 if draw == "anchor" else 1)
 
-    def anchor_threshold(self, raw: float, state: State) -> tuple[float, float]:
-        """C_2 of a new anchor and of the one after it, from its raw threshold."""
-        raise NotImplementedError
-
-    def coupled_size(self, context: Context, draw: DrawHandle, state: State) -> float:
-        """What the coupled threshold is c_1 times of."""
-        raise NotImplementedError
-
-    def release_anchor(self, context: Context, state: State, new: bool) -> State:
-        """g at the anchor, at a threshold that a raw norm has set."""
-        draw, at = context.draw("anchor"), (state["anchor"],)
-        clip_norm, following = state["anchor_clip_norm"], state["next_anchor_clip_norm"]
-        if new:
-            norm = disclosed_mean_norm(context, draw, at, lambda rows: rows, ANCHOR_HOLE)
-            raw = max(min(self.clip_norm, self.anchor_scale * norm), FLOOR)
-            clip_norm, following = self.anchor_threshold(raw, state)
-
-        def sums(rows: PrivateRows, ids: Tensor) -> dict[str, Bounded]:
-            return {"anchor": clip(rows, Abadi(), clip_norm)}
-
-        released = context.ledger.release(draw, draw.query(sums, at=at))
-        gradient = mean_of(released["anchor"], context.plan.constants.anchor.expected_size)
-        thresholds = {"anchor_clip_norm": clip_norm, "next_anchor_clip_norm": following}
-        return {**state, "gradient": gradient, **thresholds}
-
-    def release_coupled(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """The clipped differences."""
-        draw, at = context.draw("batch"), (context.params, state["anchor"])
-        size = self.coupled_size(context, draw, state)
-        clip_norm = max(min(self.clip_norm, self.coupled_scale * size), FLOOR)
-
-        def sums(at_x: PrivateRows, at_w: PrivateRows, ids: Tensor) -> dict[str, Bounded]:
-            return {"coupled": clip(at_x - at_w, Abadi(), clip_norm)}
-
-        released = context.ledger.release(draw, draw.query(sums, at=at))
-        return mean_of(released["coupled"], context.sampling.expected_size), state
+    def _raw_anchor_threshold(self, context: Context, draw: DrawHandle, state: State) -> float:
+        norm = disclosed_mean_norm(context, draw, (state["anchor"],), lambda rows: rows, ANCHOR_HOLE)
+        return max(min(self.clip_norm, self.anchor_scale * norm), FLOOR)
 
 
-class DPC4Plus(_RawThresholds):
+class DPC4Plus(RawThresholds):
     """DP-C4+ as published: the coupled threshold from the distance, the anchor's from the anchor before."""
 
     name: ClassVar[str] = "dp-c4-plus"
@@ -271,14 +225,16 @@ class DPC4Plus(_RawThresholds):
         avoid_when="Records need protection: the library's recipe is proven.",
     )
 
-    def anchor_threshold(self, raw: float, state: State) -> tuple[float, float]:
-        return state["next_anchor_clip_norm"], raw
+    def at_new_anchor(self, context: Context, draw: DrawHandle, state: State) -> State:
+        following = self._raw_anchor_threshold(context, draw, state)
+        thresholds = {"anchor_clip_norm": state["next_anchor_clip_norm"], "next_anchor_clip_norm": following}
+        return {**state, **thresholds}
 
-    def coupled_size(self, context: Context, draw: DrawHandle, state: State) -> float:
-        return distance_between(context.params, state["anchor"])
+    def coupled_threshold(self, context: Context, draw: DrawHandle, state: State, distance: float) -> float:
+        return max(min(self.clip_norm, self.coupled_scale * distance), FLOOR)
 
 
-class DPC4(_RawThresholds):
+class DPC4(RawThresholds):
     """DP-C4 as published: both thresholds from the raw means that they bound."""
 
     name: ClassVar[str] = "dp-c4"
@@ -297,9 +253,11 @@ class DPC4(_RawThresholds):
         """Both thresholds take raw gradients once more."""
         return 4 if draw == "batch" else 2
 
-    def anchor_threshold(self, raw: float, state: State) -> tuple[float, float]:
-        return raw, raw
+    def at_new_anchor(self, context: Context, draw: DrawHandle, state: State) -> State:
+        raw = self._raw_anchor_threshold(context, draw, state)
+        return {**state, "anchor_clip_norm": raw, "next_anchor_clip_norm": raw}
 
-    def coupled_size(self, context: Context, draw: DrawHandle, state: State) -> float:
+    def coupled_threshold(self, context: Context, draw: DrawHandle, state: State, distance: float) -> float:
         at = (context.params, state["anchor"])
-        return disclosed_mean_norm(context, draw, at, lambda x, w: x - w, COUPLED_HOLE)
+        norm = disclosed_mean_norm(context, draw, at, lambda x, w: x - w, COUPLED_HOLE)
+        return max(min(self.clip_norm, self.coupled_scale * norm), FLOOR)

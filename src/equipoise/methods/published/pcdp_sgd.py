@@ -54,7 +54,6 @@ class PublishedProjection(ProjectedGradient, ABC):
             )
 
     def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
-        """The figure of the paper: see `renyi_2017`."""
         return renyi_2017(plan.releases.sampling, plan.releases["gradient"].noise_multiplier, delta)
 
     def _release(self, context: Context, subspace: BlockSubspace) -> dict[str, Tensor]:
@@ -97,7 +96,6 @@ class PDPSGD(PublishedProjection):
     card: ClassVar[Card] = LibraryPDPSGD.card
 
     def _rows(self, rows: PrivateRows, subspace: BlockSubspace) -> PrivateRows:
-        """What is clipped: g_i."""
         return rows
 
 

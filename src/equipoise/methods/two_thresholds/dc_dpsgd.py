@@ -289,7 +289,6 @@ class DCDPSGD(Method):
         return 2 if self._joint else 1
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        """For the top share, that rounding does not order the records."""
         return (ORDER,) if self._joint else ()
 
     def init(self, context: Context) -> State:
@@ -298,7 +297,6 @@ class DCDPSGD(Method):
         return {"threshold": start if self.score.exact else self.threshold.first(start)}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        """One draw, one release; the top share passes over the draw twice."""
         draw = context.draw("batch")
         scorer = self.score.of_step(context, draw)
         if self._joint:

@@ -123,7 +123,6 @@ class Norm(Score):
     kind: ClassVar[str] = "norm"
 
     def start(self, fraction: float, clip_norm: float, params: Parameters) -> float:
-        """The tail's clip norm."""
         return clip_norm
 
     def of_step(self, context: Context, draw: DrawHandle) -> Scorer:
@@ -181,7 +180,6 @@ class Trace(Score):
         _validate.count(refresh_every=self.refresh_every)
 
     def start(self, fraction: float, clip_norm: float, params: Parameters) -> float:
-        """The null quantile, of a direction without information."""
         size = sum(params[name].numel() for name in self.looked_at(params))
         if self.dimension > size:
             raise ValueError(
