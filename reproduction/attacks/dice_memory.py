@@ -12,14 +12,19 @@ vectorised: `update` is the published step for many runs at once, and a test com
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
+from equipoise._roots import crossing
 from equipoise.audit.bounds import certify_thresholds
 from equipoise.methods.published.dice_sgd import published_noise_std
+from equipoise.privacy.accounting.epsilon import gaussian_log_delta
 from reproduction.attacks.finding import Finding
 
-__all__ = ["attack_dice_sgd", "update"]
+__all__ = ["attack_dice_sgd", "hidden_state_epsilon", "hidden_state_mu", "update"]
 
 Numbers = NDArray[np.float64]
 
@@ -109,3 +114,63 @@ def attack_dice_sgd(
             "mean_shift_in_stds": float((with_record.mean() - without.mean()) / without.std()),
         },
     )
+
+
+def hidden_state_mu(
+    participations: int,
+    noise_std: float,
+    *,
+    clip_norm: float,
+    residual_clip_norm: float,
+    expected_batch_size: float,
+) -> float:
+    """GDP parameter with an un-noised memory of bounded residuals, for K participations of a record.
+
+    The difference of the two memories moves by at most R / B = (Ce - C1) / B at a participation, and by
+    firm non-expansiveness of the projection |Pa - Pb|^2 + |(a - Pa) - (b - Pb)|^2 <= |a - b|^2 otherwise.
+    Hence the differences d_t of the feedbacks obey sum_t d_t^2 <= (K R / B)^2, and
+
+        mu <= (K^(1/2) C1 + K R) / (B sigma1).
+
+    There is no amplification by sampling, and the cost grows with K.
+    """
+    span = residual_clip_norm - clip_norm
+    total = math.sqrt(participations) * clip_norm + participations * span
+    return total / (expected_batch_size * noise_std)
+
+
+def hidden_state_epsilon(
+    noise_std: float,
+    delta: float,
+    *,
+    clip_norm: float,
+    residual_clip_norm: float,
+    expected_batch_size: float,
+    sampling_rate: float,
+    steps: int,
+) -> float:
+    """Epsilon of the same under Poisson sampling: delta(epsilon) averaged over K ~ Binomial(T, q)."""
+    counts = range(1, int(stats.binom.ppf(1 - delta * 1e-3, steps, sampling_rate)) + 2)
+    mus = [
+        hidden_state_mu(
+            k,
+            noise_std,
+            clip_norm=clip_norm,
+            residual_clip_norm=residual_clip_norm,
+            expected_batch_size=expected_batch_size,
+        )
+        for k in counts
+    ]
+    shares = [float(stats.binom.pmf(k, steps, sampling_rate)) for k in counts]
+    beyond = float(stats.binom.sf(counts[-1], steps, sampling_rate))  # counted as no privacy at all
+
+    def excess(epsilon: float) -> float:
+        deltas = (
+            share * math.exp(gaussian_log_delta(epsilon, mu)) for share, mu in zip(shares, mus, strict=True)
+        )
+        return beyond + sum(deltas) - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    _, enough = crossing(excess, 0.0, 1.0, tolerance=1e-12, relative=1e-9)
+    return enough

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["count", "instance", "non_negative", "one_of", "positive", "share"]
+__all__ = ["count", "instance", "non_negative", "one_of", "positive", "positive_if_given", "share"]
 
 
 def positive(remedy: str = "", /, **named: Any) -> None:
@@ -56,6 +56,11 @@ def non_negative(**named: Any) -> None:
             raise (ValueError if number else TypeError)(
                 f"{name}={value!r} must be a finite number of at least 0"
             )
+
+
+def positive_if_given(remedy: str = "", /, **named: Any) -> None:
+    """Each that is not None must be a finite number above zero."""
+    positive(remedy, **{name: value for name, value in named.items() if value is not None})
 
 
 def count(meaning: str = "", /, **named: Any) -> None:

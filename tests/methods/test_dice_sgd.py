@@ -15,7 +15,7 @@ import equipoise as eq
 from equipoise.methods import find
 from equipoise.methods.base import Setting
 from equipoise.methods.feedback.joint_noise import Automatic, Independent, Joint
-from equipoise.methods.feedback.memory import norm_of
+from equipoise.methods.named_tensors import norm_of
 from equipoise.privacy import FixedEpochs, Poisson
 
 

@@ -38,9 +38,9 @@ from equipoise.methods.non_private import EFSGD as EFSGD
 from equipoise.methods.non_private import ClipSGD as ClipSGD
 from equipoise.methods.projected.gep import GEP as GEP
 from equipoise.methods.projected.gep import BiasedGEP as BiasedGEP
-from equipoise.methods.projected.pcdp_sgd import PCDPSGD as PCDPSGD
-from equipoise.methods.projected.pdp_sgd import PDPSGD as PDPSGD
-from equipoise.methods.projected.random_projection import RandomProjection as RandomProjection
+from equipoise.methods.projected.projected_gradient import PCDPSGD as PCDPSGD
+from equipoise.methods.projected.projected_gradient import PDPSGD as PDPSGD
+from equipoise.methods.projected.projected_gradient import RandomProjection as RandomProjection
 from equipoise.methods.projected.sources import IterationSubspace as IterationSubspace
 from equipoise.methods.projected.sources import MomentSubspace as MomentSubspace
 from equipoise.methods.projected.sources import PublicSubspace as PublicSubspace

@@ -40,6 +40,7 @@ __all__ = [
     "Abadi",
     "AutoS",
     "ClipRule",
+    "check_shares",
     "layer_shares",
     "layers",
 ]
@@ -154,6 +155,12 @@ def layers(names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         # A parameter of the root module is a layer of its own: the root is the whole model, not a layer.
         groups.setdefault(owner or f".{leaf}", []).append(name)
     return tuple(tuple(group) for group in groups.values())
+
+
+def check_shares(per_layer: bool | Mapping[str, float]) -> None:
+    """Raise a ValueError where a layer's share of C^2 is not above zero."""
+    if isinstance(per_layer, Mapping):
+        _validate.positive(**{f"per_layer[{layer!r}]": share for layer, share in per_layer.items()})
 
 
 def layer_shares(

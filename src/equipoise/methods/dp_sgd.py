@@ -20,7 +20,7 @@ from torch import Tensor
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.clip_rules import Abadi, ClipRule, layer_shares
+from equipoise.methods.clip_rules import Abadi, ClipRule, check_shares, layer_shares
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.thresholds import (
     ReleasedQuantile,
@@ -75,16 +75,13 @@ class DPSGD(Method):
     def __post_init__(self) -> None:
         resolve_threshold(self.clip_norm)  # raises where it is none
         _validate.instance(ClipRule, "PSAC(regulariser=0.1)", clip_rule=self.clip_rule)
-        if self.noise_multiplier is not None:
-            _validate.positive("or None to calibrate it", noise_multiplier=self.noise_multiplier)
+        _validate.positive_if_given("or None to calibrate it", noise_multiplier=self.noise_multiplier)
         if self.per_layer is not False and isinstance(self.threshold, ReleasedQuantile):
             raise ValueError(
                 "per_layer with a ReleasedQuantile threshold is not offered: one count cannot steer several "
                 "thresholds. Use a number or a schedule as clip_norm, or per_layer=False."
             )
-        if isinstance(self.per_layer, Mapping):
-            for layer, share in self.per_layer.items():
-                _validate.positive(**{f"per_layer[{layer!r}]": share})
+        check_shares(self.per_layer)
 
     @property
     def threshold(self) -> Threshold:

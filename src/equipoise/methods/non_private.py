@@ -19,8 +19,7 @@ from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
-from equipoise.methods.feedback.memory import clipped, zeros_like
-from equipoise.methods.named_tensors import mean_of
+from equipoise.methods.named_tensors import clipped, mean_of, zeros_like
 from equipoise.methods.published.dice_sgd import clipped_and_plain_sums
 from equipoise.privacy import PrivacyPlan, Unproven, clip
 

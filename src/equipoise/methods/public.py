@@ -14,13 +14,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.methods.base import Context, DrawHandle, LedgerHandle, Method, Parameters, Plan, Setting, State
+from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dp_sgd import DPSGD
@@ -186,7 +186,7 @@ class PublicWarmStart(MethodWrapper):
         if context.step < start.steps:
             estimate = mean_gradient(context, self.public, self.public_batch_size, self._warm_norm())
             return {name: self.warm_scale * value for name, value in estimate.items()}, state
-        later = _LaterContext(context, start)
+        later = cast(Context, _LaterContext(context, start))
         inner = self.inner.init(later) if state["inner"] is None else state["inner"]
         return super().step(later, {"inner": inner})
 
@@ -239,41 +239,20 @@ def mean_gradient(
 
 
 class _LaterContext:
-    """A context whose steps are counted from the end of the public ones."""
+    """A context whose steps are counted from the end of the public ones; all else is the context's."""
 
     def __init__(self, context: Context, start: WarmStart) -> None:
-        self._context, self._offset, self._plan = context, start.steps, start.inner
+        self._context, self._offset = context, start.steps
+        self.plan, self.sampling = start.inner, start.inner.releases.sampling
+        self.step = context.step - start.steps
 
-    @property
-    def params(self) -> Parameters:
-        return self._context.params
-
-    @property
-    def step(self) -> int:
-        return self._context.step - self._offset
-
-    @property
-    def sampling(self) -> Sampling:
-        return self._plan.releases.sampling
-
-    @property
-    def plan(self) -> Plan:
-        return self._plan
-
-    @property
-    def relation(self) -> str:
-        return self._context.relation
-
-    @property
-    def ledger(self) -> LedgerHandle:
-        return self._context.ledger
-
-    def draw(self, name: str = "batch") -> DrawHandle:
-        return self._context.draw(name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
 
     def public_gradients(
         self, batch: Any, at: Parameters | None = None, step: int | None = None
     ) -> PerSampleGradients:
+        # The inner method speaks of its own steps; public randomness follows those of the training.
         later = self._context.step if step is None else step + self._offset
         return self._context.public_gradients(batch, at, later)
 

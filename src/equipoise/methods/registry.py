@@ -48,7 +48,7 @@ METHODS: Final[Mapping[str, MethodEntry]] = {
     "clip-sgd": MethodEntry("equipoise.methods.non_private:ClipSGD"),
     "ef-sgd": MethodEntry("equipoise.methods.non_private:EFSGD"),
     "pcdp-sgd": MethodEntry(
-        "equipoise.methods.projected.pcdp_sgd:PCDPSGD",
+        "equipoise.methods.projected.projected_gradient:PCDPSGD",
         published="equipoise.methods.published.pcdp_sgd:PCDPSGD",
     ),
     "biased-gep": MethodEntry(
@@ -57,9 +57,10 @@ METHODS: Final[Mapping[str, MethodEntry]] = {
     ),
     "gep": MethodEntry("equipoise.methods.projected.gep:GEP"),
     "pdp": MethodEntry(
-        "equipoise.methods.projected.pdp_sgd:PDPSGD", published="equipoise.methods.published.pcdp_sgd:PDPSGD"
+        "equipoise.methods.projected.projected_gradient:PDPSGD",
+        published="equipoise.methods.published.pcdp_sgd:PDPSGD",
     ),
-    "rpdp": MethodEntry("equipoise.methods.projected.random_projection:RandomProjection"),
+    "rpdp": MethodEntry("equipoise.methods.projected.projected_gradient:RandomProjection"),
     "rsdp": MethodEntry("equipoise.methods.random_sparsification:RandomSparsification"),
     "dc-dpsgd": MethodEntry(
         "equipoise.methods.two_thresholds.dc_dpsgd:DCDPSGD",

@@ -76,9 +76,9 @@ class RMSClipping(Method):
 
     def _check_noise(self) -> None:
         """Of the multipliers, for constructors."""
-        for name in ("noise_multiplier", "radius_noise_multiplier"):
-            if getattr(self, name) is not None:
-                _validate.positive(**{name: getattr(self, name)})
+        _validate.positive_if_given(
+            noise_multiplier=self.noise_multiplier, radius_noise_multiplier=self.radius_noise_multiplier
+        )
         if self.radius_noise_multiplier is not None and self.noise_multiplier is None:
             raise ValueError(
                 f"radius_noise_multiplier={self.radius_noise_multiplier!r} without a noise_multiplier: give "

@@ -74,8 +74,7 @@ class MeanSquareRule(Option):
             )
         if not 0 <= self.ema_beta < 1:
             raise ValueError(f"ema_beta={self.ema_beta!r}: a weight of the past lies in [0, 1); 0 takes none")
-        if self.minimum is not None:
-            _validate.positive(minimum=self.minimum)
+        _validate.positive_if_given(minimum=self.minimum)
         if not 0 < self.failure < 1:
             raise ValueError(f"failure={self.failure!r}: a probability lies in (0, 1)")
 

@@ -95,9 +95,12 @@ class AnchoredMethod(Method):
     def __post_init__(self) -> None:
         _validate.instance(Renewal, "Every(8)", schedule=self.schedule)
         _validate.instance(NoiseSplit, "NoiseFactor(1.15)", split=self.split)
-        for name in ("noise_multiplier", "anchor_noise_multiplier", "anchor_batch_size"):
-            if getattr(self, name) is not None:
-                _validate.positive("or None to have it chosen", **{name: getattr(self, name)})
+        _validate.positive_if_given(
+            "or None to have it chosen",
+            noise_multiplier=self.noise_multiplier,
+            anchor_noise_multiplier=self.anchor_noise_multiplier,
+            anchor_batch_size=self.anchor_batch_size,
+        )
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         return (FRESH_NOISE,) if self.schedule.fresh_noise else ()

@@ -87,8 +87,7 @@ class LeastDisplacement(NoiseSplit):
     threshold_ratio: float | None = None
 
     def __post_init__(self) -> None:
-        if self.threshold_ratio is not None:
-            _validate.positive("a ratio of squared thresholds", threshold_ratio=self.threshold_ratio)
+        _validate.positive_if_given("a ratio of squared thresholds", threshold_ratio=self.threshold_ratio)
 
     def choose(
         self,

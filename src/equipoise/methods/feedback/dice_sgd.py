@@ -29,10 +29,9 @@ from torch import Tensor
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.clip_rules import Abadi, layer_shares
+from equipoise.methods.clip_rules import Abadi, check_shares, layer_shares
 from equipoise.methods.feedback.joint_noise import Joint, SumNoise
-from equipoise.methods.feedback.memory import clipped, norm_of, zeros_like
-from equipoise.methods.named_tensors import mean_of
+from equipoise.methods.named_tensors import clipped, mean_of, norm_of, zeros_like
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.joint import clip_jointly
@@ -106,19 +105,15 @@ class DiceSGD(Method):
             raise ValueError(f"feedback_clip_norm={self.feedback_clip_norm!r}: the radius C2 is at least 0")
         if not 0 < self.feedback_rate <= 1:
             raise ValueError(f"feedback_rate={self.feedback_rate!r}: a rate lies in (0, 1]; 1 feeds all back")
-        if self.memory_clip_norm is not None:
-            _validate.positive(memory_clip_norm=self.memory_clip_norm)
-            if self.memory_clip_norm < self.feedback_radius / self.feedback_rate:
-                raise ValueError(
-                    f"memory_clip_norm={self.memory_clip_norm!r} is below feedback_clip_norm / feedback_rate "
-                    f"= {self.feedback_radius / self.feedback_rate:g}: the feedback could never reach its "
-                    "radius; 10 times that is a good value"
-                )
-        if isinstance(self.per_layer, Mapping):
-            for layer, share in self.per_layer.items():
-                _validate.positive(**{f"per_layer[{layer!r}]": share})
-        if self.noise_multiplier is not None:
-            _validate.positive(noise_multiplier=self.noise_multiplier)
+        _validate.positive_if_given(memory_clip_norm=self.memory_clip_norm)
+        reaches = self.feedback_radius / self.feedback_rate
+        if self.memory_clip_norm is not None and self.memory_clip_norm < reaches:
+            raise ValueError(
+                f"memory_clip_norm={self.memory_clip_norm!r} is below feedback_clip_norm / feedback_rate "
+                f"= {reaches:g}: the feedback could never reach its radius; 10 times that is a good value"
+            )
+        check_shares(self.per_layer)
+        _validate.positive_if_given(noise_multiplier=self.noise_multiplier)
 
     @property
     def residual_radius(self) -> float:

@@ -98,8 +98,7 @@ class GEP(ProjectedGradient):
     def __post_init__(self) -> None:
         super().__post_init__()
         _validate.positive(residual_clip_norm=self.residual_radius)
-        if self.residual_noise_multiplier is not None:
-            _validate.positive(residual_noise_multiplier=self.residual_noise_multiplier)
+        _validate.positive_if_given(residual_noise_multiplier=self.residual_noise_multiplier)
         if isinstance(self.source, PublicSubspace) and self.source.basis == "kernel":
             raise ValueError(
                 "basis='kernel' with a residual: its norms come from products with public rows, whose "

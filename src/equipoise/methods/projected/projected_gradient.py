@@ -1,10 +1,10 @@
-"""Gradients projected on a subspace and clipped there: what PCDP-SGD, GEP and PDP-SGD share.
+"""Gradients projected on a subspace and clipped there: PCDP-SGD, PDP-SGD, RPDP, and what GEP shares.
 
 With columns V [P, K] that are public or released, and coordinates y_i = V^T g_i of each record's gradient,
 
     estimate = V (sum_i a_i y_i + N(0, (z C)^2 I_K)) / B
 
-    a_i = rule.weights(||y_i||, C)       clipped after the projection (PCDP-SGD, biased GEP)
+    a_i = rule.weights(||y_i||, C)       clipped after the projection (PCDP-SGD, RPDP, biased GEP)
     a_i = rule.weights(||g_i||, C)       clipped before it (PDP-SGD)
 
 and, for GEP, beside it from the same records sum_i b_i (g_i - V y_i) + N(0, (z_2 C_2)^2 I_P) with
@@ -15,8 +15,10 @@ any V, so that the guarantee does not rest on orthonormal columns. Given the rel
 sum moves by at most C when a record enters or leaves: a step costs what a step of DP-SGD costs at the same
 multiplier. What the papers print is in `equipoise.methods.published.pcdp_sgd`.
 
-Sources: PCDP-SGD, arXiv 2312.03792 (withdrawn by its authors in version 2); GEP and biased GEP, Yu et al.
-2021; PDP-SGD, Zhou et al. 2021.
+Sources: PCDP-SGD, arXiv 2312.03792, "PCDP-SGD: Improving the Convergence of Differentially Private SGD via
+Projection in Advance" (version 2 withdraws the paper), and its baseline RPDP-SGD; Kasiviswanathan 2021
+studies random projections in DP-SGD. PDP-SGD: Zhou, Wu and Banerjee 2021, "Bypassing the Ambient Dimension:
+Private SGD with Gradient Subspace Identification". GEP: see `equipoise.methods.projected.gep`.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ from torch import Tensor
 from equipoise import _validate
 from equipoise.gradients.subspaces.blocks import BlockSubspace
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
+from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.projected.sources import (
     Blocks,
+    RandomSubspace,
     RefreshedSource,
     ReleasedSubspace,
     SubspaceSource,
@@ -48,7 +52,7 @@ from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 
-__all__ = ["ProjectedGradient"]
+__all__ = ["PCDPSGD", "PDPSGD", "ProjectedGradient", "RandomProjection"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +81,7 @@ class ProjectedGradient(Method, ABC):
         _validate.instance(SubspaceSource, "PublicSubspace(PublicRecords(batch))", source=self.source)
         _validate.instance(ClipRule, "PSAC(regulariser=0.1)", clip_rule=self.clip_rule)
         _validate.positive(clip_norm=self.clip_norm)
-        if self.noise_multiplier is not None:
-            _validate.positive("or None to calibrate it", noise_multiplier=self.noise_multiplier)
+        _validate.positive_if_given("or None to calibrate it", noise_multiplier=self.noise_multiplier)
 
     @functools.cached_property
     def subspace(self) -> SubspaceSource:
@@ -187,3 +190,85 @@ class _LastBuilt:
 
     key: Any = None
     subspace: BlockSubspace | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PCDPSGD(ProjectedGradient):
+    """PCDP-SGD: clipped and noised in the coordinates of a subspace of public gradients.
+
+    The arguments are those of `ProjectedGradient`. Against DP-SGD the noise falls from P to K dimensions;
+    what the subspace misses of the gradient is a bias that stays.
+
+    Example:
+        >>> import torch
+        >>> from equipoise.methods import PublicRecords, PublicSubspace
+        >>> source = PublicSubspace(PublicRecords(torch.eye(3)), dimension=2)
+        >>> PCDPSGD(source=source, clip_norm=0.1).config()["source"]["dimension"]
+        2
+    """
+
+    name: ClassVar[str] = "pcdp-sgd"
+    card: ClassVar[Card] = Card(
+        summary="Projects every record's gradient on the span of public gradients, then clips it there.",
+        claim="Less noise and less clipping bias than DP-SGD. Private, and proved so, if the public "
+        "records are public; what the subspace misses of the gradient is a bias that the paper "
+        "hides in a constant.",
+        source="PCDP-SGD, arXiv 2312.03792 (withdrawn by its authors in version 2)",
+        guarantee="proven",
+        cost="one forward and one backward pass, one more over the public records a refresh",
+        use_when="Noise is heavy and public records of the task capture nine tenths of the gradient.",
+        avoid_when="Noise is mild, or one can train on the public records first: see public-warm-start.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PDPSGD(ProjectedGradient):
+    """PDP-SGD: the weights come from the whole gradients' norms. Arguments of `ProjectedGradient`.
+
+    Example:
+        >>> from equipoise.methods import RandomSubspace
+        >>> PDPSGD(source=RandomSubspace(), clip_norm=0.1).clip_norm
+        0.1
+    """
+
+    name: ClassVar[str] = "pdp"
+    card: ClassVar[Card] = Card(
+        summary="Clips every record's gradient, then projects the sum on the span of public gradients.",
+        claim="Noise of the subspace's dimension, not the model's; proved for gradients that lie in it.",
+        source="Zhou, Wu and Banerjee 2021, Bypassing the Ambient Dimension",
+        guarantee="proven",
+        cost="one forward and one backward pass, one more over the public records a refresh",
+        use_when="As a comparison: pcdp-sgd clips after the projection, which is seldom worse.",
+        avoid_when="The subspace misses much of the gradient: the bias stays.",
+    )
+    clips_rows: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomProjection(ProjectedGradient):
+    """RPDP: PCDP-SGD in a random subspace, the control that shows what the public directions are worth.
+
+    The projection of a fixed random subspace keeps K/P of the gradient's squared norm in the mean.
+
+    Args:
+        source: the blocks, the columns per block (the paper takes 800 to 1,000), and the steps between fresh
+            ones.
+        clip_norm, clip_rule, noise_multiplier: as for `ProjectedGradient`.
+
+    Example:
+        >>> RandomProjection(clip_norm=0.1, source=RandomSubspace(dimension=800)).source.dimension
+        800
+    """
+
+    name: ClassVar[str] = "rpdp"
+    card: ClassVar[Card] = Card(
+        summary="Clips and noises gradients in a random subspace.",
+        claim="Private, and proved so; a control for methods that choose their subspace.",
+        source="the baseline RPDP-SGD of arXiv 2312.03792",
+        guarantee="proven",
+        cost="one forward and one backward pass, and the columns held in memory",
+        use_when="To see what public directions are worth.",
+        avoid_when="Accuracy counts.",
+    )
+
+    source: RandomSubspace = RandomSubspace()

@@ -386,9 +386,7 @@ class PrivateSource(RefreshedSource, ABC):
         super().__post_init__()
         _validate.positive(clip_norm=self.clip_norm)
         _validate.share(share=self.share)
-        for name in ("noise_multiplier", "batch_size"):
-            if getattr(self, name) is not None:
-                _validate.positive(**{name: getattr(self, name)})
+        _validate.positive_if_given(noise_multiplier=self.noise_multiplier, batch_size=self.batch_size)
 
     @property
     def rounds(self) -> int:

@@ -114,8 +114,7 @@ class DCDPSGD(Method):
         _validate.instance(ClipRule, "Abadi()", clip_rule=self.clip_rule)
         _validate.share(tail_fraction=self.tail_fraction)
         _validate.share(trace_share=self.trace_share)
-        if self.noise_multiplier is not None:
-            _validate.positive(noise_multiplier=self.noise_multiplier)
+        _validate.positive_if_given(noise_multiplier=self.noise_multiplier)
 
     @property
     def body(self) -> float:

@@ -11,7 +11,7 @@ un-proven release with the worst case that can be proved of it.
 
 The paper's proof fails: the memory is a sum of raw gradients and is not noised, so that a record drawn once
 moves every later release by up to 2 C2. What is proved here is `worst_case_multiplier`, without
-amplification, and for a memory of bounded residuals `hidden_state_mu`.
+amplification.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise._roots import crossing
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi, ClipRule
-from equipoise.methods.feedback.memory import clipped, zeros_like
+from equipoise.methods.named_tensors import clipped, zeros_like
 from equipoise.privacy import (
     Bounded,
     PrivacyPlan,
@@ -41,7 +39,6 @@ from equipoise.privacy import (
     gaussian_mu,
 )
 from equipoise.privacy import unbounded_sum as plain_sum
-from equipoise.privacy.accounting.epsilon import gaussian_log_delta
 
 __all__ = [
     "HOLE",
@@ -49,8 +46,6 @@ __all__ = [
     "Normalise",
     "claimed_epsilon",
     "clipped_and_plain_sums",
-    "hidden_state_epsilon",
-    "hidden_state_mu",
     "published_noise_std",
     "worst_case_multiplier",
 ]
@@ -119,8 +114,7 @@ class DiceSGD(Method):
             raise ValueError(
                 f"feedback_clip_norm={self.feedback_clip_norm!r}: Algorithm 4 has one radius, clip_norm"
             )
-        if self.noise_multiplier is not None:
-            _validate.positive(noise_multiplier=self.noise_multiplier)
+        _validate.positive_if_given(noise_multiplier=self.noise_multiplier)
 
     @property
     def feedback_radius(self) -> float:
@@ -265,63 +259,3 @@ def worst_case_multiplier(
     """
     times = 1 if relation == "add_or_remove_one" else 2
     return noise_std / (times * clip_norm / expected_batch_size + 2 * feedback_clip_norm)
-
-
-def hidden_state_mu(
-    participations: int,
-    noise_std: float,
-    *,
-    clip_norm: float,
-    residual_clip_norm: float,
-    expected_batch_size: float,
-) -> float:
-    """GDP parameter with an un-noised memory of bounded residuals, for K participations of a record.
-
-    The difference of the two memories moves by at most R / B = (Ce - C1) / B at a participation, and by
-    firm non-expansiveness of the projection |Pa - Pb|^2 + |(a - Pa) - (b - Pb)|^2 <= |a - b|^2 otherwise.
-    Hence the differences d_t of the feedbacks obey sum_t d_t^2 <= (K R / B)^2, and
-
-        mu <= (K^(1/2) C1 + K R) / (B sigma1).
-
-    There is no amplification by sampling, and the cost grows with K.
-    """
-    span = residual_clip_norm - clip_norm
-    total = math.sqrt(participations) * clip_norm + participations * span
-    return total / (expected_batch_size * noise_std)
-
-
-def hidden_state_epsilon(
-    noise_std: float,
-    delta: float,
-    *,
-    clip_norm: float,
-    residual_clip_norm: float,
-    expected_batch_size: float,
-    sampling_rate: float,
-    steps: int,
-) -> float:
-    """Epsilon of the same under Poisson sampling: delta(epsilon) averaged over K ~ Binomial(T, q)."""
-    counts = range(1, int(stats.binom.ppf(1 - delta * 1e-3, steps, sampling_rate)) + 2)
-    mus = [
-        hidden_state_mu(
-            k,
-            noise_std,
-            clip_norm=clip_norm,
-            residual_clip_norm=residual_clip_norm,
-            expected_batch_size=expected_batch_size,
-        )
-        for k in counts
-    ]
-    shares = [float(stats.binom.pmf(k, steps, sampling_rate)) for k in counts]
-    beyond = float(stats.binom.sf(counts[-1], steps, sampling_rate))  # counted as no privacy at all
-
-    def excess(epsilon: float) -> float:
-        deltas = (
-            share * math.exp(gaussian_log_delta(epsilon, mu)) for share, mu in zip(shares, mus, strict=True)
-        )
-        return beyond + sum(deltas) - delta
-
-    if excess(0.0) <= 0:
-        return 0.0
-    _, enough = crossing(excess, 0.0, 1.0, tolerance=1e-12, relative=1e-9)
-    return enough

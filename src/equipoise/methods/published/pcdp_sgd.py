@@ -24,8 +24,8 @@ from equipoise.gradients.subspaces.blocks import BlockSubspace
 from equipoise.methods.base import Context, Parameters, Plan
 from equipoise.methods.card import Card
 from equipoise.methods.projected.gep import BiasedGEP as LibraryBiasedGEP
-from equipoise.methods.projected.pcdp_sgd import PCDPSGD as LibraryPCDPSGD
-from equipoise.methods.projected.pdp_sgd import PDPSGD as LibraryPDPSGD
+from equipoise.methods.projected.projected_gradient import PCDPSGD as LibraryPCDPSGD
+from equipoise.methods.projected.projected_gradient import PDPSGD as LibraryPDPSGD
 from equipoise.methods.projected.projected_gradient import ProjectedGradient
 from equipoise.methods.projected.sources import Blocks, PublicSubspace
 from equipoise.privacy.bounds.clipping import clip

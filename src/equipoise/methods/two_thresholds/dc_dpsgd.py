@@ -140,8 +140,7 @@ class AdaptiveTail(TailThreshold):
 
     def __post_init__(self) -> None:
         _validate.positive(count_noise=self.count_noise)
-        if self.initial is not None:
-            _validate.positive(initial=self.initial)
+        _validate.positive_if_given(initial=self.initial)
 
     def first(self, start: float) -> float:
         return start if self.initial is None else float(self.initial)
@@ -233,8 +232,7 @@ class DCDPSGD(Method):
         _validate.instance(Score, "Norm()", score=self.score)
         _validate.instance(ClipRule, "Abadi()", clip_rule=self.clip_rule)
         _validate.share(tail_fraction=self.tail_fraction)
-        if self.noise_multiplier is not None:
-            _validate.positive(noise_multiplier=self.noise_multiplier)
+        _validate.positive_if_given(noise_multiplier=self.noise_multiplier)
         threshold = self.threshold
         if isinstance(threshold, NullTail) and not isinstance(self.score, Trace):
             raise ValueError(
