@@ -43,15 +43,27 @@ class Sampling(ABC):
     population: int
     steps: int
 
-    @property
-    @abstractmethod
-    def sampling_rate(self) -> float:
-        """Probability that a given record enters a given draw."""
+    def __post_init__(self) -> None:
+        _validate.count("the public number of records, which the user states", population=self.population)
+        _validate.count("the number of draws", steps=self.steps)
+
+    def _check_size(self, name: str) -> None:
+        """The size of a draw is at most the population: beyond, a rate would be above 1."""
+        if getattr(self, name) > self.population:
+            raise ValueError(
+                f"{name}={getattr(self, name)} exceeds population={self.population}: the sampling rate would "
+                f"be above 1; lower {name} or use FullBatch"
+            )
 
     @property
     @abstractmethod
     def expected_size(self) -> float:
         """Expected number of records in a draw: the public divisor of noised sums."""
+
+    @property
+    def sampling_rate(self) -> float:
+        """Probability that a given record enters a given draw."""
+        return self.expected_size / self.population
 
     @property
     def min_separation(self) -> int:
@@ -62,9 +74,16 @@ class Sampling(ABC):
         """In how many of `count` draws, without gaps, one record is at most."""
         return count
 
-    @abstractmethod
     def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
         """The accounting event of `count` draws whose sums get noise of this multiplier."""
+        gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+        # At rate 1 nothing is left to chance, and a plain Gaussian has a closed form.
+        one = self._sampled(gaussian) if self.sampling_rate < 1 else gaussian
+        return dp_accounting.SelfComposedDpEvent(one, count)
+
+    def _sampled(self, gaussian: dp_accounting.GaussianDpEvent) -> dp_accounting.DpEvent:
+        """The event of one draw at a rate below 1; as it stands, of a draw that amplifies nothing."""
+        return gaussian
 
     @abstractmethod
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
@@ -97,10 +116,6 @@ def _check_records(num_records: int) -> int:
     return num_records
 
 
-def _check_population(population: int) -> None:
-    _validate.count("the public number of records, which the user states", population=population)
-
-
 @dataclass(frozen=True)
 class Poisson(Sampling):
     """Poisson sampling: every record enters a draw independently with probability q.
@@ -121,38 +136,22 @@ class Poisson(Sampling):
 
     def __post_init__(self) -> None:
         _validate.positive(expected_batch_size=self.expected_batch_size)
-        _check_population(self.population)
-        _validate.count("the number of draws", steps=self.steps)
-        if self.expected_batch_size > self.population:
-            raise ValueError(
-                f"expected_batch_size={self.expected_batch_size} exceeds population={self.population}: the "
-                "sampling rate "
-                "would be above 1; lower expected_batch_size or use FullBatch"
-            )
-
-    @property
-    def sampling_rate(self) -> float:
-        """q = expected_batch_size / population."""
-        return self.expected_batch_size / self.population
+        super().__post_init__()
+        self._check_size("expected_batch_size")
 
     @property
     def expected_size(self) -> float:
-        """The expected batch size."""
         return float(self.expected_batch_size)
 
-    def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
-        """Poisson-sampled Gaussian, `count` times (a plain Gaussian where q is 1)."""
-        gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
-        if self.sampling_rate >= 1:
-            return dp_accounting.SelfComposedDpEvent(gaussian, count)
-        return dp_accounting.SelfComposedDpEvent(
-            dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian), count
-        )
+    def _sampled(self, gaussian: dp_accounting.GaussianDpEvent) -> dp_accounting.DpEvent:
+        return dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian)
 
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
         """Sorted positions; independent coins with 53 random bits each."""
         draw = as_draw(draw)
         generator = secrets.sampling_generator(draw.index, draw.parameters)
+        # A coin for every record that is there: who enters does not depend on how many others there are.
+        # float64, since the 24 bits of float32 would round the rate of a large population.
         coins = torch.rand(_check_records(num_records), generator=generator, dtype=torch.float64)
         return (coins < self.sampling_rate).nonzero().flatten()
 
@@ -173,32 +172,15 @@ class WithoutReplacement(Sampling):
 
     def __post_init__(self) -> None:
         _validate.count("the number of records a draw", batch_size=self.batch_size)
-        _check_population(self.population)
-        _validate.count("the number of draws", steps=self.steps)
-        if self.batch_size > self.population:
-            raise ValueError(
-                f"batch_size={self.batch_size} exceeds population={self.population}; lower it or use "
-                "FullBatch"
-            )
-
-    @property
-    def sampling_rate(self) -> float:
-        """batch_size / population."""
-        return self.batch_size / self.population
+        super().__post_init__()
+        self._check_size("batch_size")
 
     @property
     def expected_size(self) -> float:
-        """The batch size."""
         return float(self.batch_size)
 
-    def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
-        """Gaussian sampled without replacement, `count` times."""
-        gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
-        if self.batch_size == self.population:
-            return dp_accounting.SelfComposedDpEvent(gaussian, count)
-        return dp_accounting.SelfComposedDpEvent(
-            dp_accounting.SampledWithoutReplacementDpEvent(self.population, self.batch_size, gaussian), count
-        )
+    def _sampled(self, gaussian: dp_accounting.GaussianDpEvent) -> dp_accounting.DpEvent:
+        return dp_accounting.SampledWithoutReplacementDpEvent(self.population, self.batch_size, gaussian)
 
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
         """Sorted positions of a uniform subset.
@@ -230,26 +212,11 @@ class FullBatch(Sampling):
     population: int
     steps: int
 
-    def __post_init__(self) -> None:
-        _check_population(self.population)
-        _validate.count("the number of draws", steps=self.steps)
-
-    @property
-    def sampling_rate(self) -> float:
-        """1."""
-        return 1.0
-
     @property
     def expected_size(self) -> float:
-        """The population."""
         return float(self.population)
 
-    def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
-        """A Gaussian, `count` times."""
-        return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(noise_multiplier), count)
-
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
-        """All positions."""
         return torch.arange(_check_records(num_records))
 
 
@@ -274,13 +241,8 @@ class FixedEpochs(Sampling):
 
     def __post_init__(self) -> None:
         _validate.count("the expected number of records a draw", batch_size=self.batch_size)
-        _check_population(self.population)
-        _validate.count("the number of draws", steps=self.steps)
-        if self.batch_size > self.population:
-            raise ValueError(
-                f"batch_size={self.batch_size} exceeds population={self.population}; lower it or use "
-                "FullBatch"
-            )
+        super().__post_init__()
+        self._check_size("batch_size")
 
     @property
     def draws_per_epoch(self) -> int:
@@ -302,7 +264,6 @@ class FixedEpochs(Sampling):
 
     @property
     def expected_size(self) -> float:
-        """population / draws_per_epoch."""
         return self.population / self.draws_per_epoch
 
     def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
@@ -314,6 +275,7 @@ class FixedEpochs(Sampling):
         """Sorted positions of the records dealt to slot `ordinal % draws_per_epoch` of the draw's epoch."""
         draw = as_draw(draw)
         epoch, slot = divmod(draw.ordinal, self.draws_per_epoch)
+        # One deal for all slots of an epoch: keyed by the draw, two of them could hold the same record.
         generator = secrets.generator(f"epoch {draw.name}", 0 if self.same_slots else epoch)
         slots = torch.randint(self.draws_per_epoch, (_check_records(num_records),), generator=generator)
         return (slots == slot).nonzero().flatten()
