@@ -68,6 +68,7 @@ def ours_step(task):
     from equipoise.gradients import GradientEngine
     from equipoise.methods.clip_rules import Abadi
     from equipoise.privacy import Secrets
+    from equipoise.privacy.noise.streams import NormalStream
 
     batch = {"input": task.inputs, "label": task.labels}
     optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
@@ -76,7 +77,7 @@ def ours_step(task):
     named = dict(task.model.named_parameters())
     sizes = [p.numel() for p in named.values()]
     records = len(task.labels)
-    noise = Secrets().noise(0)
+    noise = NormalStream(Secrets().key)
 
     def step() -> None:
         gradients = engine(batch)

@@ -97,14 +97,18 @@ def test_a_worst_case_claims_no_noise_that_the_type_cannot_carry():
     assert ledger.spent(1e-5).value == 0
 
 
+def noise(secrets, index, purpose="noise"):
+    return NormalStream(secrets.stream_key(index, purpose))
+
+
 def test_streams_differ_by_key_purpose_and_index():
     secrets, other = Secrets(reproducible_seed=1), Secrets(reproducible_seed=2)
     streams = [
-        secrets.noise(0),
-        secrets.noise(1),
-        secrets.noise(0, purpose="noise0"),
-        other.noise(0),
-        Secrets().noise(0),
+        noise(secrets, 0),
+        noise(secrets, 1),
+        noise(secrets, 0, "noise0"),
+        noise(other, 0),
+        noise(Secrets(), 0),
     ]
     drawn = [stream.draw(1000, 1.0) for stream in streams]
     drawn += [torch.randn(1000, generator=secrets.sampling_generator(i)) for i in (0, 1)]
@@ -112,7 +116,7 @@ def test_streams_differ_by_key_purpose_and_index():
         for b in drawn[:i]:
             assert float((a == b).float().mean()) < 0.01
             assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.16
-    assert torch.equal(secrets.noise(0).draw(1000, 1.0), drawn[0])
+    assert torch.equal(noise(secrets, 0).draw(1000, 1.0), drawn[0])
 
 
 def test_noise_does_not_depend_on_threads():
@@ -176,7 +180,7 @@ def test_key_file(tmp_path):
     secrets.delete()
     assert not path.exists()
     with pytest.raises(RuntimeError, match="deleted"):
-        secrets.noise(0)
+        noise(secrets, 0)
     assert Secrets(tmp_path).key != Secrets(tmp_path / "other").key
 
 
@@ -197,7 +201,7 @@ def test_reproducible_is_not_private():
 
 def test_bad_index():
     with pytest.raises(ValueError, match="index"):
-        Secrets().noise(-1)
+        noise(Secrets(), -1)
 
 
 def test_zero_noise_only_where_asked():

@@ -225,22 +225,12 @@ class PrivacyPlan:
                     "meets one draw of each epoch, and which releases it meets must not depend on the "
                     "slot. Give them the same count or draws of their own"
                 )
+            # The rarest first: its draws release everything, the next ones all but that, and so on.
             for count in counts:
                 names = frozenset(release.name for release in members if self.count(release) >= count)
                 out.append(Pattern(draw, names, count - done, sampling))
                 done = count
         return tuple(out)
-
-    def pattern(self, draw: str, names: Sequence[str]) -> Pattern:
-        """The pattern of draws of this name that release these names together, sorted.
-
-        Raises:
-            PlanError: the plan holds none.
-        """
-        for pattern in self.patterns():
-            if pattern.draw == draw and sorted(pattern.names) == names:
-                return pattern
-        raise PlanError(f"the plan holds no draw {draw!r} that releases {names!r} together")
 
     def groups(self, names: Iterable[str]) -> list[tuple[Mechanism, tuple[str, ...]]]:
         """These releases by the noise that they share: every mechanism with the releases that carry it."""

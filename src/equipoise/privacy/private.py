@@ -377,6 +377,7 @@ def _dispatch(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         value = args[position] if position < len(args) else kwargs.get(name)
         written += list(value) if isinstance(value, (list, tuple)) else [value]
     written = [leaf for leaf in written if leaf is not None]
+    # Before the operation runs: a refused write must not have happened.
     if any(not isinstance(leaf, Private) for leaf in written):
         refuse(f"writing a Private tensor into an ordinary one ({func})")
     if operation.shows_values or (operation.shape_shows_values and _shape_is_private(func, args)):
@@ -385,7 +386,7 @@ def _dispatch(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
     out = func(*_mapped(unwrap, args), **_mapped(unwrap, kwargs))
     by_record = _keeps_records_apart(func, args, kwargs, leaves, out)
     if written:
-        if not by_record:
+        if not by_record:  # views of the same memory see the write too: they share the mark
             for leaf in written:
                 leaf._mixed[0] = True
         changed = written[0]

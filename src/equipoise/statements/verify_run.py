@@ -72,6 +72,7 @@ def check_with_journal(statement: Mapping[str, Any], entries: Sequence[Entry]) -
         findings = compared(statement, best)
     except JournalError as error:
         return [Finding("journal", False, str(error))]
+    # Statement and journal come from somebody else: whatever they break is a finding, never a crash.
     except MALFORMED as error:
         return [Finding("journal", False, f"it is not what this library writes ({message(error)})")]
     lines = sum(entry.run == record.run for entry in entries)

@@ -87,12 +87,14 @@ def calibrate(
     limits = {"least": math.log(_SMALLEST), "most": math.log(_LARGEST)}
     scale, step, goal = math.log(start), math.log(2), math.log(0.998 * budget.epsilon)
     for _ in range(20):
+        # The coarse accountant is called some ten times, the exact one once: that one takes seconds.
         try:
             _, scale = crossing(lambda x, goal=goal: quick(x) - goal, scale, step, tolerance=3e-4, **limits)  # type: ignore[misc]
         except NoCrossing as error:
             raise _out_of_reach(budget, math.exp(quick(math.log(_LARGEST))), error.above) from None
         plan = plan_of_scale(math.exp(scale))
         value = epsilon(event_of(plan), budget.delta, plan.relation).value
+        # Decided by the exact accountant alone: the coarse one may err on either side.
         if 0.99 * budget.epsilon <= value <= budget.epsilon:
             return plan
         # In the middle of what is allowed, as far as the coarse accountant errs here as it does nearby.

@@ -91,6 +91,7 @@ def sampled_gaussian(sigma: float, rate: float, relation: str, interval: float) 
 def _probabilities(sigma: float, rate: float, adjacency: Any, interval: float) -> Any:
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(sigma, sampling_prob=rate, adjacency_type=adjacency)
     bounds = loss.connect_dots_bounds()
+    # Outwards, so that no mass is lost between the last multiple of the interval and the truncation point.
     low = math.floor(bounds.epsilon_lower / interval)
     high = math.ceil(bounds.epsilon_upper / interval)
     epsilons = np.arange(low, high + 1) * interval
@@ -100,7 +101,10 @@ def _probabilities(sigma: float, rate: float, adjacency: Any, interval: float) -
     # Where every loss is larger x is infinite, and 1 - e^epsilon has a form that keeps its digits.
     deltas = np.where(np.isposinf(x), -np.expm1(np.minimum(epsilons, 0.0)), deltas)
     return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-        interval, low, high, np.clip(deltas, 0.0, 1.0)
+        interval,
+        low,
+        high,
+        np.clip(deltas, 0.0, 1.0),  # rounding can carry a divergence below 0
     )
 
 
@@ -131,6 +135,8 @@ def _unsampled(epsilons: np.ndarray, rate: float) -> np.ndarray:
     if rate == 1.0:
         return epsilons
     with np.errstate(divide="ignore", invalid="ignore"):
+        # Two forms of one expression: the first keeps the digits of a small epsilon, the second does not
+        # overflow for a large one.
         near = np.log1p(np.maximum(np.expm1(np.minimum(epsilons, 1.0)) / rate, -1.0))
         far = epsilons + np.log1p(-(1 - rate) * np.exp(-np.maximum(epsilons, 0.0))) - math.log(rate)
     return np.where(epsilons > 1.0, far, near)
@@ -176,7 +182,7 @@ def _collect(event: dp_accounting.DpEvent, count: int, counts: dict[Part, int]) 
         return _collect(event.event, count * event.count, counts)
     if isinstance(event, dp_accounting.ComposedDpEvent):
         return all(_collect(e, count, counts) for e in event.events)
-    if isinstance(event, dp_accounting.GaussianDpEvent):
+    if isinstance(event, dp_accounting.GaussianDpEvent):  # without noise it is not private
         return event.noise_multiplier > 0 and add(Part("gaussian", event.noise_multiplier))
     if isinstance(
         event, (dp_accounting.PoissonSampledDpEvent, dp_accounting.SampledWithoutReplacementDpEvent)
@@ -284,7 +290,7 @@ def gaussian_log_delta(epsilon: float, mu: float) -> float:
     """ln delta(epsilon) of a mu-GDP mechanism, without overflow for any mu."""
     a = float(special.log_ndtr(mu / 2 - epsilon / mu))
     b = epsilon + float(special.log_ndtr(-mu / 2 - epsilon / mu))
-    if b >= a:
+    if b >= a:  # the difference is below the last digit of its terms
         return -math.inf
     return a + math.log(-math.expm1(b - a))
 
@@ -298,8 +304,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     target = math.log(delta)
     if gaussian_log_delta(0.0, mu) <= target:
         return 0.0
-    # The privacy loss is normal with mean mu^2 / 2 and deviation mu.
+    # The privacy loss is normal with mean mu^2 / 2 and deviation mu; its tail beyond `high` is below delta.
     high = mu * mu / 2 + mu * math.sqrt(-2 * target) + 1.0
+    # Of the two sides of the crossing the one where delta is small enough: rounded up, never down.
     _, enough = crossing(
         lambda epsilon: gaussian_log_delta(epsilon, mu) - target, 0.0, high, tolerance=1e-12 * high
     )
@@ -384,8 +391,11 @@ def _epsilon(parts: Parts, delta: float, relation: str) -> EpsilonResult:
             )
         return EpsilonResult(_rdp(parts, delta, relation), delta, relation, "rdp")
     unamplified = gaussian_epsilon(mu, delta)
-    value, interval = _pld_refined(parts, delta, relation, unamplified)
+    value, interval = _pld_refined(parts, delta, relation)
+    # dp-accounting has no Renyi divergence of Poisson sampling under replace-one.
     cross = _rdp(parts, delta, relation) if relation == "add_or_remove_one" else None
+    # Whoever knows who was drawn meets a plain Gaussian or none. So the cost without amplification is a bound
+    # too, and the better one where a coarse discretisation is above it.
     if value is None or value > unamplified:
         return EpsilonResult(unamplified, delta, relation, "gdp, amplification ignored", None, cross)
     return EpsilonResult(value, delta, relation, "pld", interval, cross)
@@ -416,23 +426,22 @@ def _distribution(multiplier: float, rate: float, relation: str, interval: float
     return sampled_gaussian(multiplier * scale, rate, relation, interval)
 
 
-def _loss_range(parts: Parts, unamplified: float) -> float:
+def _loss_range(parts: Parts) -> float:
     """Rough width of the widest loss distribution that a PLD computation holds."""
     single = max(1 / (2 * part.multiplier**2) + 10 / part.multiplier for part, _ in parts)
     plain = math.sqrt(sum(n / part.multiplier**2 for part, n in parts if part.kind == "gaussian"))
     return max(2 * single, 2 * (plain * plain / 2 + 10 * plain), 1.0)
 
 
-def _pld_refined(
-    parts: Parts, delta: float, relation: str, unamplified: float
-) -> tuple[float | None, float | None]:
+def _pld_refined(parts: Parts, delta: float, relation: str) -> tuple[float | None, float | None]:
     """PLD at interval 1e-4, halved until epsilon moves by less than 0.1%; coarser to save memory."""
-    smallest = _loss_range(parts, unamplified) / _MAX_CELLS
-    if smallest > 0.5:
+    smallest = _loss_range(parts) / _MAX_CELLS
+    if smallest > 0.5:  # so little noise that a cell as wide as memory allows would say nothing
         return None, None
     interval = max(1e-4, smallest)
     coarse = pld_epsilon(parts, delta, relation, 2 * interval)
     fine = pld_epsilon(parts, delta, relation, interval)
+    # Each value is an upper bound, since the discretisation is pessimistic: to stop early is safe.
     while abs(coarse - fine) > 1e-3 * fine + 1e-9 and interval / 2 >= max(smallest, 1e-6):
         interval /= 2
         coarse, fine = fine, pld_epsilon(parts, delta, relation, interval)
@@ -456,7 +465,7 @@ def _quick(parts: Parts, delta: float, relation: str) -> float:
     ):
         return _epsilon(parts, delta, relation).value
     unamplified = gaussian_epsilon(math.sqrt(sum(n / p.multiplier**2 for p, n in parts)), delta)
-    smallest = 4 * _loss_range(parts, unamplified) / _MAX_CELLS
+    smallest = 4 * _loss_range(parts) / _MAX_CELLS
     if smallest > 0.5:
         return unamplified
     for interval in (1e-3, 1e-4, 1e-5):  # the error is in proportion to interval / epsilon
@@ -511,6 +520,7 @@ def _rdp_at(parts: Parts, delta: float, relation: str, orders: Sequence[float] |
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """The largest mu for which mu-GDP implies (epsilon, delta)-DP."""
     target = math.log(check_delta(delta))
+    # The side where delta is still small enough: the answer is a promise of that epsilon.
     largest, _ = crossing(
         lambda mu: target - gaussian_log_delta(epsilon, mu), 1.0, 1.0, least=1e-12, tolerance=1e-14
     )

@@ -113,6 +113,7 @@ class Bounded:
             )
         value = {name: Private(unwrap(tensor) * factor, self.draw) for name, tensor in self.value.items()}
         size = abs(factor)
+        # `joint` is lost on purpose: the shared noise was made for the sum at its own scale.
         return make_bounded(value, self.add_remove * size, self.replace * size, self.draw, self.counts)
 
     __rmul__ = __mul__
@@ -135,7 +136,7 @@ class Bounded:
     def all_reduce(self, group: Any = None) -> Bounded:
         """The sum over the processes of a group, each of which holds disjoint records of the draw."""
         value = {}
-        for name in sorted(self.value):
+        for name in sorted(self.value):  # collectives meet in the same order on every process
             total = unwrap(self.value[name]).clone()
             torch.distributed.all_reduce(total, group=group)
             value[name] = Private(total, self.draw)
@@ -206,6 +207,7 @@ class _Union:
 
     def add(self, part: Bounded) -> None:
         first = self._first
+        # The identity, not the object: a sum that was let go leaves its address to the next one.
         if part._identity in self._seen:
             raise ValueError("a part is given twice; the parts of a draw hold disjoint records")
         self._seen.add(part._identity)
@@ -224,6 +226,7 @@ class _Union:
                 "micro-batches of a draw"
             )
         if self._values is None:
+            # A copy, once: the first part is the caller's and must not grow.
             self._values = {name: unwrap(tensor).clone() for name, tensor in first.value.items()}
         for name, total in self._values.items():
             total += unwrap(part.value[name])

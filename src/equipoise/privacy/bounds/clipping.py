@@ -73,8 +73,8 @@ def clip(
     if groups is None:
         total = public_threshold("threshold", threshold)
         norms = unwrap(rows.row_norms())
-        finite = torch.isfinite(norms)
-        kept, kept_norms, counts = without_bad(rows, norms, finite)
+        # A bad row is left out, not weighted by zero: 0 * inf would make the whole sum NaN.
+        kept, kept_norms, counts = without_bad(rows, norms, torch.isfinite(norms))
         weights = limited_weights(rule, kept_norms, total)
         value = kept.weighted_sums(weights)
         counts = with_cut(counts, weights.abs() < 1)
@@ -98,6 +98,7 @@ def clip(
         weights = limited_weights(rule, kept_norms[:, column], limit)
         per_tensor.update(dict.fromkeys(group, weights))
         cut |= weights.abs() < 1
+    # The parts of a row in disjoint groups are orthogonal.
     bound = math.hypot(*limits)
     value = as_private(kept.weighted_sums(per_tensor), rows.draw)
     return make_bounded(value, bound, 2 * bound, rows.draw, with_cut(counts, cut))
@@ -128,6 +129,7 @@ def clip_coordinates(
     total = public_threshold("threshold", threshold)
     raw = require_by_record("coordinates", coordinates)
     raw = raw.to(torch.float64 if raw.dtype == torch.float64 else torch.float32)
+    # Added up in float64: a norm that reads short would let a row be long.
     own = torch.linalg.vector_norm(raw, dim=1, dtype=torch.float64).to(raw.dtype)
     finite = torch.isfinite(own)
     if norms is None:
@@ -184,6 +186,7 @@ def limited_weights(rule: WeightRule, norms: torch.Tensor, threshold: float) -> 
 
         parts = given.double() * norms.double()
         require_each_alone(f"{type(rule).__name__}.weights", lengths, norms, parts, threshold, proved)
+    # Whatever the rule said: the bound rests on this cut and on nothing that a rule promises.
     limit = weights_for(torch.full_like(norms, threshold), norms)
     given = torch.where(torch.isfinite(given), given, torch.zeros_like(given))
     return torch.maximum(torch.minimum(given, limit), -limit)

@@ -90,7 +90,7 @@ def _check_shares(shares: Sequence[float] | None, count: int) -> list[float]:
     checked = [public_threshold(f"shares[{i}]", share) for i, share in enumerate(shares)]
     if len(checked) != count:
         raise ValueError(f"shares has {len(checked)} entries for {count} groups; give one a group")
-    if math.hypot(*checked) > 1 + 1e-9:
+    if math.hypot(*checked) > 1 + 1e-9:  # equal shares sum to 1 up to rounding
         raise ValueError(
             f"the squares of shares={checked} sum to {math.hypot(*checked) ** 2:.6g}, above 1: the noise "
             "would not cover a record; divide the shares by the root of that sum"

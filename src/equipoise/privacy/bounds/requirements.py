@@ -106,6 +106,8 @@ def require_each_alone(
     """
     if not len(norms):
         return
+    # Of two neighbours one has a record more: a rule that counts is refused on both, or neither, so that the
+    # refusal itself tells nothing.
     again = [(ask(torch.cat([norms[:1], norms]))[1:], parts)]
     if len(norms) > 1:
         again.append((ask(norms[1:]), parts[1:]))

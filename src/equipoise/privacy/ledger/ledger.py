@@ -29,6 +29,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -64,6 +65,8 @@ from equipoise.privacy.noise.streams import ReleaseStreams, add_normals
 from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.privacy.private import Draw, Private, unwrap
 
+# Bounds are computed in floating point, in the plan and in the sums apart. Noise is scaled to the sum's own
+# bound, so that a bound above the planned one by rounding costs no privacy.
 _ROUNDING = 1 + 1e-6
 
 
@@ -104,6 +107,8 @@ def pattern_for(
             f"{draw.name!r} are used up; plan "
             "more steps (a step repeated after a resume with other numbers counts again)"
         )
+    # The event counts epochs among the first `count` ordinals. A later one would lie in an epoch that is not
+    # paid for.
     count = sum(p.count for p in patterns if p.draw == draw.name)
     if draw.ordinal >= count:
         raise PlanUsedUpError(
@@ -167,6 +172,7 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> No
         )
     for tensor, value in bounded.value.items():
         raw = unwrap(value)
+        # The total tells in one pass without a copy; where it overflows, every entry is looked at.
         if raw.numel() and not bool(torch.isfinite(raw.sum())) and not bool(torch.isfinite(raw).all()):
             raise LedgerError(
                 f"sums[{name!r}][{tensor!r}] is not finite though bad records were left out: a bug in "
@@ -248,6 +254,8 @@ class Ledger:
         self.run = self.secrets.identity
         self._open: dict[Draw, bool] = {}
         self._fingerprint = plan.fingerprint()
+        # One lock from reading to booking: two runs that begin at once must see each other, or both would
+        # spend what is left of the budget.
         with self.journal.locked():
             records = records_of(self.journal.entries())
             mine = records.pop(self.run, None)
@@ -303,19 +311,16 @@ class Ledger:
         """
         text = as_digest(parameters, self.secrets.key)
         if text is None:
-            text = (
-                "unique "
-                + hashlib.sha256(
-                    torch.randint(2**62, (4,)).numpy().tobytes() + str(id(self)).encode()
-                ).hexdigest()
-            )
-            text += str(self.position)
+            text = f"unique {os.urandom(32).hex()}"
         known = [_STREAMS, self._fingerprint, name, text, self.data_fingerprint, self.kernels]
         key = hashlib.sha256(json.dumps(known).encode()).hexdigest()
         index, draws = self.position, self.record.draws
+        # An index is taken by what is booked there, unless that is this very question. A void one stays
+        # taken: its noise was ready for a question that was not repeated.
         while index in draws and (draws[index].void or draws[index].booked.digest != key):
             index += 1
         replayed = index in draws
+        # A repeated draw keeps its ordinal, and with it its slot of an epoch.
         ordinal = draws[index].booked.ordinal if replayed else self._ordinals.get(name, 0)
         self._note_ordinal(name, ordinal)
         self.position = index + 1
@@ -344,6 +349,7 @@ class Ledger:
                 the run was closed, the draw is not open, a sum is not finite, or its noise is beyond the
                 range of its type. Nothing leaves and nothing is charged.
         """
+        # Everything that can be refused is refused before the line is written: a charge is never taken back.
         sums = dict(sums)
         self._check_draw(draw)
         check_sums(self.plan, draw, sums)
@@ -360,6 +366,7 @@ class Ledger:
         asked = [m.question(keys) for (m, _), keys in zip(groups, past, strict=True)]
         joint = "+".join(filter(None, asked)) or None
         if pattern is None:
+            # The same noise for other sums, or at another scale, would show their difference.
             booked = record.draws[draw.index].release
             if booked is None or (booked.bounds, booked.answer, booked.joint) != (bounds, answer, joint):
                 self._void(draw)
@@ -373,9 +380,9 @@ class Ledger:
                 answer=answer,
                 joint=joint,
             )
-            self.journal.append(entry)
+            self.journal.append(entry)  # from here on it is charged, whatever happens
             record.add(entry)
-        self._open[draw] = False
+        self._open[draw] = False  # before the noise: no second try with other sums if that fails
         streams = self._streams(draw, draw.parameters, bounds, answer, joint)
         out: Sums = {}
         for (mechanism, members), keys in zip(groups, past, strict=True):
@@ -429,6 +436,7 @@ class Ledger:
         self._unproven("disclose", hole)
         self._check_open()
         leaves = list(value.values()) if isinstance(value, Mapping) else [value]
+        # Booked with its draws: their indices are taken then, and another question gets other records.
         draws = {leaf.draw for leaf in leaves if isinstance(leaf, Private)} & self._open.keys()
         for draw in draws or {None}:
             booked = None if draw is None else BookedDraw.of(draw, self.data_fingerprint)
@@ -471,6 +479,7 @@ class Ledger:
             raise LedgerError(f"{draw} was not opened by this ledger; use ledger.open(name, parameters)")
         if not math.isfinite(std) or std < 0:
             raise LedgerError(f"std of unproven release {name!r} must be finite and not negative, got {std}")
+        # Noise without a claim may vanish in its type; noise that a worst case rests on must not.
         if worst_case_multiplier is not None:
             require_carried(f"unproven release {name!r}", value if like is None else like, [std])
         entry = UnprovenEntry(
@@ -539,7 +548,7 @@ class Ledger:
 
         What was booked since is given again to the same question, with the same noise and without a charge.
         """
-        Ledger.__init__(
+        Ledger.__init__(  # by name: a subclass has other arguments, and what it notes stays
             self,
             self.plan,
             self.budget,

@@ -20,10 +20,6 @@ from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.private import Draw, Private, unwrap
 
 
-class Transcript(list[Sums]):
-    """Releases in their order."""
-
-
 class RecordingLedger(Ledger):
     """A ledger that also keeps the raw sums and the releases, for tests.
 
@@ -34,7 +30,7 @@ class RecordingLedger(Ledger):
 
     def __init__(self, plan: PrivacyPlan, *args: Any, **kwargs: Any) -> None:
         super().__init__(plan, *args, **kwargs)
-        self.transcript = Transcript()
+        self.transcript: list[Sums] = []
         self.sums: list[Sums] = []
 
     def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:

@@ -43,7 +43,7 @@ from equipoise.privacy.sampling import FixedEpochs
 GUARANTEES = ("proven", "worst_case", "none")
 """What a run may claim, the strongest first."""
 
-_ROUNDING = 1 + 1e-6
+_ROUNDING = 1 + 1e-6  # as the ledger allows a bound
 
 OtherRuns = Mapping[str, dp_accounting.DpEvent]
 """What the other runs of a journal cost, by their names."""
@@ -252,6 +252,8 @@ class RunRecord:
             )
         draw.release = entry
         self.used[pattern] += 1
+        # Epochs that have a release, not releases over the length of an epoch: draws that were opened and not
+        # released spread a few releases over many epochs, and a record pays once in each.
         if entry.draw.name in self._epoch_lengths:
             epoch = (entry.draw.name, entry.draw.ordinal // self._epoch_lengths[entry.draw.name])
             if epoch not in self._epochs_met:
@@ -268,6 +270,7 @@ class RunRecord:
             raise self._error(f"lets out {name!r:.60} more often than planned")
         self.unproven[key] = entry
         self.unproven_used[name] += 1
+        # Gaussians of multipliers z_j compose to one whose inverse square is the sum of theirs.
         multiplier = entry.worst_case_multiplier
         try:
             cost = None if multiplier is None else multiplier**-2
@@ -291,6 +294,7 @@ class RunRecord:
     @property
     def guarantee(self) -> str:
         """What the run may claim: one of `GUARANTEES`."""
+        # One step without any bound leaves nothing to claim, however good the others are.
         if any(hole.kind == "disclose" or hole.worst_case is None for hole in self.holes.values()):
             return "none"
         return "worst_case" if self.holes else "proven"
@@ -417,9 +421,10 @@ def other_runs(
 
 def book_end(journal: Journal, run: str) -> None:
     """Book that a run has ended, once; it is on the device when this returns."""
-    with journal.locked():
+    with journal.locked():  # a killed run's end may be booked by two processes
         if CloseEntry(run=run) not in journal.entries():
             journal.append(CloseEntry(run=run))
+    # The key is deleted next: after a loss of power the run must not stand as open, and never to be ended.
     journal.sync()
 
 
@@ -444,6 +449,7 @@ def check_budget(plan: PrivacyPlan, others: OtherRuns, budget: Budget | None) ->
         return
     event = compose_events([plan.event(), *others.values()])
     total = epsilon(event, budget.delta, plan.relation).value
+    # The noise was fitted with the same accountant; the sum over the runs may round in another order.
     if total > budget.epsilon * (1 + 1e-9):
         before = epsilon(compose_events(others.values()), budget.delta, plan.relation).value
         raise BudgetError(
@@ -463,6 +469,7 @@ def spent_roughly(record: RunRecord, others: OtherRuns, delta: float) -> float:
     """Epsilon so far to about 2%: interpolated between cached values at 1, 1/2, 1/4, ... of the plan."""
     plan, patterns = record.plan, record.patterns
     used, total = sum(record.used.values()), sum(pattern.count for pattern in patterns)
+    # The steps between the cached values assume that releases were made in equal shares and without gaps.
     gaps = bool(record.epochs) and plan.event(record.used) != plan.event(record.used, record.epochs)
     if total == 0 or record.guarantee != "proven" or gaps:
         return spent(record, others, delta).value
@@ -492,5 +499,6 @@ def interpolated_in_logarithms(value_at: Callable[[float], float], fraction: flo
     lower = value_at(high / 2)
     if lower <= 0:
         return upper
+    # Epsilon grows about as a power of the number of releases: a straight line in logarithms.
     share = math.log(fraction / (high / 2)) / math.log(2)
     return math.exp((1 - share) * math.log(lower) + share * math.log(upper))

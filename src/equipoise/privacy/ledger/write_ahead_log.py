@@ -71,7 +71,7 @@ class WriteAheadLog:
         if self._descriptor is None or fcntl is None:
             yield
             return
-        if self._locks == 0:
+        if self._locks == 0:  # flock does not count: the inner of two would give the lock back
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         self._locks += 1
         try:
@@ -92,6 +92,8 @@ class WriteAheadLog:
         with self.locked():
             lines = self._content().split(b"\n")
         lines.pop()  # empty after a whole line, else torn
+        # A line that has its end was written whole. Damage in it is an edit or a fault of the disk, and what
+        # it charged is unknown: to skip it would give privacy away.
         out = []
         for number, line in enumerate(lines, start=1):
             try:
@@ -116,17 +118,20 @@ class WriteAheadLog:
         if self.read_only:
             raise JournalError(f"the journal {self.path} was opened for reading only; nothing was released")
         if self._descriptor is None:
-            self._memory.append(json.loads(json.dumps(row)))
+            self._memory.append(json.loads(json.dumps(row)))  # a copy, as it would be read from a file
             return
         line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
         try:
             with self.locked():
+                # Another process may have written since, or died within a line: what that line announced
+                # never happened, and the next line must not run into it.
                 end = self._whole_length()
                 if os.fstat(self._descriptor).st_size > end:
                     os.ftruncate(self._descriptor, end)
                 os.lseek(self._descriptor, end, os.SEEK_SET)
+                # One call, and the line's end last: whatever stops it leaves a line without an end.
                 written = os.write(self._descriptor, line)
-                if written != len(line):
+                if written != len(line):  # the disk is full
                     os.ftruncate(self._descriptor, end)
                     raise OSError(f"{written} of {len(line)} bytes written")
                 if self.durable:
@@ -178,6 +183,7 @@ class WriteAheadLog:
         assert self._descriptor is not None
         end = os.fstat(self._descriptor).st_size
         while end > 0:
+            # From the end, since the file may be long and only its last line can be torn.
             start = max(0, end - 65536)
             found = os.pread(self._descriptor, end - start, start).rfind(b"\n")
             if found >= 0:
@@ -200,6 +206,7 @@ def _opened(path: Path, read_only: bool, existing: bool) -> int:
     if not (read_only or existing):
         path.parent.mkdir(parents=True, exist_ok=True)
         flags |= os.O_CREAT
+    # O_NONBLOCK: to open a pipe would wait for its other end.
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -107,6 +107,7 @@ class Mechanism(ABC):
         """What keys the noise, besides sums, bounds and all that the draw depends on."""
         if not self.memory:
             return self.made_for
+        # A ledger without the keys of before takes other noise then, and never mixes the old in another way.
         return hashlib.sha256(b"".join([(self.made_for or "").encode(), *past])).hexdigest()[:32]
 
     @abstractmethod

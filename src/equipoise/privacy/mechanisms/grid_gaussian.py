@@ -48,12 +48,14 @@ BITS = 24
 """The noise's standard deviation is 2^BITS grid units."""
 
 
+# Floating-point exponentials are right to far more bits; what lies closer is decided in decimals.
 _SLACK = 2.0**-40
 
 
 _LARGEST = 2.0**42  # grid units: sums beyond are cut, so that a quotient is right to 2^-10 of a unit
 
 
+# Rounding moves neighbours apart by a unit per coordinate; a quotient errs by 2^-10 of one on either side.
 _ROUNDING = 1 + 2.0**-9
 
 
@@ -225,6 +227,7 @@ class GridGaussian(Mechanism):
     def noised(
         self, sums: Mapping[str, Bounded], streams: ReleaseStreams, past: Sequence[bytes] = ()
     ) -> Sums:
+        # One stream for all sums of the release: no two of them share a number.
         stream = streams.get("grid noise", GridStream)
         return {name: self._noised(bounded, stream) for name, bounded in sums.items()}
 

@@ -21,12 +21,11 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
-from equipoise.privacy.noise.streams import NormalStream, ReleaseStreams
+from equipoise.privacy.noise.streams import ReleaseStreams
 from equipoise.privacy.private import Draw
 
 _WORDS = 624
@@ -50,7 +49,7 @@ class Secrets:
 
     Example:
         >>> secrets = Secrets(reproducible_seed=1)
-        >>> bool((secrets.noise(0).draw(3, 1.0) == secrets.noise(0).draw(3, 1.0)).all())
+        >>> secrets.stream_key(0, "noise") == Secrets(reproducible_seed=1).stream_key(0, "noise")
         True
         >>> secrets.is_private
         False
@@ -99,14 +98,6 @@ class Secrets:
             delete_key(self.path)
         self._key = None
 
-    def __enter__(self) -> Secrets:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._key = None
-
     def __repr__(self) -> str:
         return f"Secrets(identity={self.identity!r}, is_private={self.is_private})"
 
@@ -115,10 +106,6 @@ class Secrets:
             "Secrets cannot be pickled: the key must not be copied into checkpoints; reopen "
             "Secrets(directory)"
         )
-
-    def noise(self, index: int, device: torch.device | str = "cpu", purpose: str = "noise") -> NormalStream:
-        """The stream of normal numbers of release `index`."""
-        return NormalStream(self.stream_key(index, purpose), device)
 
     def stream_key(self, index: int, purpose: str) -> bytes:
         """32 bytes for a stream of release `index`."""
@@ -161,6 +148,7 @@ class Secrets:
     def _hash(self, purpose: str, index: int) -> Any:
         if isinstance(index, bool) or not isinstance(index, int) or index < 0:
             raise ValueError(f"index must be a non-negative integer, got {index!r}")
+        # Lengths are fixed or written down: no two (purpose, index) make the same message.
         message = b"equipoise generator" + self.key + len(purpose).to_bytes(8, "big") + purpose.encode()
         return hashlib.shake_256(message + index.to_bytes(16, "big"))
 

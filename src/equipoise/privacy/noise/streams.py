@@ -70,6 +70,7 @@ class NormalStream:
             raise ValueError(f"key has {len(key)} bytes; a stream takes 32")
         self._device = torch.device(device)
         if self._device.type == "cpu":
+            # The counter starts at zero: safe, since a key serves one stream.
             self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
         else:
             self._generator = torch.Generator(self._device)
@@ -186,6 +187,7 @@ def add_normals(
     streams: ReleaseStreams, value: Mapping[str, torch.Tensor], std: float, purpose: str = "noise"
 ) -> dict[str, torch.Tensor]:
     """The named tensors, raw or `Private`, with independent normal noise of this standard deviation."""
+    # Sorted: which numbers a tensor gets must not follow from the order in which a method names them.
     raws = {name: unwrap(value[name]) for name in sorted(value)}
     noise = normals(streams, raws, std, purpose)
     # The noise's memory becomes the result: a sum may be as large as the model.
