@@ -253,8 +253,8 @@ MUTATIONS = (
         "privacy/bounds/clipping.py",
         (
             (
-                "finite = torch.isfinite(norms)\n        kept, kept_norms",
-                "finite = norms > -1\n        kept, kept_norms",
+                "finite = torch.isfinite(norms)\n    return without_bad",
+                "finite = norms > -1\n    return without_bad",
             ),
         ),
         ("tests/privacy/test_bounded.py::test_bad_records_get_weight_zero",),

@@ -142,19 +142,12 @@ def _unsampled(epsilons: np.ndarray, rate: float) -> np.ndarray:
     return np.where(epsilons > 1.0, far, near)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A kind of Gaussian event ("gaussian", "poisson" or "subset") with its multiplier and sampling."""
+_Gaussian = dp_accounting.GaussianDpEvent
+_Poisson = dp_accounting.PoissonSampledDpEvent
+_Subset = dp_accounting.SampledWithoutReplacementDpEvent
 
-    kind: str
-    multiplier: float
-    rate: float = 1.0
-    size: int = 0
-    population: int = 0
-
-
-Parts = tuple[tuple[Part, int], ...]
-"""A multiset of parts, with how often each is there."""
+Parts = tuple[tuple[dp_accounting.DpEvent, int], ...]
+"""A multiset of Gaussians, plain or sampled, with how often each is there."""
 
 
 def parts_of(event: dp_accounting.DpEvent) -> Parts | None:
@@ -163,17 +156,15 @@ def parts_of(event: dp_accounting.DpEvent) -> Parts | None:
     Raises:
         PlanError: for an event outside the table of this file.
     """
-    counts: dict[Part, int] = {}
+    counts: dict[dp_accounting.DpEvent, int] = {}
     if not _collect(event, 1, counts):
         return None
-    return tuple(sorted(counts.items(), key=lambda item: repr(item[0])))
+    # One order for one multiset: it is the key of the caches, and sums round by their order.
+    return tuple(sorted(counts.items(), key=lambda item: (type(item[0]).__name__, repr(item[0]))))
 
 
-def _collect(event: dp_accounting.DpEvent, count: int, counts: dict[Part, int]) -> bool:
-    def add(part: Part) -> bool:
-        counts[part] = counts.get(part, 0) + count
-        return True
-
+def _collect(event: dp_accounting.DpEvent, count: int, counts: dict[dp_accounting.DpEvent, int]) -> bool:
+    """Add `count` times the event to the parts; False if it is not private at all."""
     if count == 0 or isinstance(event, dp_accounting.NoOpDpEvent):
         return True
     if isinstance(event, dp_accounting.NonPrivateDpEvent):
@@ -182,53 +173,39 @@ def _collect(event: dp_accounting.DpEvent, count: int, counts: dict[Part, int]) 
         return _collect(event.event, count * event.count, counts)
     if isinstance(event, dp_accounting.ComposedDpEvent):
         return all(_collect(e, count, counts) for e in event.events)
-    if isinstance(event, dp_accounting.GaussianDpEvent):  # without noise it is not private
-        return event.noise_multiplier > 0 and add(Part("gaussian", event.noise_multiplier))
-    if isinstance(
-        event, (dp_accounting.PoissonSampledDpEvent, dp_accounting.SampledWithoutReplacementDpEvent)
-    ):
-        z = _joint_multiplier(event.event)
-        if z <= 0:
+    if isinstance(event, _Gaussian):
+        part, z = event, event.noise_multiplier
+    elif isinstance(event, (_Poisson, _Subset)):
+        # Several Gaussians on one sample are one, of multiplier (z_1^-2 + z_2^-2 + ...)^(-1/2).
+        together = parts_of(event.event)
+        if together is None:
             return False
-        if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-            rate = event.sampling_probability
-            if rate == 0:
+        if any(not isinstance(one, _Gaussian) for one, _ in together):
+            raise PlanError(f"a sampled event must hold Gaussians, got {event!r}")
+        z = _inverse_squares(together) ** -0.5
+        part = _Gaussian(z)
+        if isinstance(event, _Subset) and event.sample_size < event.source_dataset_size:
+            part = _Subset(event.source_dataset_size, event.sample_size, part)
+        elif isinstance(event, _Poisson) and event.sampling_probability < 1:
+            if event.sampling_probability == 0:
                 return True
-            return add(Part("gaussian", z) if rate >= 1 else Part("poisson", z, rate))
-        size, population = event.sample_size, event.source_dataset_size
-        if size == population:
-            return add(Part("gaussian", z))
-        return add(Part("subset", z, size / population, size, population))
-    raise PlanError(
-        f"no accountant for {event!r}: only Gaussians, plain or sampled (Poisson, without replacement), "
-        "and their "
-        "compositions are accounted for"
-    )
+            part = _Poisson(event.sampling_probability, part)
+    else:
+        raise PlanError(
+            f"no accountant for {event!r}: only Gaussians, plain or sampled (Poisson, without replacement), "
+            "and their compositions are accounted for"
+        )
+    counts[part] = counts.get(part, 0) + count
+    return bool(z > 0)  # without noise it is not private
 
 
-def _joint_multiplier(event: dp_accounting.DpEvent) -> float:
-    """The multiplier of the Gaussian, or of several on one sample: (z_1^-2 + z_2^-2 + ...)^(-1/2)."""
-    counts: dict[Part, int] = {}
-    if not _collect(event, 1, counts):
-        return 0.0
-    if any(part.kind != "gaussian" for part in counts):
-        raise PlanError(f"a sampled event must hold Gaussians, got {event!r}")
-    return sum(n / part.multiplier**2 for part, n in counts.items()) ** -0.5
+def _multiplier(part: dp_accounting.DpEvent) -> float:
+    return float((part if isinstance(part, _Gaussian) else part.event).noise_multiplier)
 
 
-def events_of(parts: Parts) -> list[tuple[dp_accounting.DpEvent, int]]:
-    """The events that the parts describe, each with its count."""
-    out: list[tuple[dp_accounting.DpEvent, int]] = []
-    for part, count in parts:
-        gaussian = dp_accounting.GaussianDpEvent(part.multiplier)
-        if part.kind == "poisson":
-            out.append((dp_accounting.PoissonSampledDpEvent(part.rate, gaussian), count))
-        elif part.kind == "subset":
-            event = dp_accounting.SampledWithoutReplacementDpEvent(part.population, part.size, gaussian)
-            out.append((event, count))
-        else:
-            out.append((gaussian, count))
-    return out
+def _inverse_squares(parts: Parts) -> float:
+    """mu^2 of the composition as if nothing were sampled: the sum of z^-2."""
+    return sum(count / _multiplier(part) ** 2 for part, count in parts)
 
 
 RELATIONS = {
@@ -372,18 +349,18 @@ def _search_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str) -
 
 @functools.lru_cache(maxsize=4096)
 def _epsilon(parts: Parts, delta: float, relation: str) -> EpsilonResult:
-    kinds = {part.kind for part, _ in parts}
-    mu = math.sqrt(sum(n / part.multiplier**2 for part, n in parts))
-    if kinds <= {"gaussian"}:
+    kinds = {type(part) for part, _ in parts}
+    mu = math.sqrt(_inverse_squares(parts))
+    if kinds <= {_Gaussian}:
         return EpsilonResult(gaussian_epsilon(mu, delta), delta, relation, "gdp")
-    if "subset" in kinds:
+    if _Subset in kinds:
         if relation != "replace_one":
             raise PlanError(
                 "sampling without replacement has no valid accountant under add_or_remove_one (a subset of "
                 "fixed size reveals "
                 "the number of records); use relation='replace_one', or Poisson sampling"
             )
-        if "poisson" in kinds:
+        if _Poisson in kinds:
             raise PlanError(
                 "no accountant covers Poisson sampling and sampling without replacement in one plan: the "
                 "first needs PLD, the "
@@ -410,10 +387,11 @@ def pld_epsilon(parts: Parts, delta: float, relation: str, interval: float) -> f
 def _composition(parts: Parts, relation: str, interval: float) -> Any:
     total: Any = None
     for part, count in parts:
-        if part.kind == "gaussian":  # n Gaussians of multiplier z are one of multiplier z / sqrt(n)
-            piece = _distribution(part.multiplier / math.sqrt(count), 1.0, relation, interval)
+        if isinstance(part, _Gaussian):  # n Gaussians of multiplier z are one of multiplier z / sqrt(n)
+            piece = _distribution(_multiplier(part) / math.sqrt(count), 1.0, relation, interval)
         else:
-            piece = _distribution(part.multiplier, part.rate, relation, interval).self_compose(count)
+            rate = part.sampling_probability
+            piece = _distribution(_multiplier(part), rate, relation, interval).self_compose(count)
         total = piece if total is None else total.compose(piece)
     return total
 
@@ -428,8 +406,8 @@ def _distribution(multiplier: float, rate: float, relation: str, interval: float
 
 def _loss_range(parts: Parts) -> float:
     """Rough width of the widest loss distribution that a PLD computation holds."""
-    single = max(1 / (2 * part.multiplier**2) + 10 / part.multiplier for part, _ in parts)
-    plain = math.sqrt(sum(n / part.multiplier**2 for part, n in parts if part.kind == "gaussian"))
+    single = max(1 / (2 * z**2) + 10 / z for z in (_multiplier(part) for part, _ in parts))
+    plain = math.sqrt(_inverse_squares(tuple(row for row in parts if isinstance(row[0], _Gaussian))))
     return max(2 * single, 2 * (plain * plain / 2 + 10 * plain), 1.0)
 
 
@@ -460,11 +438,10 @@ def quick_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str) -> 
 
 @functools.lru_cache(maxsize=4096)
 def _quick(parts: Parts, delta: float, relation: str) -> float:
-    if not any(part.kind == "poisson" for part, _ in parts) or any(
-        part.kind == "subset" for part, _ in parts
-    ):
+    kinds = {type(part) for part, _ in parts}
+    if _Poisson not in kinds or _Subset in kinds:
         return _epsilon(parts, delta, relation).value
-    unamplified = gaussian_epsilon(math.sqrt(sum(n / p.multiplier**2 for p, n in parts)), delta)
+    unamplified = gaussian_epsilon(math.sqrt(_inverse_squares(parts)), delta)
     smallest = 4 * _loss_range(parts) / _MAX_CELLS
     if smallest > 0.5:
         return unamplified
@@ -497,7 +474,7 @@ def _rdp(parts: Parts, delta: float, relation: str) -> float:
     # Orders whose series fails to converge are left out with a warning each: a valid, looser bound.
     logging.set_verbosity(logging.ERROR)
     try:
-        if any(part.kind == "subset" for part, _ in parts):
+        if any(isinstance(part, _Subset) for part, _ in parts):
             return _rdp_at(parts, delta, relation, None)[0]
         value, best = _rdp_at(parts, delta, relation, _INTEGER_ORDERS)
         if best > 11:
@@ -511,7 +488,7 @@ def _rdp(parts: Parts, delta: float, relation: str) -> float:
 def _rdp_at(parts: Parts, delta: float, relation: str, orders: Sequence[float] | None) -> tuple[float, float]:
     """Epsilon and the best of the orders (None: dp-accounting's own)."""
     accountant = rdp.RdpAccountant(orders, neighboring_relation=RELATIONS[relation])
-    for event, count in events_of(parts):
+    for event, count in parts:
         accountant.compose(event, count)
     value, best = accountant.get_epsilon_and_optimal_order(delta)
     return float(value), float(best)

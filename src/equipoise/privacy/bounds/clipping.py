@@ -22,6 +22,7 @@ from equipoise.privacy.bounds.requirements import (
     require_by_record,
     require_each_alone,
 )
+from equipoise.privacy.noise.streams import released_type
 from equipoise.privacy.private import Draw, Private, unwrap
 from equipoise.privacy.rows import PrivateRows
 
@@ -66,19 +67,14 @@ def clip(
         PrivateError: if a threshold is `Private`.
         ValueError: if the groups do not cover every parameter exactly once.
     """
-    if not isinstance(rows, PrivateRows):
-        raise TypeError(
-            f"rows must be PrivateRows, got {type(rows).__name__}; wrap raw rows: PrivateRows(rows, draw)"
-        )
     if groups is None:
         total = public_threshold("threshold", threshold)
-        norms = unwrap(rows.row_norms())
-        # A bad row is left out, not weighted by zero: 0 * inf would make the whole sum NaN.
-        kept, kept_norms, counts = without_bad(rows, norms, torch.isfinite(norms))
-        weights = limited_weights(rule, kept_norms, total)
+        kept, norms, counts = usable_rows(rows)
+        weights = limited_weights(rule, norms, total)
         value = kept.weighted_sums(weights)
         counts = with_cut(counts, weights.abs() < 1)
         return make_bounded(as_private(value, rows.draw), total, 2 * total, rows.draw, counts)
+    require_rows(rows)
     groups = check_groups(groups, rows.names)
     if isinstance(threshold, Private):
         public_threshold("threshold", threshold)
@@ -90,12 +86,11 @@ def clip(
         limits = [public_threshold(f"threshold[{i}]", t) for i, t in enumerate(threshold)]
     if len(limits) != len(groups):
         raise ValueError(f"threshold has {len(limits)} entries for {len(groups)} groups; give one a group")
-    norms = unwrap(rows.row_norms(groups))
-    kept, kept_norms, counts = without_bad(rows, norms, torch.isfinite(norms).all(dim=1))
+    kept, norms, counts = usable_rows(rows, groups)
     per_tensor = {}
-    cut = torch.zeros(len(kept_norms), dtype=torch.bool, device=norms.device)
+    cut = torch.zeros(len(norms), dtype=torch.bool, device=norms.device)
     for column, (group, limit) in enumerate(zip(groups, limits, strict=True)):
-        weights = limited_weights(rule, kept_norms[:, column], limit)
+        weights = limited_weights(rule, norms[:, column], limit)
         per_tensor.update(dict.fromkeys(group, weights))
         cut |= weights.abs() < 1
     # The parts of a row in disjoint groups are orthogonal.
@@ -128,7 +123,7 @@ def clip_coordinates(
         )
     total = public_threshold("threshold", threshold)
     raw = require_by_record("coordinates", coordinates)
-    raw = raw.to(torch.float64 if raw.dtype == torch.float64 else torch.float32)
+    raw = raw.to(released_type(raw))
     # Added up in float64: a norm that reads short would let a row be long.
     own = torch.linalg.vector_norm(raw, dim=1, dtype=torch.float64).to(raw.dtype)
     finite = torch.isfinite(own)
@@ -221,6 +216,24 @@ def as_private(value: Mapping[str, torch.Tensor], draw: Draw | None) -> dict[str
     return {name: Private(unwrap(tensor), draw) for name, tensor in value.items()}
 
 
+def require_rows(rows: PrivateRows) -> None:
+    """Refuse raw rows, whose draw nobody knows."""
+    if not isinstance(rows, PrivateRows):
+        raise TypeError(
+            f"rows must be PrivateRows, got {type(rows).__name__}; wrap raw rows: PrivateRows(rows, draw)"
+        )
+
+
+def usable_rows(
+    rows: PrivateRows, groups: Sequence[Sequence[str]] | None = None
+) -> tuple[Any, torch.Tensor, Private]:
+    """As `without_bad`, for the norms of the rows themselves: [B], or [B, m] for m groups of names."""
+    require_rows(rows)
+    norms = unwrap(rows.row_norms() if groups is None else rows.row_norms(groups))
+    finite = torch.isfinite(norms)
+    return without_bad(rows, norms, finite if groups is None else finite.all(dim=1))
+
+
 def without_bad(
     rows: PrivateRows, norms: torch.Tensor, finite: torch.Tensor
 ) -> tuple[Any, torch.Tensor, Private]:
@@ -228,6 +241,7 @@ def without_bad(
     raw, counts = rows._rows, record_counts(finite, rows.draw)
     if bool(finite.all()):  # inside the room: the branch changes speed, never the result
         return raw, norms, counts
+    # A bad row is left out, not weighted by zero: 0 * inf would make the whole sum NaN.
     keep = finite.nonzero().flatten()
     return raw.rows(keep), norms[keep], counts
 

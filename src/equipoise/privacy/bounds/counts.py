@@ -21,6 +21,7 @@ import torch
 
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded
 from equipoise.privacy.bounds.requirements import one_value_a_record, public_threshold
+from equipoise.privacy.noise.streams import released_type
 from equipoise.privacy.private import Private, PrivateError
 
 __all__ = ["RAMP", "capped", "centred_indicator", "indicator", "soft_indicator"]
@@ -87,7 +88,7 @@ def capped(values: Private, upper: float, name: str = "sum") -> Bounded:
     """The sum of `values` [B] cut to [0, upper]: bound `upper`; non-finite ones count zero."""
     raw = one_value_a_record("values", values)
     upper = public_threshold("upper", upper)
-    raw = raw.to(torch.float64 if raw.dtype == torch.float64 else torch.float32)
+    raw = raw.to(released_type(raw))
     raw = torch.where(torch.isfinite(raw), raw, torch.zeros_like(raw)).clamp(0, upper)
     return make_bounded({name: Private(raw.sum(), values.draw)}, upper, upper, values.draw)
 
@@ -101,6 +102,6 @@ def centred_indicator(inside: Private, name: str = "count") -> Bounded:
         name: of the tensor that holds the sum.
     """
     raw = one_value_a_record("inside", inside)
-    raw = raw.to(torch.float64 if raw.dtype == torch.float64 else torch.float32)
+    raw = raw.to(released_type(raw))
     total = (torch.nan_to_num(raw, nan=0.0).clamp(0, 1) - 0.5).sum()
     return make_bounded({name: Private(total, inside.draw)}, 0.5, 1.0, inside.draw)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded
-from equipoise.privacy.bounds.clipping import as_private, weights_for, with_cut, without_bad
+from equipoise.privacy.bounds.clipping import as_private, require_rows, usable_rows, weights_for, with_cut
 from equipoise.privacy.bounds.requirements import check_groups, public_threshold, require_each_alone
 from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian
 from equipoise.privacy.private import unwrap
@@ -43,21 +43,16 @@ def clip_jointly(
     Raises:
         ValueError: groups that do not cover every parameter once, or shares that are too large.
     """
-    if not isinstance(rows, PrivateRows):
-        raise TypeError(
-            f"rows must be PrivateRows, got {type(rows).__name__}; wrap raw rows: PrivateRows(rows, draw)"
-        )
     if groups is None:
-        norms = unwrap(rows.row_norms())
-        kept, norms, counts = without_bad(rows, norms, torch.isfinite(norms))
+        kept, norms, counts = usable_rows(rows)
         weights = _joint_weights(noise, norms, 1.0)
         cut = weights < 1
         sums = kept.weighted_sums(weights)
     else:
+        require_rows(rows)
         groups = check_groups(groups, rows.names)
         shares = _check_shares(shares, len(groups))
-        norms = unwrap(rows.row_norms(groups))
-        kept, norms, counts = without_bad(rows, norms, torch.isfinite(norms).all(dim=1))
+        kept, norms, counts = usable_rows(rows, groups)
         per_tensor: dict[str, torch.Tensor] = {}
         cut = torch.zeros(len(norms), len(noise.names), dtype=torch.bool, device=norms.device)
         for column, (group, share) in enumerate(zip(groups, shares, strict=True)):

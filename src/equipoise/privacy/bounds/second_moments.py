@@ -26,7 +26,7 @@ from equipoise.privacy.bounds.clipping import (
     WeightRule,
     as_private,
     limited_weights,
-    without_bad,
+    usable_rows,
 )
 from equipoise.privacy.bounds.requirements import public_threshold
 from equipoise.privacy.rows import PrivateRows
@@ -97,14 +97,9 @@ def moment_action(
 
 
 def _clipped(rows: PrivateRows, rule: WeightRule, threshold: float) -> tuple[Any, torch.Tensor, Any, float]:
-    if not isinstance(rows, PrivateRows):
-        raise TypeError(
-            f"rows must be PrivateRows, got {type(rows).__name__}; wrap raw rows: PrivateRows(rows, draw)"
-        )
     total = public_threshold("threshold", threshold)
-    norms = rows._rows.row_norms()
-    kept, kept_norms, bad = without_bad(rows, norms, torch.isfinite(norms))
-    return kept, limited_weights(rule, kept_norms, total), bad, total
+    kept, norms, bad = usable_rows(rows)
+    return kept, limited_weights(rule, norms, total), bad, total
 
 
 def _dots(part: Any, name: str, held: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ from equipoise.privacy.bounds.clipping import (
     WeightRule,
     as_private,
     limited_weights,
+    require_rows,
     weights_for,
     without_bad,
 )
@@ -200,10 +201,7 @@ def _usable(
     rows: PrivateRows, labels: torch.Tensor, name: str
 ) -> tuple[Any, torch.Tensor, torch.Tensor, Private]:
     """Rows, norms and labels in [0, 1] of the records with finite norms, and the count of the others."""
-    if not isinstance(rows, PrivateRows):
-        raise TypeError(
-            f"rows must be PrivateRows, got {type(rows).__name__}; wrap raw rows: PrivateRows(rows, draw)"
-        )
+    require_rows(rows)
     if labels.dtype != torch.bool and not labels.is_floating_point():
         raise TypeError(f"{name} must be bool or labels in [0, 1], got {labels.dtype}; see soft_indicator")
     norms = unwrap(rows.row_norms())
