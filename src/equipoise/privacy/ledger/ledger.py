@@ -380,7 +380,8 @@ class Ledger:
                 answer=answer,
                 joint=joint,
             )
-            self.journal.append(entry)  # from here on it is charged, whatever happens
+            # From this line on it is charged, whatever happens.
+            self.journal.append(entry)
             record.add(entry)
         self._open[draw] = False  # before the noise: no second try with other sums if that fails
         streams = self._streams(draw, draw.parameters, bounds, answer, joint)
