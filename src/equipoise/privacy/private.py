@@ -73,7 +73,6 @@ _REDUCTIONS = (
 
 _VIEWS = (_aten.select, _aten.unsqueeze, _aten.squeeze)
 
-
 # Arguments that the fast path of `Private.__torch_dispatch__` hands on as they are.
 _PLAIN = frozenset(
     {int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}

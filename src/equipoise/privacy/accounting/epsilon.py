@@ -215,11 +215,7 @@ RELATIONS = {
 
 
 _MAX_CELLS = 400_000  # cells of one discretised loss distribution
-
-
 _INTEGER_ORDERS = (*range(2, 64), 128, 256, 512, 1024)
-
-
 _SEARCH_ORDERS = (1.25, 1.5, 1.75, 2.5, 3.5, 4.5, *_INTEGER_ORDERS)
 
 

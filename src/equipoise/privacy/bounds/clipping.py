@@ -29,8 +29,6 @@ from equipoise.privacy.rows import PrivateRows
 #: Squares of the smallest floats vanish: a norm that reads zero may be as large as 1e-15. Rows that read
 #: shorter than this get the weights of one that does not, which keep them far below any bound.
 SMALLEST_NORM = 1e-12
-
-
 SLACK = 1e-6  # weights are cut so that |weight * norm| <= threshold * (1 + SLACK), the rounding of float32
 
 

@@ -351,7 +351,7 @@ class Ledger:
         """
         # Everything that can be refused is refused before the line is written: a charge is never taken back.
         sums = dict(sums)
-        self._check_draw(draw)
+        self._check_unreleased(draw)
         check_sums(self.plan, draw, sums)
         groups = self.plan.groups(sums)
         for mechanism, members in groups:
@@ -476,8 +476,7 @@ class Ledger:
                 worst-case epsilon.
         """
         self._unproven("release_unproven", hole)
-        if draw not in self._open:
-            raise LedgerError(f"{draw} was not opened by this ledger; use ledger.open(name, parameters)")
+        self._check_draw(draw)
         if not math.isfinite(std) or std < 0:
             raise LedgerError(f"std of unproven release {name!r} must be finite and not negative, got {std}")
         # Noise without a claim may vanish in its type; noise that a worst case rests on must not.
@@ -627,6 +626,9 @@ class Ledger:
             raise TypeError(f"draw must be a Draw from ledger.open(), got {type(draw).__name__}")
         if draw not in self._open:
             raise LedgerError(f"{draw} was not opened by this ledger; use ledger.open(name, parameters)")
+
+    def _check_unreleased(self, draw: Draw) -> None:
+        self._check_draw(draw)
         if not self._open[draw]:
             raise LedgerError(
                 f"draw {draw.index} ({draw.name!r}) was released already; open a new draw for a new release"

@@ -50,15 +50,10 @@ BITS = 24
 
 # Floating-point exponentials are right to far more bits; what lies closer is decided in decimals.
 _SLACK = 2.0**-40
-
-
 _LARGEST = 2.0**42  # grid units: sums beyond are cut, so that a quotient is right to 2^-10 of a unit
-
 
 # Rounding moves neighbours apart by a unit per coordinate; a quotient errs by 2^-10 of one on either side.
 _ROUNDING = 1 + 2.0**-9
-
-
 _CHUNK = 1 << 16
 
 
@@ -163,8 +158,6 @@ def _thresholds(bits: int) -> tuple[int, ...]:
 # A word w means v = how many thresholds t have w > t: above floor(2^64 P) a word is above the threshold, and
 # equal to it the next bits decide.
 _TABLE = np.array(_thresholds(64), np.uint64) + np.uint64(1)
-
-
 _UNDECIDED = np.append(_TABLE - np.uint64(1), np.uint64(2**64 - 1))
 
 

@@ -33,8 +33,6 @@ Stream = TypeVar("Stream")
 
 
 _CHUNK = 1 << 18  # numbers made at once: large enough for several threads, small enough for the cache
-
-
 _ROOM = 16  # bytes: the cipher asks for room for one more block than it writes
 
 
