@@ -441,6 +441,23 @@ def test_a_model_that_writes_its_parameters_later_takes_no_step(how):
     assert private.steps_done == 1
 
 
+def test_values_that_only_change_places_through_data_are_seen(monkeypatch):
+    """No version counter moves, and no sum of the values or of their bits."""
+    private = tokens_training(Renormalised("function", later=True))
+    step = type(private.method).step
+
+    def exchanging(self, context, state):
+        out = step(self, context, state)
+        table = private.model.table.weight.data
+        table[[0, 1]] = table[[1, 0]]
+        return out
+
+    monkeypatch.setattr(type(private.method), "step", exchanging)
+    with pytest.raises(ForwardWritesError, match=r"table\.weight"):
+        private.take_step()
+    assert private.steps_done == 0
+
+
 class Counting(nn.Module):
     """Adds up its inputs in a buffer, once it is told to."""
 

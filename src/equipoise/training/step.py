@@ -208,8 +208,8 @@ class StepRunner:
 
     def _estimate(self, before: str) -> tuple[StepContext, Mapping[str, Tensor], State]:
         """The method's estimate of the gradient and its next state; nothing of the training changes."""
-        method, unwritten = self._setup.method, _Writes(self._setup.parameters)
-        state = self.state
+        method, parameters, state = self._setup.method, self._setup.parameters, self.state
+        marks = {name: _mark(parameter) for name, parameter in parameters.items()}
         if state is None:
             state = method.init(self._context(before, None))
         context = self._context(before, state)
@@ -221,8 +221,12 @@ class StepRunner:
             # A step repeated after a crash came out differently: it gets new records, and is charged.
             context = self._context(before, state)
             estimate, following = method.step(context, state)
-        unwritten.check()
-        missing = self._setup.parameters.keys() - estimate.keys()
+        # The model or the method may have written private values into the parameters. The digest sees writes
+        # through `.data` too, which move no version counter, but cannot tell which parameter it was.
+        if self._ledger.digest(parameters) != before:
+            moved = [name for name, parameter in parameters.items() if _mark(parameter) != marks[name]]
+            raise ForwardWritesError(moved or list(parameters), "before the optimizer's step")
+        missing = parameters.keys() - estimate.keys()
         if missing:
             raise RuntimeError(
                 f"method {method.name!r} gave no estimate for the parameters {sorted(missing)}"
@@ -244,36 +248,7 @@ class StepRunner:
         )
 
 
-class _Writes:
-    """Sees whether something writes to parameters, without a copy of them.
 
-    Writes in place move PyTorch's version counters, and another tensor in the place of the first has another
-    address. Neither tells of a write through `.data`; the sum of all bits shows that, unless the write only
-    exchanges values within a tensor.
-    """
-
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        self._parameters = parameters
-        self._before = self._marks()
-
-    def check(self) -> None:
-        """Go on if nothing was written.
-
-        Raises:
-            ForwardWritesError: naming the parameters.
-        """
-        moved = [name for name, mark in self._marks().items() if mark != self._before[name]]
-        if moved:
-            raise ForwardWritesError(moved, "it moved before the optimizer's step")
-
-    def _marks(self) -> dict[str, tuple[int, int, int]]:
-        sums = []
-        for parameter in self._parameters.values():
-            flat = parameter.detach().contiguous().flatten()
-            words = flat.numel() * flat.element_size() % 8 == 0 and flat.data_ptr() % 8 == 0
-            # The sum of the memory, read as integers of 64 bits where it can be, and wrapped around.
-            sums.append(flat.view(torch.int64 if words else torch.uint8).sum(dtype=torch.int64))
-        return {
-            name: (p.data_ptr(), p._version, total)
-            for (name, p), total in zip(self._parameters.items(), torch.stack(sums).tolist(), strict=True)
-        }
+def _mark(parameter: Tensor) -> tuple[int, int]:
+    """Where the values are and how often they changed; writes through `.data` do not count."""
+    return parameter.data_ptr(), parameter._version
