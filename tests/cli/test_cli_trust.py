@@ -15,7 +15,7 @@ from equipoise._rounding import rounded_up
 from equipoise.privacy import Journal
 from equipoise.report import write_report
 from equipoise.statements import statement_from_journal
-from equipoise.training.consistency import TRUSTED
+from equipoise.training.assumptions import TRUSTED
 
 
 @pytest.fixture

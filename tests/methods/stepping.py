@@ -36,7 +36,7 @@ class Follower:
         budget: Any = None,
         learning_rate: float = 0.1,
         seed: int = 0,
-        micro_batch_size: int = 10_000,
+        micro_batch_size: int | None = None,
         relation: str = "add_or_remove_one",
         transcript: Sequence[Any] | None = None,
         forbid_unproven: bool = False,
@@ -63,7 +63,8 @@ class Follower:
         example = source.take(torch.arange(3))
         self.engine = engine or GradientEngine(model, loss, example)
         prepare = Preparation(torch.device("cpu"))
-        self.rows = RowSource(self.engine, source, prepare, micro_batch_size, example, seed)
+        size = micro_batch_size or len(source)  # the whole draw at once, unless another size is asked for
+        self.rows = RowSource(self.engine, source, prepare, size, example, seed)
         self.state: Any = None
         self.steps_done = 0
         self.states: list[dict[str, Any]] = []

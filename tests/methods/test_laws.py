@@ -157,14 +157,20 @@ def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
         given["budget"] = None
     run = train(method, **given)
     told = run.method.gradients_per_step(run.method_plan)
-    computed, rows = 0, RowSource.of_batch
+    computed, private, public = 0, RowSource.of_records, RowSource.of_public
 
-    def counted(self, batch, points, randomness):
+    def of_records(self, records, points, randomness):
         nonlocal computed
-        computed += batch_size(batch) * len(points)
-        return rows(self, batch, points, randomness)
+        computed += batch_size(records) * len(points)
+        return private(self, records, points, randomness)
 
-    monkeypatch.setattr(RowSource, "of_batch", counted)
+    def of_public(self, batch, *rest):
+        nonlocal computed
+        computed += batch_size(batch)
+        return public(self, batch, *rest)
+
+    monkeypatch.setattr(RowSource, "of_records", of_records)
+    monkeypatch.setattr(RowSource, "of_public", of_public)
     list(run)
     assert told == pytest.approx(computed / STEPS)
 

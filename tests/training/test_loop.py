@@ -359,7 +359,12 @@ def masks(seed: int, reproducible: bool) -> list[torch.Tensor]:
 
     sampling = eq.FullBatch(RECORDS, 2)
     run = training(
-        model=network(dropout=0.5), loss=watching, sampling=sampling, seed=seed, reproducible=reproducible
+        model=network(dropout=0.5),
+        loss=watching,
+        sampling=sampling,
+        seed=seed,
+        reproducible=reproducible,
+        micro_batch_size=RECORDS,
     )
     seen.clear()
     list(run)

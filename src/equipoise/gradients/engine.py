@@ -36,6 +36,7 @@ from equipoise.gradients.engine_inputs import (
     num_records,
     repeat_to,
     signature,
+    take_records,
     trainable_parameters,
 )
 from equipoise.gradients.factors.base import DenseFactor, Factor
@@ -197,6 +198,38 @@ class GradientEngine:
         """Per-record losses [B] without dropout and under fixed randomness; the model is left as it was."""
         with undisturbed(self.model):
             return evaluate_loss(self.model, self.loss, batch, None)
+
+    def keeps_bits(self, batch: Any, size: int) -> bool | None:
+        """Whether a record's loss and row norms have the same bits at every place of a batch of this size.
+
+        Copies of the records stand at many places, beside others, in two orders.
+
+        Args:
+            batch: a few records.
+            size: the number of records at which it is measured.
+
+        Returns:
+            None if the model draws random numbers beyond dropout, which two places do not share.
+        """
+        records = num_records(batch)
+        orders = [torch.arange(size) % records, (torch.arange(size) * 5 // 3 + 1) % records]
+        found: dict[int, Tensor] = {}
+        for order in orders:
+            placed = take_records(batch, order)
+            with undisturbed(self.model, seed=1), torch.no_grad():
+                again = evaluate_loss(self.model, self.loss, placed, None)
+            if not torch.equal(self.undisturbed_losses(placed).nan_to_num(), again.nan_to_num()):
+                return None
+            with undisturbed(self.model), self._buffers.kept():
+                gradients = self._gradients(placed, None)
+                norms = gradients.row_norms([(name,) for name in gradients.names])
+            bits = torch.cat([gradients.losses[:, None].to(norms.dtype), norms], dim=1).nan_to_num()
+            for record in range(min(records, size)):
+                copies = bits[order == record]
+                expected = found.setdefault(record, copies[:1])
+                if not torch.equal(copies, expected.expand_as(copies)):
+                    return False
+        return True
 
     # -------------------- capture
 

@@ -66,6 +66,11 @@ class Sampling(ABC):
         return self.expected_size / self.population
 
     @property
+    def size_deviation(self) -> float:
+        """Standard deviation of the number of records in a draw, which is binomial."""
+        return math.sqrt(self.expected_size * max(0.0, 1 - self.sampling_rate))
+
+    @property
     def min_separation(self) -> int:
         """How many draws lie at least from one draw with a record to the next with the same; 1 for any."""
         return 1
@@ -178,6 +183,10 @@ class WithoutReplacement(Sampling):
     @property
     def expected_size(self) -> float:
         return float(self.batch_size)
+
+    @property
+    def size_deviation(self) -> float:
+        return 0.0
 
     def _sampled(self, gaussian: dp_accounting.GaussianDpEvent) -> dp_accounting.DpEvent:
         return dp_accounting.SampledWithoutReplacementDpEvent(self.population, self.batch_size, gaussian)

@@ -22,12 +22,18 @@ from equipoise.statements.statement import (
     UNACCOUNTED_SEARCH,
     sampling_assumptions,
 )
-from equipoise.training.input_checks import ALLOWED, NOT_COMPARED
+from equipoise.training.assumptions import (
+    ALLOWED,
+    ALONE,
+    NOT_COMPARED,
+    ROUNDING,
+    ROUNDING_UNKNOWN,
+    SCANNED,
+    TRUSTED,
+)
 from equipoise.training.setup import rebuild_method
 
 __all__ = [
-    "SCANNED",
-    "TRUSTED",
     "check_assumptions",
     "check_method",
     "check_metrics",
@@ -35,8 +41,6 @@ __all__ = [
     "may_plan_fewer_steps",
 ]
 
-SCANNED = "data validated before the mechanism started"
-TRUSTED = "data of the user's own, not validated before the mechanism started"
 PROGRESS = 0.03
 """How far a row's epsilon, which is computed coarsely, may be from the statement's, relatively."""
 
@@ -176,7 +180,7 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     named = [text for text in named if isinstance(text, str)] if isinstance(named, list) else []
     methods, settings = _nested(config.get("method")), config.get("settings")
     counts = public_counts(config.get("method"))
-    wanted = [public_assumption(count) for count in counts]
+    wanted = [ALONE, *(public_assumption(count) for count in counts)]
     wanted += _of_method(methods[-1]) if methods else []
     if counts and isinstance(settings, Mapping) and settings.get("allow_public_duplicates") is True:
         wanted.append(ALLOWED)
@@ -193,7 +197,8 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
         draws = sampling_assumptions([*statement["releases"], *statement["unproven"]])
     except MALFORMED:
         return found  # the checks of the statement report it
-    known = {*wanted, *draws, SCANNED, TRUSTED, ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH}
+    measured = {ROUNDING, ROUNDING_UNKNOWN}
+    known = {*wanted, *draws, *measured, SCANNED, TRUSTED, ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH}
     own = [text for text in named if text not in known]
     if own:
         detail = f"the issuer's own words, which no file here bears out: {'; '.join(own)}"

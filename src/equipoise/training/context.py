@@ -156,7 +156,7 @@ class TrainingDraw:
         try:
             taken = rows.source.take(part.ids)
             was_read = True
-            return rows.of_batch(rows.prepare(taken, randomness), points, randomness)
+            return rows.of_records(taken, points, randomness)
         except ForwardWritesError:
             raise  # no fault of a record: the model is spoilt
         except Exception as error:

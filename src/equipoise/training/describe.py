@@ -155,7 +155,7 @@ def describe(setup: TrainingSetup, others: Mapping[str, DpEvent]) -> Description
         memory_bytes=step_bytes(
             setup.record_bytes,
             setup.num_parameters,
-            min(rows.micro_batch_size, 2 * sampling.expected_size),
+            rows.micro_batch_size,
         ),
         passes=passes,
         seconds_per_step=seconds,

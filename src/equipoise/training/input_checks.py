@@ -28,11 +28,10 @@ from torch.utils import _pytree as pytree
 from equipoise.gradients import Buffers, ForwardWritesError, parameters_restored, refuse_max_norm
 from equipoise.gradients.checks.record_mixing import losses_moved
 from equipoise.methods import Method
+from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
 from equipoise.training.record_rows import ARRAY_REMEDY, DataError, Source, batch_size, is_array, map_batch
 
 __all__ = [
-    "ALLOWED",
-    "NOT_COMPARED",
     "Loss",
     "check_blending",
     "check_loss",
@@ -320,12 +319,6 @@ def check_blending(
 def _shapes(batch: Any) -> str:
     leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
     return ", ".join(f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" for leaf in leaves)
-
-
-ALLOWED = "public and private records belong to different persons, also where they are equal"
-
-
-NOT_COMPARED = "public records were not compared with the private ones"
 
 
 def check_public(source: Source, method: Method, allowed: bool) -> None:

@@ -24,8 +24,8 @@ from equipoise.methods import Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling, mark, unmark
 from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
+from equipoise.training.assumptions import ALONE, SCANNED, TRUSTED, rounding_assumptions
 from equipoise.training.checkpoint import CheckpointError, collect_state, restore_state, write_atomically
-from equipoise.training.consistency import SCANNED, TRUSTED
 from equipoise.training.describe import Description, describe
 from equipoise.training.input_checks import Loss, public_assumptions
 from equipoise.training.metrics import MetricsLog, MetricWriter
@@ -323,6 +323,8 @@ class PrivateTraining:
         claimed = method.claimed_epsilon(setup.method_plan, self.delta)
         assumptions = [
             SCANNED if source.is_scanned else TRUSTED,
+            ALONE,
+            *rounding_assumptions(setup.keeps_bits),
             *method.assumptions(setup.method_plan),
             *public_assumptions(source, method, setup.settings.allow_public_duplicates),
         ]

@@ -1,14 +1,16 @@
-"""How many records fit: a micro-batch size that is safe by default.
+"""The micro-batch size: how many records a forward has, always.
+
+Every forward of private records has this number of rows, the last one of a draw filled up, so that the number
+of records that were drawn shows in no shape. The size follows from public numbers and from what fits.
 
 What a private step holds at once: the parameters' copies (estimate, sums, optimiser state: a few P), and
 per record the activations that the backward needs plus the factors kept for the sums, both measured by what
-autograd saves in one forward of a few records. The size
-is a performance knob: the result does not depend on it (up to rounding), so it is chosen once and kept with
-the checkpoints.
+autograd saves in one forward of a few records.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,14 @@ from equipoise.gradients import Buffers
 from equipoise.training.input_checks import Loss
 from equipoise.training.record_rows import batch_size
 
-__all__ = ["available_bytes", "bytes_per_record", "default_micro_batch_size", "step_bytes"]
+__all__ = [
+    "available_bytes",
+    "bytes_per_record",
+    "expected_passes",
+    "fitting",
+    "micro_batch_sizes",
+    "step_bytes",
+]
 
 
 SHARE_OF_FREE_MEMORY = 0.25
@@ -31,6 +40,13 @@ FACTOR_OVERHEAD = 3.0
 
 LARGEST = 1024
 """An upper limit, so that a large machine does not hold activations it gains nothing from."""
+
+
+SMALL_TILE, TILE = 4, 16
+
+
+PASS_OVERHEAD = 32
+"""What a pass costs beside its rows, in rows: 72 for the MLP of `benchmarks/tasks.py`, 29 for the CNN."""
 
 
 def available_bytes(device: torch.device) -> int:
@@ -69,23 +85,44 @@ def bytes_per_record(model: nn.Module, loss: Loss, batch: Any) -> float:
     return total / max(1, batch_size(batch))
 
 
-def default_micro_batch_size(
-    per_record: float, num_parameters: int, device: torch.device, expected: float
-) -> int:
-    """The largest power of two (at most 1024) whose factors fit in a quarter of the free memory.
+def fitting(per_record: float, num_parameters: int, device: torch.device) -> int:
+    """How many records' factors fit in a quarter of the free memory, beside four float32 copies of P."""
+    free = available_bytes(device) * SHARE_OF_FREE_MEMORY - 16.0 * num_parameters
+    return max(1, min(LARGEST, int(free / max(1.0, per_record * FACTOR_OVERHEAD))))
+
+
+def micro_batch_sizes(most: int, mean: float, deviation: float) -> list[int]:
+    """Micro-batch sizes up to `most`, in whole tiles, the cheapest for a step first.
+
+    Kernels work in tiles. In whole ones a row usually has the same bits wherever it stands.
 
     Args:
-        per_record: bytes a record, from `bytes_per_record`.
-        num_parameters: P; four float32 copies of it are set aside.
-        device: where the training runs.
-        expected: expected batch size; no size above twice this is useful.
+        most: the largest allowed.
+        mean, deviation: of the number of records that this process gets in a draw.
+
+    >>> micro_batch_sizes(1024, mean=256, deviation=16)[0], micro_batch_sizes(48, mean=256, deviation=16)[0]
+    (288, 48)
     """
-    free = available_bytes(device) * SHARE_OF_FREE_MEMORY - 16.0 * num_parameters
-    fits = max(1.0, free / max(1.0, per_record * FACTOR_OVERHEAD))
-    size = 1
-    while size * 2 <= min(fits, LARGEST, 2 * max(1.0, expected)):
-        size *= 2
-    return size
+    tiles = [*range(SMALL_TILE, TILE, SMALL_TILE), *range(TILE, most + 1, TILE)]
+    sizes = [size for size in tiles if size <= most] or [1]
+    return sorted(sizes, key=lambda size: expected_passes(size, mean, deviation) * (PASS_OVERHEAD + size))
+
+
+def expected_passes(size: int, mean: float, deviation: float) -> float:
+    """Expected number of micro-batches of this size in a draw; a draw without records still has one.
+
+    The number of records is taken as normal.
+
+    >>> expected_passes(128, mean=256, deviation=0)
+    2.0
+    >>> round(expected_passes(288, mean=256, deviation=16), 3)  # 2.3% of the draws are larger
+    1.023
+    """
+    if deviation == 0:
+        return float(max(1, math.ceil(mean / size)))
+    most = math.ceil((mean + 8 * deviation) / size)
+    over = [math.erfc((k * size - mean) / (deviation * math.sqrt(2))) / 2 for k in range(1, most + 1)]
+    return 1 + sum(over)
 
 
 def step_bytes(per_record: float, num_parameters: int, records: float) -> int:

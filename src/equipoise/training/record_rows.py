@@ -190,6 +190,22 @@ def take(batch: Any, ids: Tensor) -> Any:
     return map_batch(lambda leaf: leaf.index_select(0, ids.to(leaf.device)), batch)
 
 
+def filled(batch: Any, size: int) -> Any:
+    """The batch with records of zeros behind its own, up to `size` records.
+
+    Example:
+        >>> filled({"input": torch.ones(1, 2), "label": torch.tensor([7])}, 3)["label"]
+        tensor([7, 0, 0])
+    """
+    missing = size - batch_size(batch)
+
+    def fill(leaf: Tensor) -> Tensor:
+        # A tensor without axes belongs to all records.
+        return torch.cat([leaf, leaf.new_zeros(missing, *leaf.shape[1:])]) if leaf.ndim else leaf
+
+    return map_batch(fill, batch)
+
+
 def repeat_views(
     batch: Any, views: int, augmentation: Callable[[Any, torch.Generator], Any], rng: torch.Generator
 ) -> Any:
@@ -240,7 +256,7 @@ class RowSource:
         engine: engine(batch, params=None) -> per-sample gradients.
         source: the records.
         prepare: brings batches into the engine's form.
-        micro_batch_size: records at once.
+        micro_batch_size: the number of records of every forward; a part of a draw with fewer is filled up.
         example: a batch of a few records, from which the rows of an empty draw are cut.
         seed: public seed of the randomness of public records.
         probes: numbers of the records of `example`, which could be read at the start.
@@ -260,6 +276,22 @@ class RowSource:
         self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
         self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
         self._failure_was_logged = False
+
+    def of_records(self, records: Any, at: Sequence[Parameters | None], randomness: Randomness) -> list[Any]:
+        """Gradient rows of at most `micro_batch_size` private records at every parameter point.
+
+        **Fixed shape.** Kernels round a row by the number of rows beside it. With public records of zeros in
+        the empty places that number is always the same, so a record that enters a draw changes no other row.
+        """
+        count = batch_size(records)
+        if count == self.micro_batch_size:
+            return self.of_batch(self.prepare(records, randomness), at, randomness)
+        batch = self.prepare(filled(records, self.micro_batch_size), randomness)
+        rows = []
+        for gradients in self.of_batch(batch, at, randomness):
+            gradients.row_norms()  # in the fixed shape too; the cut below keeps them
+            rows.append(gradients.rows(slice(0, count)))
+        return rows
 
     def of_batch(self, batch: Any, at: Sequence[Parameters | None], randomness: Randomness) -> list[Any]:
         """Gradient rows of a prepared batch at every parameter point, under the same masks."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -40,7 +41,7 @@ from equipoise.training.input_checks import (
     check_scheduler,
     trainable,
 )
-from equipoise.training.memory_use import bytes_per_record, default_micro_batch_size
+from equipoise.training.memory_use import bytes_per_record, fitting, micro_batch_sizes
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.randomness import derive, public_randomness
 from equipoise.training.record_rows import Preparation, RowSource, Source, map_batch
@@ -255,6 +256,8 @@ class TrainingSetup:
         method_plan: what the method will release, and what else it fixed beforehand.
         rows: makes gradient rows of records.
         record_bytes: memory that one record takes in a step.
+        keeps_bits: whether a record's row has the same bits wherever it stands in a micro-batch; None where
+            that could not be measured.
         average: the moving average of the parameters, or None.
         restore_modes: puts the modules back into the modes that they had.
     """
@@ -272,6 +275,7 @@ class TrainingSetup:
     method_plan: Plan
     rows: RowSource
     record_bytes: float
+    keeps_bits: bool | None
     average: MovingAverage | None
     restore_modes: Callable[[], None]
 
@@ -353,6 +357,22 @@ def _plan_as_begun(
     return plan_beside(states[0])
 
 
+#: How many micro-batch sizes are tried for one in which rows keep their bits.
+TRIED_SIZES = 4
+
+
+def _size_that_keeps_bits(
+    engine: GradientEngine, batch: Any, sizes: Sequence[int]
+) -> tuple[int, bool | None]:
+    """The first size at which a row's bits do not follow its place, or the first; and whether they do not."""
+    kept: bool | None = False
+    for size in sizes[:TRIED_SIZES]:
+        kept = engine.keeps_bits(batch, size)
+        if kept is not False:
+            return size, kept
+    return sizes[0], kept
+
+
 def prepare(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -419,12 +439,17 @@ def prepare(
                 attempts,
             )
         record_bytes = bytes_per_record(model, loss, prepared)
-        size = settings.micro_batch_size or default_micro_batch_size(
-            record_bytes, sum(p.numel() for p in parameters.values()), place, sampling.expected_size
-        )
-        # Kept with the run: a resumed run must add in the same order to compute the same numbers. Rank 0's on
-        # every process.
-        size = processes.first(lambda: size)
+        mean, deviation = sampling.expected_size / processes.count, sampling.size_deviation / processes.count
+        given = settings.micro_batch_size
+        if given is None:
+            most, sizes = fitting(record_bytes, sum(p.numel() for p in parameters.values()), place), []
+        else:
+            # As given, but no larger than any draw will be: the rest would be filler.
+            most = min(given, max(1, math.ceil(mean + 6 * deviation)))
+            sizes = [most]
+        sizes += micro_batch_sizes(most, mean, deviation)
+        # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
+        size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, prepared, sizes))
         settings = replace(settings, micro_batch_size=size)
         rows = RowSource(engine, source, prepare_batch, size, example, settings.seed, probes)
         processes.same("the model's parameters", digest(parameters))
@@ -443,6 +468,7 @@ def prepare(
         method_plan=method_plan,
         rows=rows,
         record_bytes=record_bytes,
+        keeps_bits=keeps_bits,
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
         restore_modes=watch_modes(model),
     )

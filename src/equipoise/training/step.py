@@ -248,7 +248,6 @@ class StepRunner:
         )
 
 
-
 def _mark(parameter: Tensor) -> tuple[int, int]:
     """Where the values are and how often they changed; writes through `.data` do not count."""
     return parameter.data_ptr(), parameter._version

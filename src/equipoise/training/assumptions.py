@@ -1,0 +1,31 @@
+"""What a training's guarantee rests on, in the words of its statement.
+
+A statement names each sentence that holds for its run; `consistency` knows them all.
+"""
+
+from __future__ import annotations
+
+SCANNED = "data validated before the mechanism started"
+TRUSTED = "data of the user's own, not validated before the mechanism started"
+
+ALLOWED = "public and private records belong to different persons, also where they are equal"
+NOT_COMPARED = "public records were not compared with the private ones"
+
+ALONE = (
+    "the loss treats each record by itself: which records stand beside it and where it stands change nothing "
+    "(tried on a few records before the start)"
+)
+
+ROUNDING = (
+    "a record's gradient rounds differently with its place in a micro-batch (measured before the start); where "
+    "the loss has no kinks this moves the sum by rounding alone"
+)
+ROUNDING_UNKNOWN = (
+    "whether a record's gradient rounds differently with its place in a micro-batch was not measured: the "
+    "model draws random numbers"
+)
+
+
+def rounding_assumptions(keeps_bits: bool | None) -> list[str]:
+    """What is assumed of rounding, by whether rows keep their bits at every place."""
+    return {True: [], False: [ROUNDING], None: [ROUNDING_UNKNOWN]}[keeps_bits]
