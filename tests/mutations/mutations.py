@@ -198,10 +198,22 @@ MUTATIONS = (
         ("tests/privacy/test_ledger.py::test_an_unproven_release_never_gives_its_noise_to_another_value",),
     ),
     Mutation(
+        "the last micro-batch of a draw keeps its own shape",
+        "training/record_rows.py",
+        (("filled(records, self.micro_batch_size)", "records"),),
+        ("tests/training/test_neighbours.py::test_one_record_more_does_not_round_the_others",),
+    ),
+    Mutation(
+        "transforms draw from the process's own generators",
+        "training/context.py",
+        (('with replayed(rows.prepare.device, randomness("records")):', "if True:"),),
+        ("tests/training/test_neighbours.py::test_random_transforms_are_secret",),
+    ),
+    Mutation(
         "dropout masks follow the public seed",
         "training/context.py",
         (
-            ("import generator, secret_randomness", "import generator, public_randomness"),
+            ("replayed, secret_randomness", "public_randomness, replayed"),
             (
                 "secret_randomness(self.token, self._processes.rank, *part.place)",
                 "public_randomness(rows.seed, self.token.ordinal, self.name, *part.place)",
@@ -407,7 +419,7 @@ MUTATIONS = (
     Mutation(
         "parameters may move before the optimiser's step",
         "training/step.py",
-        (("        unwritten.check()\n", ""),),
+        (("if self._ledger.digest(parameters) != before:", "if False:"),),
         ("tests/training/test_bad_input.py::test_a_model_that_writes_its_parameters_later_takes_no_step",),
     ),
     Mutation(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,7 +38,7 @@ def raw_sum(model: nn.Module, loss: Callable, data: dict[str, Tensor], **options
         torch.optim.SGD(model.parameters(), lr=0.0),
         loss=loss,
         data=data,
-        sampling=eq.FullBatch(len(data["y"]), 1),
+        sampling=eq.FullBatch(len(data["y"] if isinstance(data, dict) else data), 1),
         method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
         **options,
     )
@@ -78,3 +80,74 @@ def test_one_record_more_does_not_round_the_others(options):
     before = raw_sum(model, hinge, data, **options)
     after = raw_sum(model, hinge, with_one_more(data, far, 0), **options)
     assert (after - before).norm() <= SLACK
+
+
+class Transformed(torch.utils.data.Dataset):
+    """Items with random noise, as transforms are ordinarily written."""
+
+    def __init__(self, data, draw):
+        self.data, self.draw = data, draw
+
+    def __len__(self):
+        return len(self.data["y"])
+
+    def __getitem__(self, i):
+        return {"x": self.data["x"][i] + self.draw(), "y": self.data["y"][i]}
+
+
+def least_squares(model, batch):
+    return 0.5 * (model(batch["x"]).squeeze(1) - batch["y"]).square()
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [lambda: torch.randn(3), lambda: torch.from_numpy(np.random.randn(3)).float(), random.random],
+    ids=["torch", "numpy", "python"],
+)
+def test_random_transforms_are_secret(draw):
+    """The script's own seed decides nothing: two runs after the same seed draw other numbers."""
+    data = {"x": torch.randn(40, 3), "y": torch.randn(40)}
+    sums = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        model = nn.Linear(3, 1)
+        sums.append(raw_sum(model, least_squares, Transformed(data, draw)))
+    assert (sums[0] - sums[1]).norm() > 1e-3
+
+
+def test_random_transforms_replay_with_their_step():
+    data = {"x": torch.randn(40, 3), "y": torch.randn(40)}
+    model = nn.Linear(3, 1)
+    records = Transformed(data, lambda: torch.randn(3))
+    sums = [raw_sum(model, least_squares, records, reproducible=True, seed=3) for _ in range(2)]
+    assert torch.equal(*sums)
+
+
+def own_generators():
+    torch_own, numpy_own = torch.Generator().manual_seed(0), np.random.default_rng(0)
+    return [
+        pytest.param({"data": lambda: torch.randn(3, generator=torch_own)}, id="data, torch"),
+        pytest.param({"data": lambda: float(numpy_own.normal())}, id="data, numpy"),
+        pytest.param({"loss": lambda n: torch.randn(n, generator=torch_own)}, id="loss, torch"),
+        pytest.param(
+            {"loss": lambda n: torch.from_numpy(numpy_own.normal(size=n)).float()}, id="loss, numpy"
+        ),
+    ]
+
+
+@pytest.mark.parametrize("where", own_generators())
+def test_generators_of_ones_own_are_refused(where):
+    """Its numbers are dealt in the order of the records: who enters changes everybody else's."""
+    data = {"x": torch.randn(40, 3), "y": torch.randn(40)}
+
+    def noisy(model, batch):
+        return least_squares(model, {**batch, "y": batch["y"] + where["loss"](len(batch["y"]))})
+
+    with pytest.raises(ValueError, match=r"generator|state"):
+        raw_sum(
+            nn.Linear(3, 1),
+            noisy if "loss" in where else least_squares,
+            Transformed(data, where["data"]) if "data" in where else data,
+        )

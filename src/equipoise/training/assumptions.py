@@ -17,8 +17,8 @@ ALONE = (
 )
 
 ROUNDING = (
-    "a record's gradient rounds differently with its place in a micro-batch (measured before the start); where "
-    "the loss has no kinks this moves the sum by rounding alone"
+    "a record's gradient rounds differently with its place in a micro-batch (measured before the start); "
+    "where the loss has no kinks this moves the sum by rounding alone"
 )
 ROUNDING_UNKNOWN = (
     "whether a record's gradient rounds differently with its place in a micro-batch was not measured: the "

@@ -26,7 +26,7 @@ from equipoise.methods.base import Parameters, Plan, Query
 from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, sums_of
 from equipoise.privacy.private import join, unwrap
 from equipoise.training.distributed import Processes
-from equipoise.training.randomness import generator, secret_randomness
+from equipoise.training.randomness import generator, replayed, secret_randomness
 from equipoise.training.record_rows import RowSource
 from equipoise.training.run_ledger import SharedLedger
 
@@ -154,9 +154,11 @@ class TrainingDraw:
         rows, randomness = self._rows, secret_randomness(self.token, self._processes.rank, *part.place)
         was_read = False
         try:
-            taken = rows.source.take(part.ids)
-            was_read = True
-            return rows.of_records(taken, points, randomness)
+            # Reading, collating and augmenting may draw random numbers, each in its own way.
+            with replayed(rows.prepare.device, randomness("records")):
+                records = rows.source.take(part.ids)
+                was_read = True
+                return rows.of_records(records, points, randomness)
         except ForwardWritesError:
             raise  # no fault of a record: the model is spoilt
         except Exception as error:

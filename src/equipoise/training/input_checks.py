@@ -25,7 +25,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
-from equipoise.gradients import Buffers, ForwardWritesError, parameters_restored, refuse_max_norm
+from equipoise.gradients import (
+    Buffers,
+    ForwardWritesError,
+    parameters_restored,
+    refuse_max_norm,
+)
+from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.checks.record_mixing import losses_moved
 from equipoise.methods import Method
 from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
@@ -33,10 +39,11 @@ from equipoise.training.record_rows import ARRAY_REMEDY, DataError, Source, batc
 
 __all__ = [
     "Loss",
-    "check_blending",
     "check_loss",
     "check_optimizer",
+    "check_pipeline",
     "check_public",
+    "check_repeatable",
     "check_scheduler",
     "public_assumptions",
     "trainable",
@@ -271,21 +278,24 @@ def _check_leaves(batch: Any) -> None:
         )
 
 
-def check_blending(
-    losses: Callable[[Any], Tensor], source: Source, prepare: Callable[..., Any], attempts: int = 4
-) -> None:
-    """Replace a record of the data, and see that the losses of the others are what they were.
+OWN_GENERATOR = (
+    "though the global random numbers of torch, NumPy and Python start alike: they keep a random generator "
+    "or a state of their own. It would follow which records are drawn, and the guarantee would not hold. Draw "
+    "random numbers from the global functions (torch.rand, np.random, random)."
+)
 
-    The data set's collate function and the augmentation run on each batch, under the same randomness.
+
+def check_pipeline(losses: Callable[[Tensor, int], Tensor], source: Source, attempts: int = 4) -> None:
+    """Make a batch of some records twice, and again with one of them replaced; see whose loss moves.
 
     Args:
-        losses: per-record losses [b] of a prepared batch, the same for the same batch.
+        losses: losses(record numbers, attempt) -> [b]: reads, collates, augments, and runs the loss without
+            dropout. In the same attempt the global random numbers start alike.
         source: the data.
-        prepare: prepare(batch, attempt) -> batch on the device, augmented with the randomness of the attempt.
         attempts: how often, with other randomness each time and two records replaced in turn.
 
     Raises:
-        ValueError: the loss of a record depends on which others came with it.
+        ValueError: two equal attempts differ, or the loss of a record depends on which others came with it.
     """
     count = min(8, len(source) - 1)
     if count < 2:
@@ -293,16 +303,25 @@ def check_blending(
 
     def of(ids: Tensor, attempt: int) -> Tensor | None:
         try:
-            return losses(prepare(source.take(ids), attempt))
+            return losses(ids, attempt)
         except Exception:  # records that cannot be made or run are met elsewhere; they tell nothing here
             return None
 
     ids = torch.arange(count)
+    first, second = of(ids, 0), of(ids, 1)
+    # Where items are made with random numbers, one record may draw more of them than another did in its
+    # place, which deals those behind it other ones. The last one has none behind it.
+    random_items = first is not None and second is not None and losses_moved(first, second, record=-1)
     for attempt in range(attempts):
         before, again = of(ids, attempt), of(ids, attempt)
-        if before is None or again is None or losses_moved(before, again, record=-1):
-            return  # the items differ from one time to the next: two batches cannot be compared
-        for place in {attempt % count, count - 1 - attempt % count}:
+        if before is None or again is None:
+            return
+        if losses_moved(before, again, record=-1):
+            raise ValueError(
+                f"data, collate or augmentation give other records each time, {OWN_GENERATOR} In an "
+                "augmentation, the generator that it is given serves too. Nothing was spent."
+            )
+        for place in {count - 1} if random_items else {attempt % count, count - 1 - attempt % count}:
             others = ids.clone()
             others[place] = count
             after = of(others, attempt)
@@ -314,6 +333,24 @@ def check_blending(
                     "privacy guarantee would not hold. Augment every record by itself (no mixup or cutmix "
                     "between records), and mask padding in the model and in the loss. Nothing was spent."
                 )
+
+
+def check_repeatable(model: nn.Module, loss: Loss, batch: Any) -> None:
+    """Run the loss twice from the same random numbers, and see that it is the same.
+
+    Raises:
+        ValueError: it is not: the model or the loss keeps a random generator, or a state, of its own.
+        ForwardWritesError: the model writes to its parameters.
+    """
+
+    def run() -> Tensor:
+        with undisturbed(model), torch.no_grad():
+            return loss(model, batch)
+
+    with parameters_restored(model):
+        moved = losses_moved(run(), run(), record=-1)
+    if moved:
+        raise ValueError(f"model or loss give other losses each time, {OWN_GENERATOR} Nothing was spent.")
 
 
 def _shapes(batch: Any) -> str:

@@ -1,7 +1,8 @@
 """Randomness of a training besides noise and sampling, by purpose, so that everything replays.
 
 What concerns no private record follows the public seed: initial subspaces, public batches, random schedules.
-What is random about private records (dropout masks, augmentation) follows secret randomness of their draw.
+What is random about private records (dropout masks, augmentation, transforms of a data set) follows secret
+randomness of their draw, whether it asks torch, NumPy or Python for its random numbers.
 The bound of a clipped sum says how far one record moves it while the others stay as they are. Public
 randomness is dealt by place in the batch, so a record that enters would change everybody else's. Secret
 randomness is independent and identically distributed, so the proof can tie each share to its record.
@@ -10,9 +11,11 @@ randomness is independent and identically distributed, so the proof can tie each
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from equipoise.privacy import Draw, coin_generator
@@ -51,22 +54,27 @@ def secret_randomness(draw: Draw, *place: object) -> Randomness:
 
 @contextmanager
 def replayed(device: torch.device, source: torch.Generator) -> Iterator[None]:
-    """Inside, torch's global generators (CPU and `device`) start from `source`; then they are as before.
+    """Inside, the global generators of torch (CPU and `device`), NumPy and Python start from `source`.
 
-    Two entries with generators of the same state see the same dropout masks.
+    Afterwards they are as before. Two entries with generators of the same state see the same dropout masks.
     """
     # Not torch.manual_seed and fork_rng, which visit every device of the machine at each call.
     generators = [torch.default_generator]
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])
     states = [g.get_state() for g in generators]
+    python, arrays = random.getstate(), np.random.get_state(legacy=False)
     start = source.get_state()
-    number = int(torch.randint(2**62, (), generator=source))
+    number, *words = torch.randint(2**32, (17,), generator=source).tolist()
     try:
         generators[0].set_state(start)
         for g in generators[1:]:
             g.manual_seed(number)
+        random.seed(repr(words[:8]))
+        np.random.seed(words[8:])
         yield
     finally:
         for g, state in zip(generators, states, strict=True):
             g.set_state(state)
+        random.setstate(python)
+        np.random.set_state(arrays)

@@ -34,16 +34,17 @@ from equipoise.privacy.ledger.run_record import other_runs
 from equipoise.training.distributed import Processes
 from equipoise.training.input_checks import (
     Loss,
-    check_blending,
     check_loss,
     check_optimizer,
+    check_pipeline,
     check_public,
+    check_repeatable,
     check_scheduler,
     trainable,
 )
 from equipoise.training.memory_use import bytes_per_record, fitting, micro_batch_sizes
 from equipoise.training.moving_average import MovingAverage
-from equipoise.training.randomness import derive, public_randomness
+from equipoise.training.randomness import derive, public_randomness, replayed
 from equipoise.training.record_rows import Preparation, RowSource, Source, map_batch
 
 __all__ = [
@@ -427,17 +428,17 @@ def prepare(
             loss = averaged_over_views(loss, settings.views)
         prepare_batch = Preparation(place, augmentation, settings.views)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
+        check_repeatable(model, loss, prepared)
         engine = GradientEngine(model, loss, prepared)
         if augmentation is not None or not source.is_scanned:
-            attempts = 1 if augmentation is None else 4
-            check_blending(
-                engine.undisturbed_losses,
-                source,
-                lambda batch, attempt: prepare_batch(
-                    batch, public_randomness(settings.seed, "example", attempt)
-                ),
-                attempts,
-            )
+
+            def losses(ids: Tensor, attempt: int) -> Tensor:
+                randomness = public_randomness(settings.seed, "example", attempt)
+                with replayed(place, randomness("records")):
+                    batch = prepare_batch(source.take(ids), randomness)
+                return engine.undisturbed_losses(batch)
+
+            check_pipeline(losses, source)
         record_bytes = bytes_per_record(model, loss, prepared)
         mean, deviation = sampling.expected_size / processes.count, sampling.size_deviation / processes.count
         given = settings.micro_batch_size

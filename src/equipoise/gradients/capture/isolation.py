@@ -15,10 +15,12 @@ Running something on a model without a trace, and without dropout where rows are
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -270,6 +272,19 @@ _DROPOUTS = frozenset(
 
 
 @contextmanager
+def _replayed(seed: int) -> Iterator[None]:
+    """The global generators of Python and NumPy start from the seed, and are afterwards as before."""
+    python, arrays = random.getstate(), np.random.get_state(legacy=False)
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
+
+
+@contextmanager
 def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False) -> Iterator[None]:
     """Run something on the model and leave no trace: buffers and random states come back as they were."""
     buffers = [
@@ -280,7 +295,7 @@ def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False) -> Itera
     ]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     try:
-        with torch.random.fork_rng([d.index for d in devices if d.index is not None]):
+        with torch.random.fork_rng([d.index for d in devices if d.index is not None]), _replayed(seed):
             torch.manual_seed(seed)
             if dropout:
                 yield
