@@ -223,6 +223,7 @@ class GradientEngine:
             with undisturbed(self.model), self._buffers.kept():
                 gradients = self._gradients(placed, None)
                 norms = gradients.row_norms([(name,) for name in gradients.names])
+            assert gradients.losses is not None
             bits = torch.cat([gradients.losses[:, None].to(norms.dtype), norms], dim=1).nan_to_num()
             for record in range(min(records, size)):
                 copies = bits[order == record]
