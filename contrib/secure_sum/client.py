@@ -42,7 +42,7 @@ from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.statements import Statement
 from equipoise.training.checkpoint import write_atomically
 
-__all__ = ["SecureClient", "SumClaim", "noise_share", "request_digest"]
+__all__ = ["SecureClient", "SumClaim", "noise_share"]
 
 HOLES = (
     "answers are rounded before they are added, which is no post-processing of the noised sum: a proof needs "
@@ -163,7 +163,6 @@ class SecureClient:
         return self.client.finish()
 
     def close(self) -> None:
-        """Let go of the folder."""
         self._log.close()
         self.client.close()
 
@@ -177,7 +176,7 @@ class SecureClient:
         Args:
             round_number: from 1.
             params: the global model, at the stage "masked"; empty elsewhere.
-            values: ``stage``; at "keys" ``request``, the `request_digest` of what "masked" will ask; at
+            values: ``stage``; at "keys" ``request``, the `Request.fingerprint` of what "masked" will ask; at
                 "shares" ``key.3``, ``terms.3`` and so on, of every client; at "masked"
                 ``share.3`` and so on, ``kind`` ("query" or "train") and the extras of that; at "unmask"
                 ``survivors``.
@@ -227,7 +226,7 @@ class SecureClient:
             raise Refused(f"round_number={round_number!r:.80}: rounds are numbered; nothing was spent")
         request = Request(round_number, params, extras, kind)  # type: ignore[arg-type]
         try:
-            asked = self._terms(request_digest(request))
+            asked = self._terms(request.fingerprint())
         except (TypeError, ValueError, RuntimeError) as error:
             raise Refused("the request holds what no digest can be made of; nothing was spent") from error
         if asked != self._party.terms:
@@ -247,11 +246,7 @@ class SecureClient:
 
     def _least(self) -> int:
         """How many clients must be in a sum: h honest ones whatever the c others are."""
-        return (
-            self.rule.least
-            if self.honest is None
-            else max(self.rule.least, self.honest + self.rule.colluding)
-        )
+        return max(self.rule.least, 0 if self.honest is None else self.honest + self.rule.colluding)
 
     def _terms(self, request: Any) -> str:
         """A digest of what all clients of a sum must have alike: settings, and what they are asked."""
@@ -265,12 +260,6 @@ class SecureClient:
             terms |= {"honest": self.honest, "colluding": rule.colluding, "noise": noise}
             terms |= {"batch": training.sampling.expected_size, "rate": training.optimizer.defaults["lr"]}
         return digest(terms)
-
-
-def request_digest(request: Request) -> str:
-    """A digest of what the clients of a sum are asked, by which they see that all are asked the same."""
-    named = {"kind": request.kind, "round": request.round}
-    return digest({**named, "params": dict(request.params), "extras": dict(request.extras)})
 
 
 def _numbers(request: Request, reply: Reply) -> Tensor:

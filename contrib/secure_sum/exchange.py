@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from contrib.secure_sum.client import SecureClient, request_digest
+from contrib.secure_sum.client import SecureClient
 from contrib.secure_sum.protocol import SecureSum, TooFewClients, recover
 from equipoise.federated import (
     AdaptDPFedAvg,
@@ -174,7 +174,7 @@ class _Stages:
 
     def mean(self, clients: Sequence[int], size: int) -> Tensor:
         """[size] the mean over the clients whose uploads came; `noise` names them."""
-        opening = {"stage": "keys", "request": request_digest(self._request)}
+        opening = {"stage": "keys", "request": self._request.fingerprint()}
         first = self._stage({p: ({}, opening) for p in clients}, lambda p: ["key"])
         terms = Counter(str(one.get("terms")) for one in first.values()).most_common(1)[0][0]
         keys = {p: one["key"] for p, one in first.items() if str(one.get("terms")) == terms}

@@ -33,7 +33,7 @@ def secure_client_app(build: Callable[[Context], SecureClient]) -> ClientApp:
 
     @app.query("secure")
     def secure(message: Message, context: Context) -> Message:
-        return answer_message(message, context, build, lambda client: _answer(client, message.content))
+        return answer_message(message, context, build, _answer)
 
     return app
 

@@ -11,7 +11,6 @@ from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, charges, client, sam
 import equipoise as eq
 from contrib.secure_sum import InProcessRelay, SecureClient, SecureExchange, SecureSum, noise_share
 from contrib.secure_sum import simulate as simulate_secure
-from contrib.secure_sum.client import request_digest
 from equipoise.federated import (
     AdaptDPFedAvg,
     FedAvg,
@@ -56,7 +55,7 @@ def sealed(method=None, count=CLIENTS, **options):
 def digest_of(number, params, asked):
     """Of a request whose kind and extras are one mapping."""
     extras = {name: value for name, value in asked.items() if name != "kind"}
-    return request_digest(Request(number, params, extras, asked["kind"]))
+    return Request(number, params, extras, asked["kind"]).fingerprint()
 
 
 def close(a, b, rounds=ROUNDS):

@@ -36,7 +36,7 @@ from equipoise.methods import METHODS, MomentSubspace, PublicRecords, PublicSubs
 from equipoise.methods.anchored.anchor_thresholds import Quantile
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail
-from equipoise.privacy import BudgetError, Journal, Ledger, LedgerError, Secrets
+from equipoise.privacy import BudgetError, Journal, JournalError, Ledger, LedgerError, Secrets
 from equipoise.privacy.errors import PlanUsedUpError
 from equipoise.statements import Statement
 from equipoise.training.checkpoint import CheckpointError, Checkpoints
@@ -685,6 +685,31 @@ def test_a_client_in_memory_finishes_too():
     assert one.statement() == statement
     with pytest.raises(Refused, match="has finished"):
         train(one, 1, start())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"type": "evaluate"}, "evaluate"),
+        ({"type": ["train"]}, "train"),
+        ({"round": "one"}, "round is 'one'"),
+        ({"weather": "fine"}, "weather"),
+    ],
+)
+def test_a_line_of_the_log_that_was_edited_is_named_and_one_of_the_first_version_is_read(
+    tmp_path, change, words
+):
+    one = client(folder=tmp_path)
+    reply = train(one, 1, start())
+    one.close()
+    log = tmp_path / "private" / "rounds.jsonl"
+    (line,) = map(json.loads, log.read_text().splitlines())
+    log.write_text(json.dumps(line | change) + "\n")
+    with pytest.raises(JournalError, match=rf"line 1 of rounds\.jsonl.*{words}"):
+        client(folder=tmp_path)
+    del line["local_steps"]
+    log.write_text(json.dumps(line) + "\n")
+    assert same(train(client(folder=tmp_path), 1, start()), reply)
 
 
 ENDS = {

@@ -15,7 +15,6 @@ from mutating import HOSTILE, mutated_json, mutated_tree
 from targets import GOOD_REQUEST, Target, client, command, file_of, home, signing_key_file, with_file
 
 from contrib.secure_sum import SecureClient, SecureExchange, SecureSum
-from contrib.secure_sum.client import request_digest
 from equipoise.app.federation_folder import report_federation, verify_federation
 from equipoise.app.run_checks import check_federation_folder, read_settings
 from equipoise.app.settings import FederationSettings
@@ -66,7 +65,7 @@ def _sealed(number: int) -> SecureClient:
 
 def _requests(clients: list[SecureClient], stop: str) -> dict[str, Any]:
     """Lead honest clients through a sum, up to the request `stop` to the first of them."""
-    opening = {"stage": "keys", "request": request_digest(Request(1, PARAMS))}
+    opening = {"stage": "keys", "request": Request(1, PARAMS).fingerprint()}
     if stop == "keys":
         return opening
     first = [one.answer_stage(1, {}, opening) for one in clients]

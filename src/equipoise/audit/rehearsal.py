@@ -188,7 +188,6 @@ class CanaryTraining:
         return self.open(anybody).steps.ask(lambda context, state: along(context))
 
     def records(self, chosen: Tensor, signs: Tensor | None = None) -> dict[str, Tensor]:
-        """The canaries with these numbers."""
         return self.layout.records(chosen, self.directions, signs)
 
     def replay(self, real: Stage, data: Mapping[str, Tensor]) -> Tensor:
@@ -270,13 +269,13 @@ def rehearse(
 
 def _log_ratio(y: Sums, s: Sums, rate: float, canaries: int) -> Tensor:
     """log(1 - q + q exp(<y, s> - |s|^2 / 2)) of one draw, [M]."""
-    exponent = torch.zeros(canaries, dtype=torch.float64)
+    exponent = torch.zeros(canaries, dtype=torch.float64)  # sums of many steps would lose digits in float32
     for name, tensors in s.items():
         for tensor, shift in tensors.items():
             if shift.numel() and shift.numel() % canaries == 0:
                 inner = y[name][tensor].flatten() * shift.flatten() - shift.flatten().square() / 2
                 exponent += inner.view(canaries, -1).sum(dim=1)
-            # anything else is a number about all records together, which is left to the attacker
+            # Anything else is a number about all records together, which is left to the attacker.
     if rate >= 1:
         return exponent
     quiet = torch.full_like(exponent, 1 - rate).log()

@@ -44,7 +44,7 @@ from equipoise.federated.round_protocol import check_passed_on, protocol_of
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
-from equipoise.privacy import Budget, PlanUsedUpError, Sampling, digest
+from equipoise.privacy import Budget, PlanUsedUpError, Sampling
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.statements import Statement
 from equipoise.statements.verify_federation import DISJOINT
@@ -199,7 +199,6 @@ class Client:
 
     @property
     def rounds_done(self) -> int:
-        """How many rounds are complete."""
         return self.training.steps_done // self.local_steps if self._end is None else self._end.rounds
 
     def epsilon(self) -> float:
@@ -278,7 +277,7 @@ class Client:
         return self._query(checked) if request.kind == "query" else self._train(checked)
 
     def _query(self, request: Request) -> Reply:
-        number, question, known = request.round, _question(request), self._queried
+        number, question, known = request.round, request.fingerprint(), self._queried
         if known is not None and known.request == question:
             return Reply(reports=known.reports)
         self._check_new(number, max(known.round if known else 0, self._begun.round if self._begun else 0))
@@ -298,7 +297,7 @@ class Client:
         return Reply(reports=reports)
 
     def _train(self, request: Request) -> Reply:
-        number, question = request.round, _question(request)
+        number, question = request.round, request.fingerprint()
         training, protocol, begun = self.training, self._protocol, self._begun
         if begun is None or begun.request != question:
             self._check_new(number, 0 if begun is None else begun.round)
@@ -343,12 +342,6 @@ class Client:
                 f"the {self.training.sampling.steps} planned steps leave no further round of "
                 f"{self.local_steps}: the client's budget is used. Nothing was spent"
             )
-
-
-def _question(request: Request) -> str:
-    """A digest of a request, by which the client knows it again."""
-    named = {"kind": request.kind, "round": request.round}
-    return digest({**named, "params": request.params, "extras": request.extras})
 
 
 def _check_claim(unit: str, noise: str, local_steps: int) -> None:

@@ -54,7 +54,6 @@ class LoggedRound:
     kind: ClassVar[str]
 
     def to_json(self) -> dict[str, Any]:
-        """The line as plain values."""
         return {"type": self.kind, **asdict(self)}
 
     @staticmethod
@@ -62,17 +61,15 @@ class LoggedRound:
         """The entry that `to_json` wrote.
 
         Raises:
-            JournalError: naming the line; the client cannot tell what it answered, so that it must not go on.
+            JournalError: naming the line. A client that cannot tell what it answered must not go on.
         """
-        kind, given = _KINDS.get(values.get("type")), {n: v for n, v in values.items() if n != "type"}
+        given = dict(values)
         try:
-            if kind is None:
-                raise ValueError(f"its type is {values.get('type')!r:.60}")
-            found = kind(**given)
+            found = _KINDS[str(given.pop("type", None))](**given)
             for item in fields(found):
                 if not isinstance(getattr(found, item.name), _TYPES[item.name]):
                     raise ValueError(f"{item.name} is {getattr(found, item.name)!r:.60}")
-        except (TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise JournalError(
                 f"line {line} of rounds.jsonl was not written by this library ({error}): the file was "
                 "edited, or it is another file. The client answers nothing more with it: restore a copy"
@@ -129,7 +126,7 @@ class Finished(LoggedRound):
     statement: dict[str, Any]
 
 
-_KINDS: dict[Any, type[LoggedRound]] = {kind.kind: kind for kind in (BegunRound, AnsweredQuery, Finished)}
+_KINDS: dict[str, type[LoggedRound]] = {kind.kind: kind for kind in (BegunRound, AnsweredQuery, Finished)}
 
 _TYPES: dict[str, Any] = {
     "round": int, "request": str, "step": int, "local_steps": int | None, "reports": dict,

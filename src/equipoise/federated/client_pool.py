@@ -41,7 +41,6 @@ class ClientPool(Sequence[Client]):
 
     @contextmanager
     def closing(self) -> Iterator[ClientPool]:
-        """Close all of them at the end."""
         try:
             yield self
         finally:

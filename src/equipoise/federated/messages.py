@@ -8,6 +8,8 @@ the same two types.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from equipoise.methods.base import Parameters
+from equipoise.privacy import digest
 from equipoise.privacy.errors import JournalError, LedgerError
 from equipoise.training.checkpoint import CheckpointError
 
@@ -25,6 +28,7 @@ __all__ = [
     "Refused",
     "Reply",
     "Request",
+    "check_number",
     "check_round",
     "check_tensors",
     "size_in_bytes",
@@ -32,6 +36,8 @@ __all__ = [
 
 
 Kind = Literal["train", "query"]
+
+_ROUNDING = 1 + 1e-6
 
 #: Errors of a client's own ledger, journal or folder. The other clients go on without it.
 CLIENT_FAILURES = (LedgerError, JournalError, CheckpointError)
@@ -59,6 +65,11 @@ class Request:
     params: Parameters
     extras: Mapping[str, Any] = field(default_factory=dict)
     kind: Kind = "train"
+
+    def fingerprint(self) -> str:
+        """A digest of all of it, by which it is known again."""
+        named = {"kind": self.kind, "round": self.round}
+        return digest({**named, "params": dict(self.params), "extras": dict(self.extras)})
 
 
 @dataclass(frozen=True)
@@ -99,9 +110,28 @@ def size_in_bytes(value: Any) -> int:
 
 def check_round(number: Any) -> None:
     """Refuse what is not the number of a round."""
+    # 64 bits: what Flower's records hold, and JSON readers keep exact.
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < 2**63:
         shown = "a whole number beyond 64 bits" if isinstance(number, int) else repr(number)
         raise Refused(f"round={shown:.80}: rounds are numbered 1, 2, ...; nothing was spent")
+
+
+def check_number(name: str, value: Any, largest: float, least: float = 0.0) -> float:
+    """A number of the server, if it lies in (0, largest] and not below `least`.
+
+    Raises:
+        Refused: it does not, or is no finite number.
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, int) and abs(value) > sys.float_info.max:  # it need not have decimal digits either
+        raise Refused(f"{name} is a whole number of {value.bit_length()} bits; nothing was spent")
+    if not number or not math.isfinite(value):
+        raise Refused(f"{name}={value!r:.80} is no finite number; nothing was spent")
+    # Both ends compute the limits, on machines that may round otherwise.
+    if not (0 < value <= largest * _ROUNDING and value * _ROUNDING >= least):
+        low = f"[{least:g}" if least else "(0"
+        raise Refused(f"{name}={value!r} lies outside the agreed {low}, {largest:g}]; nothing was spent")
+    return min(float(value), largest)
 
 
 def check_tensors(what: str, sent: Any, mine: Parameters) -> dict[str, Tensor]:

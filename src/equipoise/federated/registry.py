@@ -132,11 +132,6 @@ def _quantile(setup: Setup) -> ReleasedQuantile:
     return ReleasedQuantile(setup.clip_norm, quantile=setup.options["quantile"])
 
 
-def _scaffold_server(setup: Setup) -> Strategy:
-    K, rate = setup.local_steps, setup.learning_rate
-    return ScaffoldAverage(setup.clients, local_steps=K, learning_rate=rate)
-
-
 def _moon(setup: Setup) -> Method:
     return Moon(_fixed(setup), MoonLoss(setup.loss, _features, setup.model, **setup.options))
 
@@ -229,7 +224,9 @@ FEDERATED: dict[str, FederatedMethod] = {
         lambda setup: Scaffold(
             _fixed(setup), local_steps=setup.local_steps, learning_rate=setup.learning_rate
         ),
-        _scaffold_server,
+        lambda setup: ScaffoldAverage(
+            setup.clients, local_steps=setup.local_steps, learning_rate=setup.learning_rate
+        ),
     ),
     "moon": FederatedMethod(
         "DP-SGD whose loss holds representations near the global model's",

@@ -346,6 +346,7 @@ def run_rounds(
             bytes_down += len(present) * size_in_bytes(request)
             replies, gone = usable_replies(strategy, request, present, found)
             bytes_up += sum(map(size_in_bytes, replies.values()))
+            # Who fails a query is out of the whole round: its parameters would belong to another radius.
             present, absent = list(replies), absent | gone
             try:
                 request = requests.send(list(replies.values()))
@@ -367,7 +368,7 @@ def run_rounds(
         done = RoundReport(number, asked, tuple(present), absent, metrics, bytes_down, bytes_up)
         history.rounds.append(done)
         if disk is not None:
-            disk.save(strategy, history)
+            disk.save(strategy, history)  # before anybody is told: a server killed now does not repeat it
         if on_round is not None:
             on_round(done)
     return history
@@ -411,7 +412,6 @@ class ServerFolder:
         self._settings = dict(settings)
 
     def save(self, strategy: Strategy, history: FederationHistory) -> None:
-        """Put the state after the last of the rounds on disk."""
         state = {
             "plan": {**self._settings, "strategy": type(strategy).__name__},
             "params": history.params,

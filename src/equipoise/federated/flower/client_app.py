@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -36,9 +37,7 @@ FAILED = "the client could not answer; its own log says why"
 class OpenClient(Participant, Protocol):
     """What an app needs of a client; see `Client`."""
 
-    def close(self) -> None:
-        """Let go of the folder."""
-        ...
+    def close(self) -> None: ...
 
 
 def client_number(context: Context) -> int:
@@ -73,11 +72,11 @@ def client_app(build: Callable[[Context], OpenClient]) -> ClientApp:
 
     @app.query(MESSAGE_TYPES["query"].removeprefix("query."))
     def query(message: Message, context: Context) -> Message:
-        return answer_message(message, context, build, lambda client: reply(client, message.content, "query"))
+        return answer_message(message, context, build, partial(reply, kind="query"))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return answer_message(message, context, build, lambda client: reply(client, message.content, "train"))
+        return answer_message(message, context, build, partial(reply, kind="train"))
 
     return app
 
@@ -98,18 +97,18 @@ def answer_message(
     message: Message,
     context: Context,
     build: Callable[[Context], Any],
-    work: Callable[[Any], RecordDict],
+    work: Callable[[Any, RecordDict], RecordDict],
 ) -> Message:
-    """Open the client, work, close it; whatever goes wrong becomes an answer without details."""
+    """Open the client, let `work(client, content)` answer, close it; an error leaves without its details."""
     try:
         client = build(context)
         try:
-            content = work(client)
+            content = work(client, message.content)
         finally:
             client.close()
     except Refused as refused:
         content = write_refusal(f"Refused: {refused}")
-    except Exception:
+    except Exception:  # its message could hold a record
         _log.exception("client %s could not answer", context.node_config.get("partition-id"))
         content = write_refusal(FAILED)
     return Message(content, reply_to=message)

@@ -55,9 +55,8 @@ class FlowerStrategy(Base):
         self._count = picked_per_round(clients, clients_per_round)
         self._seed, self._timeout = seed, timeout
         self._exchange: GridExchange | None = None
-        # The round under way between `configure_train` and `aggregate_train`.
-        self._requests: RoundRequests | None = None
-        self._request: Request | None = None
+        # Between `configure_train` and `aggregate_train`: the round under way, and what it has asked.
+        self._under_way: tuple[RoundRequests, Request] | None = None
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -67,14 +66,14 @@ class FlowerStrategy(Base):
             self._exchange = GridExchange(grid, self._clients, timeout=self._timeout)
             self._exchange.wait()
         clients = list(pick_clients(self._clients, self._count, self._seed, server_round))
-        self._requests = self.strategy.round(server_round, read_params(arrays))
-        request = next(self._requests)
+        requests = self.strategy.round(server_round, read_params(arrays))
+        request = next(requests)
         while request.kind != "train":
             found = self._exchange.send(request, clients)
             replies, _ = usable_replies(self.strategy, request, clients, found)
             clients = list(replies)
-            request = self._requests.send(list(replies.values()))
-        self._request = request
+            request = requests.send(list(replies.values()))
+        self._under_way = requests, request
         return self._exchange.messages(request, clients)
 
     def aggregate_train(
@@ -82,13 +81,13 @@ class FlowerStrategy(Base):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The next global model from those that answered; None, that is the old one, if nobody did."""
         assert self._exchange is not None
-        assert self._requests is not None
-        assert self._request is not None
+        assert self._under_way is not None
+        requests, request = self._under_way
         answers = self._exchange.by_client(replies)
         found = {index: read_reply(message) for index, message in answers.items()}
-        usable, _ = usable_replies(self.strategy, self._request, sorted(found), found)
+        usable, _ = usable_replies(self.strategy, request, sorted(found), found)
         try:
-            self._requests.send(list(usable.values()))
+            requests.send(list(usable.values()))
         except StopIteration as finished:
             params = finished.value
         else:

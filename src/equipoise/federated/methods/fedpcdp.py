@@ -118,7 +118,6 @@ class ProjectedUpload(SubspaceUpload, RoundWrapper):
         _validate.one_of(("combination", "coordinates"), form=self.form)
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        """The inner method's, and that the public records are public."""
         return tuple(dict.fromkeys((*super().assumptions(plan), *self.source.public.assumptions())))
 
     def public_batches(self) -> Sequence[PublicRecords]:

@@ -21,8 +21,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.federated.messages import Reply, Request
-from equipoise.federated.methods.server_radius import agreed_number
+from equipoise.federated.messages import Reply, Request, check_number
 from equipoise.federated.round_protocol import Extra, RoundProtocol
 from equipoise.federated.server import FedAvg
 from equipoise.methods import DPSGD, Context, ReleasedQuantile, State
@@ -58,7 +57,7 @@ class ServerQuantile(RoundProtocol, DPSGD):
 
     def takes(self, kind: str) -> Mapping[str, Extra] | None:
         low, high = self.clip_norm.limits
-        clip_norm = Extra(lambda value, mine: agreed_number("clip_norm", value, high, low))
+        clip_norm = Extra(lambda value, mine: check_number("clip_norm", value, high, low))
         return {"clip_norm": clip_norm} if kind == "train" else None
 
     def init(self, context: Context) -> State:
@@ -105,14 +104,12 @@ class QuantileFedAvg(FedAvg):
         return {"clip_norm": self._clip_norm}
 
     def refusal(self, request: Request, reply: Any) -> str | None:
-        """Also where the share is missing."""
         found = super().refusal(request, reply)
         if found is None and SHARE not in reply.reports:
             return f"it sent no report {SHARE!r}"
         return found
 
     def aggregate(self, params: Parameters, replies: Sequence[Reply]) -> dict[str, Tensor]:
-        """The mean of the parameters; the clip norm follows the mean share."""
         shares = [float(reply.reports[SHARE]) for reply in replies]
         # One client's share, whatever number it is, moves the clip norm by one step at most.
         mean = min(max(math.fsum(shares) / len(shares), 0.0), 1.0)

@@ -19,7 +19,6 @@ Source: Fukami, Murata and Niwa, TMLR 2025, "AdaptDP-FedAvg"; variant="fused" is
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -28,7 +27,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.federated.messages import Refused, Reply, Request
+from equipoise.federated.messages import Reply, Request, check_number
 from equipoise.federated.round_protocol import Extra, RoundProtocol
 from equipoise.federated.server import FedAvg, RoundRequests
 from equipoise.methods import AdaptiveRMS, Card, Context, State, published
@@ -38,14 +37,11 @@ from equipoise.methods.base import Parameters, Plan, Setting
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs, Sampling
 
-__all__ = ["SQUARES", "SQUARES_NOISE", "AdaptDPFedAvg", "PublishedServerRMS", "ServerRMS", "agreed_number"]
+__all__ = ["SQUARES", "SQUARES_NOISE", "AdaptDPFedAvg", "PublishedServerRMS", "ServerRMS"]
 
 
 #: The reports: the released mean of min(|g|^2 / U, 1), and the public standard deviation of its noise.
 SQUARES, SQUARES_NOISE = "squares", "squares_noise"
-
-
-_ROUNDING = 1 + 1e-6
 
 
 #: Below it noise in float32 could vanish among the denormals.
@@ -65,8 +61,8 @@ class RadiusOfServer(RoundProtocol, RMSClipping):
     def takes(self, kind: str) -> Mapping[str, Extra] | None:
         """The server's radius, up to G; the scale U of the squares, up to G^2, where squares are released."""
         g_hat = self.rule.g_hat
-        clip_norm = Extra(lambda value, mine: agreed_number("clip_norm", value, g_hat, SMALLEST_RADIUS))
-        square_limit = Extra(lambda value, mine: agreed_number("square_limit", value, g_hat**2))
+        clip_norm = Extra(lambda value, mine: check_number("clip_norm", value, g_hat, SMALLEST_RADIUS))
+        square_limit = Extra(lambda value, mine: check_number("square_limit", value, g_hat**2))
         if kind == "train":
             return {"clip_norm": clip_norm} | ({"square_limit": square_limit} if self.fused else {})
         return {"square_limit": square_limit} if kind == "query" and not self.fused else None
@@ -84,7 +80,7 @@ class RadiusOfServer(RoundProtocol, RMSClipping):
         return self.round_length if self.fused and self.query_steps == "all" else 1
 
     def radius_noise(self, plan: Plan) -> float:
-        """Standard deviation of the mean square that is sent in a round, in units of U."""
+        # Of the mean that is sent; the releases of a round have independent noise.
         return super().radius_noise(plan) / math.sqrt(self.squares_per_round)
 
     def _releases(self, setting: Setting, query: Sampling, z: float, radius_z: float) -> PrivacyPlan:
@@ -97,6 +93,7 @@ class RadiusOfServer(RoundProtocol, RMSClipping):
                 "epoch, and must not meet squares by its place in it. Give query_steps='all', or sampling "
                 "that amplifies"
             )
+        # A round that broke off has used its squares, and is not given others: one release per planned round.
         rounds = math.ceil(sampling.steps / self.round_length)
         return PrivacyPlan(
             [plan["gradient"], replace(plan["squares"], count=rounds)], sampling, plan.relation
@@ -114,16 +111,14 @@ class RadiusOfServer(RoundProtocol, RMSClipping):
         return {**state, "squares": None} if self.fused else state
 
     def measures(self, state: State) -> bool:
-        """Fused: in every step, or until the round has squares."""
         return self.fused and (self.query_steps == "all" or state["squares"] is None)
 
     def learn(self, plan: Plan, state: State, mean: float) -> State:
-        """The radius stays for the round; the squares are kept for the reply."""
+        # The radius is the server's: it stays for the round, and the squares wait for the reply.
         return {**state, "squares": (state["squares"] or 0.0) + mean}
 
     def begin_round(self, context: Context, state: State) -> State:
-        """The server has set the radius already."""
-        return state
+        return state  # the server has set the radius already
 
     def follow(self, state: State, extras: Mapping[str, Any]) -> State:
         own = {name: extras[name] for name in ("clip_norm", "square_limit") if name in extras}
@@ -212,23 +207,6 @@ class PublishedServerRMS(RadiusOfServer, published.AdaptiveRMS):
     name: ClassVar[str] = "adaptive-rms-client"
 
 
-def agreed_number(name: str, value: float, largest: float, least: float = 0.0) -> float:
-    """A number of the server, if it lies in (0, largest] and not below `least`.
-
-    Raises:
-        Refused: it does not, or is no finite number.
-    """
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if isinstance(value, int) and abs(value) > sys.float_info.max:  # it need not have decimal digits either
-        raise Refused(f"{name} is a whole number of {value.bit_length()} bits; nothing was spent")
-    if not number or not math.isfinite(value):
-        raise Refused(f"{name}={value!r:.80} is no finite number; nothing was spent")
-    if not (0 < value <= largest * _ROUNDING and value * _ROUNDING >= least):
-        low = f"[{least:g}" if least else "(0"
-        raise Refused(f"{name}={value!r} lies outside the agreed {low}, {largest:g}]; nothing was spent")
-    return min(float(value), largest)
-
-
 class AdaptDPFedAvg(FedAvg):
     """The server's half: FedAvg with a clipping radius that follows the clients' mean squared gradient norm.
 
@@ -302,7 +280,6 @@ class AdaptDPFedAvg(FedAvg):
         return "it sent noise below zero" if reply.reports[SQUARES_NOISE] < 0 else None
 
     def aggregate(self, params: Parameters, replies: Sequence[Reply]) -> dict[str, Tensor]:
-        """The mean of the parameters; the radius of variant "fused" follows."""
         if self.variant == "fused":
             self._follow(replies)
         return super().aggregate(params, replies)
