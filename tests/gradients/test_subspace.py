@@ -6,7 +6,7 @@ import torch
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
 from equipoise.gradients.operator import DenseGradients, FactoredGradients
-from equipoise.gradients.subspaces.held import HeldSubspace
+from equipoise.gradients.subspaces.base import HeldSubspace
 from equipoise.gradients.subspaces.principal import principal_subspace
 from equipoise.gradients.subspaces.seeded import SeededSubspace
 

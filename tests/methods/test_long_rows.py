@@ -14,8 +14,8 @@ import torch
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
 from equipoise.gradients.operator import DenseGradients, FactoredGradients
+from equipoise.gradients.subspaces.base import HeldSubspace
 from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
-from equipoise.gradients.subspaces.held import HeldSubspace
 from equipoise.methods import NSGD, PSAC, Abadi, AutoS
 from equipoise.methods.feedback.joint_noise import independent_noise, joint_noise, normalising_noise
 from equipoise.privacy import PrivateRows, clip, clip_jointly

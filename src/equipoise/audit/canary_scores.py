@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise.gradients.subspaces.held import HeldSubspace
+from equipoise.gradients.subspaces.base import HeldSubspace
 from equipoise.methods import Context, State
 from equipoise.methods.base import Plan
 from equipoise.methods.wrapper import MethodWrapper

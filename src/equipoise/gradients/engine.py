@@ -1,15 +1,15 @@
 """The engine: per-sample gradients of a model as it is, by one forward and one backward.
 
-Attaching learns a plan for the model (``planning``), proves that no use of a parameter is missed, and
-compares the result with single records. Calling follows the plan (``capture``); parameters that no rule
-serves are computed densely (``oracle``). The model is never wrapped or changed, and nothing stays on it:
-buffers that a forward updates, such as running statistics, are copies while it runs (``buffers``), and a
-forward that updates parameters is refused (``writes``).
+Attaching learns a plan for the model (``capture.planner``), proves that no use of a parameter is missed, and
+compares the result with single records. Calling follows the plan (``capture.recorder``); parameters that no
+rule serves are computed densely (``checks.oracle``). The model is never wrapped or changed, and nothing stays
+on it: buffers that a forward updates, such as running statistics, are copies while it runs, and a forward
+that updates parameters is refused (``capture.isolation``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ from equipoise.gradients.engine_inputs import (
 )
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.kernel_choice import choose
+from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.operator import FactoredGradients
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
@@ -126,44 +127,29 @@ class GradientEngine:
 
     def _gradients(self, batch: Any, params: Mapping[str, Tensor] | None) -> FactoredGradients:
         leaves, substitute = self._leaves(params)
-        shapes = {name: p.shape for name, p in leaves.items()}
-        first = next(iter(leaves.values()))
         records = num_records(batch)
         if records == 0:
-            return FactoredGradients(
-                dict.fromkeys(leaves, ()),
-                losses=first.detach().new_zeros(0),
-                shapes=shapes,
-                num_records=0,
-                dtype=_wide(first),
-                device=first.device,
-            )
-        plan, known = self._plan_of(batch)
+            return _no_rows(leaves)
+        own = self._plans.get(signature(batch))
+        plan = own or self._latest  # for batches of another form the latest is tried first
+        assert plan is not None
         state = torch.get_rng_state()
         for attempt in range(MISMATCHES):
             try:
                 factors, losses = self._capture(plan, batch, leaves, substitute, params)
                 break
             except PlanMismatch as mismatch:
-                torch.set_rng_state(state)
+                torch.set_rng_state(state)  # the same dropout masks, however often it is tried
                 dense = dict(plan.dense)
-                if known or attempt:  # the operations depend on values: what they touch is computed densely
+                if own or attempt:  # the operations depend on values: what they touch is computed densely
                     reason = f"its use depends on values ({mismatch})"
                     names = mismatch.names if attempt < MISMATCHES - 2 else ()
                     dense |= dict.fromkeys(names or leaves, reason)
                 plan = self._learn(batch, params, dense)
-        ordered = {name: factors.get(name, ()) for name in leaves}
-        return FactoredGradients(
-            ordered,
-            losses=losses,
-            shapes=shapes,
-            num_records=records,
-            dtype=_wide(first),
-            device=first.device,
-        )
+        return _gathered(leaves, factors, losses)
 
     def coverage(self) -> tuple[Covered, ...]:
-        """One entry a trainable parameter, in the model's order."""
+        """One entry per trainable parameter, in the model's order."""
         plan = self._latest
         assert plan is not None
         found = []
@@ -177,8 +163,7 @@ class GradientEngine:
         return tuple(found)
 
     def state_dict(self) -> dict[str, Any]:
-        """The kernel choices, by the signature of a factor; with them another process computes the same "
-        "numbers."""
+        """The kernel choices by factor signature: with them another process computes the same numbers."""
         return {"kernels": dict(self._choices)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -294,14 +279,6 @@ class GradientEngine:
 
     # -------------------- plans
 
-    def _plan_of(self, batch: Any) -> tuple[CapturePlan, bool]:
-        """The plan of the batch's signature, or the latest to try; whether it is the signature's own."""
-        plan = self._plans.get(signature(batch))
-        if plan is not None:
-            return plan, True
-        assert self._latest is not None
-        return self._latest, False
-
     def _learn(
         self, batch: Any, params: Mapping[str, Tensor] | None = None, dense: Mapping[str, str] | None = None
     ) -> CapturePlan:
@@ -364,7 +341,7 @@ class GradientEngine:
             ) from error
         if any(not torch.equal(expected[name], again[name]) for name in leaves):
             return plan  # the model draws random numbers beyond dropout: rows of two runs cannot be compared
-        # the norm of each record's whole gradient
+        # The norm of each record's whole gradient: what the rounding of the backward pass is relative to.
         whole = torch.stack([g.double().reshape(LARGE, -1).norm(dim=1) for g in expected.values()]).norm(
             dim=0
         )
@@ -412,18 +389,23 @@ def per_sample_gradients(
     tensor([1., 1., 1.])
     """
     if num_records(batch) == 0:
-        leaves = trainable_parameters(model)
-        first = next(iter(leaves.values()))
-        return FactoredGradients(
-            dict.fromkeys(leaves, ()),
-            losses=first.detach().new_zeros(0),
-            shapes={name: p.shape for name, p in leaves.items()},
-            num_records=0,
-            dtype=_wide(first),
-            device=first.device,
-        )
+        return _no_rows(trainable_parameters(model))
     return GradientEngine(model, loss, batch, check=False)(batch, params)
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+def _gathered(
+    leaves: Mapping[str, Tensor], factors: Mapping[str, Sequence[Factor]], losses: Tensor
+) -> FactoredGradients:
+    """The rows in the order of the parameters; those of unused parameters are zero."""
+    first = next(iter(leaves.values()))
+    return FactoredGradients(
+        {name: factors.get(name, ()) for name in leaves},
+        losses=losses,
+        shapes={name: p.shape for name, p in leaves.items()},
+        dtype=accumulation_dtype(first.dtype),
+        device=first.device,
+    )
+
+
+def _no_rows(leaves: Mapping[str, Tensor]) -> FactoredGradients:
+    return _gathered(leaves, {}, next(iter(leaves.values())).new_zeros(0))

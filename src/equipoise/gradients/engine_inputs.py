@@ -34,23 +34,34 @@ def map_records(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     >>> map_records(lambda t: t[:1], {"x": torch.ones(3, 2), "name": "digits"})
     {'x': tensor([[1., 1.]]), 'name': 'digits'}
     """
-    return map_leaves(lambda leaf: function(leaf) if _has_records(leaf) else leaf, batch)
+
+    def change(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            _refuse_array(leaf)
+        elif leaf.ndim:
+            return function(leaf)
+        return leaf
+
+    return map_leaves(change, batch)
 
 
 def record_leaves(batch: Any) -> list[Tensor]:
     """The tensors of ``batch`` that have a record axis, in a fixed order."""
-    return [leaf for leaf in leaves(batch) if _has_records(leaf)]
+    found: list[Tensor] = []
+    for leaf in leaves(batch):
+        if not isinstance(leaf, Tensor):
+            _refuse_array(leaf)
+        elif leaf.ndim:
+            found.append(leaf)
+    return found
 
 
-def _has_records(leaf: Any) -> bool:
-    if isinstance(leaf, Tensor):
-        return leaf.ndim > 0
+def _refuse_array(leaf: Any) -> None:
     if hasattr(leaf, "__array__") and getattr(leaf, "ndim", 0) > 0:
         raise TypeError(
             f"batch holds a {type(leaf).__name__}, which would pass for something that all records share; "
             "give a tensor, for instance torch.from_numpy(array)"
         )
-    return False
 
 
 def replace_leaves(batch: Any, leaves: list[Tensor]) -> Any:
@@ -122,7 +133,7 @@ def perturb_record(batch: Any, record: int, change: Callable[[Tensor], Tensor] |
 
 def signature(batch: Any) -> tuple:
     """Types and shapes of the record leaves without their record axis: batches that one plan serves."""
-    return tuple((leaf.dtype, leaf.shape[1:]) for leaf in record_leaves(batch))
+    return tuple([(leaf.dtype, leaf.shape[1:]) for leaf in record_leaves(batch)])
 
 
 #: ``loss(model, batch) -> [B]``

@@ -1,32 +1,23 @@
-"""Full precision for norms and the sums that they describe.
+"""Sums that are true to rounding: precision, long sums, and guards of norms whose terms cancel.
 
-A gradient norm that is wrong in the third digit is a clip bound that is wrong in the third digit, and the
-difference of two nearly equal gradients loses those digits first. So the algebra of this room runs without
-autocast and without the reduced mantissas (TF32, bfloat16) that PyTorch may use for float32 products.
+*Precision.* A gradient norm that is wrong in the third digit is a clip bound that is wrong in the third
+digit, and the difference of two nearly equal gradients loses those digits first. So the algebra of this room
+runs without autocast and without the reduced mantissas (TF32, bfloat16) that PyTorch may use for float32
+products.
 
-A few long rows times many held ones: the product that reads a held subspace.
-
-Nearly all of its time is reading the held rows once. On processors MKL, which `torch.mm` calls, reaches half
-of what the memory gives for such shapes; oneDNN, which PyTorch carries for the linear layers of compiled
-models, reaches it (V of 100 x 262,144 and 16 rows, one thread: 20.7 ms against 10.7). PyTorch has no public
-name for that product of plain tensors; where the operator is missing or refuses, `dots` does the work.
-It is true to about 3e-5 of the rows' lengths for a million numbers, all of them alike: for rows that say
-they are ``rough``, whose products are coordinates that are clipped by their own norm.
-
-The guard of a norm whose terms cancel inside the row.
-
-A row ``sum_s b_is (outer) a_is`` is never formed: its norm comes from products of the terms, and the weighted
-sum over records rounds ``w_i b_is`` first and adds all terms at once. Either errs by some units in the last
-place of the terms, not of the row. With M_i >= sum_s |a_is| |b_is|, a row shorter than a tenth of M_i has
+*Guards.* A row ``sum_s b_is (outer) a_is`` is never formed: its norm comes from products of the terms, and
+the weighted sum over records rounds ``w_i b_is`` first and adds all terms at once. Either errs by some units
+in the last place of the terms, not of the row. With M_i >= sum_s |a_is| |b_is|, a row shorter than a tenth of
+M_i has
 
     n_i = |g_i| + 4 eps M_i
 
 so that its clipped part in the sum stays below the threshold. Longer rows keep their norm to the bit: to them
 4 eps M_i is less than 5e-6 in float32. (As for all rounding here: measured, not proved.)
 
-A sum of T terms that are all alike drifts: each of them is rounded the same way as it is added. Beyond 512
-terms, convolutions with many positions and look-ups of one token drift by up to T eps / 12, in the norm and
-in the sum; T eps / 4 is added to the norm of rows with so many terms, whatever they are.
+*Long sums.* A sum of T terms that are all alike drifts: each of them is rounded the same way as it is added.
+Beyond 512 terms, convolutions with many positions and look-ups of one token drift by up to T eps / 12, in the
+norm and in the sum; T eps / 4 is added to the norm of rows with so many terms, whatever they are.
 """
 
 from __future__ import annotations
@@ -102,7 +93,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def widen(tensor: Tensor) -> Tensor:
     """``tensor`` in its accumulation type (itself where it is there already)."""
-    return tensor.to(accumulation_dtype(tensor.dtype))
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def chunks(count: int, size: int, budget: int | None = None) -> Iterator[slice]:
@@ -201,7 +192,14 @@ LARGE = 1 << 20
 
 
 def times_held(rows: Tensor, held: Tensor) -> Tensor:
-    """rows held^T, [n, m], for rows [n, p] and held rows [m, p] of one float type.
+    """rows held^T, [n, m], for a few long rows [n, p] and many held ones [m, p] of one float type.
+
+    Nearly all of its time is reading the held rows once. On processors MKL, which `torch.mm` calls, reaches
+    half of what the memory gives for such shapes; oneDNN, which PyTorch carries for the linear layers of
+    compiled models, reaches it (V of 100 x 262,144 and 16 rows, one thread: 20.7 ms against 10.7). PyTorch
+    has no public name for that product of plain tensors; where the operator is missing or refuses, `dots`
+    does the work. It is true to about 3e-5 of the rows' lengths for a million numbers, all of them alike: for
+    rows that say they are ``rough``, whose products are coordinates that are clipped by their own norm.
 
     >>> times_held(torch.ones(2, 3), torch.ones(4, 3)).shape
     torch.Size([2, 4])

@@ -32,7 +32,6 @@ from equipoise.gradients.factors.pair_products import gram, inner
 from equipoise.gradients.numerics import (
     CANCELLATION_SHARE,
     GUARD,
-    accumulation_dtype,
     chunks,
     full_precision,
     guarded,
@@ -250,11 +249,10 @@ class FactoredGradients(PerSampleGradients):
         if not counts:
             raise ValueError("no factor tells the number of records; pass num_records=")
         self.num_records = counts.pop()
-        self.dtype = dtype or torch.float32
         if every:
-            self.dtype = accumulation_dtype(every[0].dtype)
-            for factor in every[1:]:
-                self.dtype = torch.promote_types(self.dtype, accumulation_dtype(factor.dtype))
+            wide = torch.float64 in {factor.dtype for factor in every}
+            dtype = torch.float64 if wide else torch.float32
+        self.dtype = dtype or torch.float32
         self.device = every[0].device if every else device or torch.device("cpu")
         # Of a difference: what it was taken from, whose norms its guard needs.
         self._operands: tuple[FactoredGradients, FactoredGradients] | None = None

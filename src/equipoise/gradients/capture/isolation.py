@@ -1,24 +1,22 @@
-"""Buffers that a forward changes: running statistics and their like.
+"""What a forward may leave behind on a model, and how it is kept from it.
 
-A buffer that a forward updates (`InstanceNorm2d(track_running_stats=True)` in training mode, a counter, an
-observer) holds a function of the records that no noise covers, and it is saved with the model. Private
-computations therefore run on copies of such buffers, and the model's own never move.
+*Buffers.* A buffer that a forward updates (`InstanceNorm2d(track_running_stats=True)` in training mode, a
+counter, an observer) holds a function of the records that no noise covers, and it is saved with the model.
+Private computations therefore run on copies of such buffers, and the model's own never move.
 
-Parameters that a forward changes: a look-up that renormalises its table, a running mean as a parameter.
+*Parameters.* What a forward writes into a parameter, frozen or not (a look-up that renormalises its table, a
+running mean as a parameter), is a function of the records too, and part of the model that is published. A
+parameter moves by the optimiser alone: a model that moves one itself is refused, by name.
 
-What a forward writes into a parameter, frozen or not, is a function of the records that no noise covers, and
-it is part of the model that is published. A parameter moves by the optimiser alone: a model that moves one
-itself is refused, by name.
-
-Running something on a model without a trace, and without dropout where rows are to be compared.
+*Random numbers.* Rows that are to be compared come from runs without dropout, under one seed.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -32,7 +30,17 @@ from equipoise.gradients.checks.errors import BufferWritesError, ForwardWritesEr
 __all__ = ["Buffers", "parameters_restored", "parameters_watched", "refuse_max_norm", "undisturbed"]
 
 
-Place = tuple[nn.Module, str]
+Held = TypeVar("Held", bound=Tensor | None)
+
+
+class _Place(NamedTuple, Generic[Held]):
+    """Where a parameter or a buffer stands, and what it was."""
+
+    path: str
+    module: nn.Module
+    key: str
+    value: Held
+    mark: tuple[int, int]
 
 
 class Buffers:
@@ -55,102 +63,73 @@ class Buffers:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = list(model.named_modules())
-        self._changing: list[Place] = []
+        self._changing: list[_Place[Tensor | None]] = []
 
-    @contextmanager
-    def all_kept(self) -> Iterator[None]:
+    def all_kept(self) -> AbstractContextManager[None]:
         """Inside, every buffer is a copy; then the model has its own again, unmoved."""
-        before = self._snapshot()
-        self._exchange([(module, name) for _, module, name, _, _ in before])
-        try:
-            yield
-        finally:
-            self._put_back(before)
+        return self.kept(every=True)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def kept(self, every: bool = False) -> Iterator[None]:
         """Inside, the buffers known to change are copies; then the model has its own again, unmoved.
 
         Raises:
             RuntimeError: another buffer was changed in place; its value is lost.
         """
         before = self._snapshot()
-        self._exchange(self._changing)
+        self._exchange(before if every else self._changing)
         try:
             yield
         finally:
             self._put_back(before)
-        moved = [
-            name for _, _, name, buffer, version in _named_buffers(before) if _version(buffer) != version
-        ]
-        if moved:
+        moved = [place.path for place in before if _mark(place.value) != place.mark]
+        if moved and not every:
             raise BufferWritesError(moved)
 
     def find_changing(self, forward: Callable[[], Any]) -> list[str]:
         """Run `forward` once, undo what it did to buffers, and remember and name those it changed."""
         before = self._snapshot()
-        self._exchange([(module, name) for _, module, name, _, _ in before])
-        copies = {(id(module), name): (t, _version(t)) for _, module, name, t, _ in self._snapshot()}
+        self._exchange(before)
+        copies = self._snapshot()
+        found = []
         try:
             forward()
-            found = []
-            for path, module, name, buffer, _ in before:
-                copy, version = copies[id(module), name]
-                now = module._buffers.get(name)
-                if now is not copy or _version(now) != version or not _same_buffer(now, buffer):
-                    self._changing.append((module, name))
-                    found.append(f"{path}.{name}" if path else name)
+            for own, copy in zip(before, copies, strict=True):
+                now = own.module._buffers.get(own.key)
+                # Assigned anew, changed in place, or changed through `.data`, which no count shows.
+                if now is not copy.value or _mark(now) != copy.mark or not _same_values(now, own.value):
+                    found.append(own)
         finally:
             self._put_back(before)
-        return found
+        self._changing += found
+        return [place.path for place in found]
 
-    def _snapshot(self) -> list[tuple[str, nn.Module, str, Tensor | None, int]]:
+    def _snapshot(self) -> list[_Place[Tensor | None]]:
         return [
-            (path, module, name, buffer, _version(buffer))
+            _Place(f"{path}.{key}" if path else key, module, key, buffer, _mark(buffer))
             for path, module in self._modules
-            for name, buffer in module._buffers.items()
+            for key, buffer in module._buffers.items()
         ]
 
-    def _exchange(self, places: list[Place]) -> None:
+    def _exchange(self, places: list[_Place[Tensor | None]]) -> None:
         """Copies in the place of buffers; one that two modules share stays shared."""
         copies: dict[int, Tensor] = {}
-        for module, name in places:
-            buffer = module._buffers.get(name)
+        for place in places:
+            buffer = place.module._buffers.get(place.key)
             if buffer is not None:
                 if id(buffer) not in copies:
                     copies[id(buffer)] = buffer.detach().clone()
-                module._buffers[name] = copies[id(buffer)]
+                place.module._buffers[place.key] = copies[id(buffer)]
 
-    def _put_back(self, before: list[tuple[str, nn.Module, str, Tensor | None, int]]) -> None:
-        known = {(id(module), name) for _, module, name, _, _ in before}
+    def _put_back(self, before: list[_Place[Tensor | None]]) -> None:
+        known = {(id(place.module), place.key) for place in before}
         for _, module in self._modules:
-            for name in [name for name in module._buffers if (id(module), name) not in known]:
-                del module._buffers[name]  # made by the forward
-                module._non_persistent_buffers_set.discard(name)
-        for _, module, name, buffer, _ in before:
-            module._buffers[name] = buffer
-
-
-def _named_buffers(before: list[Any]) -> Iterator[tuple[str, nn.Module, str, Tensor | None, int]]:
-    for path, module, name, buffer, version in before:
-        yield path, module, f"{path}.{name}" if path else name, buffer, version
-
-
-def _version(buffer: Tensor | None) -> int:
-    """Counts changes in place; inference tensors cannot be changed and have no count."""
-    return 0 if buffer is None or buffer.is_inference() else buffer._version
-
-
-def _same_buffer(now: Tensor | None, before: Tensor | None) -> bool:
-    """Bit for bit, NaN included: changes through `.data` do not show in the count."""
-    if now is None or before is None:
-        return now is before
-    if now.shape != before.shape:
-        return False
-    equal = now == before
-    if now.is_floating_point() or now.is_complex():
-        equal |= now.isnan() & before.isnan()
-    return bool(equal.all())
+            for key in list(module._buffers):
+                if (id(module), key) not in known:  # made by the forward
+                    del module._buffers[key]
+                    module._non_persistent_buffers_set.discard(key)
+        for place in before:
+            place.module._buffers[place.key] = place.value
 
 
 def refuse_max_norm(model: nn.Module) -> None:
@@ -177,22 +156,22 @@ def parameters_restored(model: nn.Module) -> Iterator[None]:
     Raises:
         ForwardWritesError: one had been changed.
     """
-    before = [
-        (path, module, name, p, p.detach(), p.detach().clone(), _mark(p))
-        for path, module, name, p in _places(model)
-    ]
+    before = _parameters(model)
+    values = [
+        (place.value.detach(), place.value.detach().clone()) for place in before
+    ]  # as views, and copied
     moved = []
     try:
         yield
     finally:
         with torch.no_grad():
-            for path, module, name, p, values, copy, mark in before:
-                changed = module._parameters.get(name) is not p or not _same_values(p.detach(), copy)
+            for (path, module, key, p, mark), (view, copy) in zip(before, values, strict=True):
+                changed = module._parameters.get(key) is not p or not _same_values(p.detach(), copy)
                 if changed or _mark(p) != mark:
-                    moved.append(f"{path}.{name}" if path else name)
-                    module._parameters[name] = p
-                    values.copy_(copy)
-                    p.data = values
+                    moved.append(path)
+                    module._parameters[key] = p
+                    view.copy_(copy)
+                    p.data = view  # the forward may have given it other memory
         if moved:  # whatever else failed inside
             raise ForwardWritesError(moved)
 
@@ -204,35 +183,39 @@ def parameters_watched(model: nn.Module, others: Mapping[str, Tensor] | None = N
     Raises:
         ForwardWritesError: one was changed, in place or by another in its place; its value is lost.
     """
-    before = [(path, module, name, p, _mark(p)) for path, module, name, p in _places(model)]
+    before = _parameters(model)
     given = [(name, value, _mark(value)) for name, value in (others or {}).items()]
     yield
     moved = [
-        f"{path}.{name}" if path else name
-        for path, module, name, p, mark in before
-        if module._parameters.get(name) is not p or _mark(p) != mark
+        path
+        for path, module, key, p, mark in before
+        if module._parameters.get(key) is not p or _mark(p) != mark
     ]
     moved += [name for name, value, mark in given if _mark(value) != mark and name not in moved]
     if moved:
         raise ForwardWritesError(moved, "it did not at attach; the values are lost")
 
 
-def _places(model: nn.Module) -> list[tuple[str, nn.Module, str, nn.Parameter]]:
+def _parameters(model: nn.Module) -> list[_Place[nn.Parameter]]:
     return [
-        (path, module, name, p)
+        _Place(f"{path}.{key}" if path else key, module, key, p, _mark(p))
         for path, module in model.named_modules()
-        for name, p in module._parameters.items()
+        for key, p in module._parameters.items()
         if p is not None and not is_lazy(p)
     ]
 
 
-def _mark(tensor: Tensor) -> tuple[int, int]:
+def _mark(tensor: Tensor | None) -> tuple[int, int]:
     """Where the values are and how often they changed; inference tensors cannot change and have no count."""
+    if tensor is None:
+        return 0, 0
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 
-def _same_values(now: Tensor, before: Tensor) -> bool:
+def _same_values(now: Tensor | None, before: Tensor | None) -> bool:
     """Bit for bit, NaN included: changes through `.data` do not show in the count."""
+    if now is None or before is None:
+        return now is before
     return now.shape == before.shape and bool(((now == before) | (now.isnan() & before.isnan())).all())
 
 
@@ -287,24 +270,12 @@ def _replayed(seed: int) -> Iterator[None]:
 @contextmanager
 def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False) -> Iterator[None]:
     """Run something on the model and leave no trace: buffers and random states come back as they were."""
-    buffers = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    try:
-        with torch.random.fork_rng([d.index for d in devices if d.index is not None]), _replayed(seed):
-            torch.manual_seed(seed)
-            if dropout:
-                yield
-            else:
-                with _WithoutDropout():
-                    yield
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, value in buffers:
-                module._buffers[name] = buffer  # it may have been assigned anew
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    with (
+        Buffers(model).all_kept(),
+        torch.random.fork_rng([index for index in devices if index is not None]),
+        _replayed(seed),
+        nullcontext() if dropout else _WithoutDropout(),
+    ):
+        torch.manual_seed(seed)
+        yield

@@ -105,7 +105,6 @@ class OperationSurvey(Watch):
     def __init__(self, params: Mapping[str, Tensor], layouts: list[tuple[tuple, tuple]]) -> None:
         super().__init__(params)
         self.layouts = layouts
-        self.calls = 0
         self.steps: list[SurveyedOperation] = []
 
     @property
@@ -117,17 +116,11 @@ class OperationSurvey(Watch):
         """The parameters that they use."""
         return {name for site in self.sites for name in site.names}
 
-    def other(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Count an operation that touches no parameter."""
-        self.calls += 1
-        return func(*args, **kwargs)
-
     def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Decide what to do at an operation that touches parameters, and run it."""
-        if self.calls >= len(self.layouts):
+        if self.calls > len(self.layouts):
             raise RuntimeError("the model ran more operations than before on the same records")
-        inputs, outputs = self.layouts[self.calls]
-        self.calls += 1
+        inputs, outputs = self.layouts[self.calls - 1]
         tensors = tensors_in(args, kwargs)
         names = tuple(
             dict.fromkeys(

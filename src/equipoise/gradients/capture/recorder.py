@@ -88,6 +88,7 @@ class Watch(TorchFunctionMode):
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.tracked: dict[int, Expression] = {id(p): Expression(p, {name: p}) for name, p in params.items()}
+        self.calls = 0  # so far, whatever they touch
         self.unseen: set[str] = set()  # touched while gradients were off: perhaps inside a custom function
 
     def __torch_function__(
@@ -97,6 +98,7 @@ class Watch(TorchFunctionMode):
         if func in OPENED:
             with self:
                 return opened(func)(*args, **kwargs)
+        self.calls += 1
         tracked = self.tracked
         touched = False
         for value in (*args, *kwargs.values()) if kwargs else args:
@@ -107,17 +109,13 @@ class Watch(TorchFunctionMode):
                 touched = True
                 break
         if not touched:
-            return self.other(func, args, kwargs)
+            return func(*args, **kwargs)
         if not torch.is_grad_enabled():
             for tensor in tensors_in(args, kwargs):
                 if id(tensor) in tracked:
                     self.unseen.update(tracked[id(tensor)].roots)
-            return self.other(func, args, kwargs)
+            return func(*args, **kwargs)
         return self.touch(func, args, kwargs)
-
-    def other(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """An operation without tracked tensors."""
-        return func(*args, **kwargs)
 
     def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """An operation with tracked tensors."""
@@ -184,7 +182,7 @@ class Capture(Watch):
     def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Do what the plan says for the next operation."""
         out = func(*args, **kwargs)
-        if not any(t.requires_grad for t in tensors_in(out)):
+        if not _has_gradient(out):
             return out  # a look at a parameter, not a use: it is not part of the plan
         index = self.cursor
         self.cursor += 1
@@ -323,6 +321,12 @@ def anchor(out: Tensor, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
         return out, base
     out = out.clone()
     return out, out
+
+
+def _has_gradient(out: Any) -> bool:
+    if isinstance(out, Tensor):  # nearly always
+        return out.requires_grad
+    return any(t.requires_grad for t in tensors_in(out))
 
 
 def _fits(out: Tensor, layout: Layout, records: int) -> bool:

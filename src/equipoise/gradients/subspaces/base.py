@@ -6,27 +6,21 @@ A subspace has columns V [P, K], seldom held as such:
     lift(y)        = V y     named tensors
     gram()         = V^T V   [K, K]
 
-The columns need not be orthonormal; ``gram()`` says what they are. For a column vec(u w^T) of a matrix
-parameter (Khatri-Rao structure) the coordinate of a factor's row is ``sum_s (b_s . u)(a_s . w)``, and the
-Gram matrix is ``(U^T U) * (W^T W)``, so that no column is formed.
+The columns need not be orthonormal; ``gram()`` says what they are.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
-import torch
 from torch import Tensor
+from typing_extensions import override
 
-from equipoise.gradients.factors.base import Factor
-from equipoise.gradients.factors.lookup import IndexFactor
-from equipoise.gradients.factors.outer import OuterFactor
-from equipoise.gradients.factors.pair_products import gram
-from equipoise.gradients.numerics import accumulation_dtype, chunks, widen
-from equipoise.gradients.operator import PerSampleGradients
+from equipoise.gradients.operator import DenseGradients, PerSampleGradients
 from equipoise.gradients.views import projection, residual
 
-__all__ = ["Subspace"]
+__all__ = ["HeldSubspace", "Subspace"]
 
 
 class Subspace(ABC):
@@ -70,27 +64,49 @@ class Subspace(ABC):
         return y.detach()
 
 
-def _coordinates(factor: Factor, block: Factor) -> Tensor:
-    """Dot products of a factor's rows with columns; with Khatri-Rao columns by two narrow products."""
-    if not isinstance(block, OuterFactor):
-        return gram(factor, block)
-    u, w = block.b[:, 0], block.a[:, 0]
-    dtype = torch.promote_types(widen(u[:0]).dtype, accumulation_dtype(factor.dtype))
-    u, w = u.to(dtype), w.to(dtype)
-    if isinstance(factor, OuterFactor) and factor.matrix_shape == block.matrix_shape:
-        out = torch.empty(factor.num_records, u.shape[0], dtype=dtype, device=factor.device)
-        for part in chunks(factor.num_records, 2 * factor.positions * u.shape[0]):
-            products = torch.matmul(factor.b[part].to(dtype), u.t())
-            out[part] = products.mul_(torch.matmul(factor.a[part].to(dtype), w.t())).sum(1)
+class HeldSubspace(Subspace):
+    """Columns held in memory, name by name.
+
+    Args:
+        columns: parameter name -> [K, *shape].
+
+    >>> import torch
+    >>> V = HeldSubspace({"w": torch.eye(2, 3)})
+    >>> G = DenseGradients({"w": torch.tensor([[1.0, 2.0, 3.0]])})
+    >>> V.coordinates(G), V.lift(torch.tensor([1.0, 0.5]))
+    (tensor([[1., 2.]]), {'w': tensor([1.0000, 0.5000, 0.0000])})
+    """
+
+    def __init__(self, columns: Mapping[str, Tensor]) -> None:
+        counts = {name: tensor.shape[0] for name, tensor in columns.items()}
+        if len(set(counts.values())) != 1:
+            raise ValueError(
+                f"columns has different numbers of columns by name: {counts}; all need the same K"
+            )
+        self.columns = DenseGradients(columns)
+
+    @property
+    @override
+    def dimension(self) -> int:
+        return self.columns.num_records
+
+    @override
+    def coordinates(self, gradients: PerSampleGradients) -> Tensor:
+        out = gradients.cross_gram(self.columns)
+        assert isinstance(out, Tensor)
         return out
-    if isinstance(factor, IndexFactor):
-        out = torch.empty(factor.num_records, u.shape[0], dtype=dtype, device=factor.device)
-        for part in chunks(factor.num_records, 2 * factor.positions * u.shape[0]):
-            products = torch.matmul(factor.wide_b()[part].to(dtype), w.t())
-            out[part] = products.mul_(u.t()[factor.index[part]]).sum(1)
+
+    @override
+    def lift(self, y: Tensor) -> dict[str, Tensor]:
+        return self.columns.weighted_sums(self._check_coordinates(y))
+
+    @override
+    def gram(self) -> Tensor:
+        out = self.columns.cross_gram(self.columns)
+        assert isinstance(out, Tensor)
         return out
-    out = torch.empty(factor.num_records, u.shape[0], dtype=dtype, device=factor.device)
-    for part in chunks(factor.num_records, factor.shape.numel()):
-        rows = factor.rows(part).materialise().to(dtype).reshape(-1, *block.matrix_shape)
-        out[part] = torch.matmul(rows, w.t()).mul_(u.t()).sum(1)
-    return out
+
+    @property
+    @override
+    def holds_columns(self) -> bool:
+        return True

@@ -7,10 +7,9 @@ matrix:
 
 so that V_l need never be formed (see `BlockSubspace`). Where as many directions are asked for as there are
 rows, columns that are to be held are not formed either: the rows, of the same size, are held in their place.
-Directions below ``rtol * lambda_max`` are rounding
-and are left out: the rank may be lower than asked for (the gradients of a softmax layer's ten biases sum to
-zero and have rank 9). For more than `GRAM_LIMIT` rows, randomised subspace iteration
-(Halko, Martinsson, Tropp 2011) takes the place of the Gram matrix.
+Directions below ``rtol * lambda_max`` are rounding and are left out: the rank may be lower than asked for
+(the gradients of a softmax layer's ten biases sum to zero and have rank 9). For more than `GRAM_LIMIT` rows,
+randomised subspace iteration (Halko, Martinsson, Tropp 2011) takes the place of the Gram matrix.
 
 How much of a held-out mean gradient the subspace captures, ``||V^T g||^2 / ||g||^2``, is found from the
 same Gram matrices, with the subspace of the other rows.
@@ -26,11 +25,11 @@ import torch
 from torch import Tensor
 
 from equipoise.gradients.factors.base import DenseFactor, Factor
-from equipoise.gradients.factors.convolution import ConvFactor
 from equipoise.gradients.factors.lookup import IndexFactor
 from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.numerics import chunks
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients, as_factored
+from equipoise.gradients.subspaces.base import HeldSubspace
 from equipoise.gradients.subspaces.blocks import Block, BlockSubspace, orthonormal_columns
 
 __all__ = ["Basis", "PrincipalSubspace", "principal_subspace"]
@@ -89,8 +88,8 @@ def principal_subspace(
         rows: m rows (public ones); rows that are not finite, and rows of zeros where they are normalised, are
             left out.
         groups: disjoint blocks of parameter names.
-        dimension: columns a block, at most; the smaller of m and the block's parameters when None.
-        energy: the least number of columns a block that captures this share of a held-out mean gradient, up
+        dimension: columns per block, at most; the smaller of m and the block's parameters when None.
+        energy: the least number of columns per block that captures this share of a held-out mean gradient, up
             to `dimension`.
         normalise: scale every row to norm one first, so that a few large rows do not choose the directions.
         basis: how the columns are kept: "kernel", "held", or "auto": the fewer multiplications, parameter by
@@ -122,9 +121,8 @@ def principal_subspace(
         G, norms = G.rows(usable), norms[usable]
     if G.num_records == 0 or not bool((norms > 0).any()):
         raise ValueError(
-            "the public gradients are all zero or not finite, so that they span no subspace; give "
-            "public records "
-            "on which the loss has a gradient. Private rows never take their place"
+            "the public gradients are all zero or not finite, so that they span no subspace; give public "
+            "records on which the loss has a gradient. Private rows never take their place"
         )
     scale = 1 / norms if normalise else torch.ones_like(norms)
     if dimension is None or dimension > G.num_records:
@@ -251,14 +249,14 @@ def _held_names(
 
 def _held_cost(factors: Sequence[Factor], k: int, records: float) -> float:
     """Multiplications for the coordinates of `records` rows from held columns: their rows, then products."""
-    return sum(records * (_positions(f) + k) * f.shape.numel() for f in factors)
+    return sum(records * (_terms(f) + k) * f.shape.numel() for f in factors)
 
 
 def _kernel_cost(factors: Sequence[Factor], records: float) -> float:
     """Multiplications for the products with public rows, by the cheaper of the two ways of `gram`."""
     total = 0.0
     for f in factors:
-        m, positions, size = f.num_records, _positions(f), f.shape.numel()
+        m, positions, size = f.num_records, _terms(f), f.shape.numel()
         rows = (records + m) * positions * size + records * m * size
         if isinstance(f, (OuterFactor, IndexFactor)):
             widths = sum(f.matrix_shape) if isinstance(f, OuterFactor) else f.shape[-1]
@@ -267,10 +265,9 @@ def _kernel_cost(factors: Sequence[Factor], records: float) -> float:
     return total * len(factors)  # every use of a parameter meets every other
 
 
-def _positions(factor: Factor) -> int:
-    if isinstance(factor, (OuterFactor, ConvFactor, IndexFactor)):
-        return factor.positions
-    return 0 if isinstance(factor, DenseFactor) else 1
+def _terms(factor: Factor) -> int:
+    """How many terms forming a row adds: none where rows are held."""
+    return 0 if isinstance(factor, DenseFactor) else factor.positions
 
 
 def _randomised(
@@ -296,9 +293,9 @@ def _randomised(
         start = torch.randn(part.num_records, width, generator=rng, dtype=torch.float64).to(scale)
         columns = orthonormal_columns(part.weighted_sums(start * scale.unsqueeze(1)))
         for _ in range(2):
-            y = _dots(part, columns) * scale.square().unsqueeze(1)
+            y = HeldSubspace(columns).coordinates(part) * scale.square().unsqueeze(1)
             columns = orthonormal_columns(part.weighted_sums(y))
-        y = _dots(part, columns) * scale.unsqueeze(1)
+        y = HeldSubspace(columns).coordinates(part) * scale.unsqueeze(1)
         _, values, right = torch.linalg.svd(y.double(), full_matrices=False)
         rank = int((values[:k] > RTOL[torch.float32] ** 0.5 * values[0]).sum())
         if rank < k:
@@ -324,9 +321,3 @@ def _randomised(
             longest = k
         capture = min(1.0, float(shares[longest - 1]))
     return PrincipalSubspace(BlockSubspace(G.shapes, blocks), capture, short)
-
-
-def _dots(rows: FactoredGradients, columns: dict[str, Tensor]) -> Tensor:
-    from equipoise.gradients.subspaces.held import HeldSubspace
-
-    return HeldSubspace(columns).coordinates(rows)

@@ -1,4 +1,8 @@
-"""TODO."""
+"""Random columns that are drawn anew from a seed whenever they are needed, and never held.
+
+A column on a matrix parameter is vec(u w^T) (Khatri-Rao structure): the coordinate of a factor's row is
+``sum_s (b_s . u)(a_s . w)`` and the Gram matrix ``(U^T U) * (W^T W)``, so that no column is formed.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from equipoise.gradients.factors.base import Factor
+from equipoise.gradients.factors.lookup import IndexFactor
 from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.factors.pair_products import gram
-from equipoise.gradients.numerics import accumulation_dtype, full_precision
+from equipoise.gradients.numerics import accumulation_dtype, chunks, full_precision
 from equipoise.gradients.operator import DenseGradients, PerSampleGradients, factored_over
-from equipoise.gradients.subspaces.base import Subspace, _coordinates
+from equipoise.gradients.subspaces.base import Subspace
 
 __all__ = ["SeededSubspace"]
 
@@ -119,3 +124,27 @@ def _mixed(seed: int, position: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % 2**64
     return (value ^ (value >> 31)) % 2**63
+
+
+def _coordinates(factor: Factor, block: Factor) -> Tensor:
+    """Dot products of a factor's rows with columns; with Khatri-Rao columns by two narrow products."""
+    if not isinstance(block, OuterFactor):
+        return gram(factor, block)
+    u, w = block.b[:, 0], block.a[:, 0]
+    dtype = torch.promote_types(accumulation_dtype(u.dtype), accumulation_dtype(factor.dtype))
+    u, w = u.to(dtype), w.to(dtype)
+    out = torch.empty(factor.num_records, u.shape[0], dtype=dtype, device=factor.device)
+    if isinstance(factor, IndexFactor) or (
+        isinstance(factor, OuterFactor) and factor.matrix_shape == block.matrix_shape
+    ):
+        for part in chunks(factor.num_records, 2 * factor.positions * u.shape[0]):
+            if isinstance(factor, OuterFactor):
+                one, other = factor.a[part].to(dtype), torch.matmul(factor.b[part].to(dtype), u.t())
+            else:  # a look-up's b is a unit vector, so that its product with u is an entry of u
+                one, other = factor.wide_b()[part].to(dtype), u.t()[factor.index[part]]
+            out[part] = torch.matmul(one, w.t()).mul_(other).sum(1)
+        return out
+    for part in chunks(factor.num_records, factor.shape.numel()):
+        rows = factor.rows(part).materialise().to(dtype).reshape(-1, *block.matrix_shape)
+        out[part] = torch.matmul(rows, w.t()).mul_(u.t()).sum(1)
+    return out

@@ -232,7 +232,7 @@ class SubspaceTrace:
 
     Example:
         >>> from equipoise.gradients import DenseGradients
-        >>> from equipoise.gradients.subspaces.held import HeldSubspace
+        >>> from equipoise.gradients.subspaces.base import HeldSubspace
         >>> rows = PrivateRows(DenseGradients({"w": torch.tensor([[3.0, 4.0, 0.0]])}))
         >>> SubspaceTrace(HeldSubspace({"w": torch.tensor([[2.0, 0.0, 0.0]])}))(rows).by_record  # 9 / 25
         True
