@@ -253,7 +253,7 @@ class GradientEngine:
             with torch.enable_grad(), capture:
                 losses = evaluate_loss(self.model, self.loss, batch, substitute)
         except BaseException:
-            capture.edges.clear()
+            capture.edges.clear()  # as in `collect`: hooks and edges hold each other
             raise
         return capture, losses
 
@@ -360,7 +360,7 @@ class GradientEngine:
             if not wrong:
                 return plan
             if all(name in plan.dense for name in wrong):
-                break
+                break  # the dense rows are wrong too: no plan can help
             plan = self._learn(batch, dense=plan.dense | wrong)
         remedy = "Replace the layer by one that treats records alike in any batch, or freeze the parameter"
         raise CoverageError(

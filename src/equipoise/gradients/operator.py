@@ -340,7 +340,7 @@ class FactoredGradients(PerSampleGradients):
                     f"index is a mask of shape {tuple(index.shape)}; "
                     f"it needs [{self.num_records}], one entry per record"
                 )
-            index = index.nonzero().squeeze(1)  # once, not in every factor
+            index = index.nonzero().squeeze(1)  # once, not in every factor: on a GPU each would wait for it
         factors = {name: tuple(f.rows(index) for f in kept) for name, kept in self.factors.items()}
         losses = None if self.losses is None else self.losses[index]
         count = len(range(self.num_records)[index]) if isinstance(index, slice) else index.shape[0]
@@ -405,7 +405,7 @@ class FactoredGradients(PerSampleGradients):
         for i, factor in enumerate(kept):
             for opposite in kept[i + 1 :]:
                 squares.add_(inner(factor, opposite), alpha=2)
-        squares.abs_()
+        squares.abs_()  # rounding may leave a tiny negative number; a larger norm is the safe side
         # Uses that cancel leave no digits in the sum: those rows are added before they are squared.
         limit = torch.maximum(CANCELLATION_SHARE * terms, CANCELLATION_SHARE**2 * sizes.double().square())
         lost = (squares < limit).nonzero().squeeze(1)

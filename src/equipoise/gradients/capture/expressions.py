@@ -1,11 +1,9 @@
-"""Tensors made of parameters alone: a transposed weight, a chunk, a cast, a parametrisation, a position
-table's rows.
+"""Tensors made of parameters alone: a transposed weight, a chunk, a cast, a position table's rows.
 
 An operation with a rule gives factors for the tensor that it was given. If that tensor is an expression of
-parameters,
-the factors are pulled back through it: exactly in form where the expression moves entries only (a transpose
-exchanges the two sides of an outer product, a look-up of fixed rows gives an index factor, a slice pads), and
-otherwise as rows through the expression's own autograd graph, all records at once.
+parameters, the factors are pulled back through it: exactly in form where the expression moves entries only (a
+transpose exchanges the two sides of an outer product, a look-up of fixed rows gives an index factor, a slice
+pads), and otherwise as rows through the expression's own autograd graph, all records at once.
 """
 
 from __future__ import annotations
@@ -53,6 +51,7 @@ def derive(
         if not isinstance(value, Tensor) or not value.requires_grad:
             continue
         parent: Expression | None = parents[0] if len(parents) == 1 else None
+        # With several parents no form survives: the graph from the value to the parameters is used instead.
         pull = None if parent is None else _pull(func, args, kwargs, parent.value, value)
         yield Expression(value, roots, parent if pull is not None else None, pull)
 
@@ -70,9 +69,9 @@ def pull_back(expression: Expression, factor: Factor) -> Iterator[tuple[str, Fac
         if root is expression.value:
             yield name, factor
             return
-    names = tuple(expression.roots)
     rows = factor.materialise().to(expression.value.dtype)
-    for name, g in zip(names, _vjp(expression.value, list(expression.roots.values()), rows), strict=True):
+    found = _vjp(expression.value, list(expression.roots.values()), rows)
+    for name, g in zip(expression.roots, found, strict=True):
         if g is not None:
             yield name, DenseFactor(g)
 
@@ -111,6 +110,7 @@ def _pull(func: Callable, args: tuple, kwargs: dict, parent: Tensor, value: Tens
     return None
 
 
+#: Results that are their input in another type or place.
 CASTS = frozenset(
     [
         "to",
@@ -172,6 +172,7 @@ def _reshape(parent: torch.Size, value: torch.Size) -> Pull:
 
 def _pad_rows(parent: Tensor, value: Tensor) -> Pull | None:
     """Rows start .. stop of the parent, found by where the view's memory begins."""
+    # Other strides: a slice with a step, or of another dimension. Broadcast rows share one place in memory.
     if value.stride() != parent.stride() or value.numel() == 0 or parent.stride(0) == 0:
         return None
     offset = int(value.storage_offset()) - int(parent.storage_offset())

@@ -227,7 +227,7 @@ class _WithoutDropout(TorchFunctionMode):
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
         if func is F.scaled_dot_product_attention:
-            if len(args) > 4:
+            if len(args) > 4:  # (query, key, value, mask, dropout_p)
                 args = (*args[:4], 0.0, *args[5:])
             else:
                 kwargs = {**kwargs, "dropout_p": 0.0}
@@ -235,22 +235,19 @@ class _WithoutDropout(TorchFunctionMode):
 
 
 _DROPOUTS = frozenset(
-    getattr(module, name)
+    getattr(module, kind + ending)
     for module in (F, torch)
-    for name in [
+    for kind in (
         "dropout",
-        "dropout_",
+        "alpha_dropout",
+        "feature_dropout",
+        "feature_alpha_dropout",
         "dropout1d",
         "dropout2d",
         "dropout3d",
-        "alpha_dropout",
-        "alpha_dropout_",
-        "feature_dropout",
-        "feature_dropout_",
-        "feature_alpha_dropout",
-        "feature_alpha_dropout_",
-    ]
-    if hasattr(module, name)
+    )
+    for ending in ("", "_")
+    if hasattr(module, kind + ending)
 )
 
 

@@ -30,6 +30,7 @@ from equipoise.gradients.capture.recorder import (
     PlannedOperation,
     Watch,
     anchor,
+    has_gradient,
     name_of,
     opened,
     tensors_in,
@@ -132,7 +133,7 @@ class OperationSurvey(Watch):
         )
         self.steps.append(step)
         out = self._decide(step, func, args, kwargs, tensors, outputs)
-        step.counts = any(t.requires_grad for t in tensors_in(out))
+        step.counts = has_gradient(out)
         return out
 
     def _decide(
@@ -147,14 +148,14 @@ class OperationSurvey(Watch):
         """Run the operation and say what kind of step it is."""
         inputs = step.layouts
         free = not any(inputs) or name_of(func) in CASTS
-        if not outputs:
+        if not outputs:  # no tensor comes out: a size, a type, or a write
             step.kind = "skip"
             if name_of(func) == "__setitem__":
                 step.kind, step.reason = "opaque", "it is written into another tensor in place"
             return func(*args, **kwargs)
         if not any(outputs) and free:
             out = func(*args, **kwargs)
-            if not any(t.requires_grad for t in tensors_in(out)):
+            if not has_gradient(out):
                 step.kind = "skip"
             elif any(t.requires_grad for t in tensors if id(t) not in self.tracked):
                 step.reason = (
@@ -167,7 +168,7 @@ class OperationSurvey(Watch):
         if len(outputs) != 1 or outputs[0] is None or INCONSISTENT in (*inputs, *outputs):
             step.reason = f"{name_of(func)} has no rule"
             out = func(*args, **kwargs)
-            if not any(t.requires_grad for t in tensors_in(out)):
+            if not has_gradient(out):
                 step.kind = "skip"
             return out
         return self._cut(step, func, args, kwargs, tensors)
@@ -180,7 +181,10 @@ class OperationSurvey(Watch):
         kwargs: dict[str, Any],
         tensors: list[Tensor],
     ) -> Any:
-        """Run the operation on copies of its parameters that have no history."""
+        """Run the operation on copies of its parameters that have no history.
+
+        The output's gradient is then the only way to these uses, which is the way that a capture takes.
+        """
         copies: dict[int, Tensor] = {}
 
         def cut(value: Any) -> Any:
@@ -357,12 +361,14 @@ def _learn_folds(
     if not survey.sites or not losses.requires_grad:
         return True
     evidence: list[list[tuple[int, Tensor]]] = [[] for _ in survey.sites]
+    # The gradient of one record's loss is zero wherever that record is not.
     edges = [site.edge for site in survey.sites]
     for record in range(LARGE):
         found = torch.autograd.grad(losses[record], edges, retain_graph=True, allow_unused=True)
         for kept, g, site in zip(evidence, found, survey.sites, strict=True):
             if g is not None:
                 kept.append((record, (g != 0).reshape(site.shape)))
+    # Gradients may vanish by chance (a dead unit): what a changed record moves in the forward tells as well.
     if any(site.value is not None for site in survey.sites):
         other = OperationSurvey(params, survey.layouts)
         again(other)

@@ -87,6 +87,7 @@ class Watch(TorchFunctionMode):
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         super().__init__()
+        # By id: tensors compare by value. An expression keeps its tensor alive, so that no id comes again.
         self.tracked: dict[int, Expression] = {id(p): Expression(p, {name: p}) for name, p in params.items()}
         self.calls = 0  # so far, whatever they touch
         self.unseen: set[str] = set()  # touched while gradients were off: perhaps inside a custom function
@@ -96,7 +97,7 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in OPENED:
-            with self:
+            with self:  # a mode is off inside its own handler
                 return opened(func)(*args, **kwargs)
         self.calls += 1
         tracked = self.tracked
@@ -137,6 +138,7 @@ def opened(func: Callable) -> Callable:
     if found is None:
         assert isinstance(func, types.FunctionType)
         scope = {**func.__globals__}
+        # What it asks before it hands itself to a mode as a whole.
         for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
             scope[name] = lambda *_: False
         found = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
@@ -182,7 +184,7 @@ class Capture(Watch):
     def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Do what the plan says for the next operation."""
         out = func(*args, **kwargs)
-        if not _has_gradient(out):
+        if not has_gradient(out):
             return out  # a look at a parameter, not a use: it is not part of the plan
         index = self.cursor
         self.cursor += 1
@@ -222,7 +224,7 @@ class Capture(Watch):
             if finish is not None:
                 finishes.append((rule, finish))
                 if not self.lenient:
-                    break
+                    break  # a plan names the rule that serves; while it is made, any may still fail
         if not finishes:
             if not self.lenient:
                 raise PlanMismatch(f"{name_of(func)} is no longer in the form that was seen at attach")
@@ -231,9 +233,11 @@ class Capture(Watch):
         out, target = anchor(out, tensors)
         shape = out.shape
         # The backward has to reach this output; those further back are reached on the way to the first ones.
+        # With dense parameters an input may have a gradient although no output of a rule lies behind it.
         first = not any(t.requires_grad for t in tensors if id(t) not in tracked)
         if first or self.plan.dense:
             self.edges.append(torch.autograd.graph.get_gradient_edge(target))
+        # Rules keep detached inputs, of which autograd does not notice that they are changed in place.
         versions = [
             (t, t._version)
             for t, known in zip(tensors, step.layouts, strict=True)
@@ -299,8 +303,10 @@ class Capture(Watch):
                 f"the model touched parameters {self.cursor} times and {len(self.plan.steps)} times at attach"
             )
         if edges and losses.requires_grad:
+            # For the hooks alone. Where the loss does not depend on an output none runs.
             torch.autograd.grad(losses, edges, torch.ones_like(losses), allow_unused=True)
         factors: dict[str, list[Factor]] = {}
+        # Hooks ran from the loss backwards; in the order of use, differences pair the uses of two points.
         for _, _, expression, factor in sorted(self.found, key=lambda item: item[:2]):
             for name, part in pull_back(expression, factor):
                 factors.setdefault(name, []).append(part)
@@ -323,7 +329,7 @@ def anchor(out: Tensor, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
     return out, out
 
 
-def _has_gradient(out: Any) -> bool:
+def has_gradient(out: Any) -> bool:
     if isinstance(out, Tensor):  # nearly always
         return out.requires_grad
     return any(t.requires_grad for t in tensors_in(out))

@@ -50,8 +50,7 @@ class CrossRecordError(RuntimeError):
         )
         super().__init__(
             f"the records of a batch are mixed by {where}: changing one record changed another record's "
-            "result. "
-            f"Per-sample gradients are not defined there; {remedy}."
+            f"result. Per-sample gradients are not defined there; {remedy}."
         )
 
 

@@ -66,6 +66,7 @@ def dense_rows(
         value = evaluate_loss(model, loss, single, constants | chosen)[0]
         return value, value.detach()
 
+    # Fused attention has no rule for vmap.
     with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         try:
             if method == "loop":

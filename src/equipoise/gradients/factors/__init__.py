@@ -1,12 +1,11 @@
-"""The kinds of factor, one a use of a parameter: what the rules of the capture make.
+"""The kinds of factor, one per use of a parameter: what the rules of the capture make.
 
 | factor | row i of the gradient |
 |---|---|
 | ``OuterFactor(a, b)`` | sum_s b_is (outer) a_is |
 | ``IndexFactor(index, b, num_rows)`` | sum_s e_{index_is} (outer) b_is |
 | ``DenseFactor(g)`` | g_i |
-
-Convolutions have theirs in ``convolution.py``.
+| ``ConvFactor(a, b, geometry)`` (``convolution.py``) | sum_p b_ip (outer) patch_ip |
 """
 
 from equipoise.gradients.factors.base import DenseFactor, Factor

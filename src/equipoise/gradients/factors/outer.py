@@ -173,6 +173,7 @@ def weighted_product(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
     if not kept.is_contiguous() and kept.transpose(0, 1).is_contiguous():
         # Sequence-first models: both sides in (S, B) order flatten without a copy.
         kept, scaled, w = kept.transpose(0, 1), scaled.transpose(0, 1), w.transpose(0, 1)
+    # `out=` makes the product contiguous whatever the strides (an expanded side has none to view).
     folded = torch.mul(scaled, w, out=scaled.new_empty(scaled.shape)).view(-1, scaled.shape[2])
     flat = kept.reshape(-1, kept.shape[2])
     left, right = (folded, flat) if b.shape[2] <= a.shape[2] else (flat, folded)

@@ -98,6 +98,7 @@ def div(op: Operation) -> Finish | None:
     if op.tracks(top):
         return broadcast(op, top, lambda b, x: b / x, bottom)
     value = bottom.detach()
+    # A copy of the result: what follows may change it in place.
     return broadcast(op, bottom, lambda b, out: -product(b, out) / value, op.out.clone())
 
 
@@ -107,7 +108,7 @@ def expand(op: Operation) -> Finish | None:
 
 
 def prelu(op: Operation) -> Finish | None:
-    """Slopes of ``prelu``, one or one a channel."""
+    """Slopes of ``prelu``, one in all or one per channel."""
     x, weight = op.get("input", "weight")
     if weight.numel() == 1 and weight.ndim == 1:
         return broadcast(op, weight, lambda b, kept: product(b, kept.clamp(max=0)), x)

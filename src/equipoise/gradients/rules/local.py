@@ -15,6 +15,7 @@ __all__ = ["local"]
 def local(op: Operation) -> Finish | None:
     """The operation's own vector-Jacobian product, vectorised over records: rows [B, *shape] at once."""
     name, records, func = getattr(op.func, "__name__", "_"), op.records, op.func
+    # In place, it would write into the inputs that are kept.
     if (name.endswith("_") and not name.startswith("__")) or name.startswith("__i") or name == "__setitem__":
         return None
     given = leaves((op.args, op.kwargs))
@@ -24,7 +25,7 @@ def local(op: Operation) -> Finish | None:
     for i, leaf in enumerate(given):
         layout = op.layout(leaf) if isinstance(leaf, Tensor) else None
         if layout is not None:
-            if layout.fold != op.out_layout.fold:
+            if layout.fold != op.out_layout.fold:  # it reorders positions, or folds them
                 return None
             places[i] = layout
     target_of = {i: id(leaf) for i, leaf in enumerate(given) if id(leaf) in targets}

@@ -15,10 +15,9 @@ __all__ = ["embedding", "embedding_bag", "get_item"]
 
 def embedding(op: Operation) -> Finish | None:
     """``embedding`` without ``max_norm`` and scaling by frequency."""
-    index, weight, padding, max_norm = op.get("input", "weight", "padding_idx", "max_norm")
-    by_frequency = op.get(*["input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq"])[
-        5
-    ]
+    index, weight, padding, max_norm, _, by_frequency = op.get(
+        "input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq"
+    )
     if max_norm is not None or by_frequency:
         return None
     return _look_up(op, weight, index, padding)
@@ -31,6 +30,7 @@ def get_item(op: Operation) -> Finish | None:
         (index,) = index
     if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
         return None
+    # Negative indices count from the end; the remainder is a new tensor, whose layout is the index's.
     return _look_up(op, weight, index % weight.shape[0], None, layout_of=index)
 
 
@@ -49,7 +49,7 @@ def _look_up(
 
     def finish(b: Tensor) -> list[tuple[Tensor, Factor]]:
         b = record_first(b, layout, records).reshape(*flat.shape, *tail)
-        if padding is not None:
+        if padding is not None:  # PyTorch gives the padding row no gradient
             b = b * (flat != padding % num_rows).view(*flat.shape, *(1,) * len(tail))
         return [(weight, IndexFactor(flat, b, num_rows))]
 

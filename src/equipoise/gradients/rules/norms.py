@@ -43,37 +43,35 @@ def _trailing_norm(
     layout, records = op.layout(x), op.records
     if layout is None or op.tracks(x) or layout.axis >= x.ndim - len(shape):
         return None
-    kept = x.detach() if op.tracks(weight) else None
-    bias = bias if op.tracks(bias) else None
 
-    def finish(b: Tensor) -> list[tuple[Tensor, Factor]]:
-        found: list[tuple[Tensor, Factor]] = []
-        if kept is not None:
-            rows = record_first(product(b, normalise(kept)), layout, records)
-            found.append((weight, DenseFactor(sum_over(rows, range(1, rows.ndim - len(shape))))))
-        if bias is not None:
-            rows = record_first(b, layout, records)
-            found.append((bias, DenseFactor(sum_over(rows, range(1, rows.ndim - len(shape))))))
-        return found
+    def summed(b: Tensor) -> Tensor:
+        rows = record_first(b, layout, records)
+        return sum_over(rows, range(1, rows.ndim - len(shape)))
 
-    return finish
+    return _scale_and_shift(op, x, weight, bias, normalise, summed)
 
 
 def channel_norm(op: Operation, x: Tensor, weight: Any, bias: Any, normalise: Callable) -> Finish | None:
-    """Normalisations of [N, C, ...] with a weight and a bias a channel."""
+    """Normalisations of [N, C, ...] with a weight and a bias per channel."""
     layout, records = op.layout(x), op.records
     if layout is None or op.tracks(x) or layout.axis != 0:
         return None
-    kept = x.detach() if op.tracks(weight) else None
+    return _scale_and_shift(op, x, weight, bias, normalise, lambda b: channel_sum(b, layout, records))
+
+
+def _scale_and_shift(
+    op: Operation, x: Tensor, weight: Any, bias: Any, normalise: Callable, summed: Callable[[Tensor], Tensor]
+) -> Finish:
+    """``weight * normalise(x) + bias``; ``summed`` adds up what the two were broadcast over."""
+    kept = x.detach() if op.tracks(weight) else None  # normalised again later: that costs time, not memory
     bias = bias if op.tracks(bias) else None
 
     def finish(b: Tensor) -> list[tuple[Tensor, Factor]]:
         found: list[tuple[Tensor, Factor]] = []
         if kept is not None:
-            by_entry = product(b, normalise(kept))
-            found.append((weight, DenseFactor(channel_sum(by_entry, layout, records))))
+            found.append((weight, DenseFactor(summed(product(b, normalise(kept))))))
         if bias is not None:
-            found.append((bias, DenseFactor(channel_sum(b, layout, records))))
+            found.append((bias, DenseFactor(summed(b))))
         return found
 
     return finish

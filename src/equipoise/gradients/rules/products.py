@@ -19,6 +19,7 @@ def _matrix_product(
 ) -> Finish | None:
     """``x W^T + bias`` (``transposed``) or ``x W + bias`` with a matrix W and x [..., d_in]."""
     layout, records = op.layout(x), op.records
+    # Records along the features: what is summed over would be the records.
     if layout is None or layout.axis == x.ndim - 1 or op.tracks(x) or op.out.ndim != x.ndim:
         return None
     kept = x.detach() if op.tracks(weight) else None
@@ -62,8 +63,7 @@ def matmul(op: Operation) -> Finish | None:
 
 
 def einsum(op: Operation) -> Finish | None:
-    """``x[record, S, in], W[in, out] -> [record, S, out]`` in any order of letters, without batched "
-    "weights."""
+    """``x[record, S, in], W[in, out] -> [record, S, out]`` in any order of letters, no batched weights."""
     equation, *operands = op.args
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = list(operands[0])

@@ -120,6 +120,7 @@ def _standard_normal(shape: Sequence[int], generator: torch.Generator) -> Tensor
 
 def _mixed(seed: int, position: int) -> int:
     """A seed for one parameter: neighbouring seeds and positions must not share streams."""
+    # The last steps are SplitMix64's: each bit of the sum changes half of the bits of the result.
     value = (seed * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % 2**64
