@@ -44,11 +44,9 @@ __all__ = [
     "FactoredGradients",
     "MaskedGradients",
     "PerSampleGradients",
-    "checked_names",
+    "as_factored",
     "concat",
-    "differing_uses",
-    "joined_uses",
-    "shapes_of",
+    "factored_over",
 ]
 
 

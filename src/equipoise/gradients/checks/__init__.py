@@ -1,1 +1,1 @@
-"""What is checked before an engine is used: rows against autograd, records that mix, buffers."""
+"""What is checked before an engine is used: rows against autograd, and records that mix."""
