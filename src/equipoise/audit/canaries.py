@@ -57,7 +57,7 @@ Directions = Callable[[Context], Tensor]
 
 
 class Rows(nn.Module):
-    """A table of parameters, one row a canary, from zero; or several, for methods that clip each by itself.
+    """A table of parameters, one row per canary, from zero; or several, for methods that clip each by itself.
 
     Args:
         canaries: M.
@@ -134,7 +134,7 @@ def directed_records(directions: Tensor, signs: Tensor | None = None) -> dict[st
 
 
 def public_records(canaries: int, width: int = 1) -> dict[str, Tensor]:
-    """A public record a canary, whose gradient lies in the first entry of the canary's row.
+    """A public record for each canary, whose gradient lies in the first entry of the canary's row.
 
     Their lengths differ, so that the principal directions are the coordinates themselves, in this order.
     """

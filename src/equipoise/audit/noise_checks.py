@@ -83,7 +83,7 @@ def reach(shifts: Tensor, noise_std: float, bound: float) -> Check:
     """Does a record move the release further than its bound?
 
     Args:
-        shifts: released numbers of canaries in the direction that each pulls, [n], one a canary.
+        shifts: released numbers of canaries in the direction that each pulls, [n], one per canary.
         noise_std: of each.
         bound: as planned.
     """

@@ -80,14 +80,12 @@ class Stage:
     steps: StepRunner
 
     def run(self, steps: int | None = None) -> Stage:
-        """Take the remaining steps, or some of them."""
         for _ in range(self.setup.sampling.steps - self.steps.done if steps is None else steps):
             self.steps.take()
         return self
 
     @property
     def parameters(self) -> Tensor:
-        """All trainable parameters, [P]."""
         return torch.cat([p.detach().flatten() for p in self.setup.parameters.values()])
 
 
@@ -111,8 +109,8 @@ def open_stage(
     records = len(next(iter(data.values())))
     settings = TrainingSettings(
         seed=seed,
-        reproducible=True,
-        micro_batch_size=max(1, records),
+        reproducible=True,  # the attacker replays the same noise and draws
+        micro_batch_size=max(1, records),  # canaries are cheap: one micro-batch per draw
         relation=relation,
         epsilon_every=10**9,
         hardened=hardened,

@@ -28,7 +28,7 @@ class Roc:
     """A receiver operating characteristic, from (0, 0) to (1, 1).
 
     Attributes:
-        false_positive: [T], rising, one entry a threshold.
+        false_positive: [T], rising, one entry per threshold.
         true_positive: [T], rising.
     """
 

@@ -34,7 +34,7 @@ from equipoise.audit.roc import Numbers, Roc, roc
 __all__ = ["Shadows", "likelihood_ratios", "scaled_confidence", "train_shadows"]
 
 FEW = 64
-"""Below so many models all records share one variance a side, which K/2 values would estimate badly."""
+"""Below so many models all records share one variance per side, which K/2 values would estimate badly."""
 LEAST = 1e-12  # a variance; records of which every model is equally sure
 
 
@@ -112,7 +112,7 @@ def likelihood_ratios(confidences: ArrayLike, inside: ArrayLike, *, shared_varia
     Args:
         confidences: phi, [K, N].
         inside: bool, [K, N].
-        shared_variance: one variance a side for all records; else one for each record.
+        shared_variance: one variance per side for all records; else one for each record.
 
     Returns:
         [K, N]; 0 where none of the others, or all of them, saw the record, or a side shows no variance.

@@ -81,7 +81,7 @@ class Client:
         sampling: of the local steps; `steps` is the number of rounds that the client may take part in, times
             `local_steps`.
         method: any method; one that is a `RoundProtocol` can follow the server.
-        local_steps: K, steps a round.
+        local_steps: K, steps per round.
         budget: `Budget(epsilon, delta)` for all rounds together.
         learning_rate: of plain SGD, unless `optimizer` is given.
         optimizer: parameters -> optimiser of the local steps; what it remembers lasts across rounds.

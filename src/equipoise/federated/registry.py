@@ -39,7 +39,7 @@ class Setup:
         rounds: R.
         clients: P, all of them.
         clients_per_round: that take part in a round.
-        local_steps: K, steps a round.
+        local_steps: K, steps per round.
         learning_rate: of the local steps, which are plain SGD.
         model: of the federation's make; its values do not matter.
         loss: loss(model, batch) -> [B].

@@ -341,12 +341,11 @@ def run_rounds(
         bytes_down = bytes_up = 0
         requests = strategy.round(number, history.params)
         request = next(requests)
-        while True:
+        while True:  # who gives no usable reply to a request gets no further one of the round
             found = exchange.send(request, present)
             bytes_down += len(present) * size_in_bytes(request)
             replies, gone = usable_replies(strategy, request, present, found)
             bytes_up += sum(map(size_in_bytes, replies.values()))
-            # Who fails a query is out of the whole round: its parameters would belong to another radius.
             present, absent = list(replies), absent | gone
             try:
                 request = requests.send(list(replies.values()))
@@ -368,7 +367,8 @@ def run_rounds(
         done = RoundReport(number, asked, tuple(present), absent, metrics, bytes_down, bytes_up)
         history.rounds.append(done)
         if disk is not None:
-            disk.save(strategy, history)  # before anybody is told: a server killed now does not repeat it
+            # Before anybody is told of the round: a server that restarts does not run it again.
+            disk.save(strategy, history)
         if on_round is not None:
             on_round(done)
     return history

@@ -104,7 +104,7 @@ class ProjectedUpload(SubspaceUpload, RoundWrapper):
         claim="Short uploads, and the noise outside of the span is dropped; private as the inner method is.",
         source="Liu et al. 2021, Projected Federated Averaging, simplified",
         guarantee="proven",
-        cost="that of the inner method, and a pass over the public records a round",
+        cost="that of the inner method, and a pass over the public records per round",
         use_when="Sending is dear and public records of the task are at hand.",
         avoid_when="The subspace misses much of the update: that bias stays.",
     )

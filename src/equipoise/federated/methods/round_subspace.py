@@ -8,7 +8,7 @@ Server and clients hold the public records and compute V themselves: they were s
 A displacement d = x - y in the span of V can then be sent as
 
     coordinates    u = V^T d              K numbers; both ends need the same columns, order and signs
-    combination    a_l = W_l V_l^T d_l    m numbers a block; G_l^T a_l = V_l V_l^T d_l in any basis
+    combination    a_l = W_l V_l^T d_l    m numbers per block; G_l^T a_l = V_l V_l^T d_l in any basis
 
 Everything is computed in float64 on a copy of the model in evaluation mode, so that neither dropout nor
 rounding tells two machines apart; columns get their signs from their largest entries. Where eigenvalues

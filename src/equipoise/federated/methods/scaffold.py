@@ -42,7 +42,7 @@ class Scaffold(RoundWrapper):
 
     Args:
         inner: estimates the gradient.
-        local_steps: K, steps a round.
+        local_steps: K, steps per round.
         learning_rate: of the local steps, which are plain SGD.
 
     Example:
