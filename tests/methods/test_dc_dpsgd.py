@@ -179,7 +179,7 @@ def summed(sums, name):
 def bounded(method, rows, ids) -> Bounded:
     context, draw = Context(method), OneBatch(rows, ids)
     if isinstance(method.variant, TopShare):
-        return method._top_share(draw, method.score.of_step(context, draw))["gradient"]
+        return method.top_share_sum(draw, method.score.of_step(context, draw))["gradient"]
     return method._sums(method.score.of_step(context, draw), 0.4, rows, ids)["gradient"]
 
 

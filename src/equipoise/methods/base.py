@@ -266,9 +266,9 @@ class Method(ABC):
         schedules that do not depend on data are drawn here, from `setting.public_rng()`.
         """
 
-    @abstractmethod
     def init(self, context: Context) -> State:
-        """The state before the first step."""
+        """The state before the first step; empty where a method remembers nothing."""
+        return {}
 
     @abstractmethod
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:

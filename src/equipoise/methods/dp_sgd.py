@@ -33,7 +33,6 @@ from equipoise.privacy.bounds.counts import centred_indicator, soft_indicator
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
-from equipoise.privacy.sampling import Sampling
 
 __all__ = ["DPSGD"]
 
@@ -89,17 +88,18 @@ class DPSGD(Method):
         return resolve_threshold(self.clip_norm)
 
     def plan(self, setting: Setting) -> Plan:
+        sampling, threshold = setting.sampling, self.threshold
+        bound = threshold.upper(sampling.steps)
+
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
-            return self._plan(setting.sampling, setting.relation, noise_multiplier)
+            releases = [Release("gradient", bound, Gaussian(noise_multiplier))]
+            if isinstance(threshold, ReleasedQuantile):
+                # A centred indicator is -1/2 or +1/2, so one record moves the count by 1/2.
+                count_noise = threshold.count_noise_multiplier(sampling.expected_size)
+                releases.append(Release("below_threshold", 0.5, Gaussian(count_noise)))
+            return PrivacyPlan(releases, sampling, setting.relation)
 
         return Plan(setting.calibrated(with_noise, self.noise_multiplier))
-
-    def _plan(self, sampling: Sampling, relation: str, noise_multiplier: float) -> PrivacyPlan:
-        releases = [Release("gradient", self.threshold.upper(sampling.steps), Gaussian(noise_multiplier))]
-        if isinstance(self.threshold, ReleasedQuantile):
-            count_noise = self.threshold.count_noise_multiplier(sampling.expected_size)
-            releases.append(Release("below_threshold", 0.5, Gaussian(count_noise)))
-        return PrivacyPlan(releases, sampling, relation)
 
     def init(self, context: Context) -> State:
         return {"threshold": self.threshold.start()}

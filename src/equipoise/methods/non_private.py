@@ -61,9 +61,6 @@ class ClipSGD(Method):
     def plan(self, setting: Setting) -> Plan:
         return Plan(PrivacyPlan([], setting.sampling, setting.relation, [Unproven("gradient")]))
 
-    def init(self, context: Context) -> State:
-        return {}
-
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         limit = min(self.clip_norm, 1e30)  # an infinite threshold times a weight of zero would be no number
         draw = context.draw("batch")

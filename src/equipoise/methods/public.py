@@ -75,9 +75,6 @@ class PublicOnly(Method):
     def gradients_per_step(self, plan: Plan) -> float:
         return self.public.drawn_size(self.public_batch_size)
 
-    def init(self, context: Context) -> State:
-        return {}
-
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         return mean_gradient(context, self.public, self.public_batch_size), state
 

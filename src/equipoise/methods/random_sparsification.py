@@ -77,9 +77,6 @@ class RandomSparsification(Method):
 
         return Plan(setting.calibrated(at, self.noise_multiplier))
 
-    def init(self, context: Context) -> State:
-        return {}
-
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         rng = context.public_rng(context.step)
         masks = {

@@ -47,16 +47,17 @@ class Threshold(Option, ABC):
     """A sequence of clip norms C_0, C_1, ...; what it learns is one float, kept in the method's state."""
 
     @abstractmethod
-    def start(self) -> float:
-        """C_0."""
-
-    @abstractmethod
     def at(self, step: int, learned: float) -> float:
         """C_t at step t, given the learned value (C_0 at first, what `update` answered afterwards)."""
 
-    @abstractmethod
+    def start(self) -> float:
+        """C_0."""
+        return self.at(0, 0.0)
+
     def upper(self, steps: int) -> float:
         """The largest C_t that may occur in `steps` steps: the bound of the planned release."""
+        # Asked step by step, so that rounding in a schedule's formula never passes its stated end.
+        return max(self.at(step, 0.0) for step in range(steps))
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,7 @@ class Fixed(Threshold):
     def __post_init__(self) -> None:
         _validate.positive(clip_norm=self.clip_norm)
 
-    def start(self) -> float:
-        return float(self.clip_norm)
-
     def at(self, step: int, learned: float) -> float:
-        return float(self.clip_norm)
-
-    def upper(self, steps: int) -> float:
         return float(self.clip_norm)
 
 
@@ -110,16 +105,10 @@ class ExponentialDecay(Threshold):
         if not 0 <= self.floor <= self.clip_norm:
             raise ValueError(f"floor={self.floor!r}: it must lie between 0 and clip_norm={self.clip_norm!r}")
 
-    def start(self) -> float:
-        return float(self.clip_norm)
-
     def at(self, step: int, learned: float) -> float:
         """max(floor, C rate^step)."""
         # An underflow must not end in a clip norm of zero.
         return max(self.floor, self.clip_norm * self.rate**step, 1e-30)
-
-    def upper(self, steps: int) -> float:
-        return float(self.clip_norm)
 
 
 @dataclass(frozen=True)
@@ -142,15 +131,9 @@ class LinearDecay(Threshold):
         if self.steps < 1:
             raise ValueError(f"steps={self.steps!r}: a schedule needs at least one step")
 
-    def start(self) -> float:
-        return float(self.clip_norm)
-
     def at(self, step: int, learned: float) -> float:
         """C + (final - C) min(1, step / (steps - 1))."""
         return self.clip_norm + (self.final - self.clip_norm) * min(1.0, step / max(1, self.steps - 1))
-
-    def upper(self, steps: int) -> float:
-        return float(max(self.clip_norm, self.final))
 
 
 @dataclass(frozen=True)
@@ -167,16 +150,10 @@ class Schedule(Threshold):
     kind: ClassVar[str] = "schedule"
     function: Callable[[int], float]
 
-    def start(self) -> float:
-        return self.at(0, 0.0)
-
     def at(self, step: int, learned: float) -> float:
         value = float(self.function(step))
         _validate.positive(**{f"clip_norm schedule at step {step}": value})
         return value
-
-    def upper(self, steps: int) -> float:
-        return max((self.at(step, 0.0) for step in range(steps)), default=self.start())
 
 
 @dataclass(frozen=True)

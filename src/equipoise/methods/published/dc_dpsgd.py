@@ -40,16 +40,11 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise._roots import crossing
-from equipoise.methods.base import Context, DrawHandle, Method, Plan, Setting, State
+from equipoise.methods.base import Context, DrawHandle, Plan, Setting, State
 from equipoise.methods.card import Card
-from equipoise.methods.clip_rules import Abadi, ClipRule
+from equipoise.methods.clip_rules import ClipRule
 from equipoise.methods.named_tensors import mean_of
-from equipoise.methods.two_thresholds.dc_dpsgd import (
-    ORDER,
-    check_thresholds,
-    top_share_bound,
-    top_share_sum,
-)
+from equipoise.methods.two_thresholds.dc_dpsgd import ORDER, TwoClipNorms
 from equipoise.methods.two_thresholds.scores import Scorer, Trace, record_normals, sub_weibull
 from equipoise.privacy.accounting.calibrate import Budget
 from equipoise.privacy.accounting.epsilon import rdp_epsilon
@@ -68,16 +63,14 @@ DISCLOSED = "the realised number of tail records sets the scale of the noise and
 
 
 @dataclass(frozen=True, kw_only=True)
-class DCDPSGD(Method):
+class DCDPSGD(TwoClipNorms):
     """DC-DPSGD as published: Algorithm 1, or the authors' program.
 
+    Further arguments are those of the library's `TwoClipNorms`.
+
     Args:
-        clip_norm: c_1 > 0, of the tail.
-        body_clip_norm: c_2 in (0, c_1]; c_1 / 10 when None.
         variant: "alg1" or "code".
         trace: the score. The program takes its dimension, and looks at one layer, the first when None.
-        tail_fraction: p in (0, 1), the share of the tail.
-        clip_rule: weighs the rows at both thresholds.
         trace_share: share of epsilon that is set aside for the trace.
         noise_multiplier: sigma_dp and sigma_tr; from the shares of the budget when None.
     """
@@ -98,28 +91,16 @@ class DCDPSGD(Method):
         avoid_when="Otherwise: the library's recipe is proven, and cheaper.",
     )
 
-    clip_norm: float = 1.0
-    body_clip_norm: float | None = None
     variant: Literal["alg1", "code"] = "alg1"
     trace: Trace = Trace(structure="dense")
     tail_fraction: float = 0.1
-    clip_rule: ClipRule = Abadi()
     trace_share: float = 0.5
-    noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
-        check_thresholds(self.clip_norm, self.body_clip_norm)
+        super().__post_init__()
         _validate.one_of(("alg1", "code"), variant=self.variant)
         _validate.instance(Trace, "Trace()", trace=self.trace)
-        _validate.instance(ClipRule, "Abadi()", clip_rule=self.clip_rule)
-        _validate.share(tail_fraction=self.tail_fraction)
         _validate.share(trace_share=self.trace_share)
-        _validate.positive_if_given(noise_multiplier=self.noise_multiplier)
-
-    @property
-    def body(self) -> float:
-        """c_2."""
-        return float(self.clip_norm) / 10 if self.body_clip_norm is None else float(self.body_clip_norm)
 
     @property
     def guarantee(self) -> str:
@@ -139,7 +120,7 @@ class DCDPSGD(Method):
         multiplier = printed_multiplier(
             multipliers[0], tail, body, self.tail_fraction, sampling.expected_size
         )
-        releases = [Release("gradient", top_share_bound(tail, body), Gaussian(multiplier))]
+        releases = [Release("gradient", self.top_share_bound, Gaussian(multiplier))]
         return Plan(PrivacyPlan(releases, sampling, relation), multipliers)
 
     def passes_over(self, draw: str) -> int:
@@ -173,7 +154,7 @@ class DCDPSGD(Method):
             return mean_of(total, size), state
         draw = context.draw("batch")
         scorer = self._noised_trace(context, draw)
-        sums = top_share_sum(draw, scorer, self.tail_fraction, tail, body, self.clip_rule)
+        sums = self.top_share_sum(draw, scorer)
         return mean_of(context.ledger.release(draw, sums)["gradient"], size), state
 
     def _noised_trace(self, context: Context, draw: DrawHandle) -> Scorer:

@@ -65,8 +65,8 @@ __all__ = [
     "TailThreshold",
     "TopShare",
     "TwoChannel",
+    "TwoClipNorms",
     "TwoThresholds",
-    "top_share_sum",
 ]
 
 
@@ -182,19 +182,66 @@ class FixedTail(TailThreshold):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DCDPSGD(Method):
-    """Two clip norms, the larger one for the records that a score puts into the tail.
+class TwoClipNorms(Method):
+    """What DC-DPSGD in the library and as published share.
 
     Args:
         clip_norm: c_1 > 0, of the tail; the noise follows it.
         body_clip_norm: c_2 in (0, c_1]; c_1 / 10 when None.
-        variant: `PerSample`, `TwoChannel` or `TopShare`.
-        score: `Norm`, `Trace`, or `Random` (labels by lot: the control).
         tail_fraction: p in (0, 1), the wanted share of the tail.
-        tail_threshold: `AdaptiveTail` (follows p through a released count), `NullTail` (of `Trace`), or a
-            public number of at least 0. `TopShare` and `Random` have no use for it.
         clip_rule: weighs the rows at both thresholds.
         noise_multiplier: z; calibrated to the budget when None.
+    """
+
+    clip_norm: float = 1.0
+    body_clip_norm: float | None = None
+    tail_fraction: float = 0.2
+    clip_rule: ClipRule = Abadi()
+    noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.positive_if_given(body_clip_norm=self.body_clip_norm)
+        if self.body > self.clip_norm:
+            raise ValueError(
+                f"body_clip_norm={self.body_clip_norm!r} exceeds clip_norm={self.clip_norm!r}: the tail has "
+                "the larger threshold; swap them"
+            )
+        _validate.share(tail_fraction=self.tail_fraction)
+        _validate.instance(ClipRule, "Abadi()", clip_rule=self.clip_rule)
+        _validate.positive_if_given(noise_multiplier=self.noise_multiplier)
+
+    @property
+    def body(self) -> float:
+        """c_2."""
+        return float(self.clip_norm) / 10 if self.body_clip_norm is None else float(self.body_clip_norm)
+
+    @property
+    def top_share_bound(self) -> float:
+        """2 c_1 - c_2: a record that enters the tail also pushes another one out of it."""
+        return 2 * float(self.clip_norm) - self.body
+
+    def top_share_sum(self, draw: DrawHandle, scorer: Scorer) -> dict[str, Bounded]:
+        """The sum of the clipped rows; the tail fraction of the draw with the highest scores is the tail."""
+        found = draw.rows(lambda rows, ids: {"score": scorer(rows, ids), "id": ids})
+        chosen = top_share(found["score"], found["id"], self.tail_fraction)
+        radii = (float(self.clip_norm), self.body)
+        return draw.query(
+            lambda rows, ids: {"gradient": clip_selected(rows, ids, chosen, *radii, self.clip_rule)}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DCDPSGD(TwoClipNorms):
+    """Two clip norms, the larger one for the records that a score puts into the tail.
+
+    Further arguments are those of `TwoClipNorms`.
+
+    Args:
+        variant: `PerSample`, `TwoChannel` or `TopShare`.
+        score: `Norm`, `Trace`, or `Random` (labels by lot: the control).
+        tail_threshold: `AdaptiveTail` (follows p through a released count), `NullTail` (of `Trace`), or a
+            public number of at least 0. `TopShare` and `Random` have no use for it.
 
     Example:
         >>> DCDPSGD(clip_norm=2.0).body
@@ -217,22 +264,14 @@ class DCDPSGD(Method):
         avoid_when="Noise is symmetric or light-tailed, or classes are rare: a single threshold is better.",
     )
 
-    clip_norm: float = 1.0
-    body_clip_norm: float | None = None
     variant: TwoThresholds = PerSample()
     score: Score = Norm()
-    tail_fraction: float = 0.2
     tail_threshold: float | TailThreshold = AdaptiveTail()
-    clip_rule: ClipRule = Abadi()
-    noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
-        check_thresholds(self.clip_norm, self.body_clip_norm)
+        super().__post_init__()
         _validate.instance(TwoThresholds, "TopShare()", variant=self.variant)
         _validate.instance(Score, "Norm()", score=self.score)
-        _validate.instance(ClipRule, "Abadi()", clip_rule=self.clip_rule)
-        _validate.share(tail_fraction=self.tail_fraction)
-        _validate.positive_if_given(noise_multiplier=self.noise_multiplier)
         threshold = self.threshold
         if isinstance(threshold, NullTail) and not isinstance(self.score, Trace):
             raise ValueError(
@@ -244,11 +283,6 @@ class DCDPSGD(Method):
                 f"tail_threshold={threshold!r} is not used: variant={self.variant!r} takes the top share of "
                 "the batch, and random labels have the threshold 1 - tail_fraction. Leave it out"
             )
-
-    @property
-    def body(self) -> float:
-        """c_2."""
-        return float(self.clip_norm) / 10 if self.body_clip_norm is None else float(self.body_clip_norm)
 
     @property
     def threshold(self) -> TailThreshold:
@@ -271,7 +305,7 @@ class DCDPSGD(Method):
     def plan(self, setting: Setting) -> Plan:
         """One release of the gradient per step, with the count where the threshold is learned."""
         # How far one record, added or removed, can move the released sum.
-        bound = top_share_bound(self.clip_norm, self.body) if self._joint else float(self.clip_norm)
+        bound = self.top_share_bound if self._joint else float(self.clip_norm)
 
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
             releases = [Release("gradient", bound, Gaussian(noise_multiplier))]
@@ -298,7 +332,7 @@ class DCDPSGD(Method):
         draw = context.draw("batch")
         scorer = self.score.of_step(context, draw)
         if self._joint:
-            sums = self._top_share(draw, scorer)
+            sums = self.top_share_sum(draw, scorer)
         else:
             sums = draw.query(partial(self._sums, scorer, state["threshold"]))
         released = context.ledger.release(draw, sums)
@@ -330,34 +364,3 @@ class DCDPSGD(Method):
         if self._counter is not None:
             out["tail_count"] = capped(tail, 1.0, name="count")
         return out
-
-    def _top_share(self, draw: DrawHandle, scorer: Scorer) -> dict[str, Bounded]:
-        radii = (float(self.clip_norm), self.body)
-        return top_share_sum(draw, scorer, self.tail_fraction, *radii, self.clip_rule)
-
-
-def check_thresholds(clip_norm: float, body_clip_norm: float | None) -> None:
-    """Raise a ValueError unless 0 < c_2 <= c_1."""
-    _validate.positive(clip_norm=clip_norm)
-    if body_clip_norm is None:
-        return
-    _validate.positive(body_clip_norm=body_clip_norm)
-    if body_clip_norm > clip_norm:
-        raise ValueError(
-            f"body_clip_norm={body_clip_norm!r} exceeds clip_norm={clip_norm!r}: the tail has the larger "
-            "threshold; swap them"
-        )
-
-
-def top_share_bound(tail: float, body: float) -> float:
-    """2 c_1 - c_2: a record in the tail also puts another one out of it."""
-    return 2 * float(tail) - body
-
-
-def top_share_sum(
-    draw: DrawHandle, scorer: Scorer, fraction: float, tail: float, body: float, rule: ClipRule
-) -> dict[str, Bounded]:
-    """The sum of the clipped rows, of which the top `fraction` of the draw by score are the tail."""
-    found = draw.rows(lambda rows, ids: {"score": scorer(rows, ids), "id": ids})
-    selection = top_share(found["score"], found["id"], fraction)
-    return draw.query(lambda rows, ids: {"gradient": clip_selected(rows, ids, selection, tail, body, rule)})
