@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.methods import DCDPSGD, DPSGD, Method, published
-from equipoise.methods.two_thresholds.dc_dpsgd import TopShare
-from equipoise.methods.two_thresholds.scores import Random, Trace, sub_weibull
+from equipoise.methods import DCDPSGD, DPSGD, Method, Random, TopShare, Trace, published
+from equipoise.methods.two_thresholds.scores import sub_weibull
 from equipoise.privacy import Budget, Poisson
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
 from reproduction.harness import Problem, follow

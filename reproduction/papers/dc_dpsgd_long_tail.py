@@ -23,20 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.methods import DCDPSGD, DPSGD, PSAC, Method, published
-from equipoise.methods.two_thresholds.scores import Random, Trace
+from equipoise.methods import DCDPSGD, DPSGD, PSAC, Method, Random, Trace, published
 from equipoise.privacy import Budget, Poisson
 from reproduction.data.imbalance import imbalance_counts
-from reproduction.harness import (
-    Curve,
-    Findings,
-    PaperExperiment,
-    Problem,
-    Progress,
-    Table,
-    Verdict,
-    follow,
-)
+from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
+from reproduction.harness import Problem, follow
 
 __all__ = ["ARMS", "EXPERIMENT", "Arm", "error_of", "rare_classes", "verdicts"]
 

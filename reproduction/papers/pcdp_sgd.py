@@ -33,16 +33,8 @@ from equipoise.methods import (
     RandomSubspace,
 )
 from equipoise.privacy import FullBatch, Poisson, Sampling
-from reproduction.harness import (
-    Curve,
-    Findings,
-    PaperExperiment,
-    Problem,
-    Progress,
-    Table,
-    Verdict,
-    follow,
-)
+from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
+from reproduction.harness import Problem, follow
 
 __all__ = ["EXPERIMENT", "clipping_bias", "digits", "drawn", "means", "span"]
 

@@ -42,16 +42,8 @@ from equipoise.methods import (
     ReleasedSubspace,
 )
 from equipoise.privacy import Budget, Poisson
-from reproduction.harness import (
-    Curve,
-    Findings,
-    PaperExperiment,
-    Problem,
-    Progress,
-    Table,
-    Verdict,
-    follow,
-)
+from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
+from reproduction.harness import Problem, follow
 from reproduction.papers.pcdp_sgd import (
     CORE,
     DIMENSIONS,
