@@ -14,10 +14,7 @@ from equipoise.audit.method_audit import ONE_STEP, Design, audit_method
 from equipoise.audit.one_step import probe_method
 from equipoise.audit.rehearsal import CanaryTraining, rehearse
 from equipoise.federated import ServerQuantile
-from equipoise.methods import METHODS, ReleasedQuantile
-from equipoise.methods.adaptive_rms.adaptive_rms import Round
-from equipoise.methods.feedback.joint_noise import Automatic, Independent
-from equipoise.methods.two_thresholds.dc_dpsgd import TopShare, TwoChannel
+from equipoise.methods import METHODS, Automatic, Independent, ReleasedQuantile, Round, TopShare, TwoChannel
 
 NOTHING = ("clip-sgd", "ef-sgd", "public-only")
 """Nothing leaves with noise."""

@@ -17,22 +17,31 @@ from torch.nn import functional as F
 import equipoise as eq
 from equipoise.methods import (
     PSAC,
+    AdaptiveTail,
+    AtRandom,
+    Automatic,
+    Constant,
+    Every,
+    Independent,
     IterationSubspace,
+    MeanSquareRule,
     Method,
     MomentSubspace,
+    NullTail,
     PublicRecords,
     PublicSubspace,
+    Quantile,
+    Random,
     RandomSubspace,
+    ReleasedNorm,
     ReleasedSubspace,
+    Round,
+    TopShare,
+    Trace,
+    Tracked,
+    TwoChannel,
     published,
 )
-from equipoise.methods.adaptive_rms.adaptive_rms import Round
-from equipoise.methods.adaptive_rms.radius import MeanSquareRule
-from equipoise.methods.anchored.anchor_thresholds import Constant, Quantile, ReleasedNorm, Tracked
-from equipoise.methods.anchored.schedule import AtRandom, Every
-from equipoise.methods.feedback.joint_noise import Automatic, Independent
-from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail, NullTail, TopShare, TwoChannel
-from equipoise.methods.two_thresholds.scores import Random, Trace
 from equipoise.privacy import Ledger, Private
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 

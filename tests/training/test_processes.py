@@ -13,10 +13,7 @@ import torch.multiprocessing as mp
 from small_problems import loss, network, parameters, records, training
 
 import equipoise as eq
-from equipoise.methods import PublicRecords, PublicSubspace, published
-from equipoise.methods.anchored.anchor_thresholds import Tracked
-from equipoise.methods.two_thresholds.dc_dpsgd import TopShare, TwoChannel
-from equipoise.methods.two_thresholds.scores import Trace
+from equipoise.methods import PublicRecords, PublicSubspace, TopShare, Trace, Tracked, TwoChannel, published
 from equipoise.training.distributed import ProcessError
 from equipoise.training.run_ledger import own_ledger
 

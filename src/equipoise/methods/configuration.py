@@ -48,6 +48,7 @@ class Option:
     @classmethod
     def kinds(cls) -> dict[str, type[Self]]:
         """The classes to choose from, by their kind."""
+        # An abstract class in between has no kind of its own, even where it inherits one.
         return {found.kind: found for found in cls._family() if "kind" in vars(found)}
 
     @classmethod
@@ -224,6 +225,7 @@ def read_settings(
                 raise ValueError(f"{where}{field}={value!r} is a word; it must be a {_names(hint)}")
             if isinstance(value, str) and str not in allowed:
                 value = _word(value)
+            # JSON has no tuples; a frozen field holds one, so that two methods can be compared.
             found[field] = tuple(value) if isinstance(value, list) and tuple in allowed else value
     return found
 

@@ -105,6 +105,7 @@ class DPSGD(Method):
         return {"threshold": self.threshold.start()}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        # C_t follows from earlier releases: one from this draw would be an un-noised statistic of it.
         clip_norm = self.threshold.at(context.step, state["threshold"])
         groups, limits = self._groups(context.params, clip_norm)
 
@@ -121,6 +122,7 @@ class DPSGD(Method):
         if isinstance(self.threshold, ReleasedQuantile):
             (count,) = released["below_threshold"].values()
             state = self.learn(state, float(count), context.sampling.expected_size)
+        # The expected size is public; dividing by the realised one would release it.
         return mean_of(released["gradient"], context.sampling.expected_size), state
 
     def learn(self, state: State, count: float, expected_size: float) -> State:

@@ -117,6 +117,7 @@ class EFSGD(Method):
         size, memory = context.sampling.expected_size, state["memory"]
         draw = context.draw("batch")
         sums = draw.query(lambda rows, ids: clipped_and_plain_sums(rows, Abadi(), self.clip_norm))
+        # Both sums leave in one disclosure: the statement counts one hole per step.
         leaving = {(kind, name): value for kind, b in sums.items() for name, value in b.value.items()}
         total = context.ledger.disclose(leaving, HOLE)
         feedback = clipped(memory, self.feedback_radius)

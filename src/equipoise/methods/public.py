@@ -184,6 +184,7 @@ class PublicWarmStart(MethodWrapper):
             estimate = mean_gradient(context, self.public, self.public_batch_size, self._warm_norm())
             return {name: self.warm_scale * value for name, value in estimate.items()}, state
         later = cast(Context, _LaterContext(context, start))
+        # The inner method begins where the public steps have led, so its state is made no earlier.
         inner = self.inner.init(later) if state["inner"] is None else state["inner"]
         return super().step(later, {"inner": inner})
 

@@ -66,7 +66,7 @@ class PublicRecords:
     def drawn(self, size: int | None, rng: torch.Generator) -> Any:
         """`size` of the records at random, without replacement; all of them, in their order, when None."""
         if size is None or size >= len(self):
-            return self.batch
+            return self.batch  # in their order, and without a copy
         return self.take(torch.randperm(len(self), generator=rng)[:size])
 
     def drawn_size(self, size: int | None) -> int:

@@ -78,6 +78,7 @@ class RandomSparsification(Method):
         return Plan(setting.calibrated(at, self.noise_multiplier))
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        # Public chance: a mask that followed the gradients would say where they are large.
         rng = context.public_rng(context.step)
         masks = {
             name: (torch.rand(value.shape, generator=rng) >= self.drop_rate).to(value.device)
@@ -88,5 +89,6 @@ class RandomSparsification(Method):
             lambda rows, ids: {"gradient": clip(rows.masked(masks), self.clip_rule, self.clip_norm)}
         )
         released = context.ledger.release(draw, sums)["gradient"]
+        # The mask again, now on the noise: what it throws away is post-processing and costs nothing.
         size = context.sampling.expected_size
         return {name: value * masks[name] / size for name, value in released.items()}, state

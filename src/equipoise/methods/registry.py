@@ -84,7 +84,8 @@ def registered() -> Mapping[str, MethodEntry]:
     others = {
         name: MethodEntry(found[name], found.get(f"{name}.as_published")) for name in names if name in found
     }
-    return {**others, **METHODS}  # no package takes a name of the library
+    # Ours last: no package takes a name of the library, whose statements would then speak of another method.
+    return {**others, **METHODS}
 
 
 def find(name: str, recipe: str = "library") -> type[Any]:

@@ -98,6 +98,7 @@ class RMSClipping(Method):
                     f"noise_multiplier={z!r} without radius_noise_multiplier: a query of its own needs both, "
                     "or none to have both calibrated to the budget"
                 )
+            # 1/z^2 is what a release of a joint Gaussian costs: the radius gets its share of the sum of both.
             radius_z = z * math.sqrt((1 - self.radius_share) / self.radius_share)
         if z is not None and radius_z is not None:
             plan = self._releases(setting, query, z, radius_z)
@@ -113,6 +114,7 @@ class RMSClipping(Method):
         if self.fused:
 
             def jointly(scale: float) -> PrivacyPlan:
+                # (1 - share) / scale^2 + share / scale^2: the pair costs what one of `scale` does.
                 gradient, radius = scale / math.sqrt(1 - share), scale / math.sqrt(share)
                 return self._releases(setting, query, gradient, radius)
 
@@ -120,6 +122,7 @@ class RMSClipping(Method):
         # The radius has its share of mu^2 in a run that has the budget to itself.
         alone = replace(setting, other_runs=())
         budget = alone.required_budget("noise multipliers")
+        # Squares of mu add up; all queries are counted without amplification, which errs towards more noise.
         radius = math.sqrt(query.steps / share) / gaussian_mu(budget.epsilon, budget.delta)
         plan = alone.calibrated(lambda scale: self._releases(setting, query, scale, radius))
         if not setting.other_runs:
@@ -156,6 +159,7 @@ class RMSClipping(Method):
         released = context.ledger.release(draw, draw.query(sums))
         size = context.sampling.expected_size
         if "squares" in released:
+            # For the next step: a radius from the very draw that it clips would be no function of releases.
             state = self.learn(context.plan, state, _mean(released["squares"], size))
         return mean_of(released["gradient"], size), state
 

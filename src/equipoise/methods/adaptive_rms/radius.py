@@ -131,6 +131,7 @@ class RMSRadius(MeanSquareRule):
             return self.kappa
         if relative_noise <= 0:
             return math.inf
+        # 2 tau kappa stays above 1: below it the radius would shrink whatever the gradients are.
         return max(4.0, 1 / (8 * self.tau * relative_noise), 0.6 / self.tau)
 
     def update(self, state: RadiusState, mean: float, noise: float, releases: int) -> RadiusState:
@@ -146,10 +147,12 @@ class RMSRadius(MeanSquareRule):
         averaged, factor = mean, 1.0
         if self.ema_beta and state["mean"] is not None:
             averaged = self.ema_beta * state["mean"] + (1 - self.ema_beta) * mean
+            # The deviation that an exponential average leaves of independent noises.
             factor = math.sqrt((1 - self.ema_beta) / (1 + self.ema_beta))
         least = self.g_hat * _SMALLEST[self.scale] if self.minimum is None else self.minimum
         kappa = self.growth(noise / limit)
         if self.scale == "self":
+            # U is kappa C^2, so that one bad mean can at most halve the radius.
             least = max(least, math.sqrt(limit / (4 * kappa)))
         square = 2 * self.tau * (averaged + factor * self._offset(releases) * noise)
         clip_norm = min(self.g_hat, math.sqrt(max(square, least**2)))

@@ -52,7 +52,6 @@ __all__ = [
     "Released",
     "ReleasedNorm",
     "Tracked",
-    "debiased_norm",
     "distance_between",
     "norm_of",
 ]
@@ -85,18 +84,14 @@ class Released:
 
     @property
     def debiased(self) -> float:
-        """R, the norm without its noise."""
-        return debiased_norm(self.norm, self.num_parameters, self.noise_std)
+        """R = sqrt(max(0, norm^2 - d std^2)), the norm without what its noise adds on average.
 
-
-def debiased_norm(norm: float, num_parameters: int, noise_std: float) -> float:
-    """sqrt(max(0, norm^2 - d std^2)).
-
-    Example:
-        >>> round(debiased_norm(0.5, num_parameters=100, noise_std=0.02), 6)
-        0.458258
-    """
-    return math.sqrt(max(0.0, norm**2 - num_parameters * noise_std**2))
+        Example:
+            >>> released = Released(0.5, num_parameters=100, noise_std=0.02, count=None, expected_size=100.0)
+            >>> round(released.debiased, 6)
+            0.458258
+        """
+        return math.sqrt(max(0.0, self.norm**2 - self.num_parameters * self.noise_std**2))
 
 
 @dataclass(frozen=True)

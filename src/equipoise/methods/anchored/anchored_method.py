@@ -237,11 +237,13 @@ class AnchoredMethod(Method):
         """An anchor gradient where the anchor is new, a coupled term where it is not the iterate."""
         schedule, step = context.plan.constants.schedule, context.step
         state = dict(state)
+        # The iterate after a step is known at the beginning of the next one.
         if state["takes_next"]:
             state |= {"anchor": copied(context.params), "gradient": None, "takes_next": False}
         new = state["gradient"] is None
         if new or self.schedule.fresh_noise:
             state = self.release_anchor(context, state, new)
+        # Released once and used until the anchor moves: post-processing costs nothing.
         estimate = state["gradient"]
         if not schedule.coincides(step):
             coupled, state = self.release_coupled(context, state)
@@ -280,6 +282,7 @@ def anchor_sampling(sampling: Sampling, size: float, count: int) -> Sampling:
     if isinstance(sampling, Poisson):
         return Poisson(size, population, count)
     if isinstance(sampling, (WithoutReplacement, FixedEpochs)):
+        # Of the training's kind, so that the neighbouring relation and the amplification are the same.
         return dataclasses.replace(sampling, batch_size=round(size), steps=count)
     raise TypeError(
         f"sampling={sampling!r}: anchors can be sampled beside Poisson, WithoutReplacement, FullBatch and "

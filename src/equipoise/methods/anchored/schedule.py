@@ -93,6 +93,7 @@ class AtRandom(Renewal):
             raise ValueError(f"period={period!r}: its inverse is a probability, so it must be at least 1")
 
     def _renewals(self, steps: int, period: float, rng: torch.Generator) -> set[int]:
+        # In float64, and on the CPU: every machine draws the same schedule from a seed.
         coins = torch.rand(steps, generator=rng, dtype=torch.float64) < 1 / period
         return set(coins.nonzero().flatten().tolist())
 

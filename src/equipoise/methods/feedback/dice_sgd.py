@@ -161,6 +161,7 @@ class DiceSGD(Method):
         if "total" in released:
             residual = {name: value.sub_(body[name]) for name, value in residual.items()}
         del released
+        # The memory holds released values alone: whatever is computed from it costs nothing.
         feedback = self._feedback(state["memory"])
         memory = {
             name: (kept - feedback[name]).add_(residual[name]) for name, kept in state["memory"].items()
@@ -170,6 +171,7 @@ class DiceSGD(Method):
             memory = clipped(memory, self.memory_clip_norm)
         norm = float(norm_of(memory))
         far = state["far_steps"] + (norm > 20 * self.feedback_radius > 0)
+        # Once: at the step in which the count passes half of the training.
         if far > context.sampling.steps / 2 >= state["far_steps"]:
             self._warn(norm)
         estimate = {name: value.add_(feedback[name]) for name, value in body.items()}

@@ -133,6 +133,7 @@ class ProjectedGradient(Method, ABC):
 
     def _refreshed(self, context: Context, state: State) -> State:
         key = self.subspace.refresh(context, state["refreshes"])
+        # The old columns' memory goes to the new ones: two sets of K P numbers may not fit.
         into, self._last_built.subspace = self._last_built.subspace, None
         found = self.subspace.build(context, key, into, self.orthonormal)
         self._last_built.key, self._last_built.subspace = key, found.subspace
@@ -141,6 +142,7 @@ class ProjectedGradient(Method, ABC):
 
     def _built(self, context: Context, state: State) -> BlockSubspace:
         last, key = self._last_built, state["key"]
+        # After a resume, or where another training used the object, the key builds the same subspace again.
         if last.subspace is None or last.key is not key:
             found = self.subspace.build(context, key, orthonormal=self.orthonormal)
             last.key, last.subspace = key, found.subspace

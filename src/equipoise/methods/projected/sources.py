@@ -250,6 +250,7 @@ class PublicSubspace(RefreshedSource):
 
     def refresh(self, context: Context, number: int) -> Key:
         """The parameters as they are: the anchor at which the public gradients are taken."""
+        # Copied, since the optimiser moves the parameters in place, and the key must build the same later.
         return {"anchor": copied(context.params), "step": context.step, "number": number}
 
     def build(
@@ -266,6 +267,7 @@ class PublicSubspace(RefreshedSource):
             None if limit is None else min(limit, size),
             energy=self.energy,
             normalise=self.normalise,
+            # Columns that are never formed cannot be made orthonormal.
             basis="held" if orthonormal else self.basis,
             records=context.sampling.expected_size,
             into=into,
@@ -432,6 +434,7 @@ class MomentSubspace(PrivateSource):
         released = context.ledger.release(draw, sums)["moment"]
         columns = []
         for number_of_block, group in enumerate(groups):
+            # The moment is symmetric and its noise is not: the noise's other half only disturbs.
             moment = released[str(number_of_block)].double()
             _, vectors = torch.linalg.eigh((moment + moment.t()) / 2)
             leading = vectors[:, -sizes[group] :].t().flip(0)

@@ -183,6 +183,7 @@ class DiceSGD(Method):
         draw = context.draw("batch")
         sums = draw.query(lambda rows, ids: clipped_and_plain_sums(rows, rule, self.clip_norm))
         feedback = clipped(memory, self.feedback_radius, normalised=normalising)
+        # The feedback is private, since the memory is: body and feedback leave in one noised update.
         body, raw = sums["clipped"].value, sums["plain"].value
         update = {name: body[name] / size + feedback[name] for name in memory}
         estimate = context.ledger.release_unproven(

@@ -149,7 +149,7 @@ class AdaptiveTail(TailThreshold):
         """The next tau, from the released share of the tail."""
         push = 0.3 * (fraction - wanted) / max(wanted, 0.02)
         moved = threshold * math.exp(min(max(push, -0.9), 0.9))
-        return min(max(moved, 1e-30), 1e30)
+        return min(max(moved, 1e-30), 1e30)  # neither zero nor infinity, from where no factor leads back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,6 +310,7 @@ class DCDPSGD(TwoClipNorms):
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
             releases = [Release("gradient", bound, Gaussian(noise_multiplier))]
             if self._counter is not None:
+                # A label is in [0, 1]: adding, removing or replacing a record moves the count by at most 1.
                 sigma = float(self._counter.count_noise) * setting.sampling.expected_size
                 releases.append(Release("tail_count", 1.0, Gaussian(sigma), replace_ratio=1.0))
             return PrivacyPlan(releases, setting.sampling, setting.relation)
@@ -343,6 +344,7 @@ class DCDPSGD(TwoClipNorms):
             state = {"threshold": self._counter.moved(state["threshold"], fraction, self.tail_fraction)}
         total = released["gradient"]
         if isinstance(self.variant, TwoChannel):
+            # The body was scaled up by c_1 / c_2, so that one noise fits both channels.
             back = self.body / self.clip_norm
             names = [name.removeprefix("tail/") for name in total if name.startswith("tail/")]
             total = {

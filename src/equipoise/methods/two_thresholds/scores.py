@@ -246,6 +246,7 @@ class SubspaceTrace:
             )
         self.subspace, self._absolute = subspace, absolute
         self._columns: Tensor | None = None
+        # In float64: the factor of a nearly singular matrix in float32 would be refused without need.
         gram = subspace.gram().double()
         # Heavy-tailed columns differ by orders of magnitude; the score does not change with their lengths.
         self._scale = gram.diagonal().sqrt()
@@ -287,10 +288,12 @@ def record_uniforms(ids: Private, seed: int) -> Private:
         >>> record_uniforms(Private(torch.arange(3)), seed=1).by_record
         True
     """
+    # The finaliser of SplitMix64; its constants are written as signed numbers, since torch has no unsigned.
     bits = ids.long() * -0x61C8864680B583EB + (seed & _LOW)
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         bits = (bits ^ _shifted(bits, shift)) * factor
     bits = bits ^ _shifted(bits, 31)
+    # 53 bits are what a float64 holds exactly, so that no number rounds up to 1.
     out = _shifted(bits, 11).double() * 2.0**-53
     assert isinstance(out, Private)
     return out
@@ -298,6 +301,7 @@ def record_uniforms(ids: Private, seed: int) -> Private:
 
 def record_normals(ids: Private, seed: int) -> Private:
     """A standard normal number for every record, as `record_uniforms`."""
+    # Box and Muller; the second seed is any other, for an angle of its own. 1 - first is never 0.
     first, second = record_uniforms(ids, seed), record_uniforms(ids, seed ^ 0x5DEECE66D)
     out = (-2 * torch.log1p(-first)).sqrt() * torch.cos(2 * math.pi * second)
     assert isinstance(out, Private)
