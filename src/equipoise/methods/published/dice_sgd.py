@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -132,46 +132,36 @@ class DiceSGD(Method):
             return self.noise_multiplier * self.clip_norm / sampling.expected_size
         budget = setting.required_budget()
         if self.noise == "worst_case":
-            largest = 1 / self._worst_case_multiplier(1.0, sampling.expected_size, setting.relation)
+            largest = 1 / self._worst_case_multiplier(1.0, sampling, setting.relation)
             return math.sqrt(sampling.steps) / gaussian_mu(budget.epsilon, budget.delta) * largest
-        return published_noise_std(
-            budget.epsilon,
-            budget.delta,
-            clip_norm=self.clip_norm,
-            radius=self._radius(sampling),
-            population=sampling.population,
-            steps=sampling.steps,
-        )
+        return published_noise_std(budget.epsilon, budget.delta, **self._of_formula(sampling))
 
-    def _radius(self, sampling: Sampling) -> float:
-        if self.noise == "algorithm_4":
-            return self.feedback_radius
-        return self.feedback_radius * sampling.expected_size  # the theorem asks for C2 <= C / B
+    def _of_formula(self, sampling: Sampling) -> dict[str, Any]:
+        """What the paper's formula takes beside epsilon and delta, or the noise and delta."""
+        # The theorem asks for C2 <= C / B, Algorithm 4 has C = C2.
+        times = 1.0 if self.noise == "algorithm_4" else sampling.expected_size
+        return {
+            "clip_norm": self.clip_norm,
+            "radius": self.feedback_radius * times,
+            "population": sampling.population,
+            "steps": sampling.steps,
+        }
 
-    def worst_case_multiplier(self, plan: Plan) -> float:
-        """sigma1 over the largest change of one update given the earlier ones."""
-        releases = plan.releases
-        return self._worst_case_multiplier(plan.constants, releases.sampling.expected_size, releases.relation)
-
-    def _worst_case_multiplier(self, noise_std: float, expected_batch_size: float, relation: str) -> float:
+    def _worst_case_multiplier(self, noise_std: float, sampling: Sampling, relation: str) -> float:
         return worst_case_multiplier(
             noise_std,
             clip_norm=self.clip_norm,
             feedback_clip_norm=self.feedback_radius,
-            expected_batch_size=expected_batch_size,
+            expected_batch_size=sampling.expected_size,
             relation=relation,
         )
 
+    def worst_case_multiplier(self, plan: Plan) -> float:
+        """sigma1 over the largest change of one update given the earlier ones."""
+        return self._worst_case_multiplier(plan.constants, plan.releases.sampling, plan.releases.relation)
+
     def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
-        sampling = plan.releases.sampling
-        return claimed_epsilon(
-            plan.constants,
-            delta,
-            clip_norm=self.clip_norm,
-            radius=self._radius(sampling),
-            population=sampling.population,
-            steps=sampling.steps,
-        )
+        return claimed_epsilon(plan.constants, delta, **self._of_formula(plan.releases.sampling))
 
     def init(self, context: Context) -> State:
         return {"memory": {name: Private(value) for name, value in zeros_like(context.params).items()}}
@@ -224,16 +214,10 @@ def published_noise_std(
     return math.sqrt(32 * steps * weight * math.log(1 / delta)) / (population * epsilon)
 
 
-def claimed_epsilon(
-    noise_std: float, delta: float, *, clip_norm: float, radius: float, population: int, steps: int
-) -> float:
+def claimed_epsilon(noise_std: float, delta: float, **of_formula: Any) -> float:
     """The epsilon that the paper claims for noise sigma1: `published_noise_std` solved for epsilon."""
-    return (
-        published_noise_std(
-            1.0, delta, clip_norm=clip_norm, radius=radius, population=population, steps=steps
-        )
-        / noise_std
-    )
+    # The noise is inversely proportional to epsilon.
+    return published_noise_std(1.0, delta, **of_formula) / noise_std
 
 
 def worst_case_multiplier(
