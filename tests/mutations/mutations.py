@@ -503,7 +503,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a client clips at any radius that the server names",
-        "federated/methods/server_radius.py",
+        "federated/messages.py",
         (
             ("0 < value <= largest * _ROUNDING and", "0 < value and"),
             ("min(float(value), largest)", "float(value)"),
