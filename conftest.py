@@ -1,8 +1,12 @@
-"""What the collection of tests leaves out: doctests of modules whose optional packages are missing."""
+"""What the collection of doctests leaves out.
+
+Those of modules whose optional packages are missing; and `conftest.py`, which several folders have: collected
+as a module, one would hide the other.
+"""
 
 from importlib.util import find_spec
 
-collect_ignore_glob = (
+collect_ignore_glob = ["tests/*/conftest.py"] + (
     []
     if find_spec("flwr")
     else ["src/equipoise/federated/flower/*.py", "contrib/secure_sum/*.py", "tests/federated/flower_grid.py"]

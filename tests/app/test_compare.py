@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from equipoise.app import compare as module
-from equipoise.app.compare import Comparison, PeakMemory, compare, read_entries, tuning_grid
+from equipoise.app.compare import compare, tuning_grid
+from equipoise.app.contenders import Comparison, read_entries
+from equipoise.app.peak_memory import PeakMemory
 from equipoise.app.settings import Settings, SettingsError
 
 BASE = Settings(data="digits", epsilon=3.0, epochs=1.0, batch_size=300.0, subset=900, reproducible=True)
@@ -138,7 +140,7 @@ def test_a_subset_beyond_the_data_is_refused(tmp_path):
 
 def test_command_repeats_the_comparison():
     entries = read_entries("dp-sgd,s=auto-s", [("s.learning_rate", 2.0)])
-    text = module._command(Comparison(entries, BASE, seeds=2, trials=3))
+    text = Comparison(entries, BASE, seeds=2, trials=3).command()
     assert text.startswith("equipoise compare --methods dp-sgd,s=dp-sgd --data digits --subset 900")
     assert "--option s.clip_rule=auto_s --option s.learning_rate=2.0" in text
     assert "--seeds 2 --trials 3" in text

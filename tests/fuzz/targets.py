@@ -31,7 +31,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.app import option_checks as options
 from equipoise.app import run_checks as saved
-from equipoise.app.compare import parse_method_option, read_entries
+from equipoise.app.contenders import parse_method_option, read_entries
 from equipoise.app.settings import Settings, parse_option
 from equipoise.data.features import extractors as features
 from equipoise.data.readers import cifar, idx, medmnist, tables, text

@@ -6,7 +6,6 @@ Settings in, a run folder and plain values out.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -27,6 +26,7 @@ from equipoise.methods import PublicRecords, find
 from equipoise.report import read_run, write_report
 from equipoise.report.json_files import read_object
 from equipoise.training import PrivateTraining
+from equipoise.training.checkpoint import write_atomically
 from equipoise.training.run_folder import RunFolder
 from equipoise.training.setup import rebuild_method
 
@@ -122,7 +122,7 @@ def _run(training: PrivateTraining, experiment: Experiment, folder: str, console
     if isinstance(training.method, Watched):
         scores = training.method.scores(training.method_state)
         if scores is not None:
-            _write_json(Path(folder) / SCORES_FILE, {"scores": scores.tolist()})
+            _write_json(Path(folder) / SCORES_FILE, {"scores": scores.tolist()}, mode=0o600)
     return _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
 
 
@@ -171,7 +171,7 @@ def _write_settings(folder: Path, experiment: Experiment) -> None:
         experiment.canaries.save(folder)
     path = folder / SETTINGS_FILE
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _write_json(path, asdict(settings))
+    _write_json(path, asdict(settings), mode=0o600)
     config = folder / "config.json"
     content = read_object(config) if config.is_file() else {}
     content["command"] = settings.command()
@@ -181,15 +181,11 @@ def _write_settings(folder: Path, experiment: Experiment) -> None:
         "steps": experiment.sampling.steps,
         "test_records": len(experiment.dataset.test),
     }
-    _write_json(config, content)
+    _write_json(config, content, mode=0o644)
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=2) + "\n")
-    Path(name).chmod(0o600 if path.parent.name in ("checkpoint", "private") else 0o644)
-    Path(name).replace(path)
+def _write_json(path: Path, content: Mapping[str, Any], mode: int) -> None:
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode(), mode=mode)
 
 
 def _new_folder(data: str) -> str:

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from equipoise.app.contenders import Comparison, parse_method_option, read_entries
 from equipoise.app.settings import Settings
-from equipoise.cli.screen import emit, open_console, quiet
+from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import Json, RunDir, UsageError
 
@@ -48,9 +49,6 @@ def compare(
     run_dir: RunDir = None,
 ) -> None:
     """Compare methods at one budget over several seeds; goes on where it was stopped."""
-    from equipoise.app.compare import Comparison, parse_method_option, read_entries, run_comparison
-
-    quiet()
     comparison = Comparison(
         read_entries(methods, [parse_method_option(text) for text in option or []]),
         base,
@@ -58,6 +56,10 @@ def compare(
         trials=trials,
         learning_rates=_rates(learning_rates, trials),
     )
+    with loading():
+        from equipoise.app.compare import run_comparison
+
+    quiet()
     console = open_console(json_output)
     found = run_comparison(comparison, run_dir or f"runs/compare-{base.data.replace(':', '-')}", console)
     if json_output:

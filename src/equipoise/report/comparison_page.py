@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise._rounding import plain, rounded_up, significant
-from equipoise._version import __version__
 from equipoise.report.figures import Curve, line_chart, range_chart
-from equipoise.report.pages import template, write_page
+from equipoise.report.pages import GUARANTEES, banner, figure, render, write_page
 from equipoise.report.phrases import RELATIONS, readable
 
 if TYPE_CHECKING:
@@ -26,9 +25,6 @@ SEARCH = (
     "data spends the budget of every trial, or makes a random number of runs, uses the best alone and "
     "charges it for the choice: equipoise search."
 )
-
-
-GUARANTEES = {"proven": ("proven", "good"), "worst_case": ("worst case", "mid"), "none": ("none", "bad")}
 
 
 MOST = 10
@@ -60,14 +56,34 @@ def render_comparison(values: Mapping[str, Any]) -> str:
         x_label="accuracy",
         percent=True,
     )
-    return template("comparison.html.j2").render(
+    unequal = [m["label"] for m in methods if not _is_equal(m, values["epsilon"])]
+    banners = []
+    if values["reproducible"]:
+        banners.append(
+            banner(
+                "bad",
+                "NOT PRIVATE: the runs were made reproducible.",
+                "Their noise and their sampling follow public seeds. The figures tell what the same runs "
+                "would reach and cost with secret noise.",
+            )
+        )
+    if unequal:
+        banners.append(
+            banner(
+                "bad",
+                "Not at the same budget.",
+                f"{', '.join(unequal)}: the true epsilon is above {plain(values['epsilon'])} or there is "
+                "none, so the accuracy is not comparable with that of the others. The statements below "
+                "say why.",
+            )
+        )
+    banners.append(banner("mid", "Please note", SEARCH))
+    return render(
+        "comparison.html.j2",
         title=f"{len(methods)} methods on {values['data']}",
         subtitle=_subtitle(values),
         figures=_figures(values),
-        not_private=values["reproducible"],
-        search=SEARCH,
-        unequal=[m["label"] for m in methods if not _is_equal(m, values["epsilon"])],
-        epsilon=plain(values["epsilon"]),
+        banners=banners,
         curves=Markup(curves),
         ranges=Markup(ranges),
         legend=[m["label"] for m in shown],
@@ -79,7 +95,6 @@ def render_comparison(values: Mapping[str, Any]) -> str:
         settings=_settings(methods),
         command=values["command"],
         device=values["device"],
-        version=__version__,
     )
 
 
@@ -96,7 +111,7 @@ def table_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:
     rows = []
     for method in methods:
         statement = method["statement"]
-        word, tone = GUARANTEES[statement["guarantee"]]
+        word, tone, _ = GUARANTEES[statement["guarantee"]]
         epsilon, claimed = statement["epsilon"], statement["epsilon_claimed"]
         rows.append(
             {
@@ -165,34 +180,21 @@ def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
         note = "Its worst seed is better than the best seed of every other method."
     else:
         note = f"Its seeds overlap with those of {_listed(rivals)}: they are not told apart here."
-    figures = [
-        {
-            "name": "Best median accuracy",
-            "value": f"{best['accuracy']:.2%}",
-            "unit": best["label"],
-            "note": note,
-        }
-    ]
+    figures = [figure("Best median accuracy", f"{best['accuracy']:.2%}", note, unit=best["label"])]
     first = values["methods"][0]
     if first is not best:
-        lead = best["accuracy"] - first["accuracy"]
-        figures.append(
-            {
-                "name": f"Ahead of {first['label']} by",
-                "value": f"{100 * lead:.2f}",
-                "unit": "points",
-                "note": f"{first['label']} has {first['accuracy']:.2%}.",
-            }
-        )
-    figures.append(
-        {
-            "name": "Budget of one run",
-            "value": f"ε = {plain(values['epsilon'])}",
-            "unit": f"at δ = {plain(values['delta'])}",
-            "note": "The noise of every method is calibrated to it.",
-        }
-    )
-    return figures
+        lead = f"{100 * (best['accuracy'] - first['accuracy']):.2f}"
+        note = f"{first['label']} has {first['accuracy']:.2%}."
+        figures.append(figure(f"Ahead of {first['label']} by", lead, note, unit="points"))
+    return [
+        *figures,
+        figure(
+            "Budget of one run",
+            f"ε = {plain(values['epsilon'])}",
+            "The noise of every method is calibrated to it.",
+            unit=f"at δ = {plain(values['delta'])}",
+        ),
+    ]
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -218,7 +220,7 @@ def _trials(methods: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _statement(method: Mapping[str, Any]) -> dict[str, Any]:
     statement = method["statement"]
-    word, tone = GUARANTEES[statement["guarantee"]]
+    word, tone, _ = GUARANTEES[statement["guarantee"]]
     epsilon, delta = statement["epsilon"], statement["delta"]
     at = "" if delta is None else f" at δ = {plain(delta)}"
     spent = "no epsilon" if epsilon is None else f"ε = {rounded_up(epsilon)}{at}"

@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise._rounding import plain, rounded_up
-from equipoise._version import __version__
-from equipoise.report.figures import Curve, line_chart
-from equipoise.report.pages import template, write_page
+from equipoise.report.figures import Curve
+from equipoise.report.pages import (
+    GUARANTEES,
+    banner,
+    chart,
+    figure,
+    guarantee_figure,
+    loss_figure,
+    render,
+    write_page,
+)
 from equipoise.report.phrases import (
     RELATIONS,
     bytes_in_words,
@@ -18,7 +26,6 @@ from equipoise.report.phrases import (
     promise_in_words,
     readable,
 )
-from equipoise.report.run_page import GUARANTEES
 from equipoise.report.terminal import sparkline
 
 if TYPE_CHECKING:
@@ -34,24 +41,32 @@ def write_federation_report(values: Mapping[str, Any], folder: str | os.PathLike
 
 def render_federation(values: Mapping[str, Any]) -> str:
     """The page as text; it loads nothing and runs nothing."""
-    from markupsafe import Markup
-
     settings = values["settings"]
-    return template("federation.html.j2").render(
+    banners = [banner("mid", "Warning", warning) for warning in values.get("warnings", [])]
+    if not values["private"]:
+        banners.insert(
+            0,
+            banner(
+                "bad",
+                "NOT PRIVATE: this federation was made reproducible.",
+                "Noise and sampling of every client follow the public seed. The figures describe what the "
+                "same training would cost with secret noise.",
+            ),
+        )
+    return render(
+        "federation.html.j2",
         title=f"{settings['method']} on {settings['data']}",
         subtitle=f"{settings['clients']} clients, {len(values['rounds'])} rounds: {values['summary']}",
         figures=_figures(values),
-        not_private=not values["private"],
+        banners=banners,
         promise=_promise(values),
-        warnings=values.get("warnings", []),
-        charts=[{**chart, "svg": Markup(chart["svg"])} for chart in _charts(values)],
+        charts=_charts(values),
         clients=[_client_row(one) for one in values["clients"]],
         absences=_absences(values),
         settings=[
             {"name": readable(name), "value": _text(value)} for name, value in settings.items() if value != {}
         ],
         command=values["command"],
-        version=__version__,
     )
 
 
@@ -90,35 +105,27 @@ def federation_summary(values: Mapping[str, Any]) -> RenderableType:
 
 
 def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
-    word, tone, why = GUARANTEES.get(values["guarantee"], GUARANTEES["none"])
-    if not values["private"]:
-        word, tone, why = "not private", "bad", "The noise follows a public seed, so anybody can subtract it."
-    accuracy, epsilon = values["accuracy"], values["epsilon"]
+    accuracy = values["accuracy"]
     relation = RELATIONS.get(str(values["relation"]), "")
     return [
-        {
-            "name": "Test accuracy",
-            "value": "none" if accuracy is None else f"{accuracy:.1%}",
-            "unit": "",
-            "tone": "",
-            "note": f"on {values['test_records']:,} test records, after the last round",
-        },
-        {
-            "name": "Privacy loss ε, largest of all clients",
-            "value": "no value" if epsilon is None else rounded_up(epsilon),
-            "unit": f"at δ = {plain(values['delta'])}",
-            "tone": "bad" if epsilon is None else "",
-            "note": f"for one record at one client; {relation}",
-        },
-        {"name": "Guarantee", "value": word, "unit": "", "tone": tone, "note": why},
-        {
-            "name": "Sent by all clients",
-            "value": bytes_in_words(values["bytes_up"]),
-            "unit": "",
-            "tone": "",
-            "note": f"{bytes_in_words(values['bytes_down'])} sent to them{_public_part(values)}; "
+        figure(
+            "Test accuracy",
+            "none" if accuracy is None else f"{accuracy:.1%}",
+            f"on {values['test_records']:,} test records, after the last round",
+        ),
+        loss_figure(
+            "Privacy loss ε, largest of all clients",
+            values["epsilon"],
+            values["delta"],
+            f"for one record at one client; {relation}",
+        ),
+        guarantee_figure(values["guarantee"], values["private"]),
+        figure(
+            "Sent by all clients",
+            bytes_in_words(values["bytes_up"]),
+            f"{bytes_in_words(values['bytes_down'])} sent to them{_public_part(values)}; "
             f"{values['parameters']:,} parameters",
-        },
+        ),
     ]
 
 
@@ -157,48 +164,50 @@ def _promise(values: Mapping[str, Any]) -> list[str]:
     return paragraphs
 
 
-def _charts(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    rows, clients = values["rounds"], values["clients"]
-    charts: list[dict[str, Any]] = []
+def _charts(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    rows = values["rounds"]
 
-    def add(title: str, caption: str, curves: list[Curve], x_label: str = "round", **options: Any) -> None:
-        svg = line_chart(curves, title=title, x_label=x_label, **options)
-        if svg:
-            legend = [one.label for one in curves] if len(curves) > 1 else []
-            charts.append({"title": title, "caption": caption, "svg": svg, "legend": legend})
-
-    def curve(name: str, label: str | None = None) -> Curve:
+    def curve(name: str, label: str | None = None, unit: float = 1.0) -> Curve:
         shown = [row for row in rows if name in row]
-        return Curve(label or name, [row["round"] for row in shown], [row[name] for row in shown])
+        return Curve(label or name, [row["round"] for row in shown], [row[name] / unit for row in shown])
 
-    add(
-        "Accuracy by round", "Share of test records classified rightly.", [curve("accuracy")],
-        y_label="accuracy", percent=True,
-    )  # fmt: skip
-    add(
-        "Radius by round", "The clipping radius of the round, made of noised numbers.", [curve("radius")],
-        y_label="radius", from_zero=True,
-    )  # fmt: skip
-    spent = [one for one in clients if one["epsilon"] is not None]
+    spent = [one for one in values["clients"] if one["epsilon"] is not None]
     budget = values["settings"].get("epsilon")
-    add(
-        "Epsilon by client",
-        "What every client has spent in all; the largest is the one to quote.",
-        [Curve("epsilon", [one["client"] for one in spent], [one["epsilon"] for one in spent])],
-        x_label="client",
-        y_label="epsilon",
-        from_zero=True,
-        target=(float(budget), f"budget {budget:g}") if budget is not None else None,
-    )
-    megabytes = [
-        Curve(label, [row["round"] for row in rows], [row[name] / 1e6 for row in rows])
-        for name, label in (("bytes_up", "up"), ("bytes_down", "down"))
+    return [
+        *chart(
+            "Accuracy by round",
+            "Share of test records classified rightly.",
+            [curve("accuracy")],
+            x_label="round",
+            y_label="accuracy",
+            percent=True,
+        ),
+        *chart(
+            "Radius by round",
+            "The clipping radius of the round, made of noised numbers.",
+            [curve("radius")],
+            x_label="round",
+            y_label="radius",
+            from_zero=True,
+        ),
+        *chart(
+            "Epsilon by client",
+            "What every client has spent in all; the largest is the one to quote.",
+            [Curve("epsilon", [one["client"] for one in spent], [one["epsilon"] for one in spent])],
+            x_label="client",
+            y_label="epsilon",
+            from_zero=True,
+            target=(float(budget), f"budget {budget:g}") if budget is not None else None,
+        ),
+        *chart(
+            "Megabytes by round",
+            "Of parameters and numbers, all clients together.",
+            [curve("bytes_up", "up", 1e6), curve("bytes_down", "down", 1e6)],
+            x_label="round",
+            y_label="MB",
+            from_zero=True,
+        ),
     ]
-    add(
-        "Megabytes by round", "Of parameters and numbers, all clients together.", megabytes,
-        y_label="MB", from_zero=True,
-    )  # fmt: skip
-    return charts
 
 
 def _client_row(one: Mapping[str, Any]) -> dict[str, str]:

@@ -1,19 +1,38 @@
-"""What all pages share: the environment of their templates, and a file that is whole or not there."""
+"""What all pages share: templates, headline figures, banners, charts, and writing in one move."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from jinja2 import Template
+from equipoise._rounding import plain, rounded_up
+from equipoise._version import __version__
+from equipoise.report.figures import Curve, line_chart
 
-__all__ = ["template", "write_page"]
+__all__ = [
+    "GUARANTEES",
+    "banner",
+    "chart",
+    "figure",
+    "guarantee_figure",
+    "loss_figure",
+    "render",
+    "write_page",
+]
 
 
-def template(name: str) -> Template:
-    """A template of this room; unknown names in it are errors, and values are escaped."""
+GUARANTEES = {
+    "proven": ("proven", "good", "Every release is covered by a proof that this library's tests repeat."),
+    "worst_case": ("worst case", "mid", "Proved, though by a cruder argument than the method's paper uses."),
+    "none": ("none", "bad", "At least one step of this run has no privacy proof."),
+}
+"""Of each guarantee the word, its tone (a class of the style sheet), and what it means."""
+
+
+def render(name: str, /, **values: Any) -> str:
+    """A page of this room from its template; unknown names in it are errors, and values are escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -22,7 +41,7 @@ def template(name: str) -> Template:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    return environment.get_template(name)
+    return environment.get_template(name).render(version=__version__, **values)
 
 
 def write_page(text: str, folder: str | os.PathLike[str], name: str) -> Path:
@@ -32,3 +51,50 @@ def write_page(text: str, folder: str | os.PathLike[str], name: str) -> Path:
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
     return path
+
+
+def figure(name: str, value: str, note: str = "", *, unit: str = "", tone: str = "") -> dict[str, str]:
+    """A headline figure."""
+    return {"name": name, "value": value, "note": note, "unit": unit, "tone": tone}
+
+
+def loss_figure(name: str, epsilon: float | None, delta: float | None, note: str) -> dict[str, str]:
+    """The headline figure of a privacy loss."""
+    unit = "" if delta is None else f"at δ = {plain(delta)}"
+    if epsilon is None:
+        return figure(name, "no value", note, unit=unit, tone="bad")
+    return figure(name, rounded_up(epsilon), note, unit=unit)
+
+
+def guarantee_figure(guarantee: str, private: bool) -> dict[str, str]:
+    """The headline figure of what may be claimed."""
+    word, tone, why = GUARANTEES.get(guarantee, GUARANTEES["none"])
+    if not private:
+        word, tone, why = "not private", "bad", "The noise follows a public seed, so anybody can subtract it."
+    return figure("Guarantee", word, why, tone=tone)
+
+
+def banner(tone: str, *lines: str) -> dict[str, Any]:
+    """A coloured box; its first line is in bold."""
+    return {"tone": tone, "lines": lines}
+
+
+def chart(
+    title: str, caption: str, curves: Sequence[Curve | None], *, wide: bool = False, **options: Any
+) -> list[Mapping[str, Any]]:
+    """A chart of the curves that there are, with a legend where there are several; none without points.
+
+    Args:
+        title, caption: above the chart.
+        curves: None for one that the run does not have.
+        wide: across the page.
+        options: of `line_chart`.
+    """
+    from markupsafe import Markup
+
+    drawn = [curve for curve in curves if curve is not None]
+    svg = line_chart(drawn, title=title, wide=wide, **options)
+    if not svg:
+        return []
+    legend = [curve.label for curve in drawn] if len(drawn) > 1 else []
+    return [{"title": title, "caption": caption, "svg": Markup(svg), "legend": legend, "wide": wide}]

@@ -17,8 +17,9 @@ from typing import Any
 
 from equipoise._rounding import plain, rounded_up
 from equipoise._version import __version__
-from equipoise.report.figures import Curve, drawn_by, line_chart
+from equipoise.report.figures import Curve, drawn_by
 from equipoise.report.json_files import read_file
+from equipoise.report.pages import banner, chart, figure, guarantee_figure, loss_figure, render, write_page
 from equipoise.report.phrases import (
     ACCOUNTANTS,
     RELATIONS,
@@ -32,25 +33,13 @@ from equipoise.report.run_reader import PUBLISHABLE_FILES, WITHHELD_FILES, Run, 
 __all__ = ["render_page", "report_as_made", "write_report"]
 
 
-GUARANTEES = {
-    "proven": ("proven", "good", "Every release is covered by a proof that this library's tests repeat."),
-    "worst_case": ("worst case", "mid", "Proved, though by a cruder argument than the method's paper uses."),
-    "none": ("none", "bad", "At least one step of this run has no privacy proof."),
-}
-
-
 def write_report(folder: str | os.PathLike[str]) -> Path:
     """Write ``report.html`` into a run folder and return its path.
 
     Raises:
         RunFolderError: the folder is not that of a run.
     """
-    path = Path(folder) / "report.html"
-    page = render_page(read_run(folder))
-    temporary = path.with_suffix(".html.tmp")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(path)
-    return path
+    return write_page(render_page(read_run(folder)), folder, "report.html")
 
 
 def report_as_made(folder: str | os.PathLike[str]) -> bool | None:
@@ -82,26 +71,16 @@ def render_page(run: Run) -> str:
     >>> "2.90" in page and "<script" not in page
     True
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("equipoise.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    from markupsafe import Markup
-
     with damage_named(run.name):
-        charts = [{**chart, "svg": Markup(chart["svg"])} for chart in _charts(run)]
-        return environment.get_template("page.html.j2").render(
+        return render(
+            "page.html.j2",
             name=run.name,
             title=_title(run),
             subtitle=_subtitle(run),
             figures=_figures(run),
             banners=_banners(run),
             promise=_promise(run),
-            charts=charts,
+            charts=_charts(run),
             statement=_statement_rows(run),
             releases=_release_rows(run.statement),
             configuration=_configuration_rows(run.details),
@@ -109,7 +88,6 @@ def render_page(run: Run) -> str:
             repeat_note=_repeat_note(run),
             publishable=PUBLISHABLE_FILES,
             withheld=WITHHELD_FILES,
-            version=__version__,
             maker=_maker(),
         )
 
@@ -138,65 +116,34 @@ def _figures(run: Run) -> list[dict[str, str]]:
     figures = []
     if run.accuracy is not None:
         count = run.details.get("test_records")
+        records = f"{count:,} test records" if isinstance(count, int) else "test records"
         figures.append(
-            {
-                "name": "Test accuracy",
-                "value": f"{run.accuracy:.1%}",
-                "unit": "",
-                "tone": "",
-                "note": f"on {count:,} test records, none of them trained on"
-                if isinstance(count, int)
-                else "on test records, none of them trained on",
-            }
+            figure("Test accuracy", f"{run.accuracy:.1%}", f"on {records}, none of them trained on")
         )
-    word, tone, why = GUARANTEES.get(run.guarantee, GUARANTEES["none"])
-    if not run.is_private:
-        word, tone, why = "not private", "bad", "The noise follows a public seed, so anybody can subtract it."
-    epsilon = "no value" if run.epsilon is None else rounded_up(run.epsilon)
-    delta = "" if run.delta is None else f"at δ = {plain(run.delta)}"
+    notes = [RELATIONS.get(str(run.statement.get("relation", "")), "")]
     accountant = run.statement.get("accountant")
-    relation = RELATIONS.get(str(run.statement.get("relation", "")), "")
-    notes = [
-        n
-        for n in (
-            relation,
-            f"computed by {ACCOUNTANTS.get(str(accountant), accountant)}" if accountant else "",
-        )
-        if n
-    ]
-    figures.append(
-        {
-            "name": "Privacy loss ε",
-            "value": epsilon,
-            "unit": delta,
-            "tone": "" if run.epsilon is not None else "bad",
-            "note": "; ".join(notes),
-        }
-    )
-    figures.append({"name": "Guarantee", "value": word, "unit": "", "tone": tone, "note": why})
-    return figures
+    if accountant:
+        notes.append(f"computed by {ACCOUNTANTS.get(str(accountant), accountant)}")
+    figures.append(loss_figure("Privacy loss ε", run.epsilon, run.delta, "; ".join(filter(None, notes))))
+    return [*figures, guarantee_figure(run.guarantee, run.is_private)]
 
 
 def _banners(run: Run) -> list[dict[str, Any]]:
-    banners: list[dict[str, Any]] = []
+    banners = []
     if not run.is_private:
         banners.append(
-            {
-                "tone": "bad",
-                "lines": [
-                    "NOT PRIVATE: this run was made reproducible.",
-                    "Its noise and its sampling follow the seed that the configuration shows. The "
-                    "figures describe what the same run would cost with secret noise; do not publish this "
-                    "model as private.",
-                ],
-            }
+            banner(
+                "bad",
+                "NOT PRIVATE: this run was made reproducible.",
+                "Its noise and its sampling follow the seed that the configuration shows. The figures "
+                "describe what the same run would cost with secret noise; do not publish this model as "
+                "private.",
+            )
         )
-    if _lines(run.statement.get("holes")):
-        banners.append(
-            {"tone": "bad", "lines": ["Steps without a proof", *_lines(run.statement.get("holes"))]}
-        )
-    if _lines(run.statement.get("warnings")):
-        banners.append({"tone": "mid", "lines": ["Please note", *_lines(run.statement.get("warnings"))]})
+    if holes := _lines(run.statement.get("holes")):
+        banners.append(banner("bad", "Steps without a proof", *holes))
+    if warnings := _lines(run.statement.get("warnings")):
+        banners.append(banner("mid", "Please note", *warnings))
     return banners
 
 
@@ -215,46 +162,38 @@ def _promise(run: Run) -> list[str]:
     return paragraphs
 
 
-def _charts(run: Run) -> list[dict[str, Any]]:
-    charts: list[dict[str, Any]] = []
-
-    def add(
-        title: str, caption: str, y_label: str, curves: list[Curve | None], wide: bool = False, **options: Any
-    ) -> None:
-        drawn = [curve for curve in curves if curve is not None]
-        svg = line_chart(drawn, title=title, x_label="step", y_label=y_label, wide=wide, **options)
-        if svg:
-            legend = [curve.label for curve in drawn] if len(drawn) > 1 else []
-            charts.append({"title": title, "caption": caption, "svg": svg, "legend": legend, "wide": wide})
-
-    add(
-        "Accuracy",
-        "Share of test records classified rightly.",
-        "accuracy",
-        [_curve("accuracy", run.curve("evaluation.accuracy"))],
-        percent=True,
-    )
+def _charts(run: Run) -> list[Mapping[str, Any]]:
+    spent = run.curve("epsilon")
     budget = run.details.get("epsilon")
-    target = (float(budget), f"budget {budget:g}") if isinstance(budget, int | float) else None
-    add(
-        "Privacy loss so far",
-        "Epsilon of everything released up to a step.",
-        "epsilon",
-        [_curve("epsilon", [(0.0, 0.0), *points] if (points := run.curve("epsilon")) else [])],
-        from_zero=True,
-        target=target,
-    )
-    add(
-        "Noise against signal",
-        "Length of the noise in a step's gradient, and of what is left of the released gradient without it "
-        "(a mean over "
-        "neighbouring steps, computed from released numbers alone).",
-        "length",
-        [_curve("signal", _signal(run)), _curve("noise", run.curve("noise_norm"))],
-        wide=True,
-        from_zero=True,
-    )
-    return charts
+    return [
+        *chart(
+            "Accuracy",
+            "Share of test records classified rightly.",
+            [_curve("accuracy", run.curve("evaluation.accuracy"))],
+            x_label="step",
+            y_label="accuracy",
+            percent=True,
+        ),
+        *chart(
+            "Privacy loss so far",
+            "Epsilon of everything released up to a step.",
+            [_curve("epsilon", [(0.0, 0.0), *spent] if spent else [])],
+            x_label="step",
+            y_label="epsilon",
+            from_zero=True,
+            target=(float(budget), f"budget {budget:g}") if isinstance(budget, int | float) else None,
+        ),
+        *chart(
+            "Noise against signal",
+            "Length of the noise in a step's gradient, and of what is left of the released gradient without "
+            "it (a mean over neighbouring steps, computed from released numbers alone).",
+            [_curve("signal", _signal(run)), _curve("noise", run.curve("noise_norm"))],
+            x_label="step",
+            y_label="length",
+            wide=True,
+            from_zero=True,
+        ),
+    ]
 
 
 def _curve(label: str, points: Sequence[tuple[float, float]]) -> Curve | None:
