@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_given_rates_are_tried_by_all(tmp_path, trained):
 
 
 def test_public_records_leave_the_private_set_of_all(tmp_path, trained):
-    base = Settings(**{**BASE.to_json(), "public_records": 100})
+    base = replace(BASE, public_records=100)
     found = compare(Comparison(read_entries("dp-sgd"), base, seeds=1, trials=1), tmp_path, MetricsLog())
     assert found["population"] == 800
     assert found["methods"][0]["statement"]["releases"][0]["sampling"]["population"] == 800

@@ -47,7 +47,7 @@ def setting(default: Any, help: str, **facts: Any) -> Any:
         help: what the command line says of it.
         facts: ``above_zero`` (what the number is, where it must be above 0), ``choices``, ``share`` (at
             least 0 and below 1), ``at_least_one``, ``from_recipe`` (the recipe fills it), ``path`` (its
-            placeholder), ``metavar``, ``envvar``, ``read`` (from the words of the command line to the value),
+            placeholder), ``shown`` (the default in help), ``metavar``, ``envvar``, ``read`` (from the words of the command line to the value),
             ``form`` (their type).
     """
     return field(default=default, metadata={"help": help, **facts})
@@ -394,7 +394,11 @@ class CalibrationSettings:
     )
     sampling: str = setting("poisson", "poisson, without-replacement, full-batch or fixed-epochs.")
     relation: str = setting(
-        "add_or_remove_one", "add-or-remove-one or replace-one.", choices=RELATIONS, read=_underscored
+        "add_or_remove_one",
+        "add-or-remove-one or replace-one.",
+        choices=RELATIONS,
+        read=_underscored,
+        shown="add-or-remove-one",
     )
 
     def check(self) -> None:
@@ -440,6 +444,7 @@ class AuditSettings:
         "Of --method: add-or-remove-one or replace-one.",
         choices=RELATIONS,
         read=_underscored,
+        shown="add-or-remove-one",
     )
     hardened: bool = setting(False, "With --method: exact noise on a grid of integers.")
     seeds: int = setting(1, "Number of audits, each with a seed of its own.", at_least_one=True)

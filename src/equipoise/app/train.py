@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise._rounding import rounded_up
+from equipoise._rounding import plain, rounded_up
 from equipoise.app.build import Experiment, Progress, assemble, build_training, cache_folder, cross_entropy
 from equipoise.app.option_checks import delta_warning
 from equipoise.app.run_checks import SETTINGS_FILE, is_finished
@@ -250,12 +250,13 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
     settings, sampling, budget = experiment.settings, experiment.sampling, training.budget
     assert budget is not None
     doubt = "" if training.method.guarantee == "proven" else " (not a guarantee)"
+    asked = rounded_up(budget.epsilon) if settings.epsilon is None else plain(settings.epsilon)
     parameters = sum(p.numel() for p in experiment.model.parameters() if p.requires_grad)
     console.print(
         f"[bold]{settings.model}[/] ({parameters:,} parameters) on [bold]{settings.data}[/], "
         f"{settings.method}, "
         f"{sampling.steps:,} steps of about {sampling.expected_size:,g} records, "
-        f"budget epsilon {rounded_up(budget.epsilon)} at delta {budget.delta:g}{doubt}; "
+        f"budget epsilon {asked} at delta {budget.delta:g}{doubt}; "
         f"{settings.optimizer} with learning rate {settings.learning_rate:g}, clip norm {settings.clip_norm}"
     )
     if settings.reproducible:

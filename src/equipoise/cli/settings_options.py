@@ -46,6 +46,7 @@ def settings_options(
             help=(helps or {}).get(item.name, facts.get("help", "")),
             metavar=facts.get("metavar", facts.get("path")),
             envvar=facts.get("envvar"),
+            show_default=facts.get("shown", True),
         )
         annotation: Any = Annotated[facts.get("form", hints[item.name]), shown]
         return inspect.Parameter(

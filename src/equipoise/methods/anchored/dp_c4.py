@@ -230,8 +230,8 @@ class DPC4(ReleasedThresholds):
         "(interpolation), with this proven recipe too; elsewhere it stalls at a point that clipping sets.",
         source=SOURCE,
         guarantee="proven",
-        cost="four passes over a batch a step at the default anchors; one copy of the parameters, one "
-        "gradient, and a second set of factors a micro-batch",
+        cost="four gradients per drawn record and step at the default anchors; one copy of the parameters, "
+        "one gradient, and a second set of factors a micro-batch",
         use_when="The model can fit every record, the budget allows many steps, and no guess of the losses' "
         "smoothness is at hand.",
         avoid_when="Labels are noisy, or compute is short: DP-SGD takes three to four times the steps.",
