@@ -134,7 +134,7 @@ def test_refuses_before_training(tmp_path, trained, methods, options, words):
 
 
 def test_a_subset_beyond_the_data_is_refused(tmp_path):
-    base = Settings(**{**BASE.to_json(), "subset": 2000})
+    base = replace(BASE, subset=2000)
     with pytest.raises(SettingsError, match="--subset is 2000"):
         compare(Comparison(read_entries("dp-sgd"), base, seeds=1, trials=1), tmp_path, MetricsLog())
 

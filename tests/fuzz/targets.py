@@ -14,7 +14,7 @@ import pickle
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -488,7 +488,7 @@ def targets() -> tuple[Target, ...]:
         inputs = mutated_bytes(seeds) if words is None else mutated_text(seeds, words)
         return Target(f"data: {label}", inputs, _data_file(name, read), share, seeds[0])
 
-    settings = json.dumps(Settings(data="digits", epsilon=3.0).resolved().to_json()).encode()
+    settings = json.dumps(asdict(Settings(data="digits", epsilon=3.0).resolved())).encode()
     begun_config = file_of(begun_run, "config.json")
     journal = file_of(_journaled, "private/journal.jsonl")
     return (

@@ -47,8 +47,8 @@ def setting(default: Any, help: str, **facts: Any) -> Any:
         help: what the command line says of it.
         facts: ``above_zero`` (what the number is, where it must be above 0), ``choices``, ``share`` (at
             least 0 and below 1), ``at_least_one``, ``from_recipe`` (the recipe fills it), ``path`` (its
-            placeholder), ``shown`` (the default in help), ``metavar``, ``envvar``, ``read`` (from the words of the command line to the value),
-            ``form`` (their type).
+            placeholder), ``shown`` (the default in help), ``metavar``, ``envvar``, ``read`` (from the words
+            of the command line to the value), ``form`` (their type).
     """
     return field(default=default, metadata={"help": help, **facts})
 

@@ -91,8 +91,7 @@ class Description:
             f"{self.method}: {self.steps} steps, {self.epochs:.1f} passes over the population, nothing "
             "spent so far",
             f"  sampling    {self.sampling}, rate {self.sampling_rate:.4g}, {self.expected_batch_size:g} "
-            "records expected per "
-            f"per step, {self.micro_batch_size} at once"
+            f"records expected per step, {self.micro_batch_size} at once"
             + (f", {self.processes} processes" if self.processes > 1 else ""),
             f"  noise       {', '.join(noise) or 'none'}",
             f"  privacy     {self._privacy()}",
