@@ -84,7 +84,7 @@ def open_ledger(
 
 
 class SharedLedger:
-    """Rank 0's ledger, for the training on every process.
+    """Rank 0's ledger, for the training on every process: its methods give every process the same result.
 
     Args:
         plan: what may be released.
@@ -126,15 +126,12 @@ class SharedLedger:
             self.own.rewind(place)
 
     def open(self, name: str, parameters: str) -> Draw:
-        """As `Ledger.open`, the same on every process."""
         return self._processes.first(lambda: self._ledger.open(name, parameters))
 
     def sample(self, draw: Draw, num_records: int) -> Tensor:
-        """As `Ledger.sample`, the same on every process."""
         return self._processes.first(lambda: self._ledger.sample(draw, num_records))
 
     def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
-        """As `Ledger.release`, on every process."""
         # A private value of another process must not reach this one unnoised: only the result is broadcast.
         like: dict[str, dict[str, Tensor]] = {n: dict(bounded.value) for n, bounded in sums.items()}
         return self._processes.first_tensors(lambda: self._ledger.release(draw, sums), like)
@@ -142,16 +139,13 @@ class SharedLedger:
     def release_unproven(
         self, draw: Draw, name: str, value: Mapping[str, Private], std: float, **options: Any
     ) -> dict[str, Tensor]:
-        """As `Ledger.release_unproven`, on every process."""
         return self._processes.first(lambda: self._ledger.release_unproven(draw, name, value, std, **options))
 
     def disclose(self, value: Any, hole: str) -> Any:
-        """As `Ledger.disclose`, on every process."""
         return self._processes.first(lambda: self._ledger.disclose(value, hole))
 
     @property
     def can_go_on(self) -> bool:
-        """As `Ledger.can_go_on`, on every process."""
         return self._processes.first(lambda: self._ledger.can_go_on)
 
     def synced_place(self) -> dict[str, Any]:
@@ -160,11 +154,9 @@ class SharedLedger:
         return self.place
 
     def spent(self, delta: float | None = None) -> EpsilonResult:
-        """As `Ledger.spent`, on every process."""
         return self._processes.first(lambda: self._ledger.spent(delta))
 
     def progress(self, delta: float | None = None) -> float:
-        """As `Ledger.progress`, on every process."""
         return self._processes.first(lambda: self._ledger.progress(delta))
 
 

@@ -350,11 +350,15 @@ def records_of(entries: Iterable[Entry]) -> dict[str, RunRecord]:
     """
     records: dict[str, RunRecord] = {}
     for entry in entries:
-        if entry.run in records:
-            records[entry.run].add(entry)
-        else:
-            records[entry.run] = RunRecord.begun(entry)
+        _add_to(records, entry)
     return records
+
+
+def _add_to(records: dict[str, RunRecord], entry: Entry) -> None:
+    if entry.run in records:
+        records[entry.run].add(entry)
+    else:
+        records[entry.run] = RunRecord.begun(entry)
 
 
 def events_of(records: Mapping[str, RunRecord], relation: str) -> dict[str, dp_accounting.DpEvent]:
@@ -391,10 +395,7 @@ def costs_over_time(entries: Iterable[Entry], run: str, relation: str) -> Iterat
     for number, entry in enumerate(entries, start=1):
         if entry.run == run:
             continue
-        if entry.run in records:
-            records[entry.run].add(entry)
-        else:
-            records[entry.run] = RunRecord.begun(entry)
+        _add_to(records, entry)
         if isinstance(entry, _COSTS_TO_OTHERS):
             changed = {**costs, **events_of({entry.run: records[entry.run]}, relation)}
             if changed != costs:
