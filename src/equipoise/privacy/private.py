@@ -44,6 +44,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from equipoise._tree import leaves, map_leaves
+
 _aten = torch.ops.aten
 
 
@@ -158,14 +160,14 @@ def _operation(func: Any) -> _Operation:
 
 
 def _keeps_records_apart(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Sequence[Any], out: Any
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Any], out: Any
 ) -> bool:
     """Whether the result of an operation on `Private` tensors is by record.
 
     Args:
         func: the overload that ran.
         args, kwargs: its arguments, private tensors still wrapped.
-        leaves: the values among them.
+        values: the values among them.
         out: its raw result.
     """
     if not isinstance(out, torch.Tensor) or out.ndim == 0:
@@ -174,7 +176,7 @@ def _keeps_records_apart(
     if operation.random:
         return False
     if operation.elementwise:
-        return _all_fit([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], out)
+        return _all_fit([leaf for leaf in values if isinstance(leaf, torch.Tensor)], out)
     packet, first = func.overloadpacket, args[0]
     if not (isinstance(first, Private) and first.by_record):
         return False
@@ -369,8 +371,8 @@ def _wrapped(
 def _dispatch(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
     """`Private.__torch_dispatch__` for any operation: nested arguments, writes, views, several results."""
     operation = _operation(func)
-    leaves = list(_leaves((args, kwargs)))
-    private = [leaf for leaf in leaves if isinstance(leaf, Private)]
+    values = leaves((args, kwargs))
+    private = [leaf for leaf in values if isinstance(leaf, Private)]
     written: list[Any] = []
     for position, name in operation.written:
         value = args[position] if position < len(args) else kwargs.get(name)
@@ -382,8 +384,8 @@ def _dispatch(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
     if operation.shows_values or (operation.shape_shows_values and _shape_is_private(func, args)):
         name = str(func)
         refuse("float() or item()" if "_local_scalar_dense" in name else f"the result of {name}")
-    out = func(*_mapped(unwrap, args), **_mapped(unwrap, kwargs))
-    by_record = _keeps_records_apart(func, args, kwargs, leaves, out)
+    out = func(*map_leaves(unwrap, args), **map_leaves(unwrap, kwargs))
+    by_record = _keeps_records_apart(func, args, kwargs, values, out)
     if written:
         if not by_record:  # views of the same memory see the write too: they share the mark
             for leaf in written:
@@ -405,7 +407,7 @@ def _dispatch(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
             return None
         refuse(f"the number returned by {func}")
 
-    return _mapped(wrap, out)
+    return map_leaves(wrap, out)
 
 
 def _shape_is_private(func: Any, args: tuple) -> bool:
@@ -413,32 +415,6 @@ def _shape_is_private(func: Any, args: tuple) -> bool:
     if func.overloadpacket is not _aten.index:
         return True
     return any(isinstance(i, Private) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
-
-
-def _leaves(nest: Any) -> Iterator[Any]:
-    """The values of nested tuples, lists and dicts, in order.
-
-    torch's own tree functions know many more containers and cost several times as much.
-    """
-    if isinstance(nest, (tuple, list)):
-        for item in nest:
-            yield from _leaves(item)
-    elif isinstance(nest, dict):
-        for item in nest.values():
-            yield from _leaves(item)
-    else:
-        yield nest
-
-
-def _mapped(fn: Callable[[Any], Any], nest: Any) -> Any:
-    """The nest with `fn` applied to each value; a subclass of tuple or list becomes a plain one."""
-    if isinstance(nest, tuple):
-        return tuple([_mapped(fn, item) for item in nest])
-    if isinstance(nest, list):
-        return [_mapped(fn, item) for item in nest]
-    if isinstance(nest, dict):
-        return {key: _mapped(fn, item) for key, item in nest.items()}
-    return fn(nest)
 
 
 def unwrap(value: Any) -> Any:
