@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import equipoise as eq
 from equipoise.privacy import Ledger
 from equipoise.privacy.private import unwrap
+from equipoise.training import load_model, save_model
 
 SLACK = 1e-5  # rounding of the sum itself, in clip norms
 
@@ -154,3 +156,36 @@ def test_generators_of_ones_own_are_refused(where):
             noisy if "loss" in where else least_squares,
             Transformed(data, where["data"]) if "data" in where else data,
         )
+
+
+class RunningMaximum(nn.Module):
+    """Keeps the largest inputs, as layers for eight-bit numbers do; no parameter and no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.largest = nn.Linear(3, 1), torch.zeros(3)
+
+    def forward(self, x):
+        self.largest = torch.maximum(self.largest, x.detach().abs().amax(0))
+        return self.linear(x)
+
+    def get_extra_state(self):
+        return self.largest
+
+    def set_extra_state(self, state):
+        self.largest = state
+
+
+def test_what_a_module_keeps_beside_its_buffers_is_not_published(tmp_path):
+    data = {"x": torch.randn(40, 3), "y": torch.randn(40)}
+    model = RunningMaximum()
+    raw_sum(model, least_squares, data)
+    save_model(model, tmp_path / "model.safetensors")
+    assert set(safetensors.torch.load_file(tmp_path / "model.safetensors")) == {
+        "linear.weight",
+        "linear.bias",
+    }
+    again = load_model(RunningMaximum(), tmp_path / "model.safetensors")
+    assert torch.equal(again.linear.weight, model.linear.weight)
+    with pytest.raises(ValueError, match="does not fit"):
+        load_model(nn.Linear(3, 1), tmp_path / "model.safetensors")

@@ -161,7 +161,10 @@ class RunFolder:
 def save_model(
     model: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write all parameters and buffers; tensors that share memory are written once.
+    """Write all parameters and persistent buffers; tensors that share memory are written once.
+
+    Nothing else of the `state_dict`: what a module adds to it by itself (`get_extra_state`, hooks) is not
+    watched while it runs on private records, and may hold them.
 
     Args:
         model: any module.
@@ -170,7 +173,10 @@ def save_model(
     """
     seen: set[tuple[int, int, tuple[int, ...]]] = set()
     tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict().items():
+    own = dict(model.named_parameters(remove_duplicate=False))
+    own |= dict(model.named_buffers(remove_duplicate=False))
+    for name in model.state_dict().keys() & own.keys():  # without the buffers that are not persistent
+        tensor = own[name]
         key = (tensor.data_ptr(), tensor.storage_offset(), tuple(tensor.shape))
         if key in seen and tensor.numel():
             continue
@@ -189,7 +195,10 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     if not Path(path).exists():
         raise FileNotFoundError(f"{path} does not exist: name the model.safetensors of a finished run")
     try:
-        safetensors.load_model(model, str(path))
+        missing, unexpected = safetensors.load_model(model, str(path), strict=False)
+        missing = [name for name in missing if not name.endswith("_extra_state")]  # never saved
+        if missing or unexpected:
+            raise RuntimeError(f"it lacks {sorted(missing)} and holds {sorted(unexpected)}")
     except (RuntimeError, SafetensorError) as error:
         raise ValueError(
             f"{path} is damaged or does not fit the model ({type(model).__name__}): {error}"
