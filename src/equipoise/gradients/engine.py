@@ -49,6 +49,10 @@ __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 #: Attempts at a batch whose operations differ from the plan; the last one is dense altogether.
 MISMATCHES = 5
 
+#: Quantiles that random numbers take in turn where records are compared: a branch that one in twenty calls
+#: takes is met.
+LEVELS = (0.3, 0.04, 0.96)
+
 
 @dataclass(frozen=True)
 class Covered:
@@ -179,9 +183,9 @@ class GradientEngine:
         self._choices = dict(state["kernels"])
 
     @torch.no_grad()
-    def undisturbed_losses(self, batch: Any) -> Tensor:
-        """Per-record losses [B] without dropout and under fixed randomness; the model is left as it was."""
-        with undisturbed(self.model):
+    def undisturbed_losses(self, batch: Any, level: float = 0.3) -> Tensor:
+        """Per-record losses [B] without dropout, random numbers constant; the model is left as it was."""
+        with undisturbed(self.model, level=level):
             return evaluate_loss(self.model, self.loss, batch, None)
 
     def keeps_bits(self, batch: Any, size: int) -> bool | None:
@@ -306,16 +310,30 @@ class GradientEngine:
         plan = self._learn(batch)
         if not self._check:
             return plan
-        self._refuse_mixing(batch)
+        self.refuse_mixing(repeat_to(batch, min(MANY, max(LARGE, num_records(batch)))))
         return self._compare(plan, batch)
 
-    def _refuse_mixing(self, batch: Any) -> None:
-        """Change several records in several ways; a plan, made for every new shape, changes one in one."""
-        several = repeat_to(batch, min(MANY, max(LARGE, num_records(batch))))
-        change = mixing_change(self.undisturbed_losses, several)
-        if change is not None:
-            found = find_mixing_module(self.model, self.undisturbed_losses, several, change)
-            raise CrossRecordError(*found)
+    def refuse_mixing(self, batch: Any, most: int | None = None) -> None:
+        """Change several records in several ways, with low and with high random numbers.
+
+        Args:
+            batch: at least two records.
+            most: how many changes are tried; all by default.
+
+        Raises:
+            CrossRecordError: the loss of another record moved.
+        """
+        usual = self.undisturbed_losses(batch)
+        for level in LEVELS:
+            if level != LEVELS[0] and torch.equal(self.undisturbed_losses(batch, level), usual):
+                continue  # no random number changes anything
+
+            def losses(records: Any, level: float = level) -> Tensor:
+                return self.undisturbed_losses(records, level)
+
+            change = mixing_change(losses, batch, most)
+            if change is not None:
+                raise CrossRecordError(*find_mixing_module(self.model, losses, batch, change))
 
     @torch.enable_grad()
     def _compare(self, plan: CapturePlan, batch: Any) -> CapturePlan:

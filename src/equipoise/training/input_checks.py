@@ -16,7 +16,9 @@ keeper can know, who then says so (`allow_public_duplicates`), and the statement
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -35,6 +37,7 @@ from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.checks.record_mixing import losses_moved
 from equipoise.methods import Method
 from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
+from equipoise.training.memory_use import available_bytes
 from equipoise.training.record_rows import ARRAY_REMEDY, DataError, Source, batch_size, is_array, map_batch
 
 __all__ = [
@@ -45,6 +48,7 @@ __all__ = [
     "check_public",
     "check_repeatable",
     "check_scheduler",
+    "copy_of",
     "public_assumptions",
     "trainable",
 ]
@@ -321,6 +325,13 @@ def check_pipeline(losses: Callable[[Tensor, int], Tensor], source: Source, atte
                 f"data, collate or augmentation give other records each time, {OWN_GENERATOR} In an "
                 "augmentation, the generator that it is given serves too. Nothing was spent."
             )
+        fewer = of(ids[:-1], attempt)
+        if fewer is not None and losses_moved(before[:-1], fewer, record=-1, slack=100):
+            raise ValueError(
+                "with one record less in the batch, the losses of the others change: collate, augmentation "
+                "or loss use how many records there are, and that number is private. Divide by nothing: the "
+                "sum over records is divided by the expected batch size. Nothing was spent."
+            )
         for place in {count - 1} if random_items else {attempt % count, count - 1 - attempt % count}:
             others = ids.clone()
             others[place] = count
@@ -335,22 +346,59 @@ def check_pipeline(losses: Callable[[Tensor, int], Tensor], source: Source, atte
                 )
 
 
-def check_repeatable(model: nn.Module, loss: Loss, batch: Any) -> None:
-    """Run the loss twice from the same random numbers, and see that it is the same.
+def copy_of(model: nn.Module, device: torch.device) -> nn.Module | None:
+    """A copy of the model, to meet other records first; None where it cannot be copied or is too large."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    if sum(t.numel() * t.element_size() for t in tensors) > available_bytes(device) / 4:
+        return None
+    try:
+        return copy.deepcopy(model)
+    except Exception:
+        return None
+
+
+def check_repeatable(model: nn.Module, other: nn.Module | None, loss: Loss, batch: Any) -> None:
+    """Run the loss twice from the same random numbers, and on a model that met other records first.
+
+    Args:
+        model: it ran on records of the data.
+        other: a copy from before it ran; None leaves the second check out.
+        loss: loss(model, batch) -> [b].
+        batch: a few records.
 
     Raises:
-        ValueError: it is not: the model or the loss keeps a random generator, or a state, of its own.
+        ValueError: the losses differ: model or loss keep a random generator or a state of their own.
         ForwardWritesError: the model writes to its parameters.
     """
 
-    def run() -> Tensor:
-        with undisturbed(model), torch.no_grad():
-            return loss(model, batch)
+    def run(which: nn.Module, records: Any) -> Tensor:
+        with undisturbed(which), torch.no_grad():
+            return loss(which, records)
 
     with parameters_restored(model):
-        moved = losses_moved(run(), run(), record=-1)
-    if moved:
+        first, second = run(model, batch), run(model, batch)
+    if losses_moved(first, second, record=-1):
         raise ValueError(f"model or loss give other losses each time, {OWN_GENERATOR} Nothing was spent.")
+    if other is None:
+        return
+    try:
+        run(other, map_batch(_altered, batch))
+    except Exception:  # such records may not exist; then nothing can be told
+        return
+    if losses_moved(first, run(other, batch), record=-1):
+        raise ValueError(
+            "the model keeps something of the first records that it meets: a copy that met others first "
+            "gives other losses. What it keeps would be published without noise, and would move every "
+            "record's gradient. Initialise it on public records before the training. Nothing was spent."
+        )
+
+
+def _altered(leaf: Tensor) -> Tensor:
+    """The first record in all places; if it has floating-point numbers, at another scale."""
+    if not leaf.ndim:
+        return leaf
+    alike = leaf[:1].expand_as(leaf)
+    return 2 * alike + 1 if leaf.is_floating_point() else alike.clone()
 
 
 def _shapes(batch: Any) -> str:

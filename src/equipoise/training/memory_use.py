@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.gradients import Buffers
-from equipoise.training.input_checks import Loss
+from equipoise.gradients.engine_inputs import Loss
 from equipoise.training.record_rows import batch_size
 
 __all__ = [

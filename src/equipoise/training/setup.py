@@ -19,6 +19,7 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from equipoise.gradients import GradientEngine
+from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.methods import DPSGD, Method, PublicRecords, find
 from equipoise.methods.base import Plan, Setting
 from equipoise.methods.registry import registered
@@ -40,6 +41,7 @@ from equipoise.training.input_checks import (
     check_public,
     check_repeatable,
     check_scheduler,
+    copy_of,
     trainable,
 )
 from equipoise.training.memory_use import bytes_per_record, fitting, micro_batch_sizes
@@ -408,6 +410,7 @@ def prepare(
     with processes.together():
         source = Source(data, collate)
         check_public(source, method, settings.allow_public_duplicates)
+        untouched = copy_of(model, place)
         example, probes = check_loss(model, loss, source, place)
         begun = begun or Begun(None, lambda: [other_runs(settings.ledger_file, settings.relation)])
         states = processes.first(begun.other_runs)
@@ -428,7 +431,8 @@ def prepare(
             loss = averaged_over_views(loss, settings.views)
         prepare_batch = Preparation(place, augmentation, settings.views)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
-        check_repeatable(model, loss, prepared)
+        check_repeatable(model, untouched, loss, prepared)
+        del untouched
         engine = GradientEngine(model, loss, prepared)
         if augmentation is not None or not source.is_scanned:
 
@@ -451,6 +455,8 @@ def prepare(
         sizes += micro_batch_sizes(most, mean, deviation)
         # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
         size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, prepared, sizes))
+        # Once more at the very shape: a model may treat 16 records in another way than 8.
+        engine.refuse_mixing(repeat_to(prepared, max(2, size)), most=2)
         settings = replace(settings, micro_batch_size=size)
         rows = RowSource(engine, source, prepare_batch, size, example, settings.seed, probes)
         processes.same("the model's parameters", digest(parameters))

@@ -13,9 +13,11 @@ parameter moves by the optimiser alone: a model that moves one itself is refused
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from statistics import NormalDist
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -219,11 +221,30 @@ def _same_values(now: Tensor | None, before: Tensor | None) -> bool:
     return now.shape == before.shape and bool(((now == before) | (now.isnan() & before.isnan())).all())
 
 
-class _WithoutDropout(TorchFunctionMode):
-    """Dropout is the identity: masks of a batch and of single records cannot be compared."""
+class _Controlled(TorchFunctionMode):
+    """Dropout is the identity and random tensors are constant, so that records can be compared.
+
+    Random numbers are dealt by place in the batch: those of a batch and of single records differ otherwise.
+
+    Args:
+        level: the quantile that random functions give, in (0, 1). A low and a high one take both sides of a
+            branch such as ``if torch.rand(()) < 0.45``.
+    """
+
+    def __init__(self, level: float) -> None:
+        super().__init__()
+        self._level = level
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        value_of = _RANDOM.get(func)
+        # A generator of the model's own stays: it is refused for what it is.
+        if value_of is not None and kwargs.get("generator") is None:
+            old = args[0].clone() if args and isinstance(args[0], Tensor) else None
+            out = func(*args, **kwargs)
+            with torch.no_grad():
+                value = value_of(self._level, old, args, kwargs)
+                return out.copy_(value) if isinstance(value, Tensor) else out.fill_(value)
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
         if func is F.scaled_dot_product_attention:
@@ -233,6 +254,69 @@ class _WithoutDropout(TorchFunctionMode):
                 kwargs = {**kwargs, "dropout_p": 0.0}
         return func(*args, **kwargs)
 
+
+def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name, default)
+
+
+def _uniform(level: float, old: Any, args: Any, kwargs: Any) -> Any:
+    return level
+
+
+def _uniform_between(level: float, old: Any, args: Any, kwargs: Any) -> Any:
+    low, high = _argument(args, kwargs, 1, "from", 0.0), _argument(args, kwargs, 2, "to", 1.0)
+    return low + (high - low) * level
+
+
+def _standard_normal(level: float, old: Any, args: Any, kwargs: Any) -> Any:
+    return NormalDist().inv_cdf(level)
+
+
+def _normal(level: float, old: Any, args: Any, kwargs: Any) -> Any:
+    mean, std = _argument(args, kwargs, 0, "mean", 0.0), _argument(args, kwargs, 1, "std", 1.0)
+    return mean + std * NormalDist().inv_cdf(level)
+
+
+def _normal_in_place(level: float, old: Any, args: Any, kwargs: Any) -> Any:
+    return _normal(level, old, args[1:], kwargs)
+
+
+def _chance(level: float, old: Any, args: Any, kwargs: Any) -> Any:
+    """1 where the probability is above the level."""
+    return torch.as_tensor(_argument(args, kwargs, 1, "p", old)) > level
+
+
+def _chance_in_place(level: float, old: Any, args: Any, kwargs: Any) -> Any:
+    return torch.as_tensor(_argument(args, kwargs, 1, "p", 0.5)) > level
+
+
+def _exponential(level: float, old: Any, args: Any, kwargs: Any) -> Any:
+    return -math.log(1 - level) / _argument(args, kwargs, 1, "lambd", 1.0)
+
+
+def _integer(level: float, old: Any, args: Any, kwargs: Any) -> Any:
+    """For `randint(high, size)`, `randint(low, high, size)` and the forms that begin with a tensor."""
+    ends = [end for end in args if isinstance(end, int)]
+    low, high = ends[:2] if len(ends) > 1 else (kwargs.get("low", 0), ends[0] if ends else kwargs["high"])
+    return low + int(level * (high - low))
+
+
+#: What random functions give in place of random numbers: value(level, self as it was, args, kwargs).
+_RANDOM: dict[Callable, Callable[..., Any]] = {
+    torch.rand: _uniform,
+    torch.rand_like: _uniform,
+    Tensor.uniform_: _uniform_between,
+    torch.randn: _standard_normal,
+    torch.randn_like: _standard_normal,
+    torch.normal: _normal,
+    Tensor.normal_: _normal_in_place,
+    torch.bernoulli: _chance,
+    Tensor.bernoulli: _chance,
+    Tensor.bernoulli_: _chance_in_place,
+    Tensor.exponential_: _exponential,
+    torch.randint: _integer,
+    torch.randint_like: _integer,
+}
 
 _DROPOUTS = frozenset(
     getattr(module, kind + ending)
@@ -265,14 +349,21 @@ def _replayed(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False) -> Iterator[None]:
-    """Run something on the model and leave no trace: buffers and random states come back as they were."""
+def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False, level: float = 0.3) -> Iterator[None]:
+    """Run something on the model and leave no trace: buffers and random states come back as they were.
+
+    Args:
+        model: the module.
+        seed: of the random numbers inside.
+        dropout: leave them random, dropout too; otherwise see `_Controlled`.
+        level: the quantile that random functions give.
+    """
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     with (
         Buffers(model).all_kept(),
         torch.random.fork_rng([index for index in devices if index is not None]),
         _replayed(seed),
-        nullcontext() if dropout else _WithoutDropout(),
+        nullcontext() if dropout else _Controlled(level),
     ):
         torch.manual_seed(seed)
         yield

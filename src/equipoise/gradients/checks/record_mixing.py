@@ -6,6 +6,7 @@ side only, a branch that large values take. So several records are changed in se
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,15 +53,16 @@ def changes(batch: Any) -> Iterator[RecordChange]:
     yield RecordChange(last, map_records(lambda leaf: torch.cat([leaf[:-1], leaf[:1]]), batch))
 
 
-def mixing_change(run: Callable[[Any], Tensor], batch: Any) -> RecordChange | None:
+def mixing_change(run: Callable[[Any], Tensor], batch: Any, most: int | None = None) -> RecordChange | None:
     """The first change that moves the loss of a record other than the changed one, or None.
 
     Args:
         run: per-record losses [B] of a batch; the same for the same batch.
         batch: two records at least.
+        most: how many changes are tried; all by default.
     """
     before = run(batch)
-    for change in changes(batch):
+    for change in itertools.islice(changes(batch), most):
         try:
             after = run(change.batch)
         except (RuntimeError, ValueError, IndexError, AssertionError):
