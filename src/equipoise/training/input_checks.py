@@ -325,13 +325,6 @@ def check_pipeline(losses: Callable[[Tensor, int], Tensor], source: Source, atte
                 f"data, collate or augmentation give other records each time, {OWN_GENERATOR} In an "
                 "augmentation, the generator that it is given serves too. Nothing was spent."
             )
-        fewer = of(ids[:-1], attempt)
-        if fewer is not None and losses_moved(before[:-1], fewer, record=-1, slack=100):
-            raise ValueError(
-                "with one record less in the batch, the losses of the others change: collate, augmentation "
-                "or loss use how many records there are, and that number is private. Divide by nothing: the "
-                "sum over records is divided by the expected batch size. Nothing was spent."
-            )
         for place in {count - 1} if random_items else {attempt % count, count - 1 - attempt % count}:
             others = ids.clone()
             others[place] = count
@@ -344,6 +337,13 @@ def check_pipeline(losses: Callable[[Tensor, int], Tensor], source: Source, atte
                     "privacy guarantee would not hold. Augment every record by itself (no mixup or cutmix "
                     "between records), and mask padding in the model and in the loss. Nothing was spent."
                 )
+    fewer = of(ids[:-1], 0)
+    if first is not None and fewer is not None and losses_moved(first[:-1], fewer, record=-1, slack=100):
+        raise ValueError(
+            "with one record less in the batch, the losses of the others change: collate, augmentation or loss "
+            "use how many records there are, and that number is private. Divide by nothing: the sum over "
+            "records is divided by the expected batch size. Nothing was spent."
+        )
 
 
 def copy_of(model: nn.Module, device: torch.device) -> nn.Module | None:
