@@ -341,8 +341,8 @@ def check_pipeline(losses: Callable[[Tensor, int], Tensor], source: Source, atte
     if first is not None and fewer is not None and losses_moved(first[:-1], fewer, record=-1, slack=100):
         raise ValueError(
             "with one record less in the batch, the losses of the others change: collate, augmentation or "
-            "loss use how many records there are, and that number is private. Divide by nothing: the sum over "
-            "records is divided by the expected batch size. Nothing was spent."
+            "loss use how many records there are, and that number is private. Divide by nothing: the sum "
+            "over records is divided by the expected batch size. Nothing was spent."
         )
 
 
