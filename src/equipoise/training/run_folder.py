@@ -173,11 +173,15 @@ def save_model(
     """
     seen: set[tuple[int, int, tuple[int, ...]]] = set()
     tensors: dict[str, torch.Tensor] = {}
-    own = dict(model.named_parameters(remove_duplicate=False))
-    own |= dict(model.named_buffers(remove_duplicate=False))
-    for name in model.state_dict().keys() & own.keys():  # without the buffers that are not persistent
+    own: dict[str, torch.Tensor] = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    for name in model.state_dict():  # it leaves out the buffers that are not persistent
+        if name not in own:
+            continue
         tensor = own[name]
-        key = (tensor.data_ptr(), tensor.storage_offset(), tuple(tensor.shape))
+        key = (tensor.data_ptr(), int(tensor.storage_offset()), tuple(tensor.shape))
         if key in seen and tensor.numel():
             continue
         seen.add(key)
