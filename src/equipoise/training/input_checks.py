@@ -289,12 +289,19 @@ OWN_GENERATOR = (
 )
 
 
-def check_pipeline(losses: Callable[[Tensor, int], Tensor], source: Source, attempts: int = 4) -> None:
+def check_pipeline(
+    read: Callable[[Tensor, int], Any],
+    losses: Callable[[Any, int], Tensor],
+    source: Source,
+    attempts: int = 4,
+) -> None:
     """Make a batch of some records twice, and again with one of them replaced; see whose loss moves.
 
+    In the same attempt the global random numbers start alike.
+
     Args:
-        losses: losses(record numbers, attempt) -> [b]: reads, collates, augments, and runs the loss without
-            dropout. In the same attempt the global random numbers start alike.
+        read: read(record numbers, attempt) -> batch, as the data set and collate make it.
+        losses: losses(batch, attempt) -> [b]: augments, and runs the loss without dropout.
         source: the data.
         attempts: how often, with other randomness each time and two records replaced in turn.
 
@@ -307,15 +314,17 @@ def check_pipeline(losses: Callable[[Tensor, int], Tensor], source: Source, atte
 
     def of(ids: Tensor, attempt: int) -> Tensor | None:
         try:
-            return losses(ids, attempt)
+            return losses(read(ids, attempt), attempt)
         except Exception:  # records that cannot be made or run are met elsewhere; they tell nothing here
             return None
 
     ids = torch.arange(count)
     first, second = of(ids, 0), of(ids, 1)
+    if first is None or second is None:
+        return
     # Where items are made with random numbers, one record may draw more of them than another did in its
     # place, which deals those behind it other ones. The last one has none behind it.
-    random_items = first is not None and second is not None and losses_moved(first, second, record=-1)
+    random_items = not _same_leaves(read(ids, 0), read(ids, 1))
     for attempt in range(attempts):
         before, again = of(ids, attempt), of(ids, attempt)
         if before is None or again is None:
@@ -337,13 +346,21 @@ def check_pipeline(losses: Callable[[Tensor, int], Tensor], source: Source, atte
                     "privacy guarantee would not hold. Augment every record by itself (no mixup or cutmix "
                     "between records), and mask padding in the model and in the loss. Nothing was spent."
                 )
+    if losses_moved(first, second, record=-1):
+        return  # random numbers are dealt otherwise where there are fewer records
     fewer = of(ids[:-1], 0)
-    if first is not None and fewer is not None and losses_moved(first[:-1], fewer, record=-1, slack=100):
+    if fewer is not None and losses_moved(first[:-1], fewer, record=-1, slack=100):
         raise ValueError(
             "with one record less in the batch, the losses of the others change: collate, augmentation or "
             "loss use how many records there are, and that number is private. Divide by nothing: the sum "
             "over records is divided by the expected batch size. Nothing was spent."
         )
+
+
+def _same_leaves(one: Any, other: Any) -> bool:
+    """Whether two batches hold the same bits."""
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True)
+    return all(a.equal(b) for a, b in pairs if isinstance(a, Tensor))
 
 
 def copy_of(model: nn.Module, device: torch.device) -> nn.Module | None:

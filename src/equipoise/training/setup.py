@@ -436,13 +436,17 @@ def prepare(
         engine = GradientEngine(model, loss, prepared)
         if augmentation is not None or not source.is_scanned:
 
-            def losses(ids: Tensor, attempt: int) -> Tensor:
-                randomness = public_randomness(settings.seed, "example", attempt)
-                with replayed(place, randomness("records")):
-                    batch = prepare_batch(source.take(ids), randomness)
-                return engine.undisturbed_losses(batch)
+            def read(ids: Tensor, attempt: int) -> Any:
+                with replayed(place, public_randomness(settings.seed, "example", attempt)("records")):
+                    return source.take(ids)
 
-            check_pipeline(losses, source)
+            def losses(batch: Any, attempt: int) -> Tensor:
+                randomness = public_randomness(settings.seed, "example", attempt)
+                with replayed(place, randomness("global")):
+                    prepared = prepare_batch(batch, randomness)
+                return engine.undisturbed_losses(prepared)
+
+            check_pipeline(read, losses, source)
         record_bytes = bytes_per_record(model, loss, prepared)
         mean, deviation = sampling.expected_size / processes.count, sampling.size_deviation / processes.count
         given = settings.micro_batch_size
