@@ -164,7 +164,7 @@ class Settings:
         from_recipe=True,
     )
     micro_batch_size: int | None = setting(
-        None, "Records held in memory at once.", above_zero="the number of records held at once"
+        None, "Records per forward, at most.", above_zero="the number of records held at once"
     )
     device: str | None = setting(None, "Where to compute: cpu, cuda, cuda:1, mps.")
     seed: int = setting(0, "Initial weights and other public randomness.")

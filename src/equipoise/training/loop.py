@@ -98,7 +98,8 @@ class PrivateTraining:
         seed: public randomness (dropout, augmentation); never noise or sampling.
         reproducible: let noise and sampling follow the seed too. The result is then NOT PRIVATE, and the
             statement says so.
-        micro_batch_size: records at once; chosen from the free memory by default. Never changes the result.
+        micro_batch_size: records per forward, at most. Chosen by default from what will be drawn and from the
+            free memory. It changes the result by rounding alone.
         ema_decay: keep a moving average of the parameters; it is evaluated and saved in place of the last
             ones.
         augmentation: (batch, generator) -> batch, record by record.
