@@ -15,6 +15,7 @@ import equipoise as eq
 from equipoise.methods import Abadi
 from equipoise.methods.base import Plan
 from equipoise.privacy import Gaussian, PrivacyPlan, Release, clip
+from equipoise.training.assumptions import STOPPED
 from equipoise.training.run_folder import RunFolder
 
 
@@ -378,3 +379,12 @@ def test_masks_of_private_records_follow_the_secret_key():
     assert len(first) == len(second) == 2
     assert not torch.equal(first[0], second[0])
     assert not torch.equal(first[0], first[1])
+
+
+def test_a_statement_names_the_stop_of_a_run_that_ended_early():
+    """Whoever stops by what was released has spent more than the steps that were taken."""
+    run = training(steps=3)
+    run.take_step()
+    assert STOPPED in run.statement().assumptions
+    list(run)
+    assert STOPPED not in run.statement().assumptions

@@ -29,6 +29,7 @@ from equipoise.training.assumptions import (
     ROUNDING,
     ROUNDING_UNKNOWN,
     SCANNED,
+    STOPPED,
     TRUSTED,
 )
 from equipoise.training.setup import rebuild_method
@@ -197,7 +198,7 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
         draws = sampling_assumptions([*statement["releases"], *statement["unproven"]])
     except MALFORMED:
         return found  # the checks of the statement report it
-    measured = {ROUNDING, ROUNDING_UNKNOWN}
+    measured = {ROUNDING, ROUNDING_UNKNOWN, STOPPED}
     known = {*wanted, *draws, *measured, SCANNED, TRUSTED, ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH}
     own = [text for text in named if text not in known]
     if own:
