@@ -26,8 +26,8 @@ ROUNDING_UNKNOWN = (
 )
 
 #: With a rule that looks at releases (stop at the best accuracy, or when the gradient is small) the epsilon
-#: of the steps taken is too low: a true delta of 8 to 18 times the stated one was computed. The epsilon of all
-#: planned steps holds with any rule.
+#: of the steps taken is too low: a true delta of 8 to 18 times the stated one was computed. The epsilon of
+#: all planned steps holds with any rule.
 STOPPED = (
     "the training ended before its last planned step for a reason that did not follow from what was released"
 )
