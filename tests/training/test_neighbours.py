@@ -271,3 +271,63 @@ def test_mixed_records_move_no_sum(model, loss, options):
         except (ValueError, CoverageError, CrossRecordError):
             return
     assert (sums[1] - sums[0]).norm() <= 1 + SLACK
+
+
+class Packed(nn.Module):
+    """Sequences by their lengths, which must be at least one."""
+
+    def __init__(self, least=1):
+        super().__init__()
+        self.gru, self.head, self.least = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 1), least
+
+    def forward(self, x, lengths):
+        if int(lengths.min()) < self.least:
+            raise ValueError("a sequence is too short")
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.head(self.gru(packed)[1][-1])
+
+
+def sequence_loss(model, batch):
+    return 0.5 * (model(batch["x"], batch["n"]).squeeze(1) - batch["y"]).square()
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_model_that_takes_no_zeros_keeps_its_short_micro_batches(least):
+    """Filler of zeros would fail, and take every record of a short micro-batch with it."""
+    torch.manual_seed(0)
+    data = {"x": torch.randn(47, 5, 3), "n": torch.randint(2, 6, (47,)), "y": torch.randn(47)}
+    model = Packed(least)
+    more = with_one_more(data, {"x": torch.randn(5, 3), "n": torch.tensor(3), "y": torch.tensor(2.0)}, 47)
+    before = raw_sum(model, sequence_loss, data, micro_batch_size=48)
+    assert before.norm() > 1
+    after = raw_sum(model, sequence_loss, more, micro_batch_size=48)
+    assert (after - before).norm() <= 1 + SLACK
+
+
+def test_random_branches_of_any_generator_are_met():
+    """A mixture behind a random number, whichever function gives it."""
+    for draw in (random.random, np.random.rand, lambda: torch.randperm(10)[0] / 10):
+
+        def mixed(model, batch, draw=draw):
+            x = batch["x"]
+            return least_squares(model, {**batch, "x": x - x.mean(0) if draw() < 0.45 else x})
+
+        with pytest.raises((ValueError, CoverageError, CrossRecordError)):
+            raw_sum(nn.Linear(3, 1), mixed, {"x": torch.randn(64, 3), "y": torch.randn(64)})
+
+
+def test_a_pipeline_is_tried_on_records_that_can_be_read():
+    """A record that cannot be read does not end the check."""
+
+    class Holed(Transformed):
+        def __getitem__(self, i):
+            if i == 5:
+                raise OSError("no such file")
+            return super().__getitem__(i)
+
+    def blended(batch, generator):
+        return {**batch, "x": 0.5 * (batch["x"] + batch["x"].roll(1, 0))}
+
+    data = Holed({"x": torch.randn(40, 3), "y": torch.randn(40)}, lambda: 0.0)
+    with pytest.raises(ValueError, match="mixes records"):
+        raw_sum(nn.Linear(3, 1), least_squares, data, augmentation=blended)

@@ -25,6 +25,11 @@ ROUNDING_UNKNOWN = (
     "model draws random numbers"
 )
 
+FILLED_BY_A_RECORD = (
+    "copies of the first record fill up the micro-batches, with weight zero: the model takes no records of zeros "
+    "or ones"
+)
+
 #: With a rule that looks at releases (stop at the best accuracy, or when the gradient is small) the epsilon
 #: of the steps taken is too low: a true delta of 8 to 18 times the stated one was computed. The epsilon of
 #: all planned steps holds with any rule.

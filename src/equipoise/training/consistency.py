@@ -25,6 +25,7 @@ from equipoise.statements.statement import (
 from equipoise.training.assumptions import (
     ALLOWED,
     ALONE,
+    FILLED_BY_A_RECORD,
     NOT_COMPARED,
     ROUNDING,
     ROUNDING_UNKNOWN,
@@ -198,7 +199,7 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
         draws = sampling_assumptions([*statement["releases"], *statement["unproven"]])
     except MALFORMED:
         return found  # the checks of the statement report it
-    measured = {ROUNDING, ROUNDING_UNKNOWN, STOPPED}
+    measured = {FILLED_BY_A_RECORD, ROUNDING, ROUNDING_UNKNOWN, STOPPED}
     known = {*wanted, *draws, *measured, SCANNED, TRUSTED, ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH}
     own = [text for text in named if text not in known]
     if own:

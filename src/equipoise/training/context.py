@@ -27,7 +27,7 @@ from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, sums_
 from equipoise.privacy.private import join, unwrap
 from equipoise.training.distributed import Processes
 from equipoise.training.randomness import generator, replayed, secret_randomness
-from equipoise.training.record_rows import RowSource
+from equipoise.training.record_rows import RowSource, out_of_memory
 from equipoise.training.run_ledger import SharedLedger
 
 __all__ = ["Noised", "StepContext", "StepDiagnostics", "StepLedger", "TrainingDraw"]
@@ -162,19 +162,16 @@ class TrainingDraw:
         except ForwardWritesError:
             raise  # no fault of a record: the model is spoilt
         except Exception as error:
-            if _out_of_memory(error):
+            if out_of_memory(error):
                 raise
             kind = type(error).__name__
         # Outside of the handler, so that an error raised here does not carry the record's with it.
         if not was_read:
             rows.check_source()
         if len(part.ids) == 1:
+            rows.check_filler(points, randomness)
             self._diagnostics.note_failure(self.name, kind)
         return None
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 class StepDiagnostics:

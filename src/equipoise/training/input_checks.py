@@ -38,7 +38,17 @@ from equipoise.gradients.checks.record_mixing import losses_moved
 from equipoise.methods import Method
 from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
 from equipoise.training.memory_use import available_bytes
-from equipoise.training.record_rows import ARRAY_REMEDY, DataError, Source, batch_size, is_array, map_batch
+from equipoise.training.record_rows import (
+    ARRAY_REMEDY,
+    DataError,
+    Filler,
+    Source,
+    batch_size,
+    is_array,
+    map_batch,
+    out_of_memory,
+    take,
+)
 
 __all__ = [
     "Loss",
@@ -48,6 +58,7 @@ __all__ = [
     "check_public",
     "check_repeatable",
     "check_scheduler",
+    "choose_filler",
     "copy_of",
     "public_assumptions",
     "trainable",
@@ -308,17 +319,19 @@ def check_pipeline(
     Raises:
         ValueError: two equal attempts differ, or the loss of a record depends on which others came with it.
     """
-    count = min(8, len(source) - 1)
-    if count < 2:
-        return
 
     def of(ids: Tensor, attempt: int) -> Tensor | None:
         try:
             return losses(read(ids, attempt), attempt)
-        except Exception:  # records that cannot be made or run are met elsewhere; they tell nothing here
+        except Exception:  # a record that cannot be made or run has weight zero in the training too
             return None
 
-    ids = torch.arange(count)
+    numbers = range(min(SEARCHED, len(source)))
+    good = list(itertools.islice((n for n in numbers if of(torch.tensor([n]), 0) is not None), 9))
+    if len(good) < 3:
+        return
+    *kept, spare = good
+    ids, count = torch.tensor(kept), len(kept)
     first, second = of(ids, 0), of(ids, 1)
     if first is None or second is None:
         return
@@ -336,7 +349,7 @@ def check_pipeline(
             )
         for place in {count - 1} if random_items else {attempt % count, count - 1 - attempt % count}:
             others = ids.clone()
-            others[place] = count
+            others[place] = spare
             after = of(others, attempt)
             # Padding to another length may round differently: a mixture moves losses by far more.
             if after is not None and losses_moved(before, after, place, slack=100):
@@ -408,6 +421,28 @@ def check_repeatable(model: nn.Module, other: nn.Module | None, loss: Loss, batc
             "gives other losses. What it keeps would be published without noise, and would move every "
             "record's gradient. Initialise it on public records before the training. Nothing was spent."
         )
+
+
+def choose_filler(run: Callable[[Any], Any], example: Any, size: int) -> Filler:
+    """What fills up a micro-batch: records of zeros or of ones, if the model takes them; else a record's copies.
+
+    Args:
+        run: run(batch) -> gradients; it augments.
+        example: a few records that the model takes.
+        size: of a micro-batch.
+    """
+    one = take(example, torch.zeros(1, dtype=torch.long))
+    for value in (0.0, 1.0):  # a length or a mask of zero is often refused
+        filler = Filler(value)
+        try:
+            losses = run(filler.filled(one, size)).losses
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            continue
+        if bool(torch.isfinite(losses).all()):
+            return filler
+    return Filler(None, one)
 
 
 def _altered(leaf: Tensor) -> Tensor:

@@ -24,7 +24,14 @@ from equipoise.methods import Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling, mark, unmark
 from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
-from equipoise.training.assumptions import ALONE, SCANNED, STOPPED, TRUSTED, rounding_assumptions
+from equipoise.training.assumptions import (
+    ALONE,
+    FILLED_BY_A_RECORD,
+    SCANNED,
+    STOPPED,
+    TRUSTED,
+    rounding_assumptions,
+)
 from equipoise.training.checkpoint import CheckpointError, collect_state, restore_state, write_atomically
 from equipoise.training.describe import Description, describe
 from equipoise.training.input_checks import Loss, public_assumptions
@@ -326,6 +333,7 @@ class PrivateTraining:
             SCANNED if source.is_scanned else TRUSTED,
             ALONE,
             *rounding_assumptions(setup.keeps_bits),
+            *([FILLED_BY_A_RECORD] if setup.rows.filler.value is None else []),
             *([STOPPED] if self.steps_done < self.sampling.steps else []),
             *method.assumptions(setup.method_plan),
             *public_assumptions(source, method, setup.settings.allow_public_duplicates),

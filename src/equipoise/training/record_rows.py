@@ -24,11 +24,13 @@ from equipoise.training.randomness import Randomness, public_randomness, replaye
 
 __all__ = [
     "DataError",
+    "Filler",
     "Preparation",
     "RowSource",
     "Source",
     "batch_size",
     "map_batch",
+    "out_of_memory",
     "repeat_views",
     "take",
 ]
@@ -190,20 +192,40 @@ def take(batch: Any, ids: Tensor) -> Any:
     return map_batch(lambda leaf: leaf.index_select(0, ids.to(leaf.device)), batch)
 
 
-def filled(batch: Any, size: int) -> Any:
-    """The batch with records of zeros behind its own, up to `size` records.
+@dataclass(frozen=True)
+class Filler:
+    """What stands in the empty places of a micro-batch.
 
-    Example:
-        >>> filled({"input": torch.ones(1, 2), "label": torch.tensor([7])}, 3)["label"]
-        tensor([7, 0, 0])
+    Attributes:
+        value: the number in every entry, public; or None for copies of a record.
+        record: a batch of one record; used where `value` is None.
     """
-    missing = size - batch_size(batch)
 
-    def fill(leaf: Tensor) -> Tensor:
-        # A tensor without axes belongs to all records.
-        return torch.cat([leaf, leaf.new_zeros(missing, *leaf.shape[1:])]) if leaf.ndim else leaf
+    value: float | None = 0.0
+    record: Any = None
 
-    return map_batch(fill, batch)
+    def filled(self, batch: Any, size: int) -> Any:
+        """The batch with filler behind its records, up to `size` records.
+
+        Example:
+            >>> Filler(1.0).filled({"input": torch.zeros(1, 2), "label": torch.tensor([7])}, 3)["label"]
+            tensor([7, 1, 1])
+        """
+        missing = size - batch_size(batch)
+
+        def fill(leaf: Tensor, row: Tensor | None = None) -> Tensor:
+            if not leaf.ndim:
+                return leaf  # it belongs to all records
+            more = leaf.new_full((missing, *leaf.shape[1:]), self.value or 0)
+            if row is not None and row.shape[1:] == leaf.shape[1:]:
+                more.copy_(row.expand_as(more))
+            return torch.cat([leaf, more])
+
+        if self.value is not None:
+            return map_batch(fill, batch)
+        return pytree.tree_map(
+            lambda leaf, row: fill(leaf, row) if isinstance(leaf, Tensor) else leaf, batch, self.record
+        )
 
 
 def repeat_views(
@@ -259,6 +281,7 @@ class RowSource:
         micro_batch_size: the number of records of every forward; a part of a draw with fewer is filled up.
         example: a batch of a few records, from which the rows of an empty draw are cut.
         seed: public seed of the randomness of public records.
+        filler: what stands in the empty places of a micro-batch.
         probes: numbers of the records of `example`, which could be read at the start.
     """
 
@@ -270,8 +293,10 @@ class RowSource:
         micro_batch_size: int,
         example: Any,
         seed: int,
+        filler: Filler | None = None,
         probes: Tensor | None = None,
     ) -> None:
+        self.filler = filler or Filler()
         self.engine, self.source, self.prepare = engine, source, prepare
         self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
         self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
@@ -280,13 +305,13 @@ class RowSource:
     def of_records(self, records: Any, at: Sequence[Parameters | None], randomness: Randomness) -> list[Any]:
         """Gradient rows of at most `micro_batch_size` private records at every parameter point.
 
-        **Fixed shape.** Kernels round a row by the number of rows beside it. With public records of zeros in
-        the empty places that number is always the same, so a record that enters a draw changes no other row.
+        **Fixed shape.** Kernels round a row by the number of rows in a batch. With filler in the empty places
+        that number is always the same, so a record that enters a draw changes no other row.
         """
         count = batch_size(records)
         if count == self.micro_batch_size:
             return self.of_batch(self.prepare(records, randomness), at, randomness)
-        batch = self.prepare(filled(records, self.micro_batch_size), randomness)
+        batch = self.prepare(self.filler.filled(records, self.micro_batch_size), randomness)
         rows = []
         for gradients in self.of_batch(batch, at, randomness):
             gradients.row_norms()  # in the fixed shape too; the cut below keeps them
@@ -312,6 +337,28 @@ class RowSource:
         device = self.prepare.device
         nobody = map_batch(lambda leaf: leaf[:0].to(device), self.example)
         return [self.engine(nobody, params=params) for params in at]
+
+    def check_filler(self, at: Sequence[Parameters | None], randomness: Randomness) -> None:
+        """See that the model takes the filler by itself; only where that is public.
+
+        Raises:
+            RuntimeError: it does not, so that the filler and no record is at fault.
+        """
+        if self.filler.value is None:
+            return
+        nobody = map_batch(lambda leaf: leaf[:0] if leaf.ndim else leaf, self.example)
+        try:
+            self.of_batch(
+                self.prepare(self.filler.filled(nobody, self.micro_batch_size), randomness), at, randomness
+            )
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            raise RuntimeError(
+                f"model and loss fail ({type(error).__name__}) on records whose every entry is "
+                f"{self.filler.value:g}, which fill up the micro-batches; at the start they did not. Make them "
+                "work for such records, or give micro_batch_size=1. Nothing of this step was spent."
+            ) from error
 
     def check_source(self) -> None:
         """See that some record of the example, all of which were read at the start, can still be read.
@@ -341,3 +388,8 @@ class RowSource:
                 name,
             )
         self._failure_was_logged = True
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, which is no record's fault."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -41,6 +41,7 @@ from equipoise.training.input_checks import (
     check_public,
     check_repeatable,
     check_scheduler,
+    choose_filler,
     copy_of,
     trainable,
 )
@@ -462,7 +463,9 @@ def prepare(
         # Once more at the very shape: a model may treat 16 records in another way than 8.
         engine.refuse_mixing(repeat_to(prepared, max(2, size)), most=2)
         settings = replace(settings, micro_batch_size=size)
-        rows = RowSource(engine, source, prepare_batch, size, example, settings.seed, probes)
+        randomness = public_randomness(settings.seed, "example")
+        filler = choose_filler(lambda batch: engine(prepare_batch(batch, randomness)), example, size)
+        rows = RowSource(engine, source, prepare_batch, size, example, settings.seed, filler, probes)
         processes.same("the model's parameters", digest(parameters))
         processes.same("the privacy plan", method_plan.releases.fingerprint())
     return TrainingSetup(
