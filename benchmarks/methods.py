@@ -3,11 +3,11 @@
 Each method of the table runs through ``PrivateTraining`` on the fixed batch of a task of ``tasks.py``, in a
 process of its own; rounds visit the methods in turn. Times are means over a visit, since methods with an
 anchor or a refresh spend their time unevenly; ratios are taken round by round, and their median and quartiles
-reported. Memory is what a step adds to the resident set. Methods that take public records get 100, and use a
-subspace for 10 steps; ``NAME:KEY=VALUE`` gives a method a setting.
+reported. Memory is what a step adds to the resident set. Methods that take public records get 100;
+``NAME:KEY=VALUE`` gives a method a setting.
 
     python benchmarks/methods.py                          # all methods, on the CNN and the small transformer
-    python benchmarks/methods.py --tasks cnn --methods dice-sgd pcdp-sgd:basis=held --rounds 9
+    python benchmarks/methods.py --tasks cnn --methods dice-sgd pcdp-sgd:source.basis=held --rounds 9
 """
 
 from __future__ import annotations

@@ -116,34 +116,35 @@ def equipoise_step(words: str, public):
     """A step of ``PrivateTraining`` with any method of the table.
 
     Args:
-        words: a method's name and settings, such as ``pcdp-sgd:basis=held``.
+        words: a method's name and settings, such as ``pcdp-sgd:source.basis=held``.
         public: a task whose records are public, for the methods that take some.
     """
     name, _, settings = words.partition(":")
 
     def build(task):
-        import inspect
-
         import torch
 
         import equipoise as eq
-        from equipoise.methods import METHODS
+        from equipoise.methods import PublicRecords, find
 
         def records(of):
             return {"input": of.inputs, "label": of.labels}
 
-        accepted = inspect.signature(METHODS[name]).parameters
-        offered = {"clip_norm": CLIP_NORM, "public": records(public), "refresh_every": 10, "warm_steps": 1}
-        options = {key: value for key, value in offered.items() if key in accepted}
+        options: dict = {"clip_norm": CLIP_NORM}
         for key, value in (pair.split("=") for pair in settings.split(",") if pair):
             options[key] = int(value) if value.isdigit() else value
+        kind = find(name)
+        options = {
+            key: value for key, value in options.items() if key.split(".")[0] in kind.__dataclass_fields__
+        }
+        method = kind.from_config({"name": name, **options}, PublicRecords(records(public)))
         training = eq.PrivateTraining(
             task.model,
             torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE),
             loss=lambda model, b: task.losses(model(b["input"]), b["label"]),
             data=records(task),  # the noise is calibrated: its scale changes no time
             sampling=eq.FullBatch(population=len(task.labels), steps=1_000),
-            method=METHODS[name](**options),
+            method=method,
             budget=eq.Budget(epsilon=1000.0, delta=1e-5),
             micro_batch_size=len(task.labels),
         )

@@ -246,6 +246,12 @@ def mixed_by_a_coin(model, batch):
     return least_squares(model, {**batch, "x": 0.5 * (x + x.roll(1, 0)) if torch.rand(()) < 0.45 else x})
 
 
+def attention_with_signs(model, batch):
+    """A loss whose sign follows the place, of a layer whose dropout is inside one function."""
+    sign = torch.where(torch.arange(len(batch["y"])) % 2 == 0, 1.0, -1.0)
+    return sign * (model(batch["x"][:, None]).mean((1, 2)) - batch["y"]).square()
+
+
 @pytest.mark.parametrize(
     ("model", "loss", "options"),
     [
@@ -254,8 +260,16 @@ def mixed_by_a_coin(model, batch):
         (Centring, least_squares, {}),
         (Ghosts, least_squares, {}),
         (lambda: nn.Linear(3, 1), over_the_count, {"collate": with_count}),
+        (lambda: nn.TransformerEncoderLayer(3, 1, 4, batch_first=True), attention_with_signs, {}),
     ],
-    ids=["noise and a mean", "mixup by a coin", "settled by the first batch", "groups of 16", "a count"],
+    ids=[
+        "noise and a mean",
+        "mixup by a coin",
+        "settled by the first batch",
+        "groups of 16",
+        "a count",
+        "signs by place",
+    ],
 )
 def test_mixed_records_move_no_sum(model, loss, options):
     """Refused, or right: each passed, and one record moved the sum by 1.9 to 50 clip norms."""
@@ -331,3 +345,53 @@ def test_a_pipeline_is_tried_on_records_that_can_be_read():
     data = Holed({"x": torch.randn(40, 3), "y": torch.randn(40)}, lambda: 0.0)
     with pytest.raises(ValueError, match="mixes records"):
         raw_sum(nn.Linear(3, 1), least_squares, data, augmentation=blended)
+
+
+def groups_of_16(batch, generator):
+    whole = len(batch["x"]) // 16 * 16
+    groups = batch["x"][:whole].view(-1, 16, 3)
+    return {
+        **batch,
+        "x": torch.cat([(groups - groups.mean(1, keepdim=True)).flatten(0, 1), batch["x"][whole:]]),
+    }
+
+
+def every_other(batch, generator):
+    x = batch["x"].clone()
+    x[::2] = x[::2].flip(1)
+    return {**batch, "x": x}
+
+
+class Settling:
+    """A loss that keeps the mean of the first labels that it sees."""
+
+    def __init__(self):
+        self.mean = None
+
+    def __call__(self, model, batch):
+        if self.mean is None:
+            self.mean = batch["y"].mean()
+        return least_squares(model, {**batch, "y": batch["y"] - self.mean})
+
+
+def random_mixing(model, batch):
+    """Weights that sum to zero: constant random numbers do not show them."""
+    weights = torch.rand(len(batch["y"]))
+    mixed = batch["x"] + (weights - weights.mean())[:, None] * batch["x"].mean(0)
+    return least_squares(model, {**batch, "x": mixed})
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "options"),
+    [
+        (lambda: nn.Linear(3, 1), least_squares, {"augmentation": groups_of_16}),
+        (lambda: nn.Linear(3, 1), least_squares, {"augmentation": every_other}),
+        (lambda: nn.Linear(3, 1), Settling(), {}),
+        (lambda: nn.Linear(3, 1), random_mixing, {}),
+    ],
+    ids=["groups", "places", "a loss that settles", "random weights"],
+)
+def test_what_a_hostile_review_got_through_is_refused(model, loss, options):
+    data = {"x": torch.randn(64, 3) + 1, "y": torch.randn(64)}
+    with pytest.raises((ValueError, CoverageError, CrossRecordError)):
+        raw_sum(model(), loss, data, **options)

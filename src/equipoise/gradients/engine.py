@@ -33,6 +33,7 @@ from equipoise.gradients.engine_inputs import (
     Loss,
     check_params,
     evaluate_loss,
+    map_records,
     num_records,
     repeat_to,
     signature,
@@ -49,9 +50,10 @@ __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 #: Attempts at a batch whose operations differ from the plan; the last one is dense altogether.
 MISMATCHES = 5
 
-#: Quantile and seed of the random numbers in turn where records are compared. torch's common functions
-#: give the quantile: a branch that one in twenty calls takes is met. Others follow the seed.
-RANDOM_NUMBERS = ((0.3, 0), (0.04, 1), (0.96, 2), (0.3, 3), (0.3, 4), (0.3, 5), (0.3, 6), (0.3, 7))
+#: Quantile and seed of the random numbers in turn where records are compared. Torch's common functions give the
+#: quantile: a branch that one in twenty calls takes is met. Others follow the seed. None leaves all of them
+#: random, for a mixture of the random numbers themselves.
+RANDOM_NUMBERS = ((0.3, 0), (0.04, 1), (0.96, 2), (0.3, 3), (0.3, 4), (0.3, 5), (0.3, 6), (0.3, 7), (None, 8))
 
 
 @dataclass(frozen=True)
@@ -183,15 +185,15 @@ class GradientEngine:
         self._choices = dict(state["kernels"])
 
     @torch.no_grad()
-    def undisturbed_losses(self, batch: Any, level: float = 0.3, seed: int = 0) -> Tensor:
+    def undisturbed_losses(self, batch: Any, level: float | None = 0.3, seed: int = 0) -> Tensor:
         """Per-record losses [B] without dropout, random numbers constant; the model is left as it was."""
-        with undisturbed(self.model, seed, level=level):
+        with undisturbed(self.model, seed, dropout=level is None, level=level or 0.3):
             return evaluate_loss(self.model, self.loss, batch, None)
 
     def keeps_bits(self, batch: Any, size: int) -> bool | None:
         """Whether a record's loss and row norms have the same bits at every place of a batch of this size.
 
-        Copies of the records stand at many places, beside others, in two orders.
+        Copies of the records, with noise, stand at many places in two orders, at parameters with noise.
 
         Args:
             batch: a few records.
@@ -200,22 +202,31 @@ class GradientEngine:
         Returns:
             None if the model draws random numbers that cannot be held constant: two places do not share them.
         """
-        records = num_records(batch)
-        orders = [torch.arange(size) % records, (torch.arange(size) * 5 // 3 + 1) % records]
-        found: dict[int, Tensor] = {}
         with undisturbed(self.model, seed=1), torch.no_grad():
             other_seed = evaluate_loss(self.model, self.loss, batch, None)
         if not torch.equal(self.undisturbed_losses(batch).nan_to_num(), other_seed.nan_to_num()):
             return None
+        records = max(16, num_records(batch))
+        generator = torch.Generator().manual_seed(0)
+
+        def jittered(leaf: Tensor) -> Tensor:
+            noise = torch.randn(leaf.shape, generator=generator)
+            return leaf + 0.1 * noise.to(leaf) if leaf.is_floating_point() else leaf
+
+        # Neither the records' nor the parameters' own values: zeros, and losses at a bound, show no bits.
+        several = map_records(jittered, repeat_to(batch, records))
+        params = {name: jittered(p.detach()) for name, p in trainable_parameters(self.model).items()}
+        orders = [torch.arange(size) % records, (torch.arange(size) * 5 // 3 + 1) % records]
+        found: dict[int, Tensor] = {}
         for order in orders:
-            placed = take_records(batch, order)
+            placed = take_records(several, order)
             with undisturbed(self.model), self._buffers.kept():
-                gradients = self._gradients(placed, None)
+                gradients = self._gradients(placed, params)
                 norms = gradients.row_norms([(name,) for name in gradients.names])
             assert gradients.losses is not None
             bits = torch.cat([gradients.losses[:, None].to(norms.dtype), norms], dim=1).nan_to_num()
-            for record in range(min(records, size)):
-                copies = bits[order == record]
+            for record in set(order.tolist()):
+                copies = bits[order.to(bits.device) == record]
                 expected = found.setdefault(record, copies[:1])
                 if not torch.equal(copies, expected.expand_as(copies)):
                     return False
@@ -328,7 +339,7 @@ class GradientEngine:
             if number and torch.equal(self.undisturbed_losses(batch, level, seed), usual):
                 continue
 
-            def losses(records: Any, level: float = level, seed: int = seed) -> Tensor:
+            def losses(records: Any, level: float | None = level, seed: int = seed) -> Tensor:
                 return self.undisturbed_losses(records, level, seed)
 
             change = mixing_change(losses, batch, most)

@@ -16,6 +16,8 @@ ALONE = (
     "(tried on a few records before the start)"
 )
 
+KEPT = "a record's gradient rounds alike at every place of a micro-batch (tried on a few records before the "
+    "start)"
 ROUNDING = (
     "a record's gradient rounds differently with its place in a micro-batch (measured before the start); "
     "where the loss has no kinks this moves the sum by rounding alone"
@@ -26,8 +28,8 @@ ROUNDING_UNKNOWN = (
 )
 
 FILLED_BY_A_RECORD = (
-    "copies of the first record fill up the micro-batches, with weight zero: the model takes no records of zeros "
-    "or ones"
+    "copies of the first record fill up the micro-batches, with weight zero: the model takes no records of "
+    "zeros or ones"
 )
 
 #: With a rule that looks at releases (stop at the best accuracy, or when the gradient is small) the epsilon
@@ -38,6 +40,14 @@ STOPPED = (
 )
 
 
+RANDOM_PIPELINE = (
+    "reading, collating and augmenting treat each record by itself: they draw random numbers, so that not "
+    "all of it could be tried before the start"
+)
+SHAPES = "batches have the same shape whichever records they hold: padding to the longest record rounds "
+    "others anew"
+
+
 def rounding_assumptions(keeps_bits: bool | None) -> list[str]:
     """What is assumed of rounding, by whether rows keep their bits at every place."""
-    return {True: [], False: [ROUNDING], None: [ROUNDING_UNKNOWN]}[keeps_bits]
+    return {True: [KEPT], False: [ROUNDING], None: [ROUNDING_UNKNOWN]}[keeps_bits]

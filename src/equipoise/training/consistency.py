@@ -26,10 +26,13 @@ from equipoise.training.assumptions import (
     ALLOWED,
     ALONE,
     FILLED_BY_A_RECORD,
+    KEPT,
     NOT_COMPARED,
+    RANDOM_PIPELINE,
     ROUNDING,
     ROUNDING_UNKNOWN,
     SCANNED,
+    SHAPES,
     STOPPED,
     TRUSTED,
 )
@@ -199,7 +202,7 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
         draws = sampling_assumptions([*statement["releases"], *statement["unproven"]])
     except MALFORMED:
         return found  # the checks of the statement report it
-    measured = {FILLED_BY_A_RECORD, ROUNDING, ROUNDING_UNKNOWN, STOPPED}
+    measured = {FILLED_BY_A_RECORD, KEPT, RANDOM_PIPELINE, SHAPES, ROUNDING, ROUNDING_UNKNOWN, STOPPED}
     known = {*wanted, *draws, *measured, SCANNED, TRUSTED, ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH}
     own = [text for text in named if text not in known]
     if own:

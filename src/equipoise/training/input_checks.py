@@ -3,15 +3,14 @@
 Every check is by what things do, on a few records, and every error names the argument, what is wrong, why,
 and what to do.
 
-Public records that are private ones as well: found by their bytes, before anything is spent.
+Public records that are private ones as well are found by their bytes. Every guarantee of a method with public
+records assumes that none of them is a private record; a split gone wrong would break it unnoticed. So rows are
+compared, in all tensors that a public batch holds. This looks at private data and can end the training before
+it begins, as the validation of the data does: the answer goes to the data owner only, and what is
+published afterwards speaks of data sets without such copies.
 
-Every guarantee of a method with public records assumes that none of them is a private record; a split gone
-wrong would break it unnoticed. So the rows are compared, in all tensors that a public batch holds. This looks
-at private data and can end the training before it begins, as the validation of the data does: the answer goes
-to the keeper of the data alone, and what is published afterwards speaks of data sets without such copies.
-
-Equal bytes need not be one person's record: short records of different persons agree by chance. Only the
-keeper can know, who then says so (`allow_public_duplicates`), and the statement repeats it, found or not.
+Equal bytes need not be one person's record: short records of different persons agree by chance. Only the data
+owner can know, and then says so (`allow_public_duplicates`); the statement repeats it, found or not.
 """
 
 from __future__ import annotations
@@ -304,8 +303,9 @@ def check_pipeline(
     read: Callable[[Tensor, int], Any],
     losses: Callable[[Any, int], Tensor],
     source: Source,
+    size: int,
     attempts: int = 4,
-) -> None:
+) -> bool:
     """Make a batch of some records twice, and again with one of them replaced; see whose loss moves.
 
     In the same attempt the global random numbers start alike.
@@ -314,10 +314,15 @@ def check_pipeline(
         read: read(record numbers, attempt) -> batch, as the data set and collate make it.
         losses: losses(batch, attempt) -> [b]: augments, and runs the loss without dropout.
         source: the data.
+        size: of a micro-batch.
         attempts: how often, with other randomness each time and two records replaced in turn.
 
+    Returns:
+        Whether all of it could be tried: not with fewer than three records, nor with random numbers.
+
     Raises:
-        ValueError: two equal attempts differ, or the loss of a record depends on which others came with it.
+        ValueError: two equal attempts differ, or the loss of a record depends on which others came with it,
+            on their number, or on its place.
     """
 
     def of(ids: Tensor, attempt: int) -> Tensor | None:
@@ -329,19 +334,19 @@ def check_pipeline(
     numbers = range(min(SEARCHED, len(source)))
     good = list(itertools.islice((n for n in numbers if of(torch.tensor([n]), 0) is not None), 9))
     if len(good) < 3:
-        return
+        return False
     *kept, spare = good
     ids, count = torch.tensor(kept), len(kept)
     first, second = of(ids, 0), of(ids, 1)
     if first is None or second is None:
-        return
+        return False
     # Where items are made with random numbers, one record may draw more of them than another did in its
     # place, which deals those behind it other ones. The last one has none behind it.
     random_items = not _same_leaves(read(ids, 0), read(ids, 1))
     for attempt in range(attempts):
         before, again = of(ids, attempt), of(ids, attempt)
         if before is None or again is None:
-            return
+            return False
         if losses_moved(before, again, record=-1):
             raise ValueError(
                 f"data, collate or augmentation give other records each time, {OWN_GENERATOR} In an "
@@ -360,14 +365,17 @@ def check_pipeline(
                     "between records), and mask padding in the model and in the loss. Nothing was spent."
                 )
     if losses_moved(first, second, record=-1):
-        return  # random numbers are dealt otherwise where there are fewer records
-    fewer = of(ids[:-1], 0)
-    if fewer is not None and losses_moved(first[:-1], fewer, record=-1, slack=100):
-        raise ValueError(
-            "with one record less in the batch, the losses of the others change: collate, augmentation or "
-            "loss use how many records there are, and that number is private. Divide by nothing: the sum "
-            "over records is divided by the expected batch size. Nothing was spent."
-        )
+        return False  # random numbers are dealt otherwise where records are fewer or stand elsewhere
+    for order in (torch.arange(count - 1), torch.arange(count).flip(0), torch.arange(size) % count):
+        found = of(ids[order], 0)
+        if found is not None and losses_moved(first[order], found, record=-1, slack=100):
+            raise ValueError(
+                "with other records in the batch, or in another order, the losses of records change: data, "
+                "collate, augmentation or loss use how many records there are or where one stands. Both "
+                "follow from which records are drawn, and that is private. Treat every record by itself; "
+                "the sum over records is divided by the expected batch size. Nothing was spent."
+            )
+    return True
 
 
 def _same_leaves(one: Any, other: Any) -> bool:
@@ -376,24 +384,23 @@ def _same_leaves(one: Any, other: Any) -> bool:
     return all(a.equal(b) for a, b in pairs if isinstance(a, Tensor))
 
 
-def copy_of(model: nn.Module, device: torch.device) -> nn.Module | None:
-    """A copy of the model, to meet other records first; None where it cannot be copied or is too large."""
+def copy_of(model: nn.Module, loss: Loss, device: torch.device) -> tuple[nn.Module, Loss] | None:
+    """Copies of model and loss, to meet other records first; None where there are none, or too large ones."""
     tensors = itertools.chain(model.parameters(), model.buffers())
     if sum(t.numel() * t.element_size() for t in tensors) > available_bytes(device) / 4:
         return None
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy((model, loss))
     except Exception:
         return None
 
 
-def check_repeatable(model: nn.Module, other: nn.Module | None, loss: Loss, batch: Any) -> None:
+def check_repeatable(model: nn.Module, loss: Loss, others: tuple[nn.Module, Loss] | None, batch: Any) -> None:
     """Run the loss twice from the same random numbers, and on a model that met other records first.
 
     Args:
-        model: it ran on records of the data.
-        other: a copy from before it ran; None leaves the second check out.
-        loss: loss(model, batch) -> [b].
+        model, loss: they ran on records of the data.
+        others: copies from before they ran; None leaves the second check out.
         batch: a few records.
 
     Raises:
@@ -401,30 +408,30 @@ def check_repeatable(model: nn.Module, other: nn.Module | None, loss: Loss, batc
         ForwardWritesError: the model writes to its parameters.
     """
 
-    def run(which: nn.Module, records: Any) -> Tensor:
-        with undisturbed(which), torch.no_grad():
-            return loss(which, records)
+    def run(model: nn.Module, loss: Loss, records: Any) -> Tensor:
+        with undisturbed(model), torch.no_grad():
+            return loss(model, records)
 
     with parameters_restored(model):
-        first, second = run(model, batch), run(model, batch)
+        first, second = run(model, loss, batch), run(model, loss, batch)
     if losses_moved(first, second, record=-1):
         raise ValueError(f"model or loss give other losses each time, {OWN_GENERATOR} Nothing was spent.")
-    if other is None:
+    if others is None:
         return
     try:
-        run(other, map_batch(_altered, batch))
+        run(*others, map_batch(_altered, batch))
     except Exception:  # such records may not exist; then nothing can be told
         return
-    if losses_moved(first, run(other, batch), record=-1):
+    if losses_moved(first, run(*others, batch), record=-1):
         raise ValueError(
-            "the model keeps something of the first records that it meets: a copy that met others first "
-            "gives other losses. What it keeps would be published without noise, and would move every "
-            "record's gradient. Initialise it on public records before the training. Nothing was spent."
+            "model or loss keep something of the first records that they meet: copies that met others first "
+            "give other losses. What they keep would be published without noise, and would move every "
+            "record's gradient. Initialise them on public records before the training. Nothing was spent."
         )
 
 
 def choose_filler(run: Callable[[Any], Any], example: Any, size: int) -> Filler:
-    """What fills up a micro-batch: records of zeros or of ones, if the model takes them; else a record's copies.
+    """What fills up a micro-batch: records of zeros or ones, if the model takes them; else a record's copies.
 
     Args:
         run: run(batch) -> gradients; it augments.

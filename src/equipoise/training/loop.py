@@ -27,7 +27,9 @@ from equipoise.statements import Statement, statement_of
 from equipoise.training.assumptions import (
     ALONE,
     FILLED_BY_A_RECORD,
+    RANDOM_PIPELINE,
     SCANNED,
+    SHAPES,
     STOPPED,
     TRUSTED,
     rounding_assumptions,
@@ -102,7 +104,8 @@ class PrivateTraining:
         budget: `Budget(epsilon, delta)`.
         scheduler: a torch learning-rate scheduler; stepped after every step.
         run_dir: folder for statement, metrics, model and checkpoints; None keeps everything in memory.
-        seed: public randomness (dropout, augmentation); never noise or sampling.
+        seed: public randomness (schedules, records that are public); never noise, sampling, dropout or
+            augmentation of private records.
         reproducible: let noise and sampling follow the seed too. The result is then NOT PRIVATE, and the
             statement says so.
         micro_batch_size: records per forward, at most. Chosen by default from what will be drawn and from the
@@ -333,6 +336,8 @@ class PrivateTraining:
             SCANNED if source.is_scanned else TRUSTED,
             ALONE,
             *rounding_assumptions(setup.keeps_bits),
+            *([] if setup.pipeline_tried else [RANDOM_PIPELINE]),
+            *([] if source.is_scanned else [SHAPES]),
             *([FILLED_BY_A_RECORD] if setup.rows.filler.value is None else []),
             *([STOPPED] if self.steps_done < self.sampling.steps else []),
             *method.assumptions(setup.method_plan),

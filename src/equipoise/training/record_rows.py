@@ -356,8 +356,8 @@ class RowSource:
                 raise
             raise RuntimeError(
                 f"model and loss fail ({type(error).__name__}) on records whose every entry is "
-                f"{self.filler.value:g}, which fill up the micro-batches; at the start they did not. Make them "
-                "work for such records, or give micro_batch_size=1. Nothing of this step was spent."
+                f"{self.filler.value:g}, which fill up the micro-batches; at the start they did not. Make "
+                "them work for such records, or give micro_batch_size=1. Nothing of this step was spent."
             ) from error
 
     def check_source(self) -> None:

@@ -125,7 +125,7 @@ class RunFolder:
                 folder.rmdir()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write the public settings; where a shared ledger lies is nobody's business but the keeper's."""
+        """Write the public settings; where a shared ledger lies is for the data owner only."""
         settings = dict(config["settings"])
         ledger_file = settings.pop("ledger_file", None)
         if ledger_file is not None:
@@ -150,7 +150,7 @@ class RunFolder:
         if not isinstance(config.get("settings"), dict):
             raise ValueError(f"{self.config} is damaged: it holds no settings. Restore it from a copy.")
         settings = dict(config["settings"])
-        # The published file names no place on the disk: only the keeper's own does.
+        # The published file names no place on the disk: only the data owner's does.
         settings.pop("ledger_file", None)
         ledger_file = self.private / "ledger_file"
         if ledger_file.exists():

@@ -262,6 +262,7 @@ class TrainingSetup:
         record_bytes: memory that one record takes in a step.
         keeps_bits: whether a record's row has the same bits wherever it stands in a micro-batch; None where
             that could not be measured.
+        pipeline_tried: whether reading, collating and augmenting could be tried in all ways.
         average: the moving average of the parameters, or None.
         restore_modes: puts the modules back into the modes that they had.
     """
@@ -280,6 +281,7 @@ class TrainingSetup:
     rows: RowSource
     record_bytes: float
     keeps_bits: bool | None
+    pipeline_tried: bool
     average: MovingAverage | None
     restore_modes: Callable[[], None]
 
@@ -411,7 +413,7 @@ def prepare(
     with processes.together():
         source = Source(data, collate)
         check_public(source, method, settings.allow_public_duplicates)
-        untouched = copy_of(model, place)
+        untouched = copy_of(model, loss, place)
         example, probes = check_loss(model, loss, source, place)
         begun = begun or Begun(None, lambda: [other_runs(settings.ledger_file, settings.relation)])
         states = processes.first(begun.other_runs)
@@ -430,24 +432,13 @@ def prepare(
         method_plan = _plan_as_begun(plan_beside, states, begun.plan)
         if settings.views > 1:
             loss = averaged_over_views(loss, settings.views)
+            if untouched is not None:
+                untouched = untouched[0], averaged_over_views(untouched[1], settings.views)
         prepare_batch = Preparation(place, augmentation, settings.views)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
-        check_repeatable(model, untouched, loss, prepared)
+        check_repeatable(model, loss, untouched, prepared)
         del untouched
         engine = GradientEngine(model, loss, prepared)
-        if augmentation is not None or not source.is_scanned:
-
-            def read(ids: Tensor, attempt: int) -> Any:
-                with replayed(place, public_randomness(settings.seed, "example", attempt)("records")):
-                    return source.take(ids)
-
-            def losses(batch: Any, attempt: int) -> Tensor:
-                randomness = public_randomness(settings.seed, "example", attempt)
-                with replayed(place, randomness("global")):
-                    prepared = prepare_batch(batch, randomness)
-                return engine.undisturbed_losses(prepared)
-
-            check_pipeline(read, losses, source)
         record_bytes = bytes_per_record(model, loss, prepared)
         mean, deviation = sampling.expected_size / processes.count, sampling.size_deviation / processes.count
         given = settings.micro_batch_size
@@ -462,6 +453,20 @@ def prepare(
         size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, prepared, sizes))
         # Once more at the very shape: a model may treat 16 records in another way than 8.
         engine.refuse_mixing(repeat_to(prepared, max(2, size)), most=2)
+        pipeline_tried = True
+        if augmentation is not None or not source.is_scanned:
+
+            def read(ids: Tensor, attempt: int) -> Any:
+                with replayed(place, public_randomness(settings.seed, "example", attempt)("records")):
+                    return source.take(ids)
+
+            def losses(batch: Any, attempt: int) -> Tensor:
+                randomness = public_randomness(settings.seed, "example", attempt)
+                with replayed(place, randomness("global")):
+                    prepared = prepare_batch(batch, randomness)
+                return engine.undisturbed_losses(prepared)
+
+            pipeline_tried = check_pipeline(read, losses, source, size)
         settings = replace(settings, micro_batch_size=size)
         randomness = public_randomness(settings.seed, "example")
         filler = choose_filler(lambda batch: engine(prepare_batch(batch, randomness)), example, size)
@@ -483,6 +488,7 @@ def prepare(
         rows=rows,
         record_bytes=record_bytes,
         keeps_bits=keeps_bits,
+        pipeline_tried=pipeline_tried,
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
         restore_modes=watch_modes(model),
     )

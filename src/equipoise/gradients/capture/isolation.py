@@ -357,6 +357,20 @@ def _seeded(seed: int, model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def _without_inner_dropout(model: nn.Module) -> Iterator[None]:
+    """The dropout of attention and recurrent layers is off: it happens inside one function, out of sight."""
+    inside = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention | nn.RNNBase)]
+    before = [module.dropout for module in inside]
+    for module in inside:
+        module.dropout = 0.0
+    try:
+        yield
+    finally:
+        for module, dropout in zip(inside, before, strict=True):
+            module.dropout = dropout
+
+
+@contextmanager
 def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False, level: float = 0.3) -> Iterator[None]:
     """Run something on the model and leave no trace: buffers and random states come back as they were.
 
@@ -369,6 +383,7 @@ def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False, level: f
     with (
         Buffers(model).all_kept(),
         _seeded(seed, model),
+        nullcontext() if dropout else _without_inner_dropout(model),
         nullcontext() if dropout else _Controlled(level),
     ):
         yield
