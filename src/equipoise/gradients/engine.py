@@ -50,9 +50,9 @@ __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 #: Attempts at a batch whose operations differ from the plan; the last one is dense altogether.
 MISMATCHES = 5
 
-#: Quantile and seed of the random numbers in turn where records are compared. Torch's common functions give the
-#: quantile: a branch that one in twenty calls takes is met. Others follow the seed. None leaves all of them
-#: random, for a mixture of the random numbers themselves.
+#: Quantile and seed of the random numbers in turn where records are compared. Torch's common functions give
+#: the quantile: a branch that one in twenty calls takes is met. Others follow the seed. None leaves all of
+#: them random, for a mixture of the random numbers themselves.
 RANDOM_NUMBERS = ((0.3, 0), (0.04, 1), (0.96, 2), (0.3, 3), (0.3, 4), (0.3, 5), (0.3, 6), (0.3, 7), (None, 8))
 
 

@@ -16,8 +16,10 @@ ALONE = (
     "(tried on a few records before the start)"
 )
 
-KEPT = "a record's gradient rounds alike at every place of a micro-batch (tried on a few records before the "
+KEPT = (
+    "a record's gradient rounds alike at every place of a micro-batch (tried on a few records before the "
     "start)"
+)
 ROUNDING = (
     "a record's gradient rounds differently with its place in a micro-batch (measured before the start); "
     "where the loss has no kinks this moves the sum by rounding alone"
@@ -44,8 +46,10 @@ RANDOM_PIPELINE = (
     "reading, collating and augmenting treat each record by itself: they draw random numbers, so that not "
     "all of it could be tried before the start"
 )
-SHAPES = "batches have the same shape whichever records they hold: padding to the longest record rounds "
+SHAPES = (
+    "batches have the same shape whichever records they hold: padding to the longest record rounds "
     "others anew"
+)
 
 
 def rounding_assumptions(keeps_bits: bool | None) -> list[str]:

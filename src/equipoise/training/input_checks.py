@@ -3,11 +3,11 @@
 Every check is by what things do, on a few records, and every error names the argument, what is wrong, why,
 and what to do.
 
-Public records that are private ones as well are found by their bytes. Every guarantee of a method with public
-records assumes that none of them is a private record; a split gone wrong would break it unnoticed. So rows are
-compared, in all tensors that a public batch holds. This looks at private data and can end the training before
-it begins, as the validation of the data does: the answer goes to the data owner only, and what is
-published afterwards speaks of data sets without such copies.
+Public records that are private ones as well are found by their bytes. Every guarantee of a method with
+public records assumes that none of them is a private record; a split gone wrong would break it unnoticed.
+So the rows are compared, in all tensors that a public batch holds. This looks at private data and can end
+the training before it begins, as the validation of the data does: the answer goes to the data owner only,
+and what is published afterwards speaks of data sets without such copies.
 
 Equal bytes need not be one person's record: short records of different persons agree by chance. Only the data
 owner can know, and then says so (`allow_public_duplicates`); the statement repeats it, found or not.
