@@ -41,7 +41,7 @@ def raw_sum(model: nn.Module, loss: Callable, data: dict[str, Tensor], **options
         torch.optim.SGD(model.parameters(), lr=0.0),
         loss=loss,
         data=data,
-        sampling=eq.FullBatch(len(data["y"] if isinstance(data, dict) else data), 1),
+        sampling=eq.FullBatch(500, 1),
         method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
         **options,
     )
