@@ -57,7 +57,7 @@ def run_block(block: Block, page: Path, folder: Path, namespace: dict) -> None:
     if block.language == "python" and first.endswith(".py"):
         (folder / first).write_text(block.text)
     elif block.language == "python":
-        code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+        code = compile("\n" * (block.line - 1) + block.text, str(page), "exec", dont_inherit=True)
         exec(code, namespace)
     else:
         where = f"{name_of(page)}:{block.line}"

@@ -8,6 +8,8 @@ installed under a name is found as ``package.module:Class``.
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -145,10 +147,14 @@ def _load(path: str) -> type[Any]:
     from equipoise.methods.base import Method
 
     module, _, name = path.partition(":")
+    here = os.getcwd()  # a console script does not look there by itself
+    sys.path.insert(0, here)
     try:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"method={path!r} cannot be imported: {error}") from error
+    finally:
+        sys.path.remove(here)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ValueError(f"method={path!r} is no subclass of equipoise.Method")
     return found
