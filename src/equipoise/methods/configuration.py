@@ -173,6 +173,10 @@ def plain(value: Any) -> Any:
     return {"opaque": getattr(value, "__qualname__", type(value).__name__)}
 
 
+class NotInFileError(ValueError):
+    """A file describes something that it cannot hold: the object has to be given again."""
+
+
 def read_settings(
     cls: type, words: Mapping[str, Any], public: PublicRecords | None = None, where: str = ""
 ) -> dict[str, Any]:
@@ -210,7 +214,7 @@ def read_settings(
         allowed, options = _parts(hint), families(hint)
         value = direct.get(field, usual[field])
         if isinstance(value, Mapping) and "opaque" in value and field in direct:
-            raise ValueError(
+            raise NotInFileError(
                 f"{where}{field}={dict(value)!r} cannot be rebuilt from a file: {value['opaque']} is a "
                 "function of yours; give the object again, for instance method=... to PrivateTraining.resume"
             )

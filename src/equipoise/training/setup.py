@@ -22,6 +22,7 @@ from equipoise.gradients import GradientEngine
 from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.methods import DPSGD, Method, PublicRecords, find
 from equipoise.methods.base import Plan, Setting
+from equipoise.methods.configuration import NotInFileError
 from equipoise.methods.registry import registered
 from equipoise.privacy import (
     Budget,
@@ -167,19 +168,26 @@ def rebuild_method(
         kind: the class; by its registered name when None. A file does not say what to import.
 
     Raises:
+        NotInFileError: it is a class of the user's own, or holds a function.
         ValueError: it was damaged or edited.
     """
     with _whole("method"):
         described = config["method"]
         if kind is None and described["name"] not in registered():
-            raise ValueError(f"no method is registered under the name {described['name']!r}; give method=...")
+            raise NotInFileError(
+                f"no method is registered under the name {described['name']!r}: the run had one of its own. "
+                "Give it again, method=..."
+            )
         # An inner method too is found by a registered name alone: the words of a command line may name any
         # module, a file may not.
         inner = described.get("inner")
         while inner is not None:
             name = inner["name"] if isinstance(inner, Mapping) else inner
             if name not in registered():
-                raise ValueError(f"no method is registered under the name {name!r}; give method=...")
+                raise NotInFileError(
+                    f"no method is registered under the name {name!r}: the run had one of its own. Give it "
+                    "again, method=..."
+                )
             inner = inner.get("inner") if isinstance(inner, Mapping) else None
         kind = kind or find(described["name"], described.get("recipe", "library"))
         return kind.from_config(described, public)
@@ -190,6 +198,8 @@ def _whole(what: str) -> Iterator[None]:
     """Turn whatever a damaged description makes constructors raise into one error that says so."""
     try:
         yield
+    except NotInFileError:
+        raise
     except Exception as error:
         raise ValueError(
             f"the {what} in config.json cannot be rebuilt ({type(error).__name__}: {error}): the file was "

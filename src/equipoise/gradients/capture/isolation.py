@@ -387,3 +387,17 @@ def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False, level: f
         nullcontext() if dropout else _Controlled(level),
     ):
         yield
+
+
+def draws_random_numbers(model: nn.Module, run: Callable[[], Any]) -> bool:
+    """Whether `run` takes numbers from a global generator of torch (on the CPU), NumPy or Python, or lies on
+    another device, whose generator is not looked at.
+    """
+    if any(parameter.device.type != "cpu" for parameter in model.parameters()):
+        return True
+    with undisturbed(model, dropout=True):
+        before = torch.default_generator.get_state(), random.getstate(), np.random.get_state()[1:3]
+        run()
+        after = torch.default_generator.get_state(), random.getstate(), np.random.get_state()[1:3]
+    same = torch.equal(before[0], after[0]) and before[1] == after[1]
+    return not (same and before[2][1] == after[2][1] and np.array_equal(before[2][0], after[2][0]))
