@@ -200,7 +200,7 @@ MUTATIONS = (
     Mutation(
         "the last micro-batch of a draw keeps its own shape",
         "training/record_rows.py",
-        (("self.filler.filled(records, self.micro_batch_size)", "records"),),
+        (("filled(records, self.micro_batch_size, filler)", "records"),),
         ("tests/training/test_neighbours.py::test_one_record_more_does_not_round_the_others",),
     ),
     Mutation(

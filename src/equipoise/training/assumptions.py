@@ -30,7 +30,7 @@ ROUNDING_UNKNOWN = (
 )
 
 FILLED_BY_A_RECORD = (
-    "copies of the first record fill up the micro-batches, with weight zero: the model takes no records of "
+    "copies of a drawn record fill up the micro-batches, with weight zero: the model takes no records of "
     "zeros or ones"
 )
 

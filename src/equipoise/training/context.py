@@ -169,7 +169,6 @@ class TrainingDraw:
         if not was_read:
             rows.check_source()
         if len(part.ids) == 1:
-            rows.check_filler(points, randomness)
             self._diagnostics.note_failure(self.name, kind)
         return None
 

@@ -88,7 +88,8 @@ class Description:
         noise = [f"multiplier {name} {value:.4g}" for name, value in self.noise_multipliers.items()]
         noise += [f"no proven noise for {name}" for name in self.unproven]
         lines = [
-            f"{self.method}: {self.steps} steps planned, {self.epochs:.1f} passes over the population",
+            f"{self.method}: {self.steps} steps planned, {self.epochs:.1f} passes over the population; "
+            "nothing spent by this dry run",
             f"  sampling    {self.sampling}, rate {self.sampling_rate:.4g}, {self.expected_batch_size:g} "
             f"records expected per step, {self.micro_batch_size} at once"
             + (f", {self.processes} processes" if self.processes > 1 else ""),

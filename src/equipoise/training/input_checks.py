@@ -40,9 +40,9 @@ from equipoise.training.memory_use import available_bytes
 from equipoise.training.record_rows import (
     ARRAY_REMEDY,
     DataError,
-    Filler,
     Source,
     batch_size,
+    filled,
     is_array,
     map_batch,
     out_of_memory,
@@ -430,8 +430,8 @@ def check_repeatable(model: nn.Module, loss: Loss, others: tuple[nn.Module, Loss
         )
 
 
-def choose_filler(run: Callable[[Any], Any], example: Any, size: int) -> Filler:
-    """What fills up a micro-batch: records of zeros or ones, if the model takes them; else a record's copies.
+def choose_filler(run: Callable[[Any], Any], example: Any, size: int) -> float | None:
+    """What fills up a micro-batch: zeros or ones, if the model takes such records; None for a record's copies.
 
     Args:
         run: run(batch) -> gradients; it augments.
@@ -440,16 +440,15 @@ def choose_filler(run: Callable[[Any], Any], example: Any, size: int) -> Filler:
     """
     one = take(example, torch.zeros(1, dtype=torch.long))
     for value in (0.0, 1.0):  # a length or a mask of zero is often refused
-        filler = Filler(value)
         try:
-            losses = run(filler.filled(one, size)).losses
+            losses = run(filled(one, size, value)).losses
         except Exception as error:
             if out_of_memory(error):
                 raise
             continue
         if bool(torch.isfinite(losses).all()):
-            return filler
-    return Filler(None, one)
+            return value
+    return None
 
 
 def _altered(leaf: Tensor) -> Tensor:

@@ -338,7 +338,7 @@ class PrivateTraining:
             *rounding_assumptions(setup.keeps_bits),
             *([] if setup.pipeline_tried else [RANDOM_PIPELINE]),
             *([] if source.is_scanned else [SHAPES]),
-            *([FILLED_BY_A_RECORD] if setup.rows.filler.value is None else []),
+            *([FILLED_BY_A_RECORD] if setup.rows.filler is None else []),
             *([STOPPED] if self.steps_done < self.sampling.steps else []),
             *method.assumptions(setup.method_plan),
             *public_assumptions(source, method, setup.settings.allow_public_duplicates),

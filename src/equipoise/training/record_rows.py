@@ -24,11 +24,11 @@ from equipoise.training.randomness import Randomness, public_randomness, replaye
 
 __all__ = [
     "DataError",
-    "Filler",
     "Preparation",
     "RowSource",
     "Source",
     "batch_size",
+    "filled",
     "map_batch",
     "out_of_memory",
     "repeat_views",
@@ -192,40 +192,27 @@ def take(batch: Any, ids: Tensor) -> Any:
     return map_batch(lambda leaf: leaf.index_select(0, ids.to(leaf.device)), batch)
 
 
-@dataclass(frozen=True)
-class Filler:
-    """What stands in the empty places of a micro-batch.
+def filled(batch: Any, size: int, value: float | None) -> Any:
+    """The batch with filler behind its records, up to `size` records.
 
-    Attributes:
-        value: the number in every entry, public; or None for copies of a record.
-        record: a batch of one record; used where `value` is None.
+    Args:
+        batch: at most `size` records.
+        size: of a micro-batch.
+        value: the number in every entry of the filler; None for copies of the first record.
+
+    Example:
+        >>> filled({"input": torch.zeros(1, 2), "label": torch.tensor([7])}, 3, 1.0)["label"]
+        tensor([7, 1, 1])
     """
+    missing = size - batch_size(batch)
 
-    value: float | None = 0.0
-    record: Any = None
+    def fill(leaf: Tensor) -> Tensor:
+        if not leaf.ndim:
+            return leaf  # it belongs to all records
+        shape = (missing, *leaf.shape[1:])
+        return torch.cat([leaf, leaf[:1].expand(shape) if value is None else leaf.new_full(shape, value)])
 
-    def filled(self, batch: Any, size: int) -> Any:
-        """The batch with filler behind its records, up to `size` records.
-
-        Example:
-            >>> Filler(1.0).filled({"input": torch.zeros(1, 2), "label": torch.tensor([7])}, 3)["label"]
-            tensor([7, 1, 1])
-        """
-        missing = size - batch_size(batch)
-
-        def fill(leaf: Tensor, row: Tensor | None = None) -> Tensor:
-            if not leaf.ndim:
-                return leaf  # it belongs to all records
-            more = leaf.new_full((missing, *leaf.shape[1:]), self.value or 0)
-            if row is not None and row.shape[1:] == leaf.shape[1:]:
-                more.copy_(row.expand_as(more))
-            return torch.cat([leaf, more])
-
-        if self.value is not None:
-            return map_batch(fill, batch)
-        return pytree.tree_map(
-            lambda leaf, row: fill(leaf, row) if isinstance(leaf, Tensor) else leaf, batch, self.record
-        )
+    return map_batch(fill, batch)
 
 
 def repeat_views(
@@ -281,7 +268,7 @@ class RowSource:
         micro_batch_size: the number of records of every forward; a part of a draw with fewer is filled up.
         example: a batch of a few records, from which the rows of an empty draw are cut.
         seed: public seed of the randomness of public records.
-        filler: what stands in the empty places of a micro-batch.
+        filler: the number in every entry of what fills up a micro-batch; None for copies of its first record.
         probes: numbers of the records of `example`, which could be read at the start.
     """
 
@@ -293,10 +280,10 @@ class RowSource:
         micro_batch_size: int,
         example: Any,
         seed: int,
-        filler: Filler | None = None,
+        filler: float | None = 0.0,
         probes: Tensor | None = None,
     ) -> None:
-        self.filler = filler or Filler()
+        self.filler = filler
         self.engine, self.source, self.prepare = engine, source, prepare
         self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
         self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
@@ -311,7 +298,9 @@ class RowSource:
         count = batch_size(records)
         if count == self.micro_batch_size:
             return self.of_batch(self.prepare(records, randomness), at, randomness)
-        batch = self.prepare(self.filler.filled(records, self.micro_batch_size), randomness)
+        # A record by itself may be there since a micro-batch failed. Copies of it fail only where it does.
+        filler = None if count == 1 else self.filler
+        batch = self.prepare(filled(records, self.micro_batch_size, filler), randomness)
         rows = []
         for gradients in self.of_batch(batch, at, randomness):
             gradients.row_norms()  # in the fixed shape too; the cut below keeps them
@@ -337,28 +326,6 @@ class RowSource:
         device = self.prepare.device
         nobody = map_batch(lambda leaf: leaf[:0].to(device), self.example)
         return [self.engine(nobody, params=params) for params in at]
-
-    def check_filler(self, at: Sequence[Parameters | None], randomness: Randomness) -> None:
-        """See that the model takes the filler by itself; only where that is public.
-
-        Raises:
-            RuntimeError: it does not, so that the filler and no record is at fault.
-        """
-        if self.filler.value is None:
-            return
-        nobody = map_batch(lambda leaf: leaf[:0] if leaf.ndim else leaf, self.example)
-        try:
-            self.of_batch(
-                self.prepare(self.filler.filled(nobody, self.micro_batch_size), randomness), at, randomness
-            )
-        except Exception as error:
-            if out_of_memory(error):
-                raise
-            raise RuntimeError(
-                f"model and loss fail ({type(error).__name__}) on records whose every entry is "
-                f"{self.filler.value:g}, which fill up the micro-batches; at the start they did not. Make "
-                "them work for such records, or give micro_batch_size=1. Nothing of this step was spent."
-            ) from error
 
     def check_source(self) -> None:
         """See that some record of the example, all of which were read at the start, can still be read.
