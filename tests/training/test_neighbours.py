@@ -398,7 +398,7 @@ def test_what_a_hostile_review_got_through_is_refused(model, loss, options):
 
 
 def test_a_filler_that_fails_later_takes_no_record_with_it():
-    """Parameters may come for which the model fails on zeros; every record then runs next to its own copies."""
+    """Parameters may come where the model fails on zeros; each record then runs next to its own copies."""
     data = {"x": torch.randn(47, 3) + 1, "y": torch.randn(47)}
     model, fails = nn.Linear(3, 1), []
 

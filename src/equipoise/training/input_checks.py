@@ -431,7 +431,7 @@ def check_repeatable(model: nn.Module, loss: Loss, others: tuple[nn.Module, Loss
 
 
 def choose_filler(run: Callable[[Any], Any], example: Any, size: int) -> float | None:
-    """What fills up a micro-batch: zeros or ones, if the model takes such records; None for a record's copies.
+    """What fills up a micro-batch: zeros or ones, if the model takes such; None for a record's copies.
 
     Args:
         run: run(batch) -> gradients; it augments.
