@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import equipoise as eq
-from equipoise.gradients import CoverageError, CrossRecordError
+from equipoise.gradients import CoverageError, CrossRecordError, GradientEngine
 from equipoise.privacy import Ledger
 from equipoise.privacy.private import unwrap
 from equipoise.training import load_model, save_model
@@ -34,17 +34,22 @@ class Listening(eq.PrivateTraining):
     ledger_class = ListeningLedger
 
 
-def raw_sum(model: nn.Module, loss: Callable, data: dict[str, Tensor], **options) -> Tensor:
-    """The sum of one step over all records, at C = 1."""
-    run = Listening(
+def listening(model: nn.Module, loss: Callable, data: dict[str, Tensor], **options) -> Listening:
+    """A training on all records at every step, at C = 1, whose parameters do not move."""
+    return Listening(
         model,
         torch.optim.SGD(model.parameters(), lr=0.0),
         loss=loss,
         data=data,
-        sampling=eq.FullBatch(500, 1),
+        sampling=eq.FullBatch(500, 2),
         method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
         **options,
     )
+
+
+def raw_sum(model: nn.Module, loss: Callable, data: dict[str, Tensor], **options) -> Tensor:
+    """The sum of one step."""
+    run = listening(model, loss, data, **options)
     run.take_step()
     return run.ledger.heard
 
@@ -407,17 +412,26 @@ def test_a_filler_that_fails_later_takes_no_record_with_it():
             raise ValueError("a record of zeros")
         return least_squares(model, batch)
 
-    run = Listening(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.0),
-        loss=picky,
-        data=data,
-        sampling=eq.FullBatch(47, 2),
-        method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
-        micro_batch_size=16,
-    )
+    run = listening(model, picky, data, micro_batch_size=16)
     run.take_step()
     before = run.ledger.heard
     fails.append(True)
     run.take_step()
     assert (run.ledger.heard - before).norm() <= SLACK * before.norm()
+
+
+def test_a_resumed_run_keeps_its_micro_batch_size(tmp_path, monkeypatch):
+    """Also where the machine that goes on rounds otherwise: other shapes would be another question."""
+    data = {"x": torch.randn(47, 3), "y": torch.randn(47)}
+    monkeypatch.setattr(GradientEngine, "keeps_bits", lambda self, batch, size: False)
+    run = listening(nn.Linear(3, 1), least_squares, data, run_dir=tmp_path / "run")
+    run.take_step()
+    run.save_checkpoint()
+    size = run.settings.micro_batch_size
+    run.ledger.journal.close()
+    run.folder.unlock()
+    monkeypatch.setattr(GradientEngine, "keeps_bits", lambda self, batch, other: other != size)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    again = Listening.resume(tmp_path / "run", model, optimizer, loss=least_squares, data=data)
+    assert again.settings.micro_batch_size == size

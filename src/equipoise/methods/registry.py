@@ -26,11 +26,11 @@ class MethodEntry:
     """Where the classes of a method are, as "module:Class".
 
     Attributes:
-        library: ours.
+        ours: the class of the library's own recipe.
         published: what the paper printed; None where there is no such class.
     """
 
-    library: str
+    ours: str
     published: str | None = None
 
 
@@ -127,7 +127,7 @@ def find(name: str, recipe: str = "library") -> type[Any]:
             "package.module:Class."
         )
     entry = registered()[name]
-    path = entry.library if recipe == "library" else entry.published
+    path = entry.ours if recipe == "library" else entry.published
     if path is None:
         raise ValueError(f"recipe={recipe!r}: the method {name!r} has the library's recipe alone")
     found = _load(path)
@@ -140,7 +140,7 @@ def find(name: str, recipe: str = "library") -> type[Any]:
 def _known(name: str) -> list[type[Any]]:
     """The classes that are registered under a name."""
     entry = registered()[name]
-    return [_load(path) for path in (entry.library, entry.published) if path is not None]
+    return [_load(path) for path in (entry.ours, entry.published) if path is not None]
 
 
 def _load(path: str) -> type[Any]:

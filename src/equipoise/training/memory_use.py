@@ -1,7 +1,8 @@
 """The micro-batch size: how many records a forward has, always.
 
 Every forward of private records has this number of rows, the last one of a draw filled up, so that the number
-of records that were drawn shows in no shape. The size follows from public numbers and from what fits.
+of records that were drawn shows in no shape. The size follows from public numbers, from what fits, and from
+whether a few records keep their bits; it is taken as public.
 
 What a private step holds at once: the parameters' copies (estimate, sums, optimiser state: a few P), and
 per record the activations that the backward needs plus the factors kept for the sums, both measured by what

@@ -452,13 +452,15 @@ def prepare(
         record_bytes = bytes_per_record(model, loss, prepared)
         mean, deviation = sampling.expected_size / processes.count, sampling.size_deviation / processes.count
         given = settings.micro_batch_size
-        if given is None:
-            most, sizes = fitting(record_bytes, sum(p.numel() for p in parameters.values()), place), []
+        if begun.plan is not None and given is not None:
+            sizes = [given]  # a run that goes on has its size: another would be another question
+        elif given is None:
+            most = fitting(record_bytes, sum(p.numel() for p in parameters.values()), place)
+            sizes = micro_batch_sizes(most, mean, deviation)
         else:
             # As given, but no larger than any draw will be: the rest would be filler.
             most = min(given, max(1, math.ceil(mean + 6 * deviation)))
-            sizes = [most]
-        sizes += micro_batch_sizes(most, mean, deviation)
+            sizes = [most, *micro_batch_sizes(most, mean, deviation)]
         # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
         size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, prepared, sizes))
         # Once more at the very shape: a model may treat 16 records in another way than 8.
