@@ -21,9 +21,13 @@ def test_noise_multiplier_for_an_epsilon(equipoise, tmp_path):
     assert json.loads((tmp_path / "new" / "calibration.json").read_text()) == found.value
 
 
-def test_epochs_instead_of_steps(equipoise):
-    found = equipoise("calibrate --population 1000 --batch-size 100 --epochs 2.5 --noise-multiplier 4 --json")
-    assert found.value["steps"] == 25
+@pytest.mark.parametrize(("epochs", "steps"), [(2.5, 25), (2.51, 26), (2.59, 26), (0.3, 3)])
+def test_epochs_instead_of_steps(equipoise, epochs, steps):
+    """The fewest steps that make as many passes, so that epsilon is never that of a shorter run."""
+    found = equipoise(
+        f"calibrate --population 1000 --batch-size 100 --epochs {epochs} --noise-multiplier 4 --json"
+    )
+    assert found.value["steps"] == steps
 
 
 def test_table_for_people(equipoise):

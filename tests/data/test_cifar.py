@@ -175,6 +175,11 @@ def test_damaged_npz(tmp_path: Path) -> None:
     path.write_bytes(bytes(flipped))
     with pytest.raises(DataFileError, match="again"):
         read_npz(path, ["a"])
+    begun = bytearray(content)
+    begun[30 + len("a.npy") + int.from_bytes(content[28:30], "little")] = 0b111  # no such kind of block
+    path.write_bytes(bytes(begun))
+    with pytest.raises(DataFileError, match="invalid block type"):
+        read_npz(path, ["a"])
     with path.open("wb") as file:
         np.save(file, np.arange(3))
     with pytest.raises(DataFileError, match="single array"):

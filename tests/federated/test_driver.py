@@ -379,6 +379,12 @@ def test_partial_participation_charges_those_that_took_part():
     assert same(again.params, history.params)
 
 
+def test_a_servers_rate_is_the_share_of_the_way_to_the_mean():
+    replies = [Reply({"w": torch.tensor([value])}) for value in (4.0, 8.0)]
+    for rate, expected in ((0.25, 3.0), (0.75, 5.0), (1.0, 6.0), (2.0, 10.0)):
+        assert FedAvg(rate).aggregate({"w": torch.tensor([2.0])}, replies)["w"].item() == expected
+
+
 def test_a_server_that_restarts_goes_on():
     whole = simulate(adaptive(2), [client(follower(), p) for p in range(2)], start(), ROUNDS)
     clients, strategy = [client(follower(), p) for p in range(2)], adaptive(2)

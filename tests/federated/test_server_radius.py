@@ -224,8 +224,9 @@ def test_a_client_lost_in_the_middle_of_a_round_sends_the_squares_of_whole_steps
     assert not same(first, sent)
 
 
-def test_a_server_that_restarts_goes_on(tmp_path):
-    options = {"clip_norm": 5.0, "scale": "self", "kappa": 1.0}
+@pytest.mark.parametrize("beta", [0.0, 0.7])
+def test_a_server_that_restarts_goes_on(tmp_path, beta):
+    options = {"clip_norm": 5.0, "scale": "self", "kappa": 1.0, "ema_beta": beta}
 
     def made():
         return [client(fused(5.0, radius_noise_multiplier=0.3), p) for p in range(2)]

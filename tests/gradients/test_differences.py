@@ -3,6 +3,7 @@
 The table is that of DP-C4's analysis: a tanh net of three layers, float32, weights moved by a relative s.
 """
 
+import functools
 from itertools import pairwise
 
 import pytest
@@ -97,20 +98,21 @@ def test_guard_is_the_stated_one_and_is_carried_everywhere():
     G_x, G_w = two_points(7, 1e-3, torch.float32)
     D = G_x - G_w
     guard = 4 * EPS * (G_x.row_norms() + G_w.row_norms())
-    torch.testing.assert_close(D.norm_guard(), guard)
+    exactly = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=0)  # guards are about 1e-6
+    exactly(D.norm_guard(), guard)
     assert not G_x.norm_guard().any()
     assert (D.row_norms() >= guard).all()
     same = G_x - G_x
-    torch.testing.assert_close(same.row_norms(), 8 * EPS * G_x.row_norms())
+    exactly(same.row_norms(), 8 * EPS * G_x.row_norms())
     index = torch.tensor([4, 2])
-    torch.testing.assert_close(D.rows(index).norm_guard(), guard[index])
-    torch.testing.assert_close(same.rows(index).row_norms(), same.row_norms()[index])
-    torch.testing.assert_close(concat([same, D]).norm_guard(), torch.cat([same.norm_guard(), guard]))
+    exactly(D.rows(index).norm_guard(), guard[index])
+    exactly(same.rows(index).row_norms(), same.row_norms()[index])
+    exactly(concat([same, D]).norm_guard(), torch.cat([same.norm_guard(), guard]))
     one = 4 * EPS * (G_x.select(["bias0"]).row_norms() + G_w.select(["bias0"]).row_norms())
-    torch.testing.assert_close(D.select(["bias0"]).norm_guard(), one)
-    torch.testing.assert_close(D.norm_guard([["bias0"], ["weight1"]])[:, 0], one)
-    torch.testing.assert_close(D.row_norms([["bias0"]])[:, 0], D.select(["bias0"]).row_norms())
-    torch.testing.assert_close(D.materialise().norm_guard(), guard)
+    exactly(D.select(["bias0"]).norm_guard(), one)
+    exactly(D.norm_guard([["bias0"], ["weight1"]])[:, 0], one)
+    exactly(D.row_norms([["bias0"]])[:, 0], D.select(["bias0"]).row_norms())
+    exactly(D.materialise().norm_guard(), guard)
 
 
 def test_the_norm_bounds_the_row_that_is_summed():

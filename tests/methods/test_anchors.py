@@ -232,6 +232,21 @@ def test_the_pair_of_svrg_is_noised_for_its_doubled_bound():
     assert 0.3 < float(spread.std()) < 1.0  # 2 z C = 0.6; the coupled rows alone would get 0.3 or less
 
 
+def test_each_gradient_of_the_pair_is_clipped_before_they_are_subtracted():
+    """A difference that is clipped as one row has the same bound, and is another method."""
+    data, _ = consistent(40, 3)
+    threshold = 0.3
+    method = eq.methods.DPSVRG(clip_norm=threshold, schedule=Every(8), **SMALL)
+    follower = Follower(method, Linear(3), half_square, data, FullBatch(40, 4)).run(3)
+    points = follower.vector.clone(), follower.states[-1]["anchor"]["weight"]
+    follower.step()
+    rows = [(data["x"] @ point - data["y"])[:, None] * data["x"] for point in points]
+    assert all((row.norm(dim=1) > threshold).sum() > 20 for row in rows)
+    at_x, at_w = (row * (threshold / row.norm(dim=1, keepdim=True)).clamp(max=1) for row in rows)
+    expected = (at_x - at_w).sum(0)
+    torch.testing.assert_close(follower.ledger.sums[-1]["coupled"]["weight"], expected)
+
+
 def test_one_record_moves_the_pair_by_at_most_two_thresholds():
     rng = torch.Generator().manual_seed(0)
     worst = 0.0

@@ -218,6 +218,14 @@ def test_gep_without_a_residual_is_pcdp():
     torch.testing.assert_close(found, moved(over(eq.PCDPSGD, public, **settings), data), rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize(("kind", "refreshes"), [("GEP", 6), ("BiasedGEP", 6), ("PCDPSGD", 2)])
+def test_how_often_a_method_asks_for_a_subspace_by_default(kind, refreshes):
+    """GEP and biased GEP at every step, as their paper does; the others once per epoch."""
+    data, method = rows(), over(getattr(eq.methods, kind), rows(3, seed=1), noise_multiplier=2.0)
+    run = train(method, data, sampling=Poisson(4, 12, 6))
+    assert run.method_state["refreshes"] == refreshes
+
+
 def test_gep_keeps_its_bounds_on_nearly_dependent_public_rows():
     """Rows in weak directions of the public ones, where columns that are not formed are not orthonormal."""
     rng = torch.Generator().manual_seed(9)

@@ -510,4 +510,110 @@ MUTATIONS = (
         ),
         ("tests/federated/test_client.py::test_nonsense_radii_cost_nothing",),
     ),
+    Mutation(
+        "keys in memory follow Python's random numbers",
+        "privacy/noise/secrets.py",
+        (("self._key = os.urandom(32)", 'self._key = __import__("random").randbytes(32)'),),
+        ("tests/privacy/test_noise.py::test_a_key_follows_no_generator_of_the_process",),
+    ),
+    Mutation(
+        "keys in a folder follow Python's random numbers",
+        "privacy/noise/secrets.py",
+        (("    key = os.urandom(32)", '    key = __import__("random").randbytes(32)'),),
+        ("tests/privacy/test_noise.py::test_a_key_follows_no_generator_of_the_process",),
+    ),
+    Mutation(
+        "the bound for a replaced record may be changed",
+        "privacy/bounds/bounded.py",
+        (
+            (
+                "    def __setattr__(self, name: str, value: object) -> None:\n",
+                "    def __setattr__(self, name: str, value: object) -> None:\n"
+                '        if name != "add_remove":\n'
+                "            return object.__setattr__(self, name, value)\n",
+            ),
+        ),
+        ("tests/privacy/test_bounded.py::test_a_bound_cannot_be_forged",),
+    ),
+    Mutation(
+        "the micro-batches of a draw share their dropout masks",
+        "training/context.py",
+        (
+            (
+                "secret_randomness(self.token, self._processes.rank, *part.place)",
+                "secret_randomness(self.token, self._processes.rank)",
+            ),
+        ),
+        ("tests/training/test_loop.py::test_two_micro_batches_of_equal_records_see_other_masks",),
+    ),
+    Mutation(
+        "DP-SVRG clips the difference in place of the pair",
+        "methods/anchored/dp_svrg.py",
+        (
+            (
+                "clip(at_x, Abadi(), clip_norm) - clip(at_w, Abadi(), clip_norm)",
+                "clip(at_x - at_w, Abadi(), 2 * clip_norm)",
+            ),
+        ),
+        (
+            "tests/methods/test_anchors.py::test_each_gradient_of_the_pair_is_clipped_before_they_are_subtracted",
+        ),
+    ),
+    Mutation(
+        "biased GEP keeps its subspace for an epoch",
+        "methods/projected/gep.py",
+        (
+            (
+                "    default_refresh: ClassVar[int | None] = 1\n\n\n",
+                "    default_refresh: ClassVar[int | None] = None\n\n\n",
+            ),
+        ),
+        ("tests/methods/test_projected.py::test_how_often_a_method_asks_for_a_subspace_by_default",),
+    ),
+    Mutation(
+        "the guard of a difference is smaller than the stated one",
+        "gradients/operator.py",
+        (("mul_(GUARD * torch.finfo", "mul_(3 * torch.finfo"),),
+        ("tests/gradients/test_differences.py::test_guard_is_the_stated_one_and_is_carried_everywhere",),
+    ),
+    Mutation(
+        "every guard is smaller than the stated one",
+        "gradients/numerics.py",
+        (("GUARD = 4\n", "GUARD = 3\n"),),
+        ("tests/gradients/test_differences.py::test_guard_is_the_stated_one_and_is_carried_everywhere",),
+    ),
+    Mutation(
+        "a server's rate and its complement exchanged",
+        "federated/server.py",
+        (
+            (
+                "value + self.server_rate * (mean[name] - value)",
+                "mean[name] + self.server_rate * (value - mean[name])",
+            ),
+        ),
+        ("tests/federated/test_driver.py::test_a_servers_rate_is_the_share_of_the_way_to_the_mean",),
+    ),
+    Mutation(
+        "a server that restarts forgets the average of its mean squares",
+        "federated/methods/server_radius.py",
+        (
+            (
+                'return {"variant": self.variant, **self._state}',
+                'return {"variant": self.variant, **self._state, "mean": None}',
+            ),
+        ),
+        ("tests/federated/test_server_radius.py::test_a_server_that_restarts_goes_on",),
+    ),
+    Mutation(
+        "epochs that are no whole number of steps are rounded down",
+        "app/settings.py",
+        (("math.ceil(epochs * population / batch_size - 1e-9)", "int(epochs * population / batch_size)"),),
+        ("tests/cli/test_cli_calibrate.py::test_epochs_instead_of_steps",),
+    ),
+    Mutation(
+        "an npz whose compressed numbers are damaged ends in a traceback",
+        "data/readers/npz.py",
+        (("zipfile.BadZipFile, zlib.error, EOFError", "zipfile.BadZipFile, EOFError"),),
+        ("tests/data/test_cifar.py::test_damaged_npz",),
+    ),
 )

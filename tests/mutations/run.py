@@ -1,6 +1,6 @@
 """Apply mistakes to a copy of the sources one by one and show which test notices each.
 
-    python tests/mutations/run.py [--only NAME]
+    python tests/mutations/run.py [--only NAME ...]
 
 Prints a table; exits with 1 if a mutation survives, if the tests fail on the unchanged sources, or if the
 text that a mutation replaces is no longer there.
@@ -120,9 +120,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", metavar="NAME", help="mutations whose name contains this")
+    parser.add_argument(
+        "--only", metavar="NAME", nargs="+", help="mutations whose name contains one of these"
+    )
     only = parser.parse_args().only
-    chosen = [mutation for mutation in MUTATIONS if only is None or only in mutation.name]
+    chosen = [
+        mutation for mutation in MUTATIONS if only is None or any(name in mutation.name for name in only)
+    ]
     if not chosen:
         print(f"no mutation is named like {only!r}; there are:", *(m.name for m in MUTATIONS), sep="\n  ")
         return 1

@@ -2,7 +2,9 @@
 
 import os
 import pickle
+import random
 
+import numpy as np
 import pytest
 import torch
 from privacy_rows import Flat, rows
@@ -35,6 +37,18 @@ def released_noise(multiplier: float, bound: float, dtype=torch.float32) -> torc
     draw = ledger.open()
     zero = PrivateRows(rows([0.0] * SIZE, dtype=dtype), draw)
     return ledger.release(draw, {"gradient": clip(zero, Flat(), bound)})["gradient"]["w"]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_key_follows_no_generator_of_the_process(in_memory, tmp_path):
+    """Whoever knows the seed of a script would know the key, and could take the noise off."""
+    keys = []
+    for name in ("a", "b"):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        keys.append(Secrets(None if in_memory else tmp_path / name).key)
+    assert keys[0] != keys[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

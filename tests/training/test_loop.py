@@ -15,6 +15,7 @@ import equipoise as eq
 from equipoise.methods import Abadi
 from equipoise.methods.base import Plan
 from equipoise.privacy import Gaussian, PrivacyPlan, Release, clip
+from equipoise.privacy.private import unwrap
 from equipoise.training.assumptions import STOPPED
 from equipoise.training.run_folder import RunFolder
 
@@ -379,6 +380,32 @@ def test_masks_of_private_records_follow_the_secret_key():
     assert len(first) == len(second) == 2
     assert not torch.equal(first[0], second[0])
     assert not torch.equal(first[0], first[1])
+
+
+def test_two_micro_batches_of_equal_records_see_other_masks():
+    """The amplification of noise by many records rests on random numbers that are independent."""
+    data = {name: value[:1].expand(8, *value.shape[1:]).clone() for name, value in records().items()}
+    norms = []
+
+    class Watching(eq.DPSGD):
+        def step(self, context, state):
+            def sums(rows, ids):
+                norms.append(unwrap(rows.row_norms()))
+                return {"gradient": clip(rows, Abadi(), 0.5)}
+
+            draw = context.draw("batch")
+            released = context.ledger.release(draw, draw.query(sums))
+            return released["gradient"], state
+
+    run = training(
+        model=network(dropout=0.5), data=data, method=Watching(clip_norm=0.5, noise_multiplier=1.0),
+        sampling=eq.FullBatch(8, 1), micro_batch_size=4,
+    )  # fmt: skip
+    norms.clear()
+    list(run)
+    first, second = norms
+    assert len(first) == len(second) == 4
+    assert not torch.equal(first, second)
 
 
 def test_a_statement_names_the_stop_of_a_run_that_ended_early():
