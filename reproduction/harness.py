@@ -34,7 +34,7 @@ class Problem:
     Attributes:
         name: of the problem, such as "interp".
         make_model: the model at its starting point; called under the run's seed.
-        loss: loss(model, batch) -> [B], one number a record; a batch is a dict of the records' tensors.
+        loss: loss(model, batch) -> [B], one number per record; a batch is a dict of the records' tensors.
         data: named tensors with one record axis, [N, ...].
         population: N, stated as a public number.
         error: of a model, such as the distance of its parameters to the known solution.

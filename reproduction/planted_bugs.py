@@ -247,7 +247,7 @@ class Pair(nn.Module):
         self.first, self.second = Rows(canaries), Rows(canaries)
 
     def forward(self, index: Tensor) -> Tensor:
-        """A number a record, [B, 1]."""
+        """One number per record, [B, 1]."""
         return 1e-4 * self.first(index) + self.second(index)
 
 

@@ -116,7 +116,7 @@ class Linear(nn.Module):
 
 
 def half_square(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Least squares, one loss a record."""
+    """Least squares, one loss per record."""
     return 0.5 * (model(batch["x"]) - batch["y"]).square()
 
 

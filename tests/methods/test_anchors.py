@@ -179,7 +179,7 @@ def test_without_noise_and_clipping_it_is_svrg(kind, routine):
     torch.testing.assert_close(follower.vector, at, rtol=1e-13, atol=1e-13)
 
 
-# ---- one release an anchor, or one a step
+# ---- one release per anchor, or one per step
 
 
 def test_an_anchor_gradient_is_used_unchanged_until_the_next():

@@ -190,7 +190,7 @@ def test_wrong_groups_and_shares_are_named():
         clip_jointly(rows, noise, [["a"]])
     with pytest.raises(ValueError, match="above 1"):
         clip_jointly(rows, noise, [["a"], ["b"]], (0.8, 0.8))
-    with pytest.raises(ValueError, match="one a group"):
+    with pytest.raises(ValueError, match="one per group"):
         clip_jointly(rows, noise, [["a"], ["b"]], (0.8,))
 
 

@@ -284,8 +284,8 @@ MUTATIONS = (
         "privacy/sampling.py",
         (
             (
-                "return (coins < self.sampling_rate).nonzero().flatten()",
-                "return coins.argsort()[: round(self.sampling_rate * num_records)].sort().values",
+                "return (uniform < self.sampling_rate).nonzero().flatten()",
+                "return uniform.argsort()[: round(self.sampling_rate * num_records)].sort().values",
             ),
         ),
         ("tests/privacy/test_sampling.py::test_poisson_frequencies_and_pairs",),
@@ -295,8 +295,8 @@ MUTATIONS = (
         "privacy/sampling.py",
         (
             (
-                "return (coins < self.sampling_rate).nonzero().flatten()",
-                "return (coins < self.expected_batch_size / num_records).nonzero().flatten()",
+                "return (uniform < self.sampling_rate).nonzero().flatten()",
+                "return (uniform < self.expected_batch_size / num_records).nonzero().flatten()",
             ),
         ),
         ("tests/privacy/test_sampling.py::test_rate_comes_from_the_public_population_alone",),

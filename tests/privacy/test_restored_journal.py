@@ -63,7 +63,7 @@ def test_another_question_at_an_index_that_comes_again_has_noise_of_its_own(kind
     assert correlation(asked(public, kind, **other), asked(public, kind)) > 0.99
 
 
-def test_another_question_at_an_index_that_comes_again_has_records_and_coins_of_its_own():
+def test_another_question_at_an_index_that_comes_again_has_records_and_secrets_of_its_own():
     secrets = Secrets()
     plan = PrivacyPlan([Release("sum", 1.0, Gaussian(1.0))], Poisson(SIZE / 2, SIZE, 2))
 
@@ -72,7 +72,7 @@ def test_another_question_at_an_index_that_comes_again_has_records_and_coins_of_
         draw = ledger.open("batch", parameters)
         mask = torch.zeros(SIZE)
         mask[ledger.sample(draw, SIZE)] = 1
-        return mask, draw.coins
+        return mask, draw.secret
 
     first, again, other = drawn("p"), drawn("p"), drawn("q")
     assert torch.equal(again[0], first[0])

@@ -158,7 +158,7 @@ class ClientMaker:
 
 @lru_cache(maxsize=1)
 def federation(text: str) -> Federation:
-    """The federation of settings as `FederationSettings.to_json` writes them, built once a process.
+    """The federation of settings as `FederationSettings.to_json` writes them, built once per process.
 
     Raises:
         SettingsError: a setting that cannot be used.

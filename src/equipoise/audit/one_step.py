@@ -152,7 +152,7 @@ def probe_method(
 def check_noise(
     design: Design, budget: Budget, make_ledger: type[Watching] = Watching, *, seed: int = 0
 ) -> dict[str, Check]:
-    """Is the noise of every release as long as booked? Over many steps, for numbers that are few a step."""
+    """Is the noise of every release as long as booked? Over many steps, for numbers that are few per step."""
     # Directions need not be those of a first step: the noise is looked at, not the canaries.
     directions = None if design.along is None else torch.eye(FEW, FEW * design.width)
     data = design.records(torch.arange(FEW), directions)

@@ -64,7 +64,7 @@ class Records:
         lengths = {name: len(value) for name, value in fields.items()}
         if len(set(lengths.values())) > 1:
             raise DataFileError(
-                f"fields have different numbers of records: {lengths}. Every field needs one row a record."
+                f"fields have different numbers of records: {lengths}. Every field needs one row per record."
             )
         self._fields = MappingProxyType(dict(fields))
         self._length = next(iter(lengths.values()))
@@ -215,7 +215,7 @@ class DataSet:
 def _check_labels(label: Tensor, num_classes: int | None) -> None:
     if label.ndim != 1:
         raise DataFileError(
-            f"label has shape {list(label.shape)}; it must be one class number a record, [n]. Use "
+            f"label has shape {list(label.shape)}; it must be one class number per record, [n]. Use "
             "label.squeeze(1)."
         )
     if label.is_floating_point() or label.is_complex() or label.dtype == torch.bool:

@@ -13,7 +13,7 @@ DP-SGD, as a method writes it:
     estimate = {name: value / expected_batch_size for name, value in released.items()}
 
 Methods that need more find it here: rows at several parameter points (`query(fn, at=(x, w))` calls
-``fn(rows_x, rows_w, ids)`` with the same records and the same dropout masks), several draws a step with
+``fn(rows_x, rows_w, ids)`` with the same records and the same dropout masks), several draws per step with
 their own sampling (`context.draw("anchor")`), statistics of rows (`draw.rows`), gradients of public records
 (`context.public_gradients`), public randomness that replays (`context.public_rng`).
 """
@@ -89,7 +89,7 @@ class DrawHandle(Protocol):
         ...
 
     def secret_number(self, purpose: str) -> int:
-        """A secret number of this draw, to deal every record a lot of its own; never to be released."""
+        """A secret number of this draw that keys a random number per record; never to be released."""
         ...
 
     def rows(self, fn: Callable[..., Any], at: Sequence[Parameters] | None = None) -> Any:

@@ -53,7 +53,7 @@ class ClipRule(Option, ABC):
         """The weights of the rows.
 
         Args:
-            norms: row norms, [B] or [B, m] (one column a group of parameters), floating point, >= 0.
+            norms: row norms, [B] or [B, m] (one column per group of parameters), floating point, >= 0.
             threshold: C > 0; a number, or a tensor that broadcasts against `norms` ([m] for groups).
 
         Returns:

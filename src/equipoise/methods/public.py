@@ -43,7 +43,7 @@ class PublicOnly(Method):
 
     Args:
         public: the public records, a batch as the loss takes it.
-        public_batch_size: records a step, drawn afresh; all of them when None.
+        public_batch_size: records per step, drawn afresh; all of them when None.
 
     Example:
         >>> PublicOnly(public=PublicRecords(torch.eye(3))).config()["public"]["records"]

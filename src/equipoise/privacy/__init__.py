@@ -54,7 +54,7 @@ from equipoise.privacy.mechanisms import Mechanism as Mechanism
 from equipoise.privacy.mechanisms import mechanism_from as mechanism_from
 from equipoise.privacy.mechanisms.joint_gaussian import radial_sensitivity as radial_sensitivity
 from equipoise.privacy.noise.secrets import Secrets as Secrets
-from equipoise.privacy.noise.secrets import coin_generator as coin_generator
+from equipoise.privacy.noise.secrets import secret_generator as secret_generator
 from equipoise.privacy.plan import PrivacyPlan as PrivacyPlan
 from equipoise.privacy.plan import Release as Release
 from equipoise.privacy.plan import Unproven as Unproven

@@ -93,9 +93,9 @@ class Draw:
             plan.
         replayed: whether the journal already holds a release at this index for the same digest, so that the
             same noise is given again and nothing is charged.
-        coins: 32 secret bytes that key what else is random about each record of this draw: its dropout
-            masks, its augmentation, its lots. Public coins would be tied to a record's place in the batch,
-            which shifts when another record enters.
+        secret: 32 secret bytes that key what else is random about each record of this draw: its dropout
+            masks, its augmentation, its random labels. Public numbers would be tied to a record's place in
+            the batch, which shifts when another record enters.
     """
 
     name: str
@@ -103,16 +103,16 @@ class Draw:
     ordinal: int = 0
     parameters: str = ""
     replayed: bool = False
-    coins: bytes = field(default=b"", repr=False, compare=False)
+    secret: bytes = field(default=b"", repr=False, compare=False)
 
     def number(self, *purpose: object) -> int:
-        """A secret 63-bit number of this draw and purpose, for coins of single records."""
-        return int.from_bytes(self.bytes_for(8, *purpose), "little") >> 1
+        """A secret 63-bit number of this draw and purpose."""
+        return int.from_bytes(self.secret_bytes(8, *purpose), "little") >> 1
 
-    def bytes_for(self, count: int, *purpose: object) -> bytes:
+    def secret_bytes(self, count: int, *purpose: object) -> bytes:
         """`count` secret bytes of this draw and purpose."""
         text = "/".join(map(str, purpose)).encode()
-        return hashlib.shake_256(b"equipoise coins" + self.coins + text).digest(count)
+        return hashlib.shake_256(b"equipoise coins" + self.secret + text).digest(count)
 
 
 @dataclass(frozen=True, slots=True)

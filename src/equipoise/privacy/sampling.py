@@ -126,7 +126,7 @@ class Poisson(Sampling):
     """Poisson sampling: every record enters a draw independently with probability q.
 
     Args:
-        expected_batch_size: expected records a draw, in (0, population].
+        expected_batch_size: expected records per draw, in (0, population].
         population: public number of records; q = expected_batch_size / population.
         steps: number of draws.
 
@@ -152,13 +152,13 @@ class Poisson(Sampling):
         return dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian)
 
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
-        """Sorted positions; independent coins with 53 random bits each."""
+        """Sorted positions; every record enters by a random number of its own, of 53 bits."""
         draw = as_draw(draw)
         generator = secrets.sampling_generator(draw.index, draw.parameters)
-        # A coin for every record that is there: who enters does not depend on how many others there are.
+        # One number per record that is there: who enters does not depend on how many others there are.
         # float64, since the 24 bits of float32 would round the rate of a large population.
-        coins = torch.rand(_check_records(num_records), generator=generator, dtype=torch.float64)
-        return (coins < self.sampling_rate).nonzero().flatten()
+        uniform = torch.rand(_check_records(num_records), generator=generator, dtype=torch.float64)
+        return (uniform < self.sampling_rate).nonzero().flatten()
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class WithoutReplacement(Sampling):
     """A uniform subset of a fixed size, drawn afresh every time. Only valid under replace-one.
 
     Args:
-        batch_size: records a draw, in [1, population].
+        batch_size: records per draw, in [1, population].
         population: the number of records; under replace-one it is public and equals the number present.
         steps: number of draws.
     """
@@ -176,7 +176,7 @@ class WithoutReplacement(Sampling):
     steps: int
 
     def __post_init__(self) -> None:
-        _validate.count("the number of records a draw", batch_size=self.batch_size)
+        _validate.count("the number of records per draw", batch_size=self.batch_size)
         super().__post_init__()
         self._check_size("batch_size")
 
@@ -236,7 +236,7 @@ class FixedEpochs(Sampling):
     For data that come in an order that is no fresh random sample. It costs more than Poisson sampling.
 
     Args:
-        batch_size: expected records a draw, in (0, population].
+        batch_size: expected records per draw, in (0, population].
         population: public number of records.
         steps: number of draws.
         same_slots: deal the records once, so that every epoch has the same slots. The cost is the same; two
@@ -249,7 +249,7 @@ class FixedEpochs(Sampling):
     same_slots: bool = False
 
     def __post_init__(self) -> None:
-        _validate.count("the expected number of records a draw", batch_size=self.batch_size)
+        _validate.count("the expected number of records per draw", batch_size=self.batch_size)
         super().__post_init__()
         self._check_size("batch_size")
 

@@ -241,7 +241,7 @@ def line_chart(
 def range_chart(
     rows: Sequence[tuple[str, Sequence[float]]], *, title: str, x_label: str, percent: bool = False
 ) -> str:
-    """An ``<svg>`` element with a line a row: a dot a value, and a stroke at their median.
+    """An ``<svg>`` element with one line per row: one dot per value, and a stroke at their median.
 
     Args:
         rows: ``(label, values)``, from above; row i has the colour of curve i in `line_chart`.

@@ -119,7 +119,7 @@ def sampling_in_words(sampling: Mapping[str, Any]) -> str:
     if scheme == "FullBatch":
         return f"all {population:,}, every time"
     if scheme == "FixedEpochs":
-        return f"about {sampling['batch_size']:,} of {population:,} in turn, each once an epoch"
+        return f"about {sampling['batch_size']:,} of {population:,} in turn, each once per epoch"
     return "; ".join(f"{readable(str(key))}: {value}" for key, value in sampling.items())
 
 

@@ -65,7 +65,7 @@ __all__ = [
 
 
 Loss = Callable[[nn.Module, Any], Tensor]
-"""loss(model, batch) -> [B]: one number a record."""
+"""loss(model, batch) -> [B]: one number per record."""
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -97,7 +97,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> None:
-    """The optimiser moves exactly the trainable parameters of the model, one gradient a step.
+    """The optimiser moves exactly the trainable parameters of the model, one gradient per step.
 
     Raises:
         TypeError: not a torch optimiser, or one that needs to evaluate the loss itself (LBFGS).
@@ -108,9 +108,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
         raise TypeError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer{hint}")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError(
-            "optimizer is LBFGS, which evaluates the loss several times a step; every evaluation would be a "
+            "optimizer is LBFGS, which evaluates the loss several times per step; every evaluation would be a "
             "release of its "
-            "own. Use an optimiser that takes one gradient a step, such as SGD or Adam."
+            "own. Use an optimiser that takes one gradient per step, such as SGD or Adam."
         )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [name for name, p in parameters.items() if id(p) not in held]
@@ -190,7 +190,7 @@ def check_loss(
 
     Raises:
         TypeError: the loss is no function, or does not answer a tensor.
-        DataError: the forward fails, or the answer is not one finite number a record.
+        DataError: the forward fails, or the answer is not one finite number per record.
     """
     if not callable(loss):
         raise TypeError(
@@ -520,7 +520,7 @@ def _fields(batch: Any) -> Mapping[str, Tensor]:
 
 
 def _rows(leaves: list[Tensor]) -> Iterator[bytes]:
-    """A digest a record."""
+    """One digest per record."""
     flat = []
     for leaf in leaves:
         rows = leaf.detach().cpu().reshape(len(leaf), leaf[0].numel()).contiguous()

@@ -63,7 +63,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def bytes_per_record(model: nn.Module, loss: Loss, batch: Any) -> float:
-    """Bytes that autograd saves a record in one forward; measured on the batch, without its parameters."""
+    """Bytes that autograd saves per record in one forward; measured on the batch, without its parameters."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     seen: dict[int, int] = {}
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from equipoise.privacy import Draw, coin_generator
+from equipoise.privacy import Draw, secret_generator
 
 __all__ = ["Randomness", "derive", "generator", "public_randomness", "replayed", "secret_randomness"]
 
@@ -49,7 +49,7 @@ def public_randomness(seed: int, *purpose: object) -> Randomness:
 
 def secret_randomness(draw: Draw, *place: object) -> Randomness:
     """Secret generators of the micro-batch at this place of a draw."""
-    return lambda kind: coin_generator(draw, kind, *place)
+    return lambda kind: secret_generator(draw, kind, *place)
 
 
 @contextmanager

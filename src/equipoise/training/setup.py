@@ -236,7 +236,7 @@ def move(
 
 
 def averaged_over_views(loss: Loss, views: int) -> Loss:
-    """The loss of a batch [b, K, ...] of K views a record: the mean over a record's views, [b]."""
+    """The loss of a batch [b, K, ...] of K views per record: the mean over a record's views, [b]."""
 
     def averaged(model: nn.Module, batch: Any) -> Tensor:
         flat = map_batch(lambda leaf: leaf.flatten(0, 1), batch)

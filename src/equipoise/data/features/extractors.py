@@ -109,7 +109,7 @@ def extract(
     Args:
         records: the field ``input`` is read, all others are kept.
         extractor: see :class:`FeatureExtractor`.
-        chunk: records a call; 32 images of MNIST stay within a processor's cache.
+        chunk: records per call; 32 images of MNIST stay within a processor's cache.
         progress: called with (done, total) after each chunk.
 
     >>> records = Records({"input": torch.randn(5, 1, 8, 8), "label": torch.arange(5)})

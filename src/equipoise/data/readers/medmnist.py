@@ -43,7 +43,7 @@ def load_medmnist(folder: PathLike, part: str, *, name: str, num_classes: int) -
         raise DataFileError(
             f"{part}_labels of {str(path)!r} is {labels.dtype}{list(labels.shape)}; one class number a "
             "record is expected "
-            "(sets with several labels a record are not supported)."
+            "(sets with several labels per record are not supported)."
         )
     pixels = torch.from_numpy(images)
     pixels = pixels.unsqueeze(1) if images.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()

@@ -77,7 +77,7 @@ def read_labelled_text(
     label: int | str = "label",
     delimiter: str = "\t",
 ) -> Records:
-    """A file of labelled texts, one a line (plain or ``.gz``): input token ids ``[n, length]``, label
+    """A file of labelled texts, one per line (plain or ``.gz``): input token ids ``[n, length]``, label
     ``[n]``.
 
     Args:

@@ -80,7 +80,7 @@ class Factor(ABC):
 
     @abstractmethod
     def input_elements(self) -> int:
-        """How many numbers a record keeps."""
+        """Numbers stored per record."""
 
     @abstractmethod
     def kernels(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
     x_{k+1} = x_k - eta (h_k + g),    h_k about mean[g_i(x_k) - g_i(w)],    g about mean[g_i(w)]
 
 as in SVRG (Johnson and Zhang 2013, "Accelerating Stochastic Gradient Descent using Predictive Variance
-Reduction"). g is released once an anchor and used until the next one: what was released may be used again
+Reduction"). g is released once per anchor and used until the next one: what was released may be used again
 for nothing. h is released every step in which x and w are different points. `schedule` says when the
 anchor moves, `noise_split` how the budget is divided; a method adds how the two sums are bounded.
 

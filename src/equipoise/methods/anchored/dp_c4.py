@@ -1,7 +1,7 @@
 """DP-C4 and DP-C4+: the difference to an anchor is clipped as a whole, and thresholds follow what they clip.
 
     h = (sum_S clip(g_i(x) - g_i(w), C_1) + N(0, (z_1 C_1)^2 I)) / B
-    g = (sum_D clip(g_i(w), C_2)          + N(0, (z_2 C_2)^2 I)) / n_A,   released once an anchor
+    g = (sum_D clip(g_i(w), C_2)          + N(0, (z_2 C_2)^2 I)) / n_A,   released once per anchor
     x <- x - eta (h + g)
 
 Source: the anonymous submission nw0pePP5qd at OpenReview, 2025 (a later version is listed for ICML 2026 as
@@ -110,7 +110,7 @@ class ClippedDifferences(AnchoredMethod):
         if new:
             state = self.at_new_anchor(context, draw, state)
         clip_norm, size = state["anchor_clip_norm"], context.plan.constants.anchor.expected_size
-        # A count is released once an anchor, however often its gradient is.
+        # A count is released once per anchor, however often its gradient is.
         count = new and "anchor" in self.counts(context.sampling.expected_size, size)
 
         def sums(rows: PrivateRows, ids: Tensor) -> dict[str, Bounded]:

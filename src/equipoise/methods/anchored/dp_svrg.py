@@ -1,7 +1,7 @@
 """DP-SVRG: differences to an anchor, both points clipped at one threshold.
 
     h = (sum_S [clip(g_i(x), C) - clip(g_i(w), C)] + N(0, (2 z_1 C)^2 I)) / B,    x <- x - eta (h + g),
-    g = (sum_D clip(g_i(w), C) + N(0, (z_2 C)^2 I)) / n_A,  released once an anchor
+    g = (sum_D clip(g_i(w), C) + N(0, (z_2 C)^2 I)) / n_A,  released once per anchor
 
 Source: Lee 2017, "Differentially Private Variance Reduced Stochastic Gradient Descent", in the form that the
 authors of DP-C4 compare with. The pair of clipped gradients of a record is released as one row of norm at

@@ -1,8 +1,8 @@
 """How a budget is split between two Gaussian releases: the coupled terms and the anchor gradients.
 
 A step moves the parameters by h + g, with h noised afresh each step (multiplier z_1, threshold C_1, expected
-batch B) and g noised once an anchor and used m times (multiplier z_2, threshold C_2, expected batch n_A). Per
-step of an anchor period the noise displaces them by a variance proportional to
+batch B) and g noised once per anchor and used m times (multiplier z_2, threshold C_2, expected batch n_A).
+Per step of an anchor period the noise displaces them by a variance proportional to
 
     r (z_1 / B)^2 + m (z_2 / n_A)^2,     r = E[C_1^2] / E[C_2^2].
 

@@ -7,8 +7,8 @@ With x^k the iterate and w^k the anchor at step k, and m the anchor period,
     routine 3    AtRandom(m, takes_next=True)    w^{k+1} = x^{k+1}    with probability 1/m, otherwise w^k
     routine 4    Every(m, takes_next=True)       w^{k+1} = x^{k+1}    if k = 1 (mod m), otherwise w^k
 
-The coins of routines 1 and 3 do not depend on data; all are drawn before the training, so that the number of
-releases is known and not merely expected (an average of privacy losses is not the loss of the average). A
+The random steps of routines 1 and 3 do not depend on data. All are drawn before the training, so that the
+number of releases is known and not merely expected (an average of privacy losses is not the loss of the average). A
 renewal after the last step would never be used and is left out, so k runs over 0 ... T - 2.
 """
 
@@ -94,8 +94,8 @@ class AtRandom(Renewal):
 
     def _renewals(self, steps: int, period: float, rng: torch.Generator) -> set[int]:
         # In float64, and on the CPU: every machine draws the same schedule from a seed.
-        coins = torch.rand(steps, generator=rng, dtype=torch.float64) < 1 / period
-        return set(coins.nonzero().flatten().tolist())
+        starts = torch.rand(steps, generator=rng, dtype=torch.float64) < 1 / period
+        return set(starts.nonzero().flatten().tolist())
 
 
 @dataclass(frozen=True)

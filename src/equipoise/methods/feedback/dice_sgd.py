@@ -131,7 +131,7 @@ class DiceSGD(Method):
         return self.variant.of(self.clip_norm, self.residual_radius)
 
     def plan(self, setting: Setting) -> Plan:
-        """One joint release a step, of DP-SGD's cost whatever the radii."""
+        """One joint release per step, of DP-SGD's cost whatever the radii."""
 
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
             if self.noise is None:

@@ -224,7 +224,7 @@ def reach(
 ) -> float:
     """The feedback radius C2 below which noise keeps the feedback from arriving within the training.
 
-    Noise of standard deviation s a coordinate enters the memory at every step; the clipped feedback forgets
+    Noise of standard deviation s per coordinate enters the memory at every step; the clipped feedback forgets
     over about s^2 d / (2 C2^2) steps. C2 >= s (5 d / T)^(1/2) makes that at most a tenth of the training.
 
     Example:

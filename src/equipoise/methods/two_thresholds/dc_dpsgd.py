@@ -239,7 +239,7 @@ class DCDPSGD(TwoClipNorms):
 
     Args:
         variant: `PerSample`, `TwoChannel` or `TopShare`.
-        score: `Norm`, `Trace`, or `Random` (labels by lot: the control).
+        score: `Norm`, `Trace`, or `Random` (labels at random: the control).
         tail_threshold: `AdaptiveTail` (follows p through a released count), `NullTail` (of `Trace`), or a
             public number of at least 0. `TopShare` and `Random` have no use for it.
 

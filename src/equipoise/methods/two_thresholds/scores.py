@@ -131,7 +131,7 @@ class Norm(Score):
 
 @dataclass(frozen=True, kw_only=True)
 class Random(Score):
-    """Labels by lot: the control. Every record's number is a secret of the draw."""
+    """Labels at random: the control. Every record's number is a secret of the draw."""
 
     kind: ClassVar[str] = "random"
     exact: ClassVar[bool] = True
@@ -271,7 +271,7 @@ class SubspaceTrace:
     def _coordinates(self, rows: PrivateRows) -> Tensor:
         if not self._absolute:
             return rows.coordinates(self.subspace)
-        if self._columns is None:  # once a step, not once a micro-batch
+        if self._columns is None:  # once per step, not per micro-batch
             assert isinstance(self.subspace, SeededSubspace)
             blocks = [self.subspace.block(name).materialise().flatten(1) for name in rows.names]
             self._columns = torch.cat(blocks, dim=1).t().to(rows.dtype)

@@ -124,7 +124,7 @@ def _out_of_reach(budget: Budget, least: float, above: bool) -> BudgetError:
 def calibrate_noise_multiplier(
     sampling: Sampling, budget: Budget, relation: str = "add_or_remove_one", replace_ratio: float = 2.0
 ) -> float:
-    """The noise multiplier of one release a step (DP-SGD) that meets the budget.
+    """The noise multiplier of one release per step (DP-SGD) that meets the budget.
 
     Example:
         >>> from equipoise.privacy import Poisson

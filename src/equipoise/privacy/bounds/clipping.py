@@ -53,7 +53,7 @@ def clip(
         rule: clip rule; `rule.weights(norms [B], threshold) -> [B]`. Whatever it returns, the weights are
             cut to
             |weight| <= threshold / norm.
-        threshold: C, a public number; with groups one number a group, or one number for the whole, shared
+        threshold: C, a public number; with groups one number per group, or one number for the whole, shared
             equally (C / sqrt(m) each).
         groups: disjoint lists of parameter names that are clipped apart; the bound is the root of the sum of
             squares.
@@ -83,7 +83,7 @@ def clip(
     else:
         limits = [public_threshold(f"threshold[{i}]", t) for i, t in enumerate(threshold)]
     if len(limits) != len(groups):
-        raise ValueError(f"threshold has {len(limits)} entries for {len(groups)} groups; give one a group")
+        raise ValueError(f"threshold has {len(limits)} entries for {len(groups)} groups; give one per group")
     kept, norms, counts = usable_rows(rows, groups)
     per_tensor = {}
     cut = torch.zeros(len(norms), dtype=torch.bool, device=norms.device)
@@ -107,11 +107,11 @@ def clip_coordinates(
     """The clipped sum of subspace coordinates [B, K]: bound C, 2C.
 
     Args:
-        coordinates: a row a record.
+        coordinates: one row per record.
         rule: clip rule.
         threshold: C.
         name: of the tensor that holds the sum.
-        norms: what the rule looks at, [B]: one number a record, which must be a function of that record
+        norms: what the rule looks at, [B]: one number per record, which must be a function of that record
             alone, such as the norm of its whole row; the norms of the coordinates when None. The weights
             are cut by the coordinates' own norms in both cases.
     """
@@ -170,7 +170,7 @@ def limited_weights(rule: WeightRule, norms: torch.Tensor, threshold: float) -> 
         raise ValueError(
             f"{type(rule).__name__}.weights returned shape {tuple(given.shape)} for norms of shape "
             f"{tuple(norms.shape)}; "
-            "it must return one weight a record"
+            "it must return one weight per record"
         )
     if not isinstance(rule, _Given):
 

@@ -1,4 +1,4 @@
-"""Bounded counts and sums of one number a record.
+"""Bounded counts and sums of one number per record.
 
 The sensitivity of an un-normalised indicator or capped sum is its upper value under both relations, since a
 summand moves within [0, U].

@@ -38,7 +38,7 @@ def clip_jointly(
         rows: per-sample rows, B x P.
         noise: names, lengths and noise of the sums.
         groups: disjoint lists of parameter names that cover every parameter; None for one group.
-        shares: one positive number a group, with squares that sum to at most 1; equal shares when None.
+        shares: one positive number per group, with squares that sum to at most 1; equal shares when None.
 
     Raises:
         ValueError: groups that do not cover every parameter once, or shares that are too large.
@@ -84,7 +84,7 @@ def _check_shares(shares: Sequence[float] | None, count: int) -> list[float]:
         return [count**-0.5] * count
     checked = [public_threshold(f"shares[{i}]", share) for i, share in enumerate(shares)]
     if len(checked) != count:
-        raise ValueError(f"shares has {len(checked)} entries for {count} groups; give one a group")
+        raise ValueError(f"shares has {len(checked)} entries for {count} groups; give one per group")
     if math.hypot(*checked) > 1 + 1e-9:  # equal shares sum to 1 up to rounding
         raise ValueError(
             f"the squares of shares={checked} sum to {math.hypot(*checked) ** 2:.6g}, above 1: the noise "

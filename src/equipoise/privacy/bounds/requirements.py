@@ -1,4 +1,4 @@
-"""What a bound asks of its ingredients: a public threshold, one value a record, whole groups."""
+"""What a bound asks of its ingredients: a public threshold, one value per record, whole groups."""
 
 from __future__ import annotations
 
@@ -55,15 +55,17 @@ def one_value_a_record(name: str, values: torch.Tensor) -> torch.Tensor:
 
     Raises:
         TypeError: not `Private`.
-        ValueError: not one value a record.
+        ValueError: not one value per record.
         PrivateError: an entry may depend on other records, so that no bound would hold.
     """
     if not isinstance(values, Private):
         raise TypeError(
-            f"{name} must be a Private tensor with one value a record, got {type(values).__name__}"
+            f"{name} must be a Private tensor with one value per record, got {type(values).__name__}"
         )
     if values.ndim != 1:
-        raise ValueError(f"{name} must have one value a record (shape [B]), got shape {tuple(values.shape)}")
+        raise ValueError(
+            f"{name} must have one value per record (shape [B]), got shape {tuple(values.shape)}"
+        )
     return require_by_record(name, values)
 
 
@@ -125,6 +127,8 @@ def require_each_alone(
 
 
 def require_length(name: str, values: torch.Tensor, norms: torch.Tensor) -> None:
-    """Refuse values that are not one a row."""
+    """Refuse values that are not one per row."""
     if values.shape[0] != norms.shape[0]:
-        raise ValueError(f"{name} has {values.shape[0]} entries for {norms.shape[0]} rows; give one a record")
+        raise ValueError(
+            f"{name} has {values.shape[0]} entries for {norms.shape[0]} rows; give one per record"
+        )

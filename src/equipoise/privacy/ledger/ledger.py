@@ -324,7 +324,7 @@ class Ledger:
         ordinal = draws[index].booked.ordinal if replayed else self._ordinals.get(name, 0)
         self._note_ordinal(name, ordinal)
         self.position = index + 1
-        draw = Draw(name, index, ordinal, key, replayed, self.secrets.coins(index, key))
+        draw = Draw(name, index, ordinal, key, replayed, self.secrets.draw_secret(index, key))
         self._open[draw] = True
         return draw
 
@@ -465,7 +465,7 @@ class Ledger:
 
         Args:
             draw: an open draw; may also hold a proven release.
-            name: as planned (`PrivacyPlan.unproven`); once a draw.
+            name: as planned (`PrivacyPlan.unproven`); once per draw.
             value: named private tensors.
             std: noise standard deviation.
             hole: what is not proved, in a sentence for the statement.

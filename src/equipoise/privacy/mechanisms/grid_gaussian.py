@@ -17,9 +17,9 @@ the noise is z times the sensitivity of the rounded sum, and wider than without 
 1 / (1 - z sqrt(P) / 2^24): 0.006% for a million coordinates at z = 1.
 
 Sampling (after Karney 2016): y = v + f with P[v] ~ exp(-v^2 / 2) and f uniform in [0, 1), taken with
-probability exp(-(v f + f^2 / 2)), has the density of a half normal; a coin gives the sign. Uniform numbers
-are compared with such probabilities by their first bits in floating point; where that is too close to tell
-(once in 2^39) more bits are drawn and the comparison is done in decimals of any length. So the sample is
+probability exp(-(v f + f^2 / 2)), has the density of a half normal. A random bit gives the sign. Uniform numbers are
+compared with such probabilities by their first bits in floating point. Where that is too close to tell (once
+in 2^39) more bits are drawn, and decimals of any length are compared. So the sample is
 exact if floating-point exponentials are right to 40 bits.
 """
 
@@ -120,20 +120,20 @@ class GridStream:
 
     def _candidates(self, count: int) -> NDArray[np.int64]:
         """`count` candidates; those that are accepted, about 71% of them."""
-        first, fraction, coin = self._words(3 * count).reshape(3, count)
+        first, fraction, last = self._words(3 * count).reshape(3, count)
         whole = np.searchsorted(_TABLE, first, side="right").astype(np.int64)
         for i in np.flatnonzero(np.isin(first, _UNDECIDED)):
             whole[i] = _whole_exactly(int(first[i]), self._more)
         f = (fraction >> np.uint64(11)).astype(np.float64) * 2.0**-53
         probability = np.exp(-f * (whole + 0.5 * f))
-        uniform = (coin >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        uniform = (last >> np.uint64(11)).astype(np.float64) * 2.0**-53
         accepted = uniform < probability
         for i in np.flatnonzero(np.abs(uniform - probability) <= self._slack):
-            numbers = (int(whole[i]), int(fraction[i]), int(coin[i]) >> 1)
+            numbers = (int(whole[i]), int(fraction[i]), int(last[i]) >> 1)
             accepted[i] = _accepted_exactly(*numbers, self._more)
         magnitude = (whole << self._bits) + (fraction >> np.uint64(64 - self._bits)).astype(np.int64)
         # floor(-y) = -floor(y) - 1 for a y that is no integer, and almost surely none is
-        signed = np.where(coin & np.uint64(1), ~magnitude, magnitude)
+        signed = np.where(last & np.uint64(1), ~magnitude, magnitude)
         result: NDArray[np.int64] = signed[accepted]
         return result
 

@@ -141,8 +141,9 @@ class Secrets:
         """A fresh CPU generator keyed by (key, purpose, index)."""
         return _twister(self._hash(purpose, index).digest(4 * _WORDS))
 
-    def coins(self, index: int, question: str = "") -> bytes:
-        """The secret bytes of draw `index` for this question (`Draw.coins`)."""
+    def draw_secret(self, index: int, question: str = "") -> bytes:
+        """The secret bytes of draw `index` for this question (`Draw.secret`)."""
+        # This word, and that of `Draw.secret_bytes`, key bits that runs have used: they stay.
         return bytes(self._hash(self.bound("coins", question), index).digest(32))
 
     def _hash(self, purpose: str, index: int) -> Any:
@@ -161,9 +162,9 @@ def delete_key(path: Path) -> None:
         path.unlink()
 
 
-def coin_generator(draw: Draw, *purpose: object) -> torch.Generator:
-    """A fresh CPU generator keyed by the draw's secret coins and a purpose; the whole state is keyed."""
-    return _twister(draw.bytes_for(4 * _WORDS, *purpose))
+def secret_generator(draw: Draw, *purpose: object) -> torch.Generator:
+    """A fresh CPU generator keyed by the draw's secret bytes and a purpose; the whole state is keyed."""
+    return _twister(draw.secret_bytes(4 * _WORDS, *purpose))
 
 
 def _twister(words: bytes) -> torch.Generator:
