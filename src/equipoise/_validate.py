@@ -35,8 +35,8 @@ def positive(remedy: str = "", /, **named: Any) -> None:
         also = f", {remedy}" if remedy else ""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(
-                f"{name}={value!r} must be a number, not {type(value).__name__}: give a finite number "
-                f"above zero{also}"
+                f"{name}={value!r} must be a number, not {type(value).__name__}: give a finite number above "
+                f"zero{also}"
             )
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name}={value!r} must be positive and finite: it is a number above zero{also}")

@@ -213,8 +213,8 @@ def load_data(settings: Settings) -> DataSet:
         return dataset
     if settings.subset > min(dataset.population, len(dataset.train)):
         raise SettingsError(
-            f"--subset is {settings.subset}, but {settings.data!r} has a population of "
-            f"{dataset.population}. Give at most that many."
+            f"--subset is {settings.subset}, but {settings.data!r} has a population of {dataset.population}. "
+            "Give at most that many."
         )
     train = dataset.train.subset(torch.arange(settings.subset))
     return replace(dataset, train=train, population=settings.subset)
@@ -226,8 +226,8 @@ def _load_whole(settings: Settings) -> DataSet:
         if settings.population is not None and settings.population != dataset.population:
             raise SettingsError(
                 f"--population is {settings.population}, but {settings.data!r} is published with "
-                f"{dataset.population} training records. Leave --population out; --subset takes the "
-                "first records."
+                f"{dataset.population} training records. Leave --population out; --subset takes the first "
+                "records."
             )
         return dataset
     return load_dataset(settings.data, folder=settings.data_dir, population=settings.population)
@@ -292,9 +292,8 @@ def make_augmentation(
         return None
     if len(dataset.input_shape) != 3 or dataset.input_shape[0] not in (1, 3):
         raise SettingsError(
-            f"--views is {settings.views}, but views are shifted images, and the inputs of "
-            f"{dataset.name!r} have "
-            f"shape {dataset.input_shape}. Leave --views out."
+            f"--views is {settings.views}, but views are shifted images, and the inputs of {dataset.name!r} "
+            f"have shape {dataset.input_shape}. Leave --views out."
         )
     return lambda batch, generator: {**batch, "input": shift_and_flip(batch["input"], generator)}
 

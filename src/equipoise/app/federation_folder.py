@@ -154,8 +154,8 @@ def _verified(folder: str, public_key: str | None) -> tuple[dict[str, Verificati
     places = sorted(path.parent for path in Path(folder).glob("clients/*/statement.json"))
     if not places:
         raise RunFolderError(
-            f"run={folder!r} is a federation whose clients have no statement yet. Let it finish: "
-            f"equipoise resume {folder}"
+            f"run={folder!r} is a federation whose clients have no statement yet. Let it finish: equipoise "
+            f"resume {folder}"
         )
     clients = {place.name: verify_run(place, public_key=public_key) for place in places}
     values = read_result(folder)

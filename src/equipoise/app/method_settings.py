@@ -53,8 +53,8 @@ def make_method(
         method: Method = kind.from_config(config, None if public is None else PublicRecords(public))
     except NeedsPublicRecords:
         raise SettingsError(
-            f"--method {settings.method} needs public records: give --public-records M, which takes the "
-            "last M training records out of the private set. They get no protection."
+            f"--method {settings.method} needs public records: give --public-records M, which takes the last "
+            "M training records out of the private set. They get no protection."
         ) from None
     if settings.epsilon is not None:
         return method, Budget(settings.epsilon, settings.delta)

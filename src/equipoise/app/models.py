@@ -184,8 +184,7 @@ def _scatter_linear(dataset: DataSet) -> nn.Module:
     if len(dataset.input_shape) != 3 or dataset.input_shape[0] % channels:
         raise ValueError(
             f"model='scatter-linear' takes scattering features, but the inputs of {dataset.name!r} have "
-            "shape "
-            f"{dataset.input_shape}. Apply prepare_data('scatter-linear', dataset) first."
+            f"shape {dataset.input_shape}. Apply prepare_data('scatter-linear', dataset) first."
         )
     return _logistic(dataset)
 
@@ -194,8 +193,7 @@ def _text_bag(dataset: DataSet) -> nn.Module:
     if dataset.vocabulary_size is None or len(dataset.input_shape) != 1:
         raise ValueError(
             f"model='text-bag' takes token ids [n, s] and a vocabulary_size, which {dataset.name!r} does not "
-            "have. "
-            f"Known models: {', '.join(MODELS)}."
+            f"have. Known models: {', '.join(MODELS)}."
         )
     return TextBag(dataset.vocabulary_size, dataset.num_classes)
 
@@ -298,7 +296,7 @@ def default_model(dataset: DataSet) -> str:
 def _entry(name: str) -> ModelEntry:
     if name not in MODELS:
         raise ValueError(
-            f"model={name!r} is not a known model. Known: {', '.join(MODELS)}. "
-            "For a model of your own pass package.module:function, a function from the data set to a module."
+            f"model={name!r} is not a known model. Known: {', '.join(MODELS)}. For a model of your own pass "
+            "package.module:function, a function from the data set to a module."
         )
     return MODELS[name]

@@ -48,8 +48,7 @@ def read_settings(folder: str) -> Settings:
     if not path.is_file():
         raise RunFolderError(
             f"run={folder!r} holds no {SETTINGS_FILE}, so `equipoise train` did not start it or its "
-            "checkpoint was "
-            "deleted. A training started from Python goes on with PrivateTraining.resume."
+            "checkpoint was deleted. A training started from Python goes on with PrivateTraining.resume."
         )
     values = read_json(path)
     if name == FEDERATION_FILE and isinstance(values, dict):

@@ -221,8 +221,8 @@ class Settings:
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise SettingsError(
                 f"--epsilon {self.epsilon:g} and --noise-multiplier {self.noise_multiplier:g} were both "
-                "given, and each decides the other. Leave one of them out; `equipoise calibrate` "
-                "translates between them."
+                "given, and each decides the other. Leave one of them out; `equipoise calibrate` translates "
+                "between them."
             )
         _check_delta(self.delta)
         if self.weight_decay is not None and not self.weight_decay >= 0:
@@ -524,8 +524,8 @@ def check_saved(kind: type, values: Mapping[str, Any], needed: str) -> None:
     if unknown or needed not in values:
         raise SettingsError(
             "the saved settings have "
-            f"{'the unknown names ' + ', '.join(unknown) if unknown else f'no {needed}'}; another "
-            "version of equipoise wrote them, or they were edited. Use the version that began the run."
+            f"{'the unknown names ' + ', '.join(unknown) if unknown else f'no {needed}'}; another version of "
+            "equipoise wrote them, or they were edited. Use the version that began the run."
         )
     for name, allowed in get_type_hints(kind).items():
         value = values.get(name)

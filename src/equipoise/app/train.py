@@ -212,8 +212,8 @@ def _feature_progress(console: Console) -> Iterator[Progress]:
         if not began:
             began = True
             console.print(
-                f"computing features once; they are kept in {cache_folder()} for later runs "
-                "(EQUIPOISE_CACHE names another folder)",
+                f"computing features once; they are kept in {cache_folder()} for later runs (EQUIPOISE_CACHE "
+                "names another folder)",
                 markup=False,
                 soft_wrap=True,
             )
@@ -239,8 +239,8 @@ def _warn_of_noise(training: PrivateTraining, console: Console) -> None:
     ratio = multiplier * parameters**0.5 / training.sampling.expected_size
     if ratio > DROWNED:
         console.print(
-            f"[bold yellow]Warning[/]: the noise of a step will be {ratio:,.0f} times as long as the "
-            "mean of the clipped gradients can be, so hardly anything can be learned. Raise --epsilon or "
+            f"[bold yellow]Warning[/]: the noise of a step will be {ratio:,.0f} times as long as the mean of "
+            "the clipped gradients can be, so hardly anything can be learned. Raise --epsilon or "
             "--batch-size, or take a smaller model."
         )
 
@@ -254,10 +254,9 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
     parameters = sum(p.numel() for p in experiment.model.parameters() if p.requires_grad)
     console.print(
         f"[bold]{settings.model}[/] ({parameters:,} parameters) on [bold]{settings.data}[/], "
-        f"{settings.method}, "
-        f"{sampling.steps:,} steps of about {sampling.expected_size:,g} records, "
-        f"budget epsilon {asked} at delta {budget.delta:g}{doubt}; "
-        f"{settings.optimizer} with learning rate {settings.learning_rate:g}, clip norm {settings.clip_norm}"
+        f"{settings.method}, {sampling.steps:,} steps of about {sampling.expected_size:,g} records, budget "
+        f"epsilon {asked} at delta {budget.delta:g}{doubt}; {settings.optimizer} with learning rate "
+        f"{settings.learning_rate:g}, clip norm {settings.clip_norm}"
     )
     if settings.reproducible:
         console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")

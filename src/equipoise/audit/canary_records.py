@@ -127,8 +127,8 @@ class InsertedCanaries:
         lengths = {len(value) if value.ndim else 0 for value in (present, *fields.values())}
         if len(lengths) != 1 or 0 in lengths or not fields or _no_assignment(present):
             raise ValueError(
-                f"{path} is damaged: it needs a random assignment, and fields of the same "
-                "length; restore it from a copy"
+                f"{path} is damaged: it needs a random assignment, and fields of the same length; restore it "
+                "from a copy"
             )
         return cls(fields, present)
 

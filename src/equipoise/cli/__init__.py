@@ -138,8 +138,8 @@ def _words(error: Exception, chosen: typer.Typer) -> str:
         said = _said_once(str(message()))
         if said.startswith("No such command 'experiment'"):
             return (
-                "there is no command 'experiment': the papers' experiments stand beside the package. "
-                "Run python -m reproduction in a checkout of the sources."
+                "there is no command 'experiment': the papers' experiments stand beside the package. Run "
+                "python -m reproduction in a checkout of the sources."
             )
         return said
     commands: dict[str, Any] = getattr(typer.main.get_command(chosen), "commands", {})

@@ -130,8 +130,8 @@ def show_run(found: dict[str, Any], as_json: bool) -> bool:
     console = open_console(False)
     claims = "nothing" if claimed is None else f"epsilon {rounded_up(claimed)}"
     console.print(
-        f"{found['run_dir']} claims [bold]{claims}[/] at delta {found['delta']:g}; "
-        f"{found['canaries']} canaries",
+        f"{found['run_dir']} claims [bold]{claims}[/] at delta {found['delta']:g}; {found['canaries']} "
+        "canaries",
         soft_wrap=True,
     )
     for name, attack in found["attacks"].items():

@@ -54,10 +54,9 @@ def _show(
 
     console = open_console(False)
     console.print(
-        f"noise multiplier [bold]{significant(found['noise_multiplier'], 4)}[/]  gives  "
-        f"epsilon [bold]{rounded_up(found['epsilon'])}[/] at delta {plain(found['delta'])}  "
-        f"[dim](by {found['accountant'].upper()}, {found['steps']:,} steps, "
-        f"{found['relation'].replace('_', ' ')})[/]"
+        f"noise multiplier [bold]{significant(found['noise_multiplier'], 4)}[/]  gives  epsilon "
+        f"[bold]{rounded_up(found['epsilon'])}[/] at delta {plain(found['delta'])}  [dim](by "
+        f"{found['accountant'].upper()}, {found['steps']:,} steps, {found['relation'].replace('_', ' ')})[/]"
     )
     epochs, batch_sizes, cells = table
     shown = Table(box=None, pad_edge=False, header_style="dim")

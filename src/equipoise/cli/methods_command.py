@@ -25,8 +25,8 @@ def methods(
     unknown = [name for name in names or [] if name not in registered()]
     if unknown:
         raise UsageError(
-            f"there is no method {unknown[0]!r}.{suggestion(unknown[0], registered())} "
-            f"There are {', '.join(registered())}."
+            f"there is no method {unknown[0]!r}.{suggestion(unknown[0], registered())} There are "
+            f"{', '.join(registered())}."
         )
     with loading():
         rows = [_row(name) for name in names or registered()]

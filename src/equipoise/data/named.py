@@ -206,8 +206,8 @@ def load(name: str, folder: PathLike | None = None) -> DataSet:
     """
     if name not in NAMED:
         raise ValueError(
-            f"name={name!r} is not a known data set. Known: {', '.join(NAMED)}. "
-            "For data of your own pass package.module:function, a function that returns a DataSet."
+            f"name={name!r} is not a known data set. Known: {', '.join(NAMED)}. For data of your own pass "
+            "package.module:function, a function that returns a DataSet."
         )
     entry = NAMED[name]
     if folder is None and entry.files:
@@ -219,8 +219,8 @@ def load(name: str, folder: PathLike | None = None) -> DataSet:
     if len(train) != entry.population:
         raise DataFileError(
             f"The files of {name!r} hold {len(train)} training records, but the published set has "
-            f"{entry.population}. "
-            "Fetch the complete set; for a part of it, build a DataSet with its own public population."
+            f"{entry.population}. Fetch the complete set; for a part of it, build a DataSet with its own "
+            "public population."
         )
     return DataSet(
         name=name,

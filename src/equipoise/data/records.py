@@ -100,8 +100,7 @@ class Records:
         elif isinstance(index, bool) or not isinstance(index, int | slice):
             raise TypeError(
                 "records[index] takes an int, a slice, or a tensor of int64 or bool, not "
-                f"{type(index).__name__}. "
-                "Use torch.as_tensor(index)."
+                f"{type(index).__name__}. Use torch.as_tensor(index)."
             )
         elif isinstance(index, int) and not -self._length <= index < self._length:
             raise IndexError(f"index={index} is out of range for {self._length} records.")
@@ -202,8 +201,8 @@ class DataSet:
             _check_labels(records.fields["label"], self.num_classes)
         if self.train.fields["input"].shape[1:] != self.test.fields["input"].shape[1:]:
             raise DataFileError(
-                f"a train input has shape {self.input_shape}, "
-                f"a test input {tuple(self.test.fields['input'].shape[1:])}. Prepare both in the same way."
+                f"a train input has shape {self.input_shape}, a test input "
+                f"{tuple(self.test.fields['input'].shape[1:])}. Prepare both in the same way."
             )
 
     @property
@@ -243,9 +242,8 @@ def _check_finite(name: str, value: Tensor) -> None:
         rows = bad.nonzero().flatten()
         raise DataFileError(
             f"fields[{name!r}] has NaN or infinite values in {len(rows)} records (the first is number "
-            f"{int(rows[0])}). "
-            "Repair or drop them before training, or pass check_finite=False to let training give them "
-            "weight zero."
+            f"{int(rows[0])}). Repair or drop them before training, or pass check_finite=False to let "
+            "training give them weight zero."
         )
 
 

@@ -234,10 +234,9 @@ def check_settings(
     ]
     if differing:
         raise ValueError(
-            f"folder={str(path)!r} holds a run of this client with other settings: "
-            f"{'; '.join(differing)}. The run's noise was calibrated for its own settings: give those to go "
-            "on with it, or another folder to start anew; what this run spent stays spent. Nothing was spent "
-            "now."
+            f"folder={str(path)!r} holds a run of this client with other settings: {'; '.join(differing)}. "
+            "The run's noise was calibrated for its own settings: give those to go on with it, or another "
+            "folder to start anew; what this run spent stays spent. Nothing was spent now."
         )
 
 

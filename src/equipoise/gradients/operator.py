@@ -150,8 +150,8 @@ def joined_uses(parts: Sequence[tuple[Factor, ...]]) -> tuple[Factor, ...]:
     if not all(parts):
         shape = next(kept for kept in parts if kept)[0].shape
         raise ValueError(
-            f"a parameter of shape {tuple(shape)} is used in some parts and not in "
-            "others, so that its records cannot be counted; materialise() the parts first"
+            f"a parameter of shape {tuple(shape)} is used in some parts and not in others, so that its "
+            "records cannot be counted; materialise() the parts first"
         )
     return (DenseFactor(torch.cat([summed_rows(kept) for kept in parts])),)
 
@@ -182,8 +182,8 @@ def checked_names(names: Sequence[str], shapes: Mapping[str, torch.Size]) -> tup
     unknown = [name for name in names if name not in shapes]
     if unknown or len(set(names)) != len(names):
         raise ValueError(
-            f"names holds {'unknown' if unknown else 'repeated'} parameters {unknown or list(names)}; "
-            f"there are {', '.join(shapes)}"
+            f"names holds {'unknown' if unknown else 'repeated'} parameters {unknown or list(names)}; there "
+            f"are {', '.join(shapes)}"
         )
     return tuple(names)
 
@@ -197,8 +197,8 @@ def shapes_of(
         sizes = {factor.shape for factor in kept} | ({torch.Size(given[name])} if name in given else set())
         if len(sizes) != 1:
             raise ValueError(
-                f"the parameter {name!r} has factors of shapes {sorted(map(tuple, sizes))}; "
-                "all uses need the parameter's shape, and a parameter without a use needs it in shapes="
+                f"the parameter {name!r} has factors of shapes {sorted(map(tuple, sizes))}; all uses need "
+                "the parameter's shape, and a parameter without a use needs it in shapes="
             )
         shapes[name] = sizes.pop()
     return shapes
@@ -335,8 +335,8 @@ class FactoredGradients(PerSampleGradients):
         if isinstance(index, Tensor) and index.dtype == torch.bool:
             if index.shape != (self.num_records,):
                 raise ValueError(
-                    f"index is a mask of shape {tuple(index.shape)}; "
-                    f"it needs [{self.num_records}], one entry per record"
+                    f"index is a mask of shape {tuple(index.shape)}; it needs [{self.num_records}], one "
+                    "entry per record"
                 )
             index = index.nonzero().squeeze(1)  # once, not in every factor: on a GPU each would wait for it
         factors = {name: tuple(f.rows(index) for f in kept) for name, kept in self.factors.items()}
@@ -435,8 +435,8 @@ class FactoredGradients(PerSampleGradients):
             raise ValueError(f"weights has no entry for {name!r}; pass one, or select(names) first")
         if C.ndim not in (1, 2) or C.shape[0] != self.num_records:
             raise ValueError(
-                f"weights has shape {tuple(C.shape)}; it needs [{self.num_records}] or "
-                f"[{self.num_records}, m], one row per record"
+                f"weights has shape {tuple(C.shape)}; it needs [{self.num_records}] or [{self.num_records}, "
+                "m], one row per record"
             )
         return C.detach()
 
@@ -444,8 +444,8 @@ class FactoredGradients(PerSampleGradients):
         if self.shapes != other.shapes:
             odd = {n for n in (*self.names, *other.names) if self.shapes.get(n) != other.shapes.get(n)}
             raise ValueError(
-                f"other is over different parameters ({', '.join(sorted(odd))} differ); "
-                "select the same names on both"
+                f"other is over different parameters ({', '.join(sorted(odd))} differ); select the same "
+                "names on both"
             )
 
     def _check_records(self, other: PerSampleGradients) -> None:
@@ -555,8 +555,8 @@ def factored_over(gradients: PerSampleGradients, shapes: Mapping[str, torch.Size
     G = as_factored(gradients)
     if G.shapes != shapes:
         raise ValueError(
-            f"gradients is over {', '.join(G.names)}, the subspace over {', '.join(shapes)}; "
-            "names and shapes must agree"
+            f"gradients is over {', '.join(G.names)}, the subspace over {', '.join(shapes)}; names and "
+            "shapes must agree"
         )
     return G
 
@@ -606,8 +606,8 @@ class MaskedGradients(Derived):
         found = {name: mask.shape for name, mask in masks.items()}
         if found != gradients.shapes:
             raise ValueError(
-                f"masks is over {sorted(found)}, the gradients over {sorted(gradients.shapes)}; give "
-                "each parameter one mask of its shape"
+                f"masks is over {sorted(found)}, the gradients over {sorted(gradients.shapes)}; give each "
+                "parameter one mask of its shape"
             )
         super().__init__(gradients)
         self.masks = dict(masks)

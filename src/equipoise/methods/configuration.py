@@ -69,8 +69,8 @@ def field_types(cls: type) -> Mapping[str, Any]:
         if not inspect.signature(cls).parameters:
             return {}
         raise TypeError(
-            f"{cls.__name__} has arguments that are no fields: make it a dataclass, "
-            "@dataclass(frozen=True, kw_only=True), so that its configuration can be written down"
+            f"{cls.__name__} has arguments that are no fields: make it a dataclass, @dataclass(frozen=True, "
+            "kw_only=True), so that its configuration can be written down"
         )
     hints = typing.get_type_hints(cls)
     return {item.name: hints[item.name] for item in dataclasses.fields(cls) if item.init}

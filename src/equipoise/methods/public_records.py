@@ -39,9 +39,8 @@ class PublicRecords:
         if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
             raise TypeError(
                 f"public is a {type(batch).__name__} that holds other things than tensors with a record "
-                "axis; give "
-                "a batch as loss(model, batch) takes it: a tensor or a nest of dicts, tuples and lists "
-                "of tensors"
+                "axis; give a batch as loss(model, batch) takes it: a tensor or a nest of dicts, tuples and "
+                "lists of tensors"
             )
         sizes = {leaf.shape[0] for leaf in leaves}
         if len(sizes) > 1 or 0 in sizes:
@@ -132,7 +131,7 @@ def require_public(
         )
     if described is not None and (found := public.describe()) != dict(described):
         raise ValueError(
-            f"public={found} differs from the records that the method was made with, {dict(described)}: "
-            "give the same records in the same order"
+            f"public={found} differs from the records that the method was made with, {dict(described)}: give "
+            "the same records in the same order"
         )
     return public

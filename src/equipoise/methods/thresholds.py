@@ -186,8 +186,8 @@ class ReleasedQuantile(Threshold):
         low, high = self.limits
         if not 0 < low <= self.initial <= high:
             raise ValueError(
-                f"initial={self.initial!r} must lie between minimum={low!r} and maximum={high!r}, both "
-                "above zero"
+                f"initial={self.initial!r} must lie between minimum={low!r} and maximum={high!r}, both above "
+                "zero"
             )
 
     @property
@@ -237,8 +237,7 @@ def resolve_threshold(clip_norm: float | Callable[[int], float] | Threshold) -> 
     if isinstance(clip_norm, bool) or not (isinstance(clip_norm, (int, float)) or callable(clip_norm)):
         raise TypeError(
             f"clip_norm={clip_norm!r} is a {type(clip_norm).__name__}; give a number above zero, a function "
-            "from the "
-            "step to a number, or a threshold such as ReleasedQuantile(initial=0.1)"
+            "from the step to a number, or a threshold such as ReleasedQuantile(initial=0.1)"
         )
     if isinstance(clip_norm, (int, float)):
         return Fixed(float(clip_norm))

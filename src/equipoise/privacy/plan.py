@@ -222,8 +222,8 @@ class PrivacyPlan:
             if len(counts) > 1 and isinstance(sampling, FixedEpochs):
                 raise PlanError(
                     f"releases of draw {draw!r} have the counts {counts}: without amplification a record "
-                    "meets one draw of each epoch, and which releases it meets must not depend on the "
-                    "slot. Give them the same count or draws of their own"
+                    "meets one draw of each epoch, and which releases it meets must not depend on the slot. "
+                    "Give them the same count or draws of their own"
                 )
             # The rarest first: its draws release everything, the next ones all but that, and so on.
             for count in counts:

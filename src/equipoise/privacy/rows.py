@@ -47,8 +47,8 @@ class PrivateRows:
             rows = rows._rows
         if not hasattr(rows, "row_norms") or not hasattr(rows, "weighted_sums"):
             raise TypeError(
-                f"rows must offer row_norms and weighted_sums, got {type(rows).__name__}; "
-                "pass the result of a gradient engine or of eq.per_sample_gradients"
+                f"rows must offer row_norms and weighted_sums, got {type(rows).__name__}; pass the result of "
+                "a gradient engine or of eq.per_sample_gradients"
             )
         self._rows: Any = rows
         self.draw: Draw | None = draw

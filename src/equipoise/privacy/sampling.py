@@ -200,9 +200,8 @@ class WithoutReplacement(Sampling):
         if _check_records(num_records) != self.population:
             raise ValueError(
                 f"num_records={num_records} differs from population={self.population}: sampling without "
-                "replacement is "
-                "accounted under replace-one, where the number of records is public; state the true "
-                "population, or use Poisson"
+                "replacement is accounted under replace-one, where the number of records is public; state "
+                "the true population, or use Poisson"
             )
         draw = as_draw(draw)
         generator = secrets.sampling_generator(draw.index, draw.parameters)

@@ -73,8 +73,8 @@ def render_comparison(values: Mapping[str, Any]) -> str:
                 "bad",
                 "Not at the same budget.",
                 f"{', '.join(unequal)}: the true epsilon is above {plain(values['epsilon'])} or there is "
-                "none, so the accuracy is not comparable with that of the others. The statements below "
-                "say why.",
+                "none, so the accuracy is not comparable with that of the others. The statements below say "
+                "why.",
             )
         )
     banners.append(banner("mid", "Please note", SEARCH))

@@ -111,8 +111,8 @@ def sampling_in_words(sampling: Mapping[str, Any]) -> str:
     if scheme == "Poisson":
         expected = sampling["expected_batch_size"]
         return (
-            f"each record by itself with probability {plain(expected / population, 3)}: "
-            f"about {expected:,g} of {population:,}"
+            f"each record by itself with probability {plain(expected / population, 3)}: about {expected:,g} "
+            f"of {population:,}"
         )
     if scheme == "WithoutReplacement":
         return f"{sampling['batch_size']:,} of {population:,} at random"

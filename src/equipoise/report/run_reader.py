@@ -114,8 +114,8 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     path = Path(folder)
     if not path.is_dir():
         raise RunFolderError(
-            f"run={str(path)!r} is not a folder. Give the folder that a training made: "
-            "runs/DATA-TIME by default."
+            f"run={str(path)!r} is not a folder. Give the folder that a training made: runs/DATA-TIME by "
+            "default."
         )
     statement_file = path / "statement.json"
     if not statement_file.is_file():

@@ -125,8 +125,8 @@ class Statement:
         parts = []
         if not self.private:
             parts.append(
-                "NOT PRIVATE: noise and sampling follow from a public seed, so that anyone can subtract "
-                "the noise. The figures below are those of the same run with a secret key."
+                "NOT PRIVATE: noise and sampling follow from a public seed, so that anyone can subtract the "
+                "noise. The figures below are those of the same run with a secret key."
             )
         change = "adding or removing" if self.relation == "add_or_remove_one" else "replacing"
         if self.epsilon is None:
@@ -138,8 +138,7 @@ class Statement:
             kind = "is" if self.guarantee == "proven" else "is, in the worst case,"
             parts.append(
                 f"This run ({self.recipe} recipe) {kind} ({rounded_up(self.epsilon)}, "
-                f"{self.delta:g})-differentially private with respect to "
-                f"{change} one {self.unit}, by {by}."
+                f"{self.delta:g})-differentially private with respect to {change} one {self.unit}, by {by}."
             )
             if self.cross_check is not None:
                 parts.append(f"Renyi accounting gives {self.cross_check:.4g} as a cross-check.")
@@ -147,8 +146,8 @@ class Statement:
                 parts.append("No second accountant covers this event as a cross-check.")
         if self.epsilon_claimed is not None:
             parts.append(
-                f"The published recipe claims epsilon = {self.epsilon_claimed:.4g}; that claim is not "
-                "proven here."
+                f"The published recipe claims epsilon = {self.epsilon_claimed:.4g}; that claim is not proven "
+                "here."
             )
         if self.epsilons:
             listed = ", ".join(

@@ -47,8 +47,8 @@ RANDOM_PIPELINE = (
     "all of it could be tried before the start"
 )
 SHAPES = (
-    "batches have the same shape whichever records they hold: padding to the longest record rounds "
-    "others anew"
+    "batches have the same shape whichever records they hold: padding to the longest record rounds others "
+    "anew"
 )
 
 

@@ -99,8 +99,7 @@ class Checkpoints:
                 + (f"It needs {len(content) / 1e6:.1f} MB: free some space, then resume. " if full else "")
                 + (
                     f"The checkpoint of step {previous[-1]} is intact; resuming from it repeats the steps "
-                    "since then "
-                    "with the noise they had and costs no privacy twice."
+                    "since then with the noise they had and costs no privacy twice."
                     if previous
                     else "There is no earlier checkpoint."
                 )
@@ -128,8 +127,7 @@ class Checkpoints:
             if problems:
                 warnings.warn(
                     f"{problems[0]} Going on from the checkpoint of step {step}; the steps since then are "
-                    "repeated with "
-                    "the noise they had and cost no privacy twice.",
+                    "repeated with the noise they had and cost no privacy twice.",
                     stacklevel=2,
                 )
             return step, state
@@ -140,8 +138,8 @@ class Checkpoints:
                 + " Start a new run; what this one spent stays spent."
             )
         raise CheckpointError(
-            f"{self.folder} holds no checkpoint. Name the run folder that contains `checkpoint/`, or start "
-            "a new run."
+            f"{self.folder} holds no checkpoint. Name the run folder that contains `checkpoint/`, or start a "
+            "new run."
         )
 
     def _path(self, step: int) -> Path:
@@ -248,6 +246,6 @@ def restore_state(
             scheduler.load_state_dict(state["scheduler"])
     except Exception as error:  # a state that fits badly can fail in almost any way
         raise ValueError(
-            f"model, optimizer or scheduler do not fit the checkpoint: {error}. Build them as "
-            "the run was started. Nothing was spent."
+            f"model, optimizer or scheduler do not fit the checkpoint: {error}. Build them as the run was "
+            "started. Nothing was spent."
         ) from error

@@ -158,8 +158,7 @@ class Processes:
         if any(other != values[0] for other in values):
             raise RuntimeError(
                 f"the processes do not agree on {what}: give every process the same script, settings and "
-                "initial "
-                "parameters (seed the initialisation alike)"
+                "initial parameters (seed the initialisation alike)"
             )
 
 

@@ -108,19 +108,16 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
         raise TypeError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer{hint}")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError(
-            "optimizer is LBFGS, which evaluates the loss several times per step; every evaluation would be a "
-            "release of its "
-            "own. Use an optimiser that takes one gradient per step, such as SGD or Adam."
+            "optimizer is LBFGS, which evaluates the loss several times per step; every evaluation would be "
+            "a release of its own. Use an optimiser that takes one gradient per step, such as SGD or Adam."
         )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [name for name, p in parameters.items() if id(p) not in held]
     if missing:
         raise ValueError(
             f"optimizer does not hold the trainable parameters {missing}: they would be noised and never "
-            "moved. "
-            "Build it from the model that you give (moving a model to another device can replace its "
-            "parameters), or "
-            "freeze them with requires_grad_(False)."
+            "moved. Build it from the model that you give (moving a model to another device can replace its "
+            "parameters), or freeze them with requires_grad_(False)."
         )
     foreign = held - {id(p) for p in parameters.values()}
     known_frozen = [
@@ -129,8 +126,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
     if known_frozen:
         raise ValueError(
             f"optimizer holds {len(known_frozen)} parameters that are not parameters of model: no private "
-            "gradient can be "
-            "computed for them. Build the optimiser from model.parameters()."
+            "gradient can be computed for them. Build the optimiser from model.parameters()."
         )
 
 
@@ -256,10 +252,8 @@ def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device,
         shapes = _shapes(batch)
         raise DataError(
             f"loss(model, batch) fails on {count} records of the data, among them those with the smallest "
-            "and largest "
-            f"labels (batch: {shapes}): {type(error).__name__}: {error}. Check the labels' range against "
-            "the model's outputs, "
-            "the shapes and the types. Nothing was spent."
+            f"and largest labels (batch: {shapes}): {type(error).__name__}: {error}. Check the labels' range "
+            "against the model's outputs, the shapes and the types. Nothing was spent."
         ) from error
     if not isinstance(values, Tensor):
         raise TypeError(f"loss(model, batch) answers a {type(values).__name__}; it must answer a tensor [B]")
@@ -276,8 +270,7 @@ def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device,
     if not bool(torch.isfinite(values).all()):
         raise DataError(
             f"loss(model, batch) is NaN or infinite for {int((~torch.isfinite(values)).sum())} of {count} "
-            "records before any "
-            "training: check the inputs' scale and the initialisation. Nothing was spent."
+            "records before any training: check the inputs' scale and the initialisation. Nothing was spent."
         )
     return batch
 
@@ -372,8 +365,8 @@ def check_pipeline(
             raise ValueError(
                 "with other records in the batch, or in another order, the losses of records change: data, "
                 "collate, augmentation or loss use how many records there are or where one stands. Both "
-                "follow from which records are drawn, and that is private. Treat every record by itself; "
-                "the sum over records is divided by the expected batch size. Nothing was spent."
+                "follow from which records are drawn, and that is private. Treat every record by itself; the "
+                "sum over records is divided by the expected batch size. Nothing was spent."
             )
     return True
 
@@ -481,11 +474,11 @@ def check_public(source: Source, method: Method, allowed: bool) -> None:
         found = _copies(public.batch, source.batch())
         if found:
             raise DataError(
-                f"{found} of the {len(public)} public records equal private records of data, byte for "
-                "byte. A record that is used as public gets no protection. Take them out of data or out of "
-                "the public records; if they are other persons' records that happen to be equal, give "
-                "allow_public_duplicates=True, which the statement then names as an assumption. Nothing "
-                "was spent."
+                f"{found} of the {len(public)} public records equal private records of data, byte for byte. "
+                "A record that is used as public gets no protection. Take them out of data or out of the "
+                "public records; if they are other persons' records that happen to be equal, give "
+                "allow_public_duplicates=True, which the statement then names as an assumption. Nothing was "
+                "spent."
             )
 
 

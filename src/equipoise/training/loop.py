@@ -250,8 +250,8 @@ class PrivateTraining:
         )
         if setup.plan.fingerprint() != config.get("plan"):
             raise ValueError(
-                f"the privacy plan differs from the one that run_dir={str(run_dir)!r} was started with: "
-                "give the same method and settings. Nothing was spent."
+                f"the privacy plan differs from the one that run_dir={str(run_dir)!r} was started with: give "
+                "the same method and settings. Nothing was spent."
             )
         self = cls.__new__(cls)
         self._adopt(setup)
@@ -400,8 +400,7 @@ class PrivateTraining:
         if self.steps_done >= self.sampling.steps:
             raise RuntimeError(
                 f"all {self.sampling.steps} planned steps are done: the plan is fixed before the training, "
-                "since the noise is "
-                "calibrated to it. Plan more steps in a new run."
+                "since the noise is calibrated to it. Plan more steps in a new run."
             )
         try:
             outcome = self._steps.take()

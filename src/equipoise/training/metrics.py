@@ -82,8 +82,8 @@ class JSONLines:
         wrong = [n for n in row if n not in PUBLISHABLE and not n.startswith(("evaluation.", "method."))]
         if wrong:
             raise ValueError(
-                f"{wrong} may not go into {self.path.name}: it holds publishable numbers only. "
-                "Numbers computed from private records belong in the diagnostics."
+                f"{wrong} may not go into {self.path.name}: it holds publishable numbers only. Numbers "
+                "computed from private records belong in the diagnostics."
             )
         # JSON has no infinity; null says "no number" to every reader.
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

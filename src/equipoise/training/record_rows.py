@@ -83,8 +83,8 @@ class Source:
             self._check_nest()
         if not hasattr(data, "__len__") or (self._nest is None and not hasattr(data, "__getitem__")):
             raise DataError(
-                f"data is a {type(data).__name__} without length or item access; give a map-style dataset, "
-                "a dict of tensors, or equipoise.data.Records"
+                f"data is a {type(data).__name__} without length or item access; give a map-style dataset, a "
+                "dict of tensors, or equipoise.data.Records"
             )
         if len(self) == 0:
             raise DataError(

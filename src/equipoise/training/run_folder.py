@@ -63,8 +63,8 @@ class RunFolder:
         if self.config.exists() or self.journal.exists() or self.checkpoints.steps():
             raise FileExistsError(
                 f"run_dir={str(self.path)!r} holds a run already. Go on with it by "
-                "PrivateTraining.resume(run_dir, ...), or "
-                "name a new folder; what the old run spent stays spent."
+                "PrivateTraining.resume(run_dir, ...), or name a new folder; what the old run spent stays "
+                "spent."
             )
         self.path.mkdir(parents=True, exist_ok=True)
         self.private.mkdir(exist_ok=True, mode=0o700)
@@ -85,8 +85,8 @@ class RunFolder:
         except OSError:
             self.unlock()
             raise RuntimeError(
-                f"run_dir={str(self.path)!r} is being trained by another process: two on one run would "
-                "use the same noise for different sums. Wait for it or stop it; nothing was spent."
+                f"run_dir={str(self.path)!r} is being trained by another process: two on one run would use "
+                "the same noise for different sums. Wait for it or stop it; nothing was spent."
             ) from None
 
     def unlock(self) -> None:
@@ -143,8 +143,7 @@ class RunFolder:
         if not self.config.exists():
             raise FileNotFoundError(
                 f"run_dir={str(self.path)!r} holds no config.json: no run of equipoise lies here. Name the "
-                "folder that the "
-                "run was started with."
+                "folder that the run was started with."
             )
         config = read_object(self.config)
         if not isinstance(config.get("settings"), dict):

@@ -65,8 +65,7 @@ class Scattering2d:
         if len(self.shape) != 2 or any(size % stride or size <= stride for size in self.shape):
             raise ValueError(
                 f"shape={self.shape} must be two sizes that 2 ** scales = {stride} divides and is smaller "
-                "than. "
-                "Pad or crop the images, or take fewer scales."
+                "than. Pad or crop the images, or take fewer scales."
             )
         padded = tuple(size + 2 * stride for size in self.shape)
         wavelets = []

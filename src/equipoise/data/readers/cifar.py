@@ -49,8 +49,7 @@ def read_cifar_binary(path: PathLike, num_classes: int) -> Arrays:
     if len(content) == 0 or len(content) % size:
         raise DataFileError(
             f"The file {str(path)!r} has {len(content)} bytes, no multiple of the {size} that a record of "
-            f"CIFAR-{num_classes} "
-            "takes: it is truncated or of another layout. Fetch it again."
+            f"CIFAR-{num_classes} takes: it is truncated or of another layout. Fetch it again."
         )
     rows = content.reshape(-1, size)
     return rows[:, label_bytes:].reshape(-1, 3, 32, 32), rows[:, label_bytes - 1].astype(np.int64)
@@ -69,8 +68,7 @@ class _ArrayUnpickler(pickle.Unpickler):
             return _latin1_bytes
         raise DataFileError(
             f"the pickle asks for {module}.{name}, which is not part of a numpy array. It was refused, since "
-            "a pickle "
-            "can run any code. Fetch the file from its publisher, or use the binary layout."
+            "a pickle can run any code. Fetch the file from its publisher, or use the binary layout."
         )
 
 
@@ -121,8 +119,7 @@ def read_cifar_pickle(path: PathLike, num_classes: int) -> Arrays:
     ):
         raise DataFileError(
             f"The file {str(path)!r} does not hold 'data' (uint8 [n, {_PIXELS}]) and {wanted.decode()!r} (n "
-            "numbers) of "
-            f"CIFAR-{num_classes}. Check that it is a batch file of that set."
+            f"numbers) of CIFAR-{num_classes}. Check that it is a batch file of that set."
         )
     return data.reshape(-1, 3, 32, 32), np.array(labels, np.int64)
 
@@ -161,9 +158,8 @@ def load_cifar(folder: PathLike, part: str, *, num_classes: int = 10) -> Records
     state = "holds no" if os.path.isdir(folder) else "is not a folder; it should hold the"
     raise MissingDataError(
         f"folder={str(folder)!r} {state} CIFAR-{num_classes} {part} data. Put there "
-        f"{', '.join(n + '.bin' for n in plain)} "
-        f"(binary layout) or {', '.join(plain)} (python layout), in the folder itself or in one of: "
-        f"{', '.join(subfolders)}."
+        f"{', '.join(n + '.bin' for n in plain)} (binary layout) or {', '.join(plain)} (python layout), in "
+        f"the folder itself or in one of: {', '.join(subfolders)}."
     )
 
 

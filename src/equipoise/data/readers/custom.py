@@ -76,8 +76,8 @@ def load_dataset(spec: str, *, folder: PathLike | None = None, population: int |
     dataset = function() if folder is None else function(folder)
     if not isinstance(dataset, DataSet):
         raise TypeError(
-            f"{spec!r} returned a {type(dataset).__name__}; it must return an equipoise.data.DataSet "
-            "(name, train, test, population, num_classes)."
+            f"{spec!r} returned a {type(dataset).__name__}; it must return an equipoise.data.DataSet (name, "
+            "train, test, population, num_classes)."
         )
     if population is None:
         return dataset

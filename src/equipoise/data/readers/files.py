@@ -43,8 +43,7 @@ def find_file(folder: PathLike, name: str, *, subfolders: Sequence[str] = ()) ->
     if not root.is_dir():
         raise MissingDataError(
             f"folder={str(root)!r} is not a folder. Create it and put the file {name!r} (or "
-            f"{name + '.gz'!r}) there, "
-            "or pass the folder that holds it."
+            f"{name + '.gz'!r}) there, or pass the folder that holds it."
         )
     looked_at: list[str] = []
     for place in [root / sub for sub in subfolders] + [root]:

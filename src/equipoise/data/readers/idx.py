@@ -52,9 +52,8 @@ def read_idx(path: PathLike) -> Tensor:
     if zero != 0 or kind not in _TYPES or dimensions == 0:
         raise DataFileError(
             f"The file {str(path)!r} is not an IDX file: it starts with {content[:4].hex(' ')} instead of 00 "
-            "00, "
-            "a known type (08, 09, 0b, 0c, 0d, 0e) and a number of dimensions. Check that the right file is "
-            "in place."
+            "00, a known type (08, 09, 0b, 0c, 0d, 0e) and a number of dimensions. Check that the right file "
+            "is in place."
         )
     header = 4 + 4 * dimensions
     if len(content) < header:
@@ -66,8 +65,7 @@ def read_idx(path: PathLike) -> Tensor:
         state = "truncated" if len(content) < expected else "too long"
         raise DataFileError(
             f"The file {str(path)!r} is {state}: its header announces {list(shape)} values, {expected} bytes "
-            "in all, "
-            f"but there are {len(content)}. Fetch it again."
+            f"in all, but there are {len(content)}. Fetch it again."
         )
     values = np.frombuffer(content, dtype=dtype, offset=header).reshape(shape)
     return torch.from_numpy(values.astype(dtype.newbyteorder("=")))
@@ -89,13 +87,13 @@ def load_idx_pair(folder: PathLike, part: str, *, name: str, num_classes: int = 
     images, labels = read_idx(image_path), read_idx(label_path)
     if images.ndim != 3 or labels.ndim != 1:
         raise DataFileError(
-            f"{str(image_path)!r} has {images.ndim} dimensions and {str(label_path)!r} has {labels.ndim}; "
-            "3 and 1 are expected. Were the files exchanged?"
+            f"{str(image_path)!r} has {images.ndim} dimensions and {str(label_path)!r} has {labels.ndim}; 3 "
+            "and 1 are expected. Were the files exchanged?"
         )
     if len(images) != len(labels):
         raise DataFileError(
-            f"{str(image_path)!r} holds {len(images)} images, {str(label_path)!r} {len(labels)} labels. "
-            "They must belong together: fetch both again."
+            f"{str(image_path)!r} holds {len(images)} images, {str(label_path)!r} {len(labels)} labels. They "
+            "must belong together: fetch both again."
         )
     return Records(
         {"input": standardise_each(images.unsqueeze(1)), "label": labels.long()}, num_classes=num_classes

@@ -42,8 +42,7 @@ def load_medmnist(folder: PathLike, part: str, *, name: str, num_classes: int) -
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise DataFileError(
             f"{part}_labels of {str(path)!r} is {labels.dtype}{list(labels.shape)}; one class number a "
-            "record is expected "
-            "(sets with several labels per record are not supported)."
+            "record is expected (sets with several labels per record are not supported)."
         )
     pixels = torch.from_numpy(images)
     pixels = pixels.unsqueeze(1) if images.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()

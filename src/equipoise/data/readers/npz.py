@@ -56,7 +56,6 @@ def read_npz(path: PathLike, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         if "pickle" in str(error) or "Object arrays" in str(error):
             raise DataFileError(
                 f"The file {str(path)!r} holds pickled objects or is no npz archive. It was refused, since a "
-                "pickle can run "
-                "any code. Save plain arrays."
+                "pickle can run any code. Save plain arrays."
             ) from None
         raise DataFileError(f"The file {str(path)!r} is damaged ({error}). Fetch it again.") from None

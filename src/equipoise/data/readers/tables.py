@@ -113,8 +113,7 @@ class Category:
         if cell not in self.values and cell != self.unknown:
             raise DataFileError(
                 f"{cell!r} is not a declared category ({', '.join(self.values)}). Declare it if it is "
-                "publicly known to "
-                "occur, or drop the row."
+                "publicly known to occur, or drop the row."
             )
         return [float(cell == value) for value in self.values]
 
@@ -307,8 +306,7 @@ ADULT = Table(
         _category(
             "education",
             "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th Masters "
-            "1st-4th 10th "
-            "Doctorate 5th-6th Preschool",
+            "1st-4th 10th Doctorate 5th-6th Preschool",
         ),
         Number("education-num", 1, 16),
         _category(
@@ -331,12 +329,9 @@ ADULT = Table(
         _category(
             "native-country",
             "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India "
-            "Japan Greece South "
-            "China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico Portugal Ireland "
-            "France "
-            "Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala Nicaragua Scotland "
-            "Thailand Yugoslavia "
-            "El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands",
+            "Japan Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico "
+            "Portugal Ireland France Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala "
+            "Nicaragua Scotland Thailand Yugoslavia El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands",
         ),
         Label("income", ("<=50K", ">50K"), strip="."),
     ),

@@ -98,8 +98,8 @@ class Factor(ABC):
         """
         if name not in self.kernels():
             raise ValueError(
-                f"kernel={name!r} is not a way to compute {self.signature()}; "
-                f"choose one of {', '.join(self.kernels())}"
+                f"kernel={name!r} is not a way to compute {self.signature()}; choose one of "
+                f"{', '.join(self.kernels())}"
             )
         return self._with(name)
 

@@ -160,14 +160,14 @@ class ConvFactor(BilinearFactor):
     def __init__(self, a: Tensor, b: Tensor, geometry: ConvGeometry, kernel: str = "auto") -> None:
         if not self._hold(a, b, geometry.spatial + 3):
             raise ValueError(
-                f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; a convolution over "
-                f"{geometry.spatial} dimensions needs [B, Ci, *in] and [B, Co, *out] with the same records"
+                f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; a convolution over {geometry.spatial} "
+                "dimensions needs [B, Ci, *in] and [B, Co, *out] with the same records"
             )
         a, b, self.geometry = self._a, self._b, geometry
         if a.shape[2] % geometry.groups or b.shape[2] % geometry.groups:
             raise ValueError(
-                f"groups={geometry.groups} does not divide the channels of a ({a.shape[2]}) "
-                f"and of b ({b.shape[2]})"
+                f"groups={geometry.groups} does not divide the channels of a ({a.shape[2]}) and of b "
+                f"({b.shape[2]})"
             )
         self.uses, self.positions = a.shape[1], a.shape[1] * b.shape[3:].numel()
         self._describe(a, (b.shape[2], a.shape[2] // geometry.groups, *geometry.kernel_size), kernel)
@@ -248,8 +248,8 @@ class ConvFactor(BilinearFactor):
         g = self.geometry
         return (
             f"conv R={self.uses} in={tuple(self._a.shape[2:])} out={tuple(self._b.shape[2:])} "
-            f"kernel={g.kernel_size} stride={g.stride} "
-            f"padding={g.padding} dilation={g.dilation} groups={g.groups}"
+            f"kernel={g.kernel_size} stride={g.stride} padding={g.padding} dilation={g.dilation} "
+            f"groups={g.groups}"
         )
 
     @override

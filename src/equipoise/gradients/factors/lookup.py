@@ -45,8 +45,8 @@ class IndexFactor(Factor):
     def __init__(self, index: Tensor, b: Tensor, num_rows: int, kernel: str = "auto") -> None:
         if index.ndim != 2 or b.ndim < 2 or b.shape[:2] != index.shape:
             raise ValueError(
-                f"index has shape {tuple(index.shape)} and b {tuple(b.shape)}; "
-                "they need [B, S] and [B, S, ...]"
+                f"index has shape {tuple(index.shape)} and b {tuple(b.shape)}; they need [B, S] and [B, S, "
+                "...]"
             )
         self.index, self.b, self.num_rows = index.detach().long(), b.detach(), num_rows
         self.positions = index.shape[1]

@@ -57,8 +57,8 @@ class OuterFactor(BilinearFactor):
     ) -> None:
         if not self._hold(a, b, 3):
             raise ValueError(
-                f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; they need [B, S, d_in] and "
-                "[B, S, d_out] with the same records and positions"
+                f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; they need [B, S, d_in] and [B, S, "
+                "d_out] with the same records and positions"
             )
         a, b = self._a, self._b
         self.uses = self.positions = a.shape[1]

@@ -90,8 +90,8 @@ def _matrix(factor: Factor, dtype: torch.dtype) -> Tensor:
 def _check(left: Factor, right: Factor) -> None:
     if left.shape != right.shape:
         raise ValueError(
-            f"other is a gradient of a parameter of shape {tuple(right.shape)}, "
-            f"self of shape {tuple(left.shape)}; only uses of the same parameter have dot products"
+            f"other is a gradient of a parameter of shape {tuple(right.shape)}, self of shape "
+            f"{tuple(left.shape)}; only uses of the same parameter have dot products"
         )
 
 

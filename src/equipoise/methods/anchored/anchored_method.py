@@ -47,9 +47,9 @@ BATCHES_OF_ANCHOR = 16
 
 
 FRESH_NOISE = (
-    "fresh_noise=True takes new records for the anchor gradient in every step, and is charged for "
-    "them; the paper's pseudocode puts new noise on one and the same sum until the anchor moves, which is "
-    "neither done nor covered"
+    "fresh_noise=True takes new records for the anchor gradient in every step, and is charged for them; the "
+    "paper's pseudocode puts new noise on one and the same sum until the anchor moves, which is neither done "
+    "nor covered"
 )
 
 

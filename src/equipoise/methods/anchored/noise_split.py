@@ -110,8 +110,8 @@ class LeastDisplacement(NoiseSplit):
                 break
         if best is None:
             raise BudgetError(
-                f"no split with a factor up to {FACTORS[-1]} meets the budget; raise epsilon or "
-                "count_noise, or give split=NoiseFactor(...)"
+                f"no split with a factor up to {FACTORS[-1]} meets the budget; raise epsilon or count_noise, "
+                "or give split=NoiseFactor(...)"
             )
         return best[1]
 

@@ -109,8 +109,8 @@ class DiceSGD(Method):
         reaches = self.feedback_radius / self.feedback_rate
         if self.memory_clip_norm is not None and self.memory_clip_norm < reaches:
             raise ValueError(
-                f"memory_clip_norm={self.memory_clip_norm!r} is below feedback_clip_norm / feedback_rate "
-                f"= {reaches:g}: the feedback could never reach its radius; 10 times that is a good value"
+                f"memory_clip_norm={self.memory_clip_norm!r} is below feedback_clip_norm / feedback_rate = "
+                f"{reaches:g}: the feedback could never reach its radius; 10 times that is a good value"
             )
         check_shares(self.per_layer)
         _validate.positive_if_given(noise_multiplier=self.noise_multiplier)
@@ -209,8 +209,8 @@ class DiceSGD(Method):
     def _warn(self, norm: float) -> None:
         warnings.warn(
             f"the memory of DiceSGD has norm {norm:.3g}, above 20 times "
-            f"feedback_clip_norm={self.feedback_radius:g}, in more than half of the steps: the feedback "
-            "does not keep up. Raise feedback_clip_norm (at least clip_norm; in high dimension at least "
+            f"feedback_clip_norm={self.feedback_radius:g}, in more than half of the steps: the feedback does "
+            "not keep up. Raise feedback_clip_norm (at least clip_norm; in high dimension at least "
             "equipoise.methods.feedback.joint_noise.reach(...)), or set memory_clip_norm",
             RuntimeWarning,
             stacklevel=2,

@@ -213,8 +213,8 @@ class PCDPSGD(ProjectedGradient):
     card: ClassVar[Card] = Card(
         summary="Projects every record's gradient on the span of public gradients, then clips it there.",
         claim="Less noise and less clipping bias than DP-SGD. Private, and proved so, if the public "
-        "records are public; what the subspace misses of the gradient is a bias that the paper "
-        "hides in a constant.",
+        "records are public; what the subspace misses of the gradient is a bias that the paper hides in a "
+        "constant.",
         source="PCDP-SGD, arXiv 2312.03792 (withdrawn by its authors in version 2)",
         guarantee="proven",
         cost="one forward and one backward pass, one more over the public records a refresh",

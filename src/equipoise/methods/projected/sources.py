@@ -274,10 +274,9 @@ class PublicSubspace(RefreshedSource):
         )
         if self.dimension is not None and (self.dimension > size or found.short):
             warnings.warn(
-                f"dimension={self.dimension} is more than the public gradients span: {size} records, "
-                "and rank "
-                f"{found.short or 'enough'} by block; the columns that are there are used. Give more public "
-                "records or a smaller dimension",
+                f"dimension={self.dimension} is more than the public gradients span: {size} records, and "
+                f"rank {found.short or 'enough'} by block; the columns that are there are used. Give more "
+                "public records or a smaller dimension",
                 stacklevel=2,
             )
         return found.orthonormal() if orthonormal else found
@@ -295,11 +294,9 @@ def warn_of_capture(capture: float | None) -> None:
     """Warn where the subspace misses more of a held-out public gradient than projecting can win back."""
     if capture is not None and capture < ENOUGH:
         warnings.warn(
-            f"the subspace captures {capture:.1%} of the squared norm of a held-out public gradient, "
-            "less than "
-            f"{ENOUGH:.0%}: what it misses is a bias that no step removes, and DP-SGD is likely the "
-            "better method. "
-            "Give more public records, a larger dimension, or normalise=True",
+            f"the subspace captures {capture:.1%} of the squared norm of a held-out public gradient, less "
+            f"than {ENOUGH:.0%}: what it misses is a bias that no step removes, and DP-SGD is likely the "
+            "better method. Give more public records, a larger dimension, or normalise=True",
             stacklevel=2,
         )
 

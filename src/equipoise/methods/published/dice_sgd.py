@@ -52,8 +52,8 @@ __all__ = [
 
 
 HOLE = (
-    "the memory of DiceSGD is a sum of raw gradients without noise, and the published proof counts each "
-    "past batch as if it were drawn anew at every later step"
+    "the memory of DiceSGD is a sum of raw gradients without noise, and the published proof counts each past "
+    "batch as if it were drawn anew at every later step"
 )
 
 

@@ -133,9 +133,8 @@ def check_orthonormal(subspace: BlockSubspace) -> None:
     off = float((gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)).abs().max())
     if off > ORTHONORMAL:
         raise ValueError(
-            f"the subspace's columns differ from orthonormal ones by {off:.2g}, more than "
-            f"{ORTHONORMAL:g}: the "
-            "published form would add too little noise; use the library's recipe, which needs no "
+            f"the subspace's columns differ from orthonormal ones by {off:.2g}, more than {ORTHONORMAL:g}: "
+            "the published form would add too little noise; use the library's recipe, which needs no "
             "orthonormal columns"
         )
 

@@ -253,8 +253,8 @@ class SubspaceTrace:
         factor, failed = torch.linalg.cholesky_ex(gram / self._scale / self._scale[:, None])
         if int(failed) or not bool(torch.isfinite(factor).all()):
             raise ValueError(
-                f"dimension={subspace.dimension}: the columns are linearly dependent to working "
-                "precision; take a smaller dimension or more layers"
+                f"dimension={subspace.dimension}: the columns are linearly dependent to working precision; "
+                "take a smaller dimension or more layers"
             )
         eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
         self._inverse = torch.linalg.solve_triangular(factor, eye, upper=False)

@@ -102,8 +102,8 @@ def calibrate(
         step = 0.05
     raise BudgetError(
         f"no scale gives an epsilon within 1% below {budget.epsilon}: the plan's epsilon jumps there "
-        f"({value:.4g} at "
-        f"scale {math.exp(scale):.4g}); check that the plan's noise grows continuously with its scale"
+        f"({value:.4g} at scale {math.exp(scale):.4g}); check that the plan's noise grows continuously with "
+        "its scale"
     )
 
 
@@ -114,10 +114,10 @@ def _out_of_reach(budget: Budget, least: float, above: bool) -> BudgetError:
             "such a budget protects nothing: lower epsilon"
         )
     return BudgetError(
-        f"epsilon={budget.epsilon} at delta={budget.delta} is out of reach: even noise of scale "
-        f"{_LARGEST:g} spends {least:.4g}; raise epsilon or delta, take fewer steps, smaller batches or a "
-        "larger population, or lower the share of releases whose noise does not scale; other runs over the "
-        "same records count too"
+        f"epsilon={budget.epsilon} at delta={budget.delta} is out of reach: even noise of scale {_LARGEST:g} "
+        f"spends {least:.4g}; raise epsilon or delta, take fewer steps, smaller batches or a larger "
+        "population, or lower the share of releases whose noise does not scale; other runs over the same "
+        "records count too"
     )
 
 

@@ -353,14 +353,12 @@ def _epsilon(parts: Parts, delta: float, relation: str) -> EpsilonResult:
         if relation != "replace_one":
             raise PlanError(
                 "sampling without replacement has no valid accountant under add_or_remove_one (a subset of "
-                "fixed size reveals "
-                "the number of records); use relation='replace_one', or Poisson sampling"
+                "fixed size reveals the number of records); use relation='replace_one', or Poisson sampling"
             )
         if _Poisson in kinds:
             raise PlanError(
                 "no accountant covers Poisson sampling and sampling without replacement in one plan: the "
-                "first needs PLD, the "
-                "second RDP, under replace_one; use one scheme for all draws"
+                "first needs PLD, the second RDP, under replace_one; use one scheme for all draws"
             )
         return EpsilonResult(_rdp(parts, delta, relation), delta, relation, "rdp")
     unamplified = gaussian_epsilon(mu, delta)

@@ -59,9 +59,8 @@ class Bounded:
     ) -> None:
         if _key is not _KEY:
             raise PrivateError(
-                "Bounded cannot be made directly, since nothing would prove its bound; use clip(rows, "
-                "rule, threshold), "
-                "indicator(mask) or capped(values, upper)"
+                "Bounded cannot be made directly, since nothing would prove its bound; use clip(rows, rule, "
+                "threshold), indicator(mask) or capped(values, upper)"
             )
         for tensor in value.values():
             tensor._mixed[0] = True  # a sum speaks of all records, whatever its length
@@ -238,8 +237,8 @@ class _Union:
         first, values = self._first, self._values
         if first is None:
             raise ValueError(
-                "parts is empty; a draw without records still has one (empty) micro-batch: run the query "
-                "on it"
+                "parts is empty; a draw without records still has one (empty) micro-batch: run the query on "
+                "it"
             )
         if values is None:
             return first

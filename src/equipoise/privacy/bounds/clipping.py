@@ -169,8 +169,7 @@ def limited_weights(rule: WeightRule, norms: torch.Tensor, threshold: float) -> 
     if given.shape != norms.shape:
         raise ValueError(
             f"{type(rule).__name__}.weights returned shape {tuple(given.shape)} for norms of shape "
-            f"{tuple(norms.shape)}; "
-            "it must return one weight per record"
+            f"{tuple(norms.shape)}; it must return one weight per record"
         )
     if not isinstance(rule, _Given):
 

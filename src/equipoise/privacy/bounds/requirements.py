@@ -20,8 +20,7 @@ def public_threshold(name: str, value: Any) -> float:
     if isinstance(value, Private):
         raise PrivateError(
             f"{name} is a Private value; a raw private number cannot set a bound. Use a public constant, a "
-            "public schedule, "
-            "or a value that the ledger released"
+            "public schedule, or a value that the ledger released"
         )
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:

@@ -54,8 +54,8 @@ _DRAW: _Fields = {"index": _COUNT, "draw": _TEXT, "ordinal": _COUNT, "hash": _TE
 
 def _error(line: int, field: str, reason: str) -> JournalError:
     return JournalError(
-        f"line {line} of the journal was not written by this library ({field} {reason}): the file "
-        "was edited, or it is another file. Nothing more can be released under it; restore it from a copy"
+        f"line {line} of the journal was not written by this library ({field} {reason}): the file was "
+        "edited, or it is another file. Nothing more can be released under it; restore it from a copy"
     )
 
 

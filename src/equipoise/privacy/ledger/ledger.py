@@ -103,17 +103,16 @@ def pattern_for(
     left = [p for p in fitting if used.get(p, 0) < p.count]
     if not left:
         raise PlanUsedUpError(
-            f"the plan's {sum(p.count for p in fitting)} releases of {sorted(names)} on draw "
-            f"{draw.name!r} are used up; plan "
-            "more steps (a step repeated after a resume with other numbers counts again)"
+            f"the plan's {sum(p.count for p in fitting)} releases of {sorted(names)} on draw {draw.name!r} "
+            "are used up; plan more steps (a step repeated after a resume with other numbers counts again)"
         )
     # The event counts epochs among the first `count` ordinals. A later one would lie in an epoch that is not
     # paid for.
     count = sum(p.count for p in patterns if p.draw == draw.name)
     if draw.ordinal >= count:
         raise PlanUsedUpError(
-            f"draw {draw.name!r} was opened {draw.ordinal + 1} times, the plan holds {count}; open "
-            "only draws that are released"
+            f"draw {draw.name!r} was opened {draw.ordinal + 1} times, the plan holds {count}; open only "
+            "draws that are released"
         )
     return min(left, key=lambda p: (len(p.names), sorted(p.names)))
 
@@ -139,8 +138,8 @@ def check_unproven(plan: PrivacyPlan, used: Mapping[str, int], draw: Draw, name:
 def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> None:
     if not isinstance(bounded, Bounded):
         raise TypeError(
-            f"sums[{name!r}] must be Bounded, got {type(bounded).__name__}; bound it: clip, indicator "
-            "or capped"
+            f"sums[{name!r}] must be Bounded, got {type(bounded).__name__}; bound it: clip, indicator or "
+            "capped"
         )
     try:
         release = plan[name]
@@ -160,24 +159,22 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> No
         )
     if not (0 < bounded.add_remove < math.inf and bounded.add_remove <= release.max_bound * _ROUNDING):
         raise LedgerError(
-            f"sums[{name!r}] has bound {bounded.add_remove:g}; the plan allows a positive bound of at "
-            "most "
+            f"sums[{name!r}] has bound {bounded.add_remove:g}; the plan allows a positive bound of at most "
             f"{release.max_bound:g}: plan a larger max_bound"
         )
     if bounded.replace > release.replace_ratio * bounded.add_remove * _ROUNDING:
         raise LedgerError(
             f"sums[{name!r}] has a replace-one bound {bounded.replace:g}, above "
-            f"replace_ratio={release.replace_ratio} times its "
-            f"add-or-remove bound {bounded.add_remove:g}; plan the release with a larger replace_ratio"
+            f"replace_ratio={release.replace_ratio} times its add-or-remove bound {bounded.add_remove:g}; "
+            "plan the release with a larger replace_ratio"
         )
     for tensor, value in bounded.value.items():
         raw = unwrap(value)
         # The total tells in one pass without a copy; where it overflows, every entry is looked at.
         if raw.numel() and not bool(torch.isfinite(raw.sum())) and not bool(torch.isfinite(raw).all()):
             raise LedgerError(
-                f"sums[{name!r}][{tensor!r}] is not finite though bad records were left out: a bug in "
-                "a factor or a "
-                "kernel, or an overflow. Nothing was released"
+                f"sums[{name!r}][{tensor!r}] is not finite though bad records were left out: a bug in a "
+                "factor or a kernel, or an overflow. Nothing was released"
             )
 
 
@@ -285,8 +282,8 @@ class Ledger:
             )
         if mine.plan.fingerprint() != plan.fingerprint():
             raise LedgerError(
-                "the journal holds this run with another plan; a run keeps its plan. Start a new run "
-                "folder (a new key, or another reproducible_seed) for the new plan: the old one stays charged"
+                "the journal holds this run with another plan; a run keeps its plan. Start a new run folder "
+                "(a new key, or another reproducible_seed) for the new plan: the old one stays charged"
             )
         self.record = mine
         self._ordinals: dict[str, int] = {}  # draw name -> how many draws of that name were opened
@@ -403,10 +400,10 @@ class Ledger:
         self.record.add(entry)
         self._open[draw] = False
         raise ChangedQueryError(
-            f"draw {draw.index} repeats a journaled release, but what would be released is not what "
-            "it was: the loss, the data, the method or the machine's rounding changed since. The "
-            "same noise would serve two questions, so nothing left. The draw is void; take the step "
-            "again: it gets new records and new noise and is charged"
+            f"draw {draw.index} repeats a journaled release, but what would be released is not what it was: "
+            "the loss, the data, the method or the machine's rounding changed since. The same noise would "
+            "serve two questions, so nothing left. The draw is void; take the step again: it gets new "
+            "records and new noise and is charged"
         )
 
     # Audits plant their bugs in the next two.

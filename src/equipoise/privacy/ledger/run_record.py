@@ -454,10 +454,10 @@ def check_budget(plan: PrivacyPlan, others: OtherRuns, budget: Budget | None) ->
     if total > budget.epsilon * (1 + 1e-9):
         before = epsilon(compose_events(others.values()), budget.delta, plan.relation).value
         raise BudgetError(
-            f"the plan would bring the journal's total to epsilon={total:.4g} at "
-            f"delta={budget.delta:g}, above the budget of {budget.epsilon:g} (other runs: "
-            f"{before:.4g}). Nothing was spent. Calibrate the plan to what is left, close finished runs "
-            "that used less than they reserved, or raise the budget"
+            f"the plan would bring the journal's total to epsilon={total:.4g} at delta={budget.delta:g}, "
+            f"above the budget of {budget.epsilon:g} (other runs: {before:.4g}). Nothing was spent. "
+            "Calibrate the plan to what is left, close finished runs that used less than they reserved, or "
+            "raise the budget"
         )
 
 

@@ -104,8 +104,7 @@ class JointGaussian(Mechanism):
         if not sensitivity <= 1 + TOLERANCE:
             raise ValueError(
                 f"the whitened length of a record reaches {sensitivity:.6g}, above 1: the noise would not "
-                "cover it; multiply "
-                f"cholesky by {sensitivity:.6g}"
+                f"cover it; multiply cholesky by {sensitivity:.6g}"
             )
         object.__setattr__(self, "bounds", tuple(float(b) for b in lengths.max(dim=0).values))
         text = repr((self.names, self.cholesky, self.breakpoints, lengths.numpy().tobytes().hex()))
