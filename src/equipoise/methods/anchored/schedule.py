@@ -8,8 +8,8 @@ With x^k the iterate and w^k the anchor at step k, and m the anchor period,
     routine 4    Every(m, takes_next=True)       w^{k+1} = x^{k+1}    if k = 1 (mod m), otherwise w^k
 
 The random steps of routines 1 and 3 do not depend on data. All are drawn before the training, so that the
-number of releases is known and not merely expected (an average of privacy losses is not the loss of the average). A
-renewal after the last step would never be used and is left out, so k runs over 0 ... T - 2.
+number of releases is known and not merely expected (an average of privacy losses is not the loss of the
+average). A renewal after the last step would never be used and is left out, so k runs over 0 ... T - 2.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ the noise is z times the sensitivity of the rounded sum, and wider than without 
 1 / (1 - z sqrt(P) / 2^24): 0.006% for a million coordinates at z = 1.
 
 Sampling (after Karney 2016): y = v + f with P[v] ~ exp(-v^2 / 2) and f uniform in [0, 1), taken with
-probability exp(-(v f + f^2 / 2)), has the density of a half normal. A random bit gives the sign. Uniform numbers are
-compared with such probabilities by their first bits in floating point. Where that is too close to tell (once
-in 2^39) more bits are drawn, and decimals of any length are compared. So the sample is
-exact if floating-point exponentials are right to 40 bits.
+probability exp(-(v f + f^2 / 2)), has the density of a half normal. A random bit gives the sign. Uniform
+numbers are compared with such probabilities by their first bits in floating point. Where that is too close to
+tell (once in 2^39) more bits are drawn, and decimals of any length are compared. So the sample is exact if
+floating-point exponentials are right to 40 bits.
 """
 
 from __future__ import annotations
