@@ -74,9 +74,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a clip rule may follow the number of records",
-        "privacy/bounds/clipping.py",
-        (("require_each_alone(f", "proved or require_each_alone(f"),),
-        ("tests/privacy/test_bounded.py::test_a_rule_that_counts_records_is_refused",),
+        "privacy/bounds/requirements.py",
+        (("block.new_ones(BLOCK - len(block))", "block.new_ones(0)"),),
+        ("tests/privacy/test_bounded.py::test_a_rule_cannot_count_records",),
     ),
     Mutation(
         "noise that vanishes among the denormals is let out",
@@ -257,7 +257,7 @@ MUTATIONS = (
     Mutation(
         "a clip rule is taken at its word",
         "privacy/bounds/clipping.py",
-        (("return torch.maximum(torch.minimum(given, limit), -limit)", "return given"),),
+        (("return torch.maximum(torch.minimum(weights, limit), -limit)", "return given"),),
         ("tests/methods/test_sensitivity.py::test_a_rule_that_breaks_its_promise_is_cut",),
     ),
     Mutation(

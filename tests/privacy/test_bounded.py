@@ -196,13 +196,30 @@ class Crowd:
         return (threshold / norms).clamp(max=1.0 if norms.shape[0] > 100 else 0.5)
 
 
+@pytest.mark.parametrize("rule", [Parity(), Crowd(), Flat()], ids=["parity", "crowd", "flat"])
+@pytest.mark.parametrize("records", [[0], [1, 100], [101], [1023, 1024, 1025, 3000]], ids=str)
+def test_a_rule_cannot_count_records(rule, records):
+    """It gives a record one weight, however many others there are."""
+    weights = [limited_weights(rule, torch.linspace(0.5, 2, 3000)[:count], 1.0) for count in records]
+    assert [len(found) for found in weights] == records
+    longest = weights[-1]
+    for found in weights:
+        assert torch.equal(found, longest[: len(found)])
+
+
+class SortedParity(Parity):
+    """The same with an operation that may mix records, so that it is asked in other company."""
+
+    def weights(self, norms, threshold):
+        return super().weights(norms.flip(0).flip(0), threshold)
+
+
 @pytest.mark.parametrize("threshold", [1.0, 1e-25])
-@pytest.mark.parametrize("rule", [Parity(), Crowd()], ids=["parity", "crowd"])
 @pytest.mark.parametrize("count", [100, 101])
-def test_a_rule_that_counts_records_is_refused(rule, count, threshold):
+def test_a_rule_that_may_mix_records_and_counts_them_is_refused(count, threshold):
     """On both sides of a jump; with tiny thresholds too, whose weights are small numbers."""
     with pytest.raises(PrivateError, match="how many"):
-        clip(PrivateRows(rows(*[[1.0 * threshold]] * count)), rule, threshold)
+        clip(PrivateRows(rows(*[[1.0 * threshold]] * count)), SortedParity(), threshold)
 
 
 def test_a_bound_cannot_be_forged():

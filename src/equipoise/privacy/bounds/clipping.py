@@ -16,11 +16,11 @@ import torch
 
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded
 from equipoise.privacy.bounds.requirements import (
+    answers_by_record,
     check_groups,
     one_value_a_record,
     public_threshold,
     require_by_record,
-    require_each_alone,
 )
 from equipoise.privacy.noise.streams import released_type
 from equipoise.privacy.private import Draw, Private, unwrap
@@ -132,7 +132,7 @@ def clip_coordinates(
         seen = one_value_a_record("norms", norms)
         finite &= torch.isfinite(seen)
         raw, own, seen = raw[finite], own[finite], seen[finite].to(own.dtype)
-        weights = limited_weights(_Given(limited_weights(rule, seen, total)), own, total)
+        weights = cut_to(total, limited_weights(rule, seen, total), own)
     value = Private(weights @ raw, coordinates.draw)
     counts = with_cut(record_counts(finite, coordinates.draw), weights.abs() < 1)
     return make_bounded({name: value}, total, 2 * total, coordinates.draw, counts)
@@ -160,28 +160,22 @@ def limited_weights(rule: WeightRule, norms: torch.Tensor, threshold: float) -> 
     """The rule's weights [B] for raw norms [B], cut to |weight| * norm <= threshold.
 
     Raises:
-        PrivateError: for a rule whose weight of one record depends on others (a median of the norms, their
-            number): cut or not, the sum has no bound then. See `require_each_alone`.
+        PrivateError: for a rule whose weight of one record depends on others, such as a median of the norms:
+            cut or not, the sum has no bound then. See `answers_by_record`.
     """
-    answer = rule.weights(Private(norms), threshold)
-    proved = isinstance(answer, Private) and answer.by_record
-    given = unwrap(answer).to(norms.dtype)
-    if given.shape != norms.shape:
-        raise ValueError(
-            f"{type(rule).__name__}.weights returned shape {tuple(given.shape)} for norms of shape "
-            f"{tuple(norms.shape)}; it must return one weight per record"
-        )
-    if not isinstance(rule, _Given):
+    name = f"{type(rule).__name__}.weights"
+    given = answers_by_record(name, lambda some: rule.weights(some, threshold), norms, threshold)
+    return cut_to(threshold, given.to(norms.dtype), norms)
 
-        def lengths(some: torch.Tensor) -> torch.Tensor:
-            return unwrap(rule.weights(Private(some), threshold)).double() * some.double()
 
-        parts = given.double() * norms.double()
-        require_each_alone(f"{type(rule).__name__}.weights", lengths, norms, parts, threshold, proved)
-    # Whatever the rule said: the bound rests on this cut and on nothing that a rule promises.
+def cut_to(threshold: float, weights: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+    """The weights [B], cut to |weight| * norm <= threshold; zero where they are not finite.
+
+    Every bound rests on this cut, and on nothing that a clip rule promises.
+    """
     limit = weights_for(torch.full_like(norms, threshold), norms)
-    given = torch.where(torch.isfinite(given), given, torch.zeros_like(given))
-    return torch.maximum(torch.minimum(given, limit), -limit)
+    weights = torch.where(torch.isfinite(weights), weights, torch.zeros_like(weights))
+    return torch.maximum(torch.minimum(weights, limit), -limit)
 
 
 def weights_for(lengths: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
@@ -198,14 +192,6 @@ def weights_for(lengths: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
     # The quotient is rounded, coarsely so among the smallest floats: a step down where it is above.
     over = weights.double() * norms.double() > lengths.double() * (1 + SLACK)
     return torch.where(over, torch.nextafter(weights, torch.zeros_like(weights)), weights)
-
-
-class _Given:
-    def __init__(self, weights: torch.Tensor) -> None:
-        self._weights = weights
-
-    def weights(self, norms: torch.Tensor, threshold: Any) -> torch.Tensor:
-        return self._weights
 
 
 def as_private(value: Mapping[str, torch.Tensor], draw: Draw | None) -> dict[str, Private]:

@@ -73,7 +73,7 @@ def _joint_weights(noise: JointGaussian, norms: torch.Tensor, share: float) -> t
     # Raised by some units in the last place: rounding must not carry a record above its length.
     relative = norms * ((1 + 4 * torch.finfo(norms.dtype).eps) / share)
     lengths = noise.lengths(relative)
-    require_each_alone("radial_weights", noise.lengths, relative, lengths, max(noise.bounds), proved=False)
+    require_each_alone("radial_weights", noise.lengths, relative, lengths, max(noise.bounds))
     weights = weights_for(lengths * noise.shrinkage(lengths)[:, None], relative)
     # Beyond the largest floats: such rows count nothing.
     return torch.where(torch.isfinite(weights), weights, torch.zeros_like(weights))

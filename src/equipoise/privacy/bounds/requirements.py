@@ -10,6 +10,10 @@ import torch
 from equipoise import _validate
 from equipoise.privacy.private import Private, PrivateError, unwrap
 
+#: How many norms a clip rule sees at a time. Any constant would do: large enough for most draws to be one
+#: block, small enough to cost nothing for a single record.
+BLOCK = 1024
+
 
 def public_threshold(name: str, value: Any) -> float:
     """A public positive bound as a float.
@@ -80,19 +84,56 @@ def require_by_record(name: str, values: Private) -> torch.Tensor:
     return unwrap(values)
 
 
+def answers_by_record(
+    name: str, rule: Callable[[torch.Tensor], torch.Tensor], norms: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """The raw weights [B] that a rule gives records of these norms, each for its own record alone.
+
+    The rule computes on `Private` norms, so that its operations show whether they keep records apart. It sees
+    them in blocks of one length, the last filled up, so that it cannot tell how many there are. What may mix
+    records is asked in other company too; see `require_each_alone`.
+
+    Args:
+        name: of the rule.
+        rule: from norms to one weight per record.
+        norms: raw norms [B].
+        scale: the sum's bound.
+
+    Raises:
+        PrivateError: the rule looks at other records.
+        ValueError: it does not return one weight per record.
+    """
+    found = []
+    for block in norms.split(BLOCK):
+        whole = torch.cat([block, block.new_ones(BLOCK - len(block))])
+        answer = rule(Private(whole))
+        if answer.shape != whole.shape:
+            raise ValueError(
+                f"{name} returned shape {tuple(answer.shape)} for norms of shape {tuple(whole.shape)}; it "
+                "must return one weight per record"
+            )
+        if not (isinstance(answer, Private) and answer.by_record):
+            weights = unwrap(rule(Private(norms)))
+            lengths = weights.double() * norms.double()
+            require_each_alone(
+                name, lambda some: unwrap(rule(Private(some))).double() * some.double(), norms, lengths, scale
+            )
+            return weights
+        found.append(unwrap(answer)[: len(block)])
+    return torch.cat(found)
+
+
 def require_each_alone(
     name: str,
     ask: Callable[[torch.Tensor], torch.Tensor],
     norms: torch.Tensor,
     parts: torch.Tensor,
     scale: float,
-    proved: bool,
 ) -> None:
     """Refuse a rule whose answer for one record depends on the others, or on how many they are.
 
     The rule is asked again with one record more in front and with one less, as neighbouring data have, so
-    that both of two neighbours are refused. It is also asked in halves where its operations do not show that
-    it keeps records apart.
+    that both of two neighbours are refused. It is also asked in halves.
 
     Args:
         name: of the rule.
@@ -100,7 +141,6 @@ def require_each_alone(
         norms: raw norms [B].
         parts: its answer for them.
         scale: the sum's bound; lengths that agree to 1e-7 of it, or to 1e-4 of themselves, are the same.
-        proved: whether the rule's operations keep records apart.
 
     Raises:
         PrivateError: naming the rule.
@@ -112,8 +152,7 @@ def require_each_alone(
     again = [(ask(torch.cat([norms[:1], norms]))[1:], parts)]
     if len(norms) > 1:
         again.append((ask(norms[1:]), parts[1:]))
-        if not proved:
-            again.append((torch.cat([ask(half) for half in norms.chunk(2)]), parts))
+        again.append((torch.cat([ask(half) for half in norms.chunk(2)]), parts))
     for found, expected in again:
         same = found.shape == expected.shape and torch.allclose(
             found.double(), expected.double(), rtol=1e-4, atol=1e-7 * scale, equal_nan=True
