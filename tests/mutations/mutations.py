@@ -257,7 +257,7 @@ MUTATIONS = (
     Mutation(
         "a clip rule is taken at its word",
         "privacy/bounds/clipping.py",
-        (("return torch.maximum(torch.minimum(weights, limit), -limit)", "return given"),),
+        (("return torch.maximum(torch.minimum(weights, limit), -limit)", "return weights"),),
         ("tests/methods/test_sensitivity.py::test_a_rule_that_breaks_its_promise_is_cut",),
     ),
     Mutation(

@@ -104,7 +104,7 @@ def answers_by_record(
         ValueError: it does not return one weight per record.
     """
     found = []
-    for block in norms.split(BLOCK):
+    for block in torch.split(norms, BLOCK):
         whole = torch.cat([block, block.new_ones(BLOCK - len(block))])
         answer = rule(Private(whole))
         if answer.shape != whole.shape:
