@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["leaves", "map_leaves"]
+__all__ = ["leaves", "map_leaves", "named_leaves"]
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -29,6 +29,23 @@ def leaves(tree: Any) -> list[Any]:
         else:
             found.append(value)
     return found
+
+
+def named_leaves(tree: Any, name: str = "") -> dict[str, Any]:
+    """The leaves by their place in the nest, in the order of `leaves`.
+
+    >>> named_leaves({"x": (1, [2]), "y": 3})
+    {"['x'][0]": 1, "['x'][1][0]": 2, "['y']": 3}
+    """
+    if isinstance(tree, (tuple, list)):
+        parts: Any = enumerate(tree)
+    elif isinstance(tree, Mapping):
+        parts = tree.items()
+    else:
+        return {name: tree}
+    return {
+        place: leaf for key, part in parts for place, leaf in named_leaves(part, f"{name}[{key!r}]").items()
+    }
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:

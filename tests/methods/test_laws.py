@@ -24,12 +24,13 @@ from table import (
 from table import training as train
 
 import equipoise as eq
+from equipoise.gradients.engine_inputs import num_records
 from equipoise.methods import METHODS, find
 from equipoise.methods.base import Setting
 from equipoise.methods.public_records import public_counts
 from equipoise.privacy import Ledger, clip
 from equipoise.privacy.private import unwrap
-from equipoise.training.record_rows import RowSource, batch_size
+from equipoise.training.record_rows import RowSource
 
 BUDGET = eq.Budget(8.0, 1e-3)
 every = pytest.mark.parametrize("make", EXAMPLES.values(), ids=EXAMPLES.keys())
@@ -161,12 +162,12 @@ def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
 
     def of_records(self, records, points, randomness):
         nonlocal computed
-        computed += batch_size(records) * len(points)
+        computed += num_records(records) * len(points)
         return private(self, records, points, randomness)
 
     def of_public(self, batch, *rest):
         nonlocal computed
-        computed += batch_size(batch)
+        computed += num_records(batch)
         return public(self, batch, *rest)
 
     monkeypatch.setattr(RowSource, "of_records", of_records)

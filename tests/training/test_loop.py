@@ -188,6 +188,22 @@ def test_views_are_averaged_before_the_clip():
     torch.testing.assert_close(model.weight.detach(), before)
 
 
+def test_what_all_records_share_stays_one_number_in_a_batch_of_views():
+    items = [{"input": x, "label": y} for x, y in zip(*records(20).values(), strict=True)]
+
+    def collate(chosen):
+        return torch.utils.data.default_collate(chosen) | {"scale": torch.tensor(2.0)}
+
+    def scaled(model, batch):
+        return loss(model, batch) * batch["scale"]
+
+    run = training(
+        data=items, loss=scaled, collate=collate, population=20, batch=5, steps=1,
+        augmentation=lambda batch, rng: batch, views=2,
+    )  # fmt: skip
+    assert len(list(run)) == 1
+
+
 def test_dropout_masks_follow_the_public_seed():
     models = [network(dropout=0.5) for _ in range(2)]
     for model in models:

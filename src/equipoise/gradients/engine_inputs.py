@@ -19,6 +19,7 @@ __all__ = [
     "Loss",
     "check_params",
     "evaluate_loss",
+    "is_array",
     "map_records",
     "num_records",
     "record_leaves",
@@ -56,8 +57,13 @@ def record_leaves(batch: Any) -> list[Tensor]:
     return found
 
 
+def is_array(leaf: Any) -> bool:
+    """Whether this is an array that is no tensor, such as NumPy's."""
+    return not isinstance(leaf, Tensor) and hasattr(leaf, "__array__") and getattr(leaf, "ndim", 0) > 0
+
+
 def _refuse_array(leaf: Any) -> None:
-    if hasattr(leaf, "__array__") and getattr(leaf, "ndim", 0) > 0:
+    if is_array(leaf):
         raise TypeError(
             f"batch holds a {type(leaf).__name__}, which would pass for something that all records share; "
             "give a tensor, for instance torch.from_numpy(array)"

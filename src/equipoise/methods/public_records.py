@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from equipoise._tree import leaves
+from equipoise.gradients.engine_inputs import take_records
 from equipoise.privacy.digests import digest
 
 __all__ = ["NeedsPublicRecords", "PublicRecords", "public_assumption", "public_counts", "require_public"]
@@ -35,14 +37,14 @@ class PublicRecords:
     """
 
     def __init__(self, batch: Any) -> None:
-        leaves = pytree.tree_leaves(batch)
-        if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
+        tensors = leaves(batch)
+        if not tensors or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in tensors):
             raise TypeError(
                 f"public is a {type(batch).__name__} that holds other things than tensors with a record "
                 "axis; give a batch as loss(model, batch) takes it: a tensor or a nest of dicts, tuples and "
                 "lists of tensors"
             )
-        sizes = {leaf.shape[0] for leaf in leaves}
+        sizes = {leaf.shape[0] for leaf in tensors}
         if len(sizes) > 1 or 0 in sizes:
             raise ValueError(
                 f"public holds tensors of {sorted(sizes)} records; all need the same number, at least one"
@@ -58,9 +60,7 @@ class PublicRecords:
 
     def take(self, index: Tensor | slice) -> Any:
         """The batch of some of the records."""
-        return pytree.tree_map(
-            lambda leaf: leaf[index if isinstance(index, slice) else index.to(leaf.device)], self.batch
-        )
+        return take_records(self.batch, index)
 
     def drawn(self, size: int | None, rng: torch.Generator) -> Any:
         """`size` of the records at random, without replacement; all of them, in their order, when None."""
@@ -78,10 +78,11 @@ class PublicRecords:
 
     def describe(self) -> dict[str, Any]:
         """Their number and a digest, as a configuration holds them."""
-        leaves, structure = pytree.tree_flatten(self.batch)
+        # torch's words for the nest: the digests in the files of runs hold them
+        tensors, structure = pytree.tree_flatten(self.batch)
         return {
             "records": len(self),
-            "digest": digest({"structure": str(structure), "leaves": list(leaves)}),
+            "digest": digest({"structure": str(structure), "leaves": tensors}),
         }
 
 

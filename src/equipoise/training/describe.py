@@ -13,15 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from dp_accounting import DpEvent
 
 from equipoise._rounding import rounded_up
+from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.privacy import epsilon
 from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.training.memory_use import step_bytes
 from equipoise.training.randomness import public_randomness
-from equipoise.training.record_rows import batch_size, take
 from equipoise.training.setup import TrainingSetup
 
 __all__ = ["Description", "describe", "time_once"]
@@ -170,7 +169,7 @@ def _seconds_a_pass(setup: TrainingSetup) -> float:
     share = setup.sampling.expected_size / setup.processes.count
     count = min(rows.micro_batch_size, len(rows.source), max(1, math.ceil(share)))
     # the records that were looked at already, repeated: others may be broken
-    example = take(rows.example, torch.arange(count) % batch_size(rows.example))
+    example = repeat_to(rows.example, count)
     randomness = public_randomness(rows.seed, "describe")
     batch = rows.prepare(example, randomness)
 

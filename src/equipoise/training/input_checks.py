@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils import _pytree as pytree
 
+from equipoise._tree import leaves, named_leaves
 from equipoise.gradients import (
     Buffers,
     ForwardWritesError,
@@ -34,6 +34,7 @@ from equipoise.gradients import (
 )
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.checks.record_mixing import losses_moved
+from equipoise.gradients.engine_inputs import is_array, map_records, num_records, record_leaves, take_records
 from equipoise.methods import Method
 from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
 from equipoise.training.memory_use import available_bytes
@@ -41,12 +42,9 @@ from equipoise.training.record_rows import (
     ARRAY_REMEDY,
     DataError,
     Source,
-    batch_size,
     filled,
-    is_array,
-    map_batch,
+    moved,
     out_of_memory,
-    take,
 )
 
 __all__ = [
@@ -163,7 +161,7 @@ def _plateau_within(scheduler: Any) -> str | None:
     waiting, seen = [scheduler], {id(scheduler)}
     while waiting:
         # PyTorch keeps the parts in `_schedulers`; a wrapper of the user's own, wherever it likes
-        for part in pytree.tree_leaves(list(getattr(waiting.pop(), "__dict__", {}).values())):
+        for part in leaves(list(getattr(waiting.pop(), "__dict__", {}).values())):
             if isinstance(part, ReduceLROnPlateau):
                 return f"is a {type(scheduler).__name__} that holds a"
             if isinstance(part, LRScheduler) and id(part) not in seen:
@@ -236,8 +234,8 @@ def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device,
             "was spent."
         ) from error
     _check_leaves(taken)
-    batch = map_batch(lambda leaf: leaf.to(device), taken)
-    count = batch_size(batch)
+    batch = moved(taken, device)
+    count = num_records(batch)
     try:
         with (
             torch.no_grad(),
@@ -277,7 +275,7 @@ def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device,
 
 def _check_leaves(batch: Any) -> None:
     """A batch holds its records in tensors."""
-    arrays = [leaf for leaf in pytree.tree_leaves(batch) if is_array(leaf)]
+    arrays = [leaf for leaf in leaves(batch) if is_array(leaf)]
     if arrays:
         raise TypeError(
             f"a batch holds {len(arrays)} {type(arrays[0]).__name__} where tensors are needed: "
@@ -373,7 +371,7 @@ def check_pipeline(
 
 def _same_leaves(one: Any, other: Any) -> bool:
     """Whether two batches hold the same bits."""
-    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True)
+    pairs = zip(leaves(one), leaves(other), strict=True)
     return all(a.equal(b) for a, b in pairs if isinstance(a, Tensor))
 
 
@@ -412,7 +410,7 @@ def check_repeatable(model: nn.Module, loss: Loss, others: tuple[nn.Module, Loss
     if others is None:
         return
     try:
-        run(*others, map_batch(_altered, batch))
+        run(*others, map_records(_altered, batch))
     except Exception:  # such records may not exist; then nothing can be told
         return
     if losses_moved(first, run(*others, batch), record=-1):
@@ -431,7 +429,7 @@ def choose_filler(run: Callable[[Any], Any], example: Any, size: int) -> float |
         example: a few records that the model takes.
         size: of a micro-batch.
     """
-    one = take(example, torch.zeros(1, dtype=torch.long))
+    one = take_records(example, slice(1))
     for value in (0.0, 1.0):  # a length or a mask of zero is often refused
         try:
             losses = run(filled(one, size, value)).losses
@@ -446,15 +444,12 @@ def choose_filler(run: Callable[[Any], Any], example: Any, size: int) -> float |
 
 def _altered(leaf: Tensor) -> Tensor:
     """The first record in all places; if it has floating-point numbers, at another scale."""
-    if not leaf.ndim:
-        return leaf
     alike = leaf[:1].expand_as(leaf)
     return 2 * alike + 1 if leaf.is_floating_point() else alike.clone()
 
 
 def _shapes(batch: Any) -> str:
-    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-    return ", ".join(f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" for leaf in leaves)
+    return ", ".join(f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" for leaf in record_leaves(batch))
 
 
 def check_public(source: Source, method: Method, allowed: bool) -> None:
@@ -508,14 +503,13 @@ def _copies(public: Any, private: Any) -> int:
 
 
 def _fields(batch: Any) -> Mapping[str, Tensor]:
-    leaves, _ = pytree.tree_flatten_with_path(batch)
-    return {pytree.keystr(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
+    return {name: leaf for name, leaf in named_leaves(batch).items() if isinstance(leaf, Tensor)}
 
 
-def _rows(leaves: list[Tensor]) -> Iterator[bytes]:
+def _rows(tensors: list[Tensor]) -> Iterator[bytes]:
     """One digest per record."""
     flat = []
-    for leaf in leaves:
+    for leaf in tensors:
         rows = leaf.detach().cpu().reshape(len(leaf), leaf[0].numel()).contiguous()
         flat.append(rows.view(torch.uint8).numpy() if rows.numel() else rows.to(torch.uint8).numpy())
     for number in range(len(flat[0])):

@@ -39,7 +39,7 @@ from equipoise.training.describe import Description, describe
 from equipoise.training.input_checks import Loss, public_assumptions
 from equipoise.training.metrics import MetricsLog, MetricWriter
 from equipoise.training.progress import progress_bar
-from equipoise.training.record_rows import map_batch
+from equipoise.training.record_rows import moved
 from equipoise.training.run_folder import RunFolder, save_model
 from equipoise.training.run_ledger import SharedLedger, open_ledger, others_at_start, own_ledger
 from equipoise.training.setup import (
@@ -546,7 +546,7 @@ class PrivateTraining:
                 self._average.values = {n: value.to(self.device) for n, value in state["average"].items()}
             self.engine.load_state_dict(state["engine"])
             self._evaluation = {name: float(value) for name, value in state["evaluation"].items()}
-            method = unmark(map_batch(lambda value: value.to(self.device), state["method"]))
+            method = unmark(moved(state["method"], self.device))
             place = {
                 "position": int(state["ledger"]["position"]),
                 "history": dict(state["ledger"]["history"]),

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.gradients import Buffers
-from equipoise.gradients.engine_inputs import Loss
-from equipoise.training.record_rows import batch_size
+from equipoise.gradients.engine_inputs import Loss, num_records
 
 __all__ = [
     "available_bytes",
@@ -83,7 +82,7 @@ def bytes_per_record(model: nn.Module, loss: Loss, batch: Any) -> float:
         held = loss(model, batch)  # keep the graph alive until the count is done
         total = sum(seen.values())
         del held
-    return total / max(1, batch_size(batch))
+    return total / max(1, num_records(batch))
 
 
 def fitting(per_record: float, num_parameters: int, device: torch.device) -> int:

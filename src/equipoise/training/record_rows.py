@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
+from equipoise._tree import leaves, map_leaves
+from equipoise.gradients.engine_inputs import is_array, map_records, num_records, record_leaves, take_records
 from equipoise.methods.base import Parameters
 from equipoise.privacy import digest
 from equipoise.training.randomness import Randomness, public_randomness, replayed
@@ -27,12 +28,10 @@ __all__ = [
     "Preparation",
     "RowSource",
     "Source",
-    "batch_size",
     "filled",
-    "map_batch",
+    "moved",
     "out_of_memory",
     "repeat_views",
-    "take",
 ]
 
 _log = logging.getLogger("equipoise.training")
@@ -92,7 +91,7 @@ class Source:
             )
 
     def __len__(self) -> int:
-        return batch_size(self._nest) if self._nest is not None else len(self._data)
+        return num_records(self._nest) if self._nest is not None else len(self._data)
 
     @property
     def is_scanned(self) -> bool:
@@ -102,7 +101,7 @@ class Source:
     def take(self, ids: Tensor) -> Any:
         """The batch of the records with these numbers, LongTensor [b], b >= 1."""
         if self._nest is not None:
-            return take(self._nest, ids)
+            return take_records(self._nest, ids)
         if hasattr(self._data, "fingerprint"):  # equipoise.data.Records takes index tensors
             return self._data[ids]
         return self._collate([self._data[int(i)] for i in ids])
@@ -123,7 +122,7 @@ class Source:
     def leaves(self) -> list[Tensor]:
         """The tensors that hold all records, or an empty list for datasets that make items on demand."""
         if self._nest is not None:
-            return [leaf for leaf in pytree.tree_leaves(self._nest) if isinstance(leaf, Tensor)]
+            return [leaf for leaf in leaves(self._nest) if isinstance(leaf, Tensor)]
         fields = getattr(self._data, "fields", None)
         return list(fields.values()) if isinstance(fields, Mapping) else []
 
@@ -141,21 +140,21 @@ class Source:
         return torch.tensor(sorted(set(ids)))
 
     def _check_nest(self) -> None:
-        leaves = pytree.tree_leaves(self._nest)
-        wrong = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
-        if wrong or not leaves:
-            remedy = f": {ARRAY_REMEDY}" if any(map(is_array, leaves)) else ""
+        tensors = leaves(self._nest)
+        wrong = [type(leaf).__name__ for leaf in tensors if not isinstance(leaf, Tensor)]
+        if wrong or not tensors:
+            remedy = f": {ARRAY_REMEDY}" if any(map(is_array, tensors)) else ""
             raise DataError(
                 f"data holds {wrong or 'nothing'} where tensors with the record axis first are "
                 f"expected{remedy}"
             )
-        lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}
+        lengths = {len(leaf) if leaf.ndim else None for leaf in tensors}
         if len(lengths) != 1 or None in lengths:
-            shapes = [tuple(leaf.shape) for leaf in leaves]
+            shapes = [tuple(leaf.shape) for leaf in tensors]
             raise DataError(
                 f"the tensors of data have shapes {shapes}: their first axes must be the same record axis"
             )
-        for leaf in leaves:
+        for leaf in tensors:
             if leaf.is_floating_point() and not bool(torch.isfinite(leaf.sum())):
                 bad = ~torch.isfinite(leaf.reshape(len(leaf), -1)).all(1)
                 if bool(bad.any()):
@@ -169,27 +168,13 @@ class Source:
 ARRAY_REMEDY = "give torch.from_numpy(array) for a NumPy array"
 
 
-def is_array(leaf: Any) -> bool:
-    """Whether this is an array that is no tensor, such as NumPy's."""
-    return not isinstance(leaf, Tensor) and hasattr(leaf, "__array__") and getattr(leaf, "ndim", 0) > 0
-
-
-def batch_size(batch: Any) -> int:
-    """The number of records of a batch."""
-    for leaf in pytree.tree_leaves(batch):
-        if isinstance(leaf, Tensor):
-            return len(leaf)
-    raise DataError("a batch without tensors has no records to count")
-
-
-def map_batch(fn: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """The batch with `fn` applied to each of its tensors."""
-    return pytree.tree_map(lambda leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, batch)
-
-
-def take(batch: Any, ids: Tensor) -> Any:
-    """The records of a batch with these numbers."""
-    return map_batch(lambda leaf: leaf.index_select(0, ids.to(leaf.device)), batch)
+def moved(nest: Any, device: torch.device) -> Any:
+    """The nest with all its tensors on the device."""
+    # A copy to the host must be waited for, and `non_blocking` would not.
+    to_gpu = device.type == "cuda"
+    return map_leaves(
+        lambda leaf: leaf.to(device, non_blocking=to_gpu) if isinstance(leaf, Tensor) else leaf, nest
+    )
 
 
 def filled(batch: Any, size: int, value: float | None) -> Any:
@@ -204,15 +189,13 @@ def filled(batch: Any, size: int, value: float | None) -> Any:
         >>> filled({"input": torch.zeros(1, 2), "label": torch.tensor([7])}, 3, 1.0)["label"]
         tensor([7, 1, 1])
     """
-    missing = size - batch_size(batch)
+    missing = size - num_records(batch)
 
     def fill(leaf: Tensor) -> Tensor:
-        if not leaf.ndim:
-            return leaf  # it belongs to all records
         shape = (missing, *leaf.shape[1:])
         return torch.cat([leaf, leaf[:1].expand(shape) if value is None else leaf.new_full(shape, value)])
 
-    return map_batch(fill, batch)
+    return map_records(fill, batch)
 
 
 def repeat_views(
@@ -227,9 +210,8 @@ def repeat_views(
         rng: where the augmentation takes its randomness from.
     """
     augmented = [augmentation(batch, rng) for _ in range(views)]
-    return pytree.tree_map(
-        lambda *leaves: torch.stack(leaves, 1) if isinstance(leaves[0], Tensor) else leaves[0], *augmented
-    )
+    of_each = zip(*map(record_leaves, augmented), strict=True)
+    return map_records(lambda _: torch.stack(next(of_each), 1), augmented[0])
 
 
 @dataclass(frozen=True)
@@ -248,8 +230,7 @@ class Preparation:
 
     def __call__(self, batch: Any, randomness: Randomness) -> Any:
         """The batch on the device, augmented."""
-        device = self.device
-        batch = map_batch(lambda leaf: leaf.to(device, non_blocking=True), batch)
+        batch = moved(batch, self.device)
         if self.augmentation is None:
             return batch
         rng = randomness("augmentation")
@@ -295,7 +276,7 @@ class RowSource:
         **Fixed shape.** Kernels round a row by the number of rows in a batch. With filler in the empty places
         that number is always the same, so a record that enters a draw changes no other row.
         """
-        count = batch_size(records)
+        count = num_records(records)
         if count == self.micro_batch_size:
             return self.of_batch(self.prepare(records, randomness), at, randomness)
         # A record by itself may be there since a micro-batch failed. Copies of it fail only where it does.
@@ -317,14 +298,12 @@ class RowSource:
 
     def of_public(self, batch: Any, at: Parameters | None, step: int) -> Any:
         """Gradient rows of public records, under the public randomness of a step."""
-        device = self.prepare.device
-        moved = map_batch(lambda leaf: leaf.to(device), batch)
-        return self.of_batch(moved, [at], public_randomness(self.seed, step, "public"))[0]
+        batch = moved(batch, self.prepare.device)
+        return self.of_batch(batch, [at], public_randomness(self.seed, step, "public"))[0]
 
     def of_nobody(self, at: Sequence[Parameters | None]) -> list[Any]:
         """Rows of no records; the engine makes them without running the model."""
-        device = self.prepare.device
-        nobody = map_batch(lambda leaf: leaf[:0].to(device), self.example)
+        nobody = moved(take_records(self.example, slice(0)), self.prepare.device)
         return [self.engine(nobody, params=params) for params in at]
 
     def check_source(self) -> None:

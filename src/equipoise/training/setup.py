@@ -19,7 +19,7 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from equipoise.gradients import GradientEngine
-from equipoise.gradients.engine_inputs import repeat_to
+from equipoise.gradients.engine_inputs import map_records, repeat_to
 from equipoise.methods import DPSGD, Method, PublicRecords, find
 from equipoise.methods.base import Plan, Setting
 from equipoise.methods.configuration import NotInFileError
@@ -49,7 +49,7 @@ from equipoise.training.input_checks import (
 from equipoise.training.memory_use import bytes_per_record, fitting, micro_batch_sizes
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.randomness import derive, public_randomness, replayed
-from equipoise.training.record_rows import Preparation, RowSource, Source, map_batch
+from equipoise.training.record_rows import Preparation, RowSource, Source
 
 __all__ = [
     "Begun",
@@ -239,7 +239,7 @@ def averaged_over_views(loss: Loss, views: int) -> Loss:
     """The loss of a batch [b, K, ...] of K views per record: the mean over a record's views, [b]."""
 
     def averaged(model: nn.Module, batch: Any) -> Tensor:
-        flat = map_batch(lambda leaf: leaf.flatten(0, 1), batch)
+        flat = map_records(lambda leaf: leaf.flatten(0, 1), batch)
         return loss(model, flat).reshape(-1, views).mean(1)
 
     return averaged

@@ -27,9 +27,9 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from equipoise.gradients import DenseGradients, GradientEngine, PerSampleGradients
+from equipoise.gradients.engine_inputs import map_records
 from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
 from equipoise.gradients.subspaces.principal import PrincipalSubspace, principal_subspace
 from equipoise.methods.base import Context, Parameters
@@ -150,7 +150,7 @@ class RoundSubspace(RefreshedSource):
 
     @functools.cached_property
     def _batch(self) -> Any:
-        return pytree.tree_map(
+        return map_records(
             lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, self.public.batch
         )
 
