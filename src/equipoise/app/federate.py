@@ -86,7 +86,7 @@ def _train(text: str, maker: ClientMaker, path: Path, console: Console) -> tuple
         history = run(made, maker, path, on_round)
     with console.status("adding up every client's privacy"):
         clients = [_client_values(made, maker, history, number) for number in range(len(made.parts))]
-    save_file(history.params, path / "model.safetensors")
+    save_file(dict(history.output), path / "model.safetensors")
     found = _values(made, history, clients)
     report = write_federation_report(found, path)
     _write(path / RESULT, found)

@@ -6,6 +6,7 @@ whatever leaves a client went through that client's ledger, and each client's ep
 
 from equipoise.federated.client import Client
 from equipoise.federated.messages import Refused, Reply, Request
+from equipoise.federated.methods.averaged_iterate import AveragedIterate, IterateAverage
 from equipoise.federated.methods.fedlrs import FedLRS, SparseAverage
 from equipoise.federated.methods.fedpcdp import ProjectedUpload, RoundPCDP, RoundPDP, SubspaceAverage
 from equipoise.federated.methods.moon import Moon, MoonLoss
@@ -28,12 +29,14 @@ from equipoise.federated.server import (
 
 __all__ = [
     "AdaptDPFedAvg",
+    "AveragedIterate",
     "Client",
     "Exchange",
     "Extra",
     "FedAvg",
     "FedLRS",
     "FederationHistory",
+    "IterateAverage",
     "Moon",
     "MoonLoss",
     "ProjectedUpload",

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from equipoise import _validate
+from equipoise.federated.methods.averaged_iterate import AveragedIterate, IterateAverage
 from equipoise.federated.methods.fedlrs import FedLRS, SparseAverage
 from equipoise.federated.methods.fedpcdp import ProjectedUpload, RoundPCDP, RoundPDP, SubspaceAverage
 from equipoise.federated.methods.moon import Moon, MoonLoss
@@ -155,6 +157,11 @@ def _subspace_server(setup: Setup) -> Strategy:
 
 
 def _radius_client(setup: Setup) -> Method:
+    method = _radius_method(setup)
+    return AveragedIterate(method) if setup.options["averaged_iterate"] else method
+
+
+def _radius_method(setup: Setup) -> Method:
     if setup.recipe == "as_published":
         for name in ("variant", "query_steps"):
             if setup.options[name] != _RADIUS[name]:
@@ -172,12 +179,15 @@ def _radius_client(setup: Setup) -> Method:
 
 def _radius_server(setup: Setup) -> Strategy:
     form = {name: setup.options[name] for name in ("variant", "initial_clip_norm")}
-    elsewhere = {*form, *_RADIUS_AT_CLIENTS}
+    elsewhere = {*form, "averaged_iterate", *_RADIUS_AT_CLIENTS}
     options = {name: value for name, value in setup.options.items() if name not in elsewhere}
     if setup.recipe == "as_published":
         options |= {"offset": "paper", "scale": "g_hat", "kappa": None}
     rule = RMSRadius(setup.clip_norm, **options)
-    return AdaptDPFedAvg(rule, setup.rounds, setup.clients_per_round, **form)
+    strategy = AdaptDPFedAvg(rule, setup.rounds, setup.clients_per_round, **form)
+    averaged = setup.options["averaged_iterate"]
+    _validate.instance(bool, "true or false", averaged_iterate=averaged)
+    return IterateAverage(strategy) if averaged else strategy
 
 
 _RADIUS_AT_CLIENTS = ("variant", "query_steps", "radius_share", "radius_sampling_rate")
@@ -186,7 +196,7 @@ _RADIUS_AT_CLIENTS = ("variant", "query_steps", "radius_share", "radius_sampling
 _RADIUS = {
     "variant": "round", "query_steps": "all", "initial_clip_norm": None,
     "radius_share": 0.2, "radius_sampling_rate": None, "tau": 1.0, "offset": "sd", "scale": "g_hat",
-    "kappa": None, "ema_beta": 0.0, "minimum": None,
+    "kappa": None, "ema_beta": 0.0, "minimum": None, "averaged_iterate": False,
 }  # fmt: skip
 
 

@@ -105,6 +105,10 @@ class Strategy(ABC):
                 return f"it sent no finite number of usual size for {name!r:.80}"
         return None
 
+    def output(self, params: Parameters) -> Parameters:
+        """What the training gives after the rounds so far, where it is not the global model `params`."""
+        return params
+
     def metrics(self) -> Mapping[str, float]:
         """Public numbers of the round under way."""
         return {}
@@ -158,13 +162,7 @@ class FedAvg(Strategy):
             end = self.received(request.params, reply.params)
         except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
             return f"what it sent does not fit the model ({type(error).__name__})"
-        for name, value in request.params.items():
-            got = end.get(name)
-            if got is None or got.shape != value.shape or got.dtype != value.dtype:
-                return f"what it sent for {name!r} has not the model's shape and type"
-            if not bool((got.abs() <= _LARGEST_SHARE * torch.finfo(got.dtype).max).all()):
-                return f"what it sent for {name!r} is not finite, or so large that sums overflow"
-        return None
+        return misfit(request.params, end)
 
     def aggregate(self, params: Parameters, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """The next global model from at least one reply; of one, at rate 1, its parameters bit for bit."""
@@ -178,6 +176,17 @@ class FedAvg(Strategy):
         if self.server_rate == 1:
             return mean
         return {name: value + self.server_rate * (mean[name] - value) for name, value in params.items()}
+
+
+def misfit(params: Parameters, sent: Parameters) -> str | None:
+    """Why tensors of a client are no parameters of this model that can be averaged, or None."""
+    for name, value in params.items():
+        got = sent.get(name)
+        if got is None or got.shape != value.shape or got.dtype != value.dtype:
+            return f"what it sent for {name!r} has not the model's shape and type"
+        if not bool((got.abs() <= _LARGEST_SHARE * torch.finfo(got.dtype).max).all()):
+            return f"what it sent for {name!r} is not finite, or so large that sums overflow"
+    return None
 
 
 # ---- exchanges of messages
@@ -277,15 +286,17 @@ class RoundReport:
 
 @dataclass
 class FederationHistory:
-    """The rounds, and the global model after the last.
+    """The rounds, and the models after the last.
 
     Attributes:
-        params: named tensors.
+        params: the global model, from which further rounds go on.
         rounds: in order.
+        output: what the training gives: the global model, or what the strategy makes of all rounds.
     """
 
     params: dict[str, Tensor]
     rounds: list[RoundReport] = field(default_factory=list)
+    output: Parameters = field(default_factory=dict)
 
 
 def simulate(
@@ -319,7 +330,7 @@ def run_rounds(
             who took part.
         seed: of the public choice of clients; round r's depends on (seed, r) only.
         first_round: number of the first round, to go on from parameters of an earlier training.
-        evaluate: params -> public numbers, from public data.
+        evaluate: what the training gives so far -> public numbers, from public data.
         on_round: called after every round that is run now, when it is on disk.
         folder: the server's own; model, strategy and rounds lie there after every round, and a folder that
             holds some goes on after the last. None keeps everything in memory.
@@ -334,6 +345,7 @@ def run_rounds(
         settings = {"clients": len(exchange), "clients_per_round": count}
         disk = ServerFolder(folder, settings | {"seed": seed, "first_round": first_round})
         history = disk.load(strategy, params) or history
+    history.output = strategy.output(history.params)
     silent = False
     for number in range(first_round + len(history.rounds), first_round + rounds):
         asked = pick_clients(len(exchange), count, seed, number)
@@ -361,9 +373,10 @@ def run_rounds(
                 RuntimeWarning,
                 stacklevel=2,
             )
+        history.output = strategy.output(history.params)
         metrics = dict(strategy.metrics())
         if evaluate is not None:
-            metrics |= evaluate(history.params)
+            metrics |= evaluate(history.output)
         done = RoundReport(number, asked, tuple(present), absent, metrics, bytes_down, bytes_up)
         history.rounds.append(done)
         if disk is not None:

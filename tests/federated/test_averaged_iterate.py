@@ -1,0 +1,123 @@
+"""The averaged iterate: the mean of all points at which local steps began, at no cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from federated_problem import LOCAL_STEPS, ROUNDS, client, same, start
+from test_table import federation
+
+import equipoise as eq
+from equipoise.federated import AveragedIterate, FedAvg, IterateAverage, Reply, Request, simulate
+from equipoise.methods.named_tensors import copied
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noting(eq.DPSGD):
+    """DP-SGD that notes where its steps began."""
+
+    points: list = field(default_factory=list)
+
+    def step(self, context, state):
+        self.points.append(copied(context.params))
+        return super().step(context, state)
+
+
+def noting():
+    return [Noting(clip_norm=0.5, noise_multiplier=1.0) for _ in range(2)]
+
+
+def test_it_is_the_mean_over_steps_clients_and_rounds():
+    methods = noting()
+    clients = [client(AveragedIterate(method), p) for p, method in enumerate(methods)]
+    for method in methods:
+        method.points.clear()  # of the checks before the start
+    found = simulate(IterateAverage(FedAvg(0.25)), clients, start(), ROUNDS)
+    points = [point for method in methods for point in method.points]
+    assert len(points) == 2 * ROUNDS * LOCAL_STEPS
+    for name, value in found.output.items():
+        torch.testing.assert_close(value, torch.stack([point[name] for point in points]).mean(0))
+    assert not same(found.output, found.params)
+
+
+def test_the_rounds_and_their_cost_are_those_without_it():
+    averaged = [client(AveragedIterate(method), p) for p, method in enumerate(noting())]
+    plain = [client(method, p) for p, method in enumerate(noting())]
+    found = simulate(IterateAverage(FedAvg()), averaged, start(), ROUNDS)
+    expected = simulate(FedAvg(), plain, start(), ROUNDS)
+    assert same(found.params, expected.params)
+    assert same(expected.output, expected.params)
+    assert [one.epsilon() for one in averaged] == [one.epsilon() for one in plain]
+    assert found.rounds[0].bytes_up == 2 * expected.rounds[0].bytes_up
+
+
+@pytest.mark.parametrize("recipe", ["library", "as_published"])
+def test_the_table_offers_it_and_a_server_that_restarts_goes_on(tmp_path, recipe):
+    strategy, clients = federation("adaptdp-fedavg", recipe, averaged_iterate=True)
+    seen = []
+
+    def evaluate(params):
+        seen.append(copied(params))
+        return {}
+
+    whole = simulate(strategy, clients, start(), 2, evaluate=evaluate)
+    assert same(seen[-1], whole.output)  # what is evaluated is what the training gives
+    strategy, clients = federation("adaptdp-fedavg", recipe, averaged_iterate=True)
+    simulate(strategy, clients, start(), 1, folder=tmp_path)
+    strategy, _ = federation("adaptdp-fedavg", recipe, averaged_iterate=True)
+    found = simulate(strategy, clients, start(), 2, folder=tmp_path)
+    assert same(found.output, whole.output)
+    assert same(found.params, whole.params)
+    assert all(one.statement().guarantee == "proven" for one in clients)
+
+
+def test_a_client_that_is_killed_in_a_round_sends_the_same_mean(tmp_path):
+    def made(folder):
+        return client(AveragedIterate(eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0)), folder=folder)
+
+    request = Request(1, start())
+    expected = made(tmp_path / "whole").answer(request)
+    broken = made(tmp_path / "broken")
+    broken.training.take_step = dying(broken.training.take_step)
+    with pytest.raises(KeyboardInterrupt):
+        broken.answer(request)
+    broken.close()
+    assert same(made(tmp_path / "broken").answer(request), expected)
+
+
+def dying(step):
+    """One step, and then an interrupt."""
+    done = []
+
+    def take():
+        if done:
+            raise KeyboardInterrupt
+        done.append(step())
+
+    return take
+
+
+@pytest.mark.parametrize(
+    "mean",
+    [
+        {},
+        {"mean of 0.weight": torch.zeros(2)},
+        {name: torch.full_like(value, float("nan")) for name, value in start().items()},
+    ],
+)
+def test_a_mean_that_cannot_be_used_leaves_its_client_out(mean):
+    server = IterateAverage(FedAvg())
+    good = {f"mean of {name}": value for name, value in start().items()}
+    sent = {**start(), **{f"mean of {name.removeprefix('mean of ')}": value for name, value in mean.items()}}
+    request = Request(1, start())
+    assert server.refusal(request, Reply({**start(), **good})) is None
+    assert server.refusal(request, Reply(sent)) is not None
+
+
+def test_settings_of_other_strategies_are_refused():
+    with pytest.raises(ValueError, match="state has"):
+        IterateAverage(FedAvg()).load_state_dict({"control": {}})
+    with pytest.raises((TypeError, ValueError), match="averaged_iterate"):
+        federation("adaptdp-fedavg", averaged_iterate="yes")
