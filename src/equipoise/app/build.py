@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,15 @@ from torch import Tensor, nn
 from equipoise import data
 from equipoise.app.method_settings import make_method
 from equipoise.app.models import build_model, default_model, prepare_data
-from equipoise.app.option_checks import SettingsError
+from equipoise.app.option_checks import SettingsError, check_choice
 from equipoise.app.settings import Settings, steps_of
 from equipoise.audit.canary_records import InsertedCanaries
 from equipoise.audit.canary_scores import Watched
 from equipoise.data import DataSet, Records
 from equipoise.data.readers.custom import load_dataset
 from equipoise.methods import Method
-from equipoise.privacy import BudgetError, Poisson
+from equipoise.privacy import BudgetError, Sampling
+from equipoise.privacy.sampling import SAMPLING_WORDS
 from equipoise.training import PrivateTraining
 from equipoise.training.metrics import MetricWriter
 
@@ -64,7 +65,7 @@ class Experiment:
         optimizer: of the model's parameters.
         scheduler: of the optimiser, or None for a constant learning rate.
         augmentation: of a batch, where several views were asked for.
-        sampling: Poisson, from the public population.
+        sampling: of the settings, from the public population.
         public: the records declared public, as a batch, or None.
         canaries: made-up records, for an audit, or None.
     """
@@ -75,7 +76,7 @@ class Experiment:
     optimizer: torch.optim.Optimizer
     scheduler: Any
     augmentation: Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]] | None
-    sampling: Poisson
+    sampling: Sampling
     public: dict[str, Tensor] | None = None
     canaries: InsertedCanaries | None = None
 
@@ -163,6 +164,7 @@ def build_training(
             augmentation=experiment.augmentation,
             run_dir=settings.run_dir if on_disk else None,
             ledger_file=settings.ledger if on_disk else None,
+            relation=settings.neighbours(),
             hardened=settings.hardened,
             # they were set apart by number, so that equal ones are different records
             allow_public_duplicates=settings.public_records is not None,
@@ -244,8 +246,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "equipoise"
 
 
-def make_sampling(settings: Settings, population: int) -> Poisson:
-    """Poisson sampling with as many steps as the epochs ask for."""
+def make_sampling(settings: Settings, population: int) -> Sampling:
+    """The sampling that the settings name, with as many steps as the epochs ask for."""
     assert settings.batch_size is not None
     assert settings.epochs is not None
     if settings.batch_size > population:
@@ -253,8 +255,25 @@ def make_sampling(settings: Settings, population: int) -> Poisson:
             f"{settings.said('batch_size')}, but the population is {population}. Give --batch-size, at most "
             "that many."
         )
-    steps = steps_of(settings.epochs, population, settings.batch_size)
-    return Poisson(expected_batch_size=settings.batch_size, population=population, steps=steps)
+    kind = sampling_kind(settings)
+    if whole_draws(kind) and not settings.batch_size.is_integer():
+        raise SettingsError(
+            f"{settings.said('batch_size')}, but --sampling {settings.sampling} takes a whole number of "
+            "records. Give --batch-size."
+        )
+    one = kind.of_size(settings.batch_size, population, steps=1)
+    return replace(one, steps=steps_of(settings.epochs, population, one.expected_size))  # type: ignore[type-var]
+
+
+def sampling_kind(settings: Settings) -> type[Sampling]:
+    """The class of the sampling that the settings name; Poisson where they name none."""
+    check_choice("sampling", settings.sampling, tuple(SAMPLING_WORDS))
+    return SAMPLING_WORDS[settings.sampling or "poisson"]
+
+
+def whole_draws(kind: type[Sampling]) -> bool:
+    """Whether the size that the scheme is given must be a whole number."""
+    return any(item.name == "batch_size" for item in fields(kind))  # type: ignore[arg-type]
 
 
 def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:

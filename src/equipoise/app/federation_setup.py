@@ -1,8 +1,8 @@
 """A simulated federation: the clients and the server that its settings make.
 
 Every client samples with the same rate q, whatever its size n_p, so that clients of different sizes that take
-part in equally many rounds share one calibration. Who takes part in which round is public and known
-beforehand: a client's plan holds exactly its rounds.
+part in equally many rounds share one calibration. Subsets of a fixed size hold the nearest whole number. Who
+takes part in which round is public and known beforehand: a client's plan holds exactly its rounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from equipoise.app.build import accuracy, cache_folder, cross_entropy, load_data, set_public_apart
+from equipoise.app.build import (
+    accuracy,
+    cache_folder,
+    cross_entropy,
+    load_data,
+    sampling_kind,
+    set_public_apart,
+    whole_draws,
+)
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import FederationSettings, Settings
@@ -25,7 +33,7 @@ from equipoise.data import DataSet
 from equipoise.federated import Client, Moon, Strategy, dirichlet, iid, one_class
 from equipoise.federated.registry import FederatedMethod, Setup, find_federated
 from equipoise.federated.server import pick_clients
-from equipoise.privacy import Budget, Poisson, gaussian_mu
+from equipoise.privacy import Budget, gaussian_mu
 
 __all__ = ["ClientMaker", "Federation", "federation"]
 
@@ -112,12 +120,14 @@ class Federation:
         n = self.population(number)
         rate = base.batch_size / (sum(map(len, self.parts)) / len(self.parts))
         method = self.line.method(self.setup)
+        kind = sampling_kind(base)
+        size = max(1, round(rate * n)) if whole_draws(kind) else rate * n
         budget = None if base.epsilon is None else Budget(base.epsilon, base.delta)
         return Client(
             self.model(),
             method.term if isinstance(method, Moon) else cross_entropy,
             self.dataset.train.subset(self.parts[number]),
-            Poisson(rate * n, n, max(1, self.planned[number]) * K),
+            kind.of_size(size, n, max(1, self.planned[number]) * K),
             method,
             local_steps=K,
             budget=budget,
@@ -125,6 +135,7 @@ class Federation:
             folder=folder,
             seed=(base.seed << 16) + number,
             reproducible=base.reproducible,
+            relation=base.neighbours(),
             hardened=base.hardened,
             micro_batch_size=base.micro_batch_size,
             # they were set apart by number, so that equal ones are different records

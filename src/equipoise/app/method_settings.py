@@ -25,9 +25,6 @@ from equipoise.training.randomness import derive
 __all__ = ["check_options", "make_method", "make_setting", "read_clip_norm"]
 
 
-RELATION = "add_or_remove_one"
-
-
 def make_method(
     settings: Settings, sampling: Sampling, public: dict[str, Tensor] | None = None
 ) -> tuple[Method, Budget]:
@@ -61,7 +58,7 @@ def make_method(
     setting = make_setting(settings, sampling)
     plan = method.plan(setting)
     total = compose_events([plan.releases.event(), *setting.other_runs])
-    found = epsilon(total, settings.delta, RELATION).value
+    found = epsilon(total, settings.delta, settings.neighbours()).value
     if found == 0:
         # Nothing that the plan releases is proven, so the noise has no epsilon. The budget is then what the
         # paper claims for it, as it is where --epsilon is given; the statement says that it is not proven.
@@ -79,8 +76,8 @@ def make_setting(settings: Settings, sampling: Sampling, budget: Budget | None =
     return Setting(
         sampling=sampling,
         budget=budget,
-        relation=RELATION,
-        other_runs=other_runs(settings.ledger, RELATION),
+        relation=settings.neighbours(),
+        other_runs=other_runs(settings.ledger, settings.neighbours()),
         public_seed=derive(settings.seed, "plan"),
     )
 

@@ -6,26 +6,20 @@ The plan is one clipped sum per step, which is DP-SGD's; nothing here needs data
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from typing import Any
 
 from equipoise._roots import crossing
 from equipoise.app.settings import CalibrationSettings, steps_of
 from equipoise.privacy import Budget, Gaussian, PrivacyPlan, Release, calibrate, quick_epsilon
-from equipoise.privacy import sampling as samplings
+from equipoise.privacy.sampling import SAMPLING_WORDS
 
-__all__ = ["SAMPLINGS", "answer", "table"]
-
-
-SAMPLINGS = {
-    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(): kind for name, kind in samplings.SAMPLINGS.items()
-}
-"""Every sampling by its word on the command line: WithoutReplacement is without-replacement."""
+__all__ = ["answer", "table"]
 
 
 def _plan(asked: CalibrationSettings, noise_multiplier: float) -> PrivacyPlan:
-    sampling = SAMPLINGS[asked.sampling].of_size(asked.batch_size, asked.population, asked.number_of_steps())
+    kind = SAMPLING_WORDS[asked.sampling]
+    sampling = kind.of_size(asked.batch_size, asked.population, asked.number_of_steps())
     return PrivacyPlan([Release("gradient", 1.0, Gaussian(noise_multiplier))], sampling, asked.relation)
 
 

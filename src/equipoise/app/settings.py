@@ -37,6 +37,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 DRIVERS = ("inline", "flower")
 PARTITIONS = ("iid", "dirichlet", "one-class")
 RELATIONS = ("add_or_remove_one", "replace_one")
+SUBSETS = "without-replacement"
 
 
 def setting(default: Any, help: str, **facts: Any) -> Any:
@@ -62,6 +63,10 @@ def _options(help: str) -> Any:
 
 def _underscored(word: str | None) -> str | None:
     return word and word.replace("-", "_")
+
+
+def _hyphenated(word: str | None) -> str | None:
+    return word and word.replace("_", "-")
 
 
 def _check_fields(settings: Any) -> None:
@@ -143,6 +148,17 @@ class Settings:
         "Expected number of records per step.",
         above_zero="the expected number of records per step",
         from_recipe=True,
+    )
+    sampling: str | None = setting(
+        None,
+        "poisson (default), without-replacement, full-batch or fixed-epochs.",
+        read=_hyphenated,
+    )
+    relation: str | None = setting(
+        None,
+        "Neighbours: add-or-remove-one or replace-one; by default what the sampling is accounted under.",
+        choices=RELATIONS,
+        read=_underscored,
     )
     learning_rate: float | None = setting(None, "Learning rate.", above_zero="a step size", from_recipe=True)
     clip_norm: str | None = setting(
@@ -236,6 +252,26 @@ class Settings:
                 f"{self.data!r} returns, adding one record would change it, and the privacy proof would not "
                 "hold. Give the published size of the set, or a round figure near it."
             )
+
+        if self.sampling == SUBSETS and self.relation == "add_or_remove_one":
+            raise SettingsError(
+                "--relation is add-or-remove-one, but --sampling without-replacement draws subsets of a "
+                "fixed size, which are accounted under replace-one alone. Leave --relation out, or sample "
+                "by poisson."
+            )
+        if self.sampling == SUBSETS and self.canaries is not None:
+            raise SettingsError(
+                f"--canaries is {self.canaries}, but each canary is there or not by chance, and --sampling "
+                "without-replacement needs a public number of records. Sample by poisson."
+            )
+
+    def neighbours(self) -> str:
+        """The neighbouring relation: as given, or the one that the sampling is accounted under.
+
+        >>> Settings().neighbours(), Settings(sampling="without-replacement").neighbours()
+        ('add_or_remove_one', 'replace_one')
+        """
+        return self.relation or RELATIONS[self.sampling == SUBSETS]
 
     def said(self, name: str) -> str:
         """A setting in an error message, and whether it is the default.

@@ -29,9 +29,10 @@ def calibrate(
     """Translate between noise and epsilon; shows a table over epochs and batch sizes."""
     asked.check()
     with loading():
-        from equipoise.app.noise_calibration import SAMPLINGS, answer, table
+        from equipoise.app.noise_calibration import answer, table
+        from equipoise.privacy.sampling import SAMPLING_WORDS
 
-    check_choice("sampling", asked.sampling, tuple(SAMPLINGS))
+    check_choice("sampling", asked.sampling, tuple(SAMPLING_WORDS))
     quiet()
     asks_epsilon = asked.epsilon is None
     with open_console(True).status("computing epsilon" if asks_epsilon else "calibrating the noise"):

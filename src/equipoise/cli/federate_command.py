@@ -18,9 +18,9 @@ __all__ = ["federate", "resume_folder"]
 
 @settings_options(
     Settings,
-    "method", "data", "data_dir", "epsilon", "delta", "batch_size", "learning_rate", "clip_norm", "model",
-    "recipe", "options", "population", "subset", "public_records", "micro_batch_size", "seed", "reproducible",
-    "hardened",
+    "method", "data", "data_dir", "epsilon", "delta", "batch_size", "sampling", "relation", "learning_rate",
+    "clip_norm", "model", "recipe", "options", "population", "subset", "public_records", "micro_batch_size",
+    "seed", "reproducible", "hardened",
     parameter="base",
     defaults={"method": "adaptdp-fedavg", "data": "mnist", "epsilon": 3.0},
     helps={

@@ -24,6 +24,7 @@ Gaussian per epoch, so the cost of fresh noise is the same.
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -293,6 +294,12 @@ SAMPLINGS: dict[str, type[Sampling]] = {
     c.__name__: c for c in (Poisson, WithoutReplacement, FullBatch, FixedEpochs)
 }
 """Every scheme by its name. A new one is its class and a word here; options and readers follow."""
+
+
+SAMPLING_WORDS: dict[str, type[Sampling]] = {
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(): kind for name, kind in SAMPLINGS.items()
+}
+"""Every scheme by its word on the command line: `WithoutReplacement` is without-replacement."""
 
 
 def sampling_from(description: Mapping[str, Any]) -> Sampling:

@@ -39,7 +39,7 @@ from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
-from equipoise.privacy.sampling import FullBatch, Poisson, Sampling
+from equipoise.privacy.sampling import FullBatch, Poisson, Sampling, WithoutReplacement
 
 __all__ = ["AdaptiveRMS", "Fused", "MeanSquareQuery", "RMSClipping", "Round", "sampling_at"]
 
@@ -302,9 +302,14 @@ class AdaptiveRMS(RMSClipping):
 
 
 def sampling_at(rate: float | None, sampling: Sampling, count: int) -> Sampling:
-    """The sampling of queries at a rate: Poisson, or all records where it is None or 1."""
+    """The sampling of queries at a rate: all records where it is None or 1, else as the steps sample.
+
+    No accountant covers Poisson samples and subsets of a fixed size in one plan.
+    """
     if rate is None or rate == 1:
         return FullBatch(sampling.population, count)
+    if isinstance(sampling, WithoutReplacement):
+        return WithoutReplacement(max(1, round(rate * sampling.population)), sampling.population, count)
     return Poisson(rate * sampling.population, sampling.population, count)
 
 
