@@ -188,9 +188,11 @@ def opacus_step(mode: str):
 
         import torch
         from opacus import PrivacyEngine
+        from opacus.validators import ModuleValidator
 
         warnings.filterwarnings("ignore")
-        optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
+        model = ModuleValidator.fix(task.model)  # recurrent layers become its own
+        optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
         dataset = torch.utils.data.TensorDataset(task.inputs, task.labels)
         loader = torch.utils.data.DataLoader(dataset, batch_size=len(dataset))
 
@@ -202,7 +204,7 @@ def opacus_step(mode: str):
                 return losses if self.reduction == "none" else losses.mean()
 
         made = PrivacyEngine().make_private(
-            module=task.model.train(),
+            module=model.train(),
             optimizer=optimizer,
             data_loader=loader,
             criterion=Criterion(),

@@ -1,4 +1,4 @@
-"""The five networks on which step times are compared, each with one fixed batch and its sizes."""
+"""The networks on which step times are compared, each with one fixed batch and its sizes."""
 
 from __future__ import annotations
 
@@ -113,10 +113,23 @@ def gpt2(batch_size: int = 16, linear: bool = False) -> Task:
     return Task(_Logits(model), ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), _language)
 
 
+class _LastMean(nn.Module):
+    """The mean over positions of what a recurrent layer gives."""
+
+    def forward(self, outputs: tuple[Tensor, object]) -> Tensor:
+        return outputs[0].mean(1)
+
+
+def lstm(batch_size: int = 64) -> Task:
+    model = nn.Sequential(nn.LSTM(64, 128, batch_first=True), _LastMean(), nn.Linear(128, 10))
+    return Task(model, torch.randn(batch_size, 64, 64), torch.randint(0, 10, (batch_size,)), _classification)
+
+
 TASKS: dict[str, Callable[..., Task]] = {
     "mlp": mlp,
     "cnn": cnn,
     "resnet20": resnet20,
+    "lstm": lstm,
     "gpt2lin": lambda batch_size=16: gpt2(batch_size, linear=True),
     "gpt2": gpt2,
 }

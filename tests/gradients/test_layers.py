@@ -9,7 +9,9 @@ from oracle_cases import TOLERANCE, compare
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from equipoise._tree import leaves
 from equipoise.gradients import GradientEngine, dense_gradients
+from equipoise.gradients.capture.recorder import Capture, CapturePlan
 
 B = 5
 
@@ -280,7 +282,10 @@ CASES = {
         lambda: Net(parametrizations.weight_norm(nn.Conv1d(3, 4, 3))),
         lambda: floats(3, 6),
     ),
-    "gru cell": (lambda: Net(nn.GRUCell(6, 4)), lambda: floats(6)),
+    **{
+        f"{cell.__name__}": (lambda cell=cell: Net(cell(6, 4)), lambda: floats(6))
+        for cell in (nn.RNNCell, nn.GRUCell, nn.LSTMCell)
+    },
 }
 CASES["bilinear"] = (
     lambda: type("Twice", (Net,), {"forward": lambda self, x: self.layer(x, x)})(nn.Bilinear(6, 6, 2)),
@@ -343,18 +348,64 @@ def test_transposed_convolution(dims, options):
     compare(model, squared, floats(4, *(4, 5, 3)[:dims]), how="rule")
 
 
-@pytest.mark.parametrize("layer", [nn.RNN, nn.GRU, nn.LSTM])
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_recurrent_layers_are_dense_not_skipped(layer, batch_first):
+RECURRENT = {
+    **{layer.__name__: (layer, {}) for layer in (nn.RNN, nn.GRU, nn.LSTM)},
+    "relu": (nn.RNN, {"nonlinearity": "relu"}),
+    "two layers, both ways": (nn.LSTM, {"num_layers": 2, "bidirectional": True}),
+    "gru, two layers, both ways": (nn.GRU, {"num_layers": 2, "bidirectional": True}),
+    "no biases": (nn.GRU, {"bias": False}),
+    "projected": (nn.LSTM, {"proj_size": 2, "bidirectional": True}),
+    "projected without biases": (nn.LSTM, {"proj_size": 2, "bias": False}),
+}
+
+
+@pytest.mark.parametrize("batch_first", [True, False], ids=["records first", "sequence first"])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layer(name, batch_first):
+    """Each is served by rules, and its values and states are those of PyTorch's kernel."""
     torch.manual_seed(0)
-    inner = layer(6, 3, num_layers=2, bidirectional=True, batch_first=batch_first)
+    layer, options = RECURRENT[name]
+    inner = layer(6, 3, batch_first=batch_first, **options)
     recurrent = Net(inner) if batch_first else SequenceFirst(inner)
-    engine = compare(
-        nn.Sequential(nn.Linear(6, 6), recurrent, nn.Linear(6, 2)).double(), squared, floats(4, 6)
-    )
-    how = {c.name: c.how for c in engine.coverage()}
-    assert how["0.weight"] == how["2.bias"] == "rule"
-    assert all(value == "dense" for name, value in how.items() if name.startswith("1."))
+    width = (inner.proj_size or 3) * (2 if inner.bidirectional else 1)
+    model = nn.Sequential(nn.Linear(6, 6), recurrent, nn.Linear(width, 2)).double()
+    compare(model, squared, floats(7, 6), how="rule")
+    x = floats(7, 6)
+    with Capture({}, CapturePlan((), (), {}), B):
+        mine = leaves(inner(x))
+    for ours, theirs in zip(mine, leaves(inner(x)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_dropout_between_recurrent_layers_is_seen():
+    torch.manual_seed(0)
+    inner = nn.LSTM(6, 3, num_layers=3, dropout=0.5, batch_first=True).double()
+    x = floats(4, 6)
+    with Capture({}, CapturePlan((), (), {}), B):
+        torch.manual_seed(1)
+        first, again = inner(x)[0], inner(x)[0]
+        torch.manual_seed(1)
+        assert torch.equal(inner(x)[0], first)
+        assert not torch.equal(first, again)
+        inner.eval()
+        torch.testing.assert_close(inner(x)[0], inner(x)[0], rtol=0, atol=0)
+    engine = GradientEngine(Net(inner.train()), squared, x)
+    assert {c.how for c in engine.coverage()} == {"rule"}
+
+
+def test_packed_sequences_are_dense_not_skipped():
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.GRU(6, 3, batch_first=True)
+
+        def forward(self, x):
+            lengths = torch.full((len(x),), x.shape[1])
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+            return self.rnn(packed)[1].squeeze(0)
+
+    torch.manual_seed(0)
+    compare(Packed().double(), squared, floats(4, 6), how="dense")
 
 
 def test_channels_last():

@@ -410,8 +410,9 @@ class GradientEngine:
         leaves, _ = self._leaves(None)
         with self._buffers.kept(), undisturbed(self.model, dropout=True):
             capture, losses = self._run(plan, batch, leaves, None)
-            capture.collect(losses)
-        self._choices = choose(factor for _, _, _, factor in capture.found)
+            whole = capture.collect(losses)  # uses that were merged are factors of other sizes
+        uses = [factor for _, _, _, factor in capture.found]
+        self._choices = choose([*uses, *(factor for parts in whole.values() for factor in parts)])
 
 
 def per_sample_gradients(

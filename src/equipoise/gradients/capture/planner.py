@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from equipoise._tree import map_leaves
+from equipoise.gradients.capture.compositions import composition
 from equipoise.gradients.capture.expressions import CASTS
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.recorder import (
-    OPENED,
     Capture,
     CapturePlan,
     Kind,
@@ -32,7 +32,6 @@ from equipoise.gradients.capture.recorder import (
     anchor,
     has_gradient,
     name_of,
-    opened,
     tensors_in,
 )
 from equipoise.gradients.checks.record_mixing import losses_moved
@@ -259,9 +258,10 @@ class _Trace(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in OPENED:
+        parts = composition(func, args, kwargs)
+        if parts is not None:
             with self:
-                return opened(func)(*args, **kwargs)
+                return parts(*args, **kwargs)
         inputs = tuple(t.shape for t in tensors_in(args, kwargs))
         out = func(*args, **kwargs)
         self.calls.append(_Call(func, inputs, tuple(t.shape for t in tensors_in(out))))

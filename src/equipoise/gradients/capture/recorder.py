@@ -11,19 +11,18 @@ and where the records are.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from equipoise._tree import leaves
+from equipoise.gradients.capture.compositions import composition
 from equipoise.gradients.capture.expressions import Expression, derive, pull_back
-from equipoise.gradients.factors.base import Factor
+from equipoise.gradients.factors.base import Factor, merged
 from equipoise.gradients.rules import MATRIX_RULES
 from equipoise.gradients.rules.operation import Finish, Layout, Operation, Rule
 
@@ -36,10 +35,6 @@ __all__ = [
     "anchor",
     "tensors_in",
 ]
-
-
-#: Python functions that are seen through: what they call is what has rules.
-OPENED = frozenset({F.multi_head_attention_forward})
 
 
 #: How an operation's tracked inputs are treated.
@@ -96,9 +91,10 @@ class Watch(TorchFunctionMode):
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in OPENED:
+        parts = composition(func, args, kwargs)
+        if parts is not None:
             with self:  # a mode is off inside its own handler
-                return opened(func)(*args, **kwargs)
+                return parts(*args, **kwargs)
         self.calls += 1
         tracked = self.tracked
         touched = False
@@ -130,24 +126,6 @@ class Watch(TorchFunctionMode):
         parents = {id(t): tracked[id(t)] for t in tensors if id(t) in tracked}
         for expression in derive(func, args, kwargs, out, list(parents.values())):
             tracked.setdefault(id(expression.value), expression)
-
-
-def opened(func: Callable) -> Callable:
-    """``func`` with its own dispatch to modes switched off, so that the functions inside it are seen."""
-    found = _OPENED.get(func)
-    if found is None:
-        assert isinstance(func, types.FunctionType)
-        scope = {**func.__globals__}
-        # What it asks before it hands itself to a mode as a whole.
-        for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
-            scope[name] = lambda *_: False
-        found = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
-        found.__kwdefaults__ = func.__kwdefaults__
-        _OPENED[func] = found
-    return found
-
-
-_OPENED: dict[Callable, types.FunctionType] = {}
 
 
 class Capture(Watch):
@@ -272,11 +250,7 @@ class Capture(Watch):
                 self.low_precision |= b.dtype in (torch.bfloat16, torch.float16)
                 self.served[index] = served
             for place, (tensor, factor) in enumerate(terms):
-                if self.choices and factor.kind != "dense":
-                    kernel = self.choices.get(factor.signature())
-                    if kernel is not None:
-                        factor = factor.with_kernel(kernel)
-                self.found.append((index, place, tracked[id(tensor)], factor))
+                self.found.append((index, place, tracked[id(tensor)], self._by_choice(factor)))
             # The graph keeps this hook until it goes as a whole: let the inputs go now.
             finishes.clear()
             versions.clear()
@@ -310,7 +284,12 @@ class Capture(Watch):
         for _, _, expression, factor in sorted(self.found, key=lambda item: item[:2]):
             for name, part in pull_back(expression, factor):
                 factors.setdefault(name, []).append(part)
-        return factors
+        return {name: [self._by_choice(part) for part in merged(parts)] for name, parts in factors.items()}
+
+    def _by_choice(self, factor: Factor) -> Factor:
+        """The factor by the kernel that was chosen for its kind, if one was."""
+        kernel = None if factor.kind == "dense" else self.choices.get(factor.signature())
+        return factor if kernel is None else factor.with_kernel(kernel)
 
 
 def anchor(out: Tensor, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,12 @@ from typing_extensions import override
 
 from equipoise.gradients.numerics import memory_order, pad_positions, squared_rows, take, widen
 
-__all__ = ["BilinearFactor", "DenseFactor", "Factor"]
+__all__ = ["BilinearFactor", "DenseFactor", "Factor", "merged"]
+
+
+#: Uses of one parameter become one factor from this number on. Copies of its operands cost as much as the
+#: uses hold; without them the norms take a product for every pair of uses.
+MERGED_USES = 4
 
 
 class Factor(ABC):
@@ -285,3 +290,39 @@ class BilinearFactor(Factor):
             torch.cat([pad_positions(part.a, longest) for part in parts]),
             torch.cat([pad_positions(part.b, longest) for part in parts]),
         )
+
+
+def merged(parts: Sequence[Factor]) -> list[Factor]:
+    """Factors of many uses of one parameter, such as a recurrent weight's, as few.
+
+    Args:
+        parts: the factors of one parameter, for the same records.
+
+    Returns:
+        Where enough are of one form, one factor that adds their terms stands in the place of the first.
+    """
+    if len(parts) < MERGED_USES:
+        return list(parts)
+    groups: dict[Hashable, list[Factor]] = {}
+    for number, part in enumerate(parts):
+        if isinstance(part, BilinearFactor) and part._operands is None:
+            form: Hashable = part._form()
+        else:
+            form = "dense" if isinstance(part, DenseFactor) else number
+        groups.setdefault(form, []).append(part)
+    found: list[Factor] = []
+    for group in groups.values():
+        first = group[0]
+        if len(group) < MERGED_USES:
+            found += group
+        elif isinstance(first, BilinearFactor):
+            uses = cast(list[BilinearFactor], group)
+            out = first._like(torch.cat([use.a for use in uses], 1), torch.cat([use.b for use in uses], 1))
+            out.kernel = "auto"
+            found.append(out)
+        else:
+            rows = first.materialise().clone()
+            for part in group[1:]:
+                rows += part.materialise()
+            found.append(DenseFactor(rows))
+    return found

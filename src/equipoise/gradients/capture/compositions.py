@@ -1,0 +1,152 @@
+"""Functions that a capture sees through, since what they call has rules.
+
+Attention's Python function is run as it is, with its inner calls shown. Recurrent layers and cells are
+kernels that show nothing; here they are written as the products that they consist of,
+
+    u_t = W_ih x_t + b_ih  (all t at once),    v_t = W_hh h_{t-1} + b_hh,    h_t = cell(u_t, v_t, h_{t-1}).
+
+A layer's values differ from its kernel's by rounding alone; on a processor, PyTorch's kernels take the same
+steps. Packed sequences, and layers whose weights are frozen, stay kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["composition"]
+
+State = tuple[Tensor, ...]
+#: From u_t, v_t and the state before to the state after, whose first part is h_t.
+Cell = Callable[[Tensor, Tensor, State], State]
+
+
+def composition(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable | None:
+    """What to call in place of ``func`` to see what it consists of; None for what is called as it is."""
+    if func is F.multi_head_attention_forward:
+        return _opened(func)
+    found = _RECURRENT.get(func)
+    if found is None or kwargs or args[0].ndim != (2 if func in _CELLS else 3):
+        return None
+    weights = args[2:] if func in _CELLS else args[2]
+    # The weights of packed sequences come one place later.
+    if isinstance(weights, Tensor) or not any(w is not None and w.requires_grad for w in weights):
+        return None
+    return found
+
+
+@functools.cache
+def _opened(func: types.FunctionType) -> Callable:
+    """``func`` with its own dispatch to modes switched off, so that the functions inside it are seen."""
+    scope = {**func.__globals__}
+    # What it asks before it hands itself to a mode as a whole.
+    for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+        scope[name] = lambda *_: False
+    found = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+    found.__kwdefaults__ = func.__kwdefaults__
+    return found
+
+
+def _lstm(u: Tensor, v: Tensor, state: State) -> State:
+    i, f, g, o = (u + v).chunk(4, -1)
+    c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def _gru(u: Tensor, v: Tensor, state: State) -> State:
+    (r, z, n), (r_v, z_v, n_v) = u.chunk(3, -1), v.chunk(3, -1)
+    n = torch.tanh(n + torch.sigmoid(r + r_v) * n_v)
+    return (n + torch.sigmoid(z + z_v) * (state[0] - n),)
+
+
+def _rnn(activation: Callable[[Tensor], Tensor]) -> Cell:
+    return lambda u, v, state: (activation(u + v),)
+
+
+def _cell(cell: Cell) -> Callable:
+    """As ``torch.lstm_cell`` and its kin."""
+
+    def run(
+        x: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+    ) -> Any:
+        state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        after = cell(F.linear(x, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
+        return after[0] if isinstance(hx, Tensor) else after
+
+    return run
+
+
+def _layers(cell: Cell) -> Callable:
+    """As ``torch.lstm`` and its kin, for sequences that are not packed."""
+
+    def run(
+        x: Tensor,
+        hx: Any,
+        weights: Sequence[Tensor],
+        biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[Tensor, ...]:
+        before = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        directions, time = 2 if bidirectional else 1, 1 if batch_first else 0
+        each = len(weights) // (num_layers * directions)
+        after: list[State] = []
+        for layer in range(num_layers):
+            if layer and dropout and train:
+                x = F.dropout(x, dropout, training=True)
+            outputs = []
+            for direction in range(directions):
+                number = layer * directions + direction
+                own = weights[number * each : (number + 1) * each]
+                state = tuple(part[number] for part in before)
+                output, state = _direction(cell, x, state, own, biases, time, backwards=direction == 1)
+                outputs.append(output)
+                after.append(state)
+            x = torch.cat(outputs, -1) if bidirectional else outputs[0]
+        return (x, *(torch.stack(parts) for parts in zip(*after, strict=True)))
+
+    return run
+
+
+def _direction(
+    cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], biases: bool, time: int, backwards: bool
+) -> tuple[Tensor, State]:
+    """One direction of one layer; ``weights`` are W_ih, W_hh, the biases if any, and an LSTM's projection."""
+    w_ih, w_hh, *rest = weights
+    b_ih, b_hh = (rest.pop(0), rest.pop(0)) if biases else (None, None)
+    u_all = F.linear(x, w_ih, b_ih)
+    if b_hh is not None and cell is not _gru:  # where the cell adds u and v, once is cheaper than at each t
+        u_all, b_hh = u_all + b_hh, None
+    steps = u_all.unbind(time)
+    outputs = []
+    for u in reversed(steps) if backwards else steps:
+        state = cell(u, F.linear(state[0], w_hh, b_hh), state)
+        if rest:
+            state = (F.linear(state[0], rest[0]), *state[1:])
+        outputs.append(state[0])
+    return torch.stack(outputs[::-1] if backwards else outputs, time), state
+
+
+_CELLS: dict[Callable, Callable] = {
+    torch.lstm_cell: _cell(_lstm),
+    torch.gru_cell: _cell(_gru),
+    torch.rnn_tanh_cell: _cell(_rnn(torch.tanh)),
+    torch.rnn_relu_cell: _cell(_rnn(torch.relu)),
+}
+
+
+_RECURRENT: dict[Callable, Callable] = _CELLS | {
+    torch.lstm: _layers(_lstm),
+    torch.gru: _layers(_gru),
+    torch.rnn_tanh: _layers(_rnn(torch.tanh)),
+    torch.rnn_relu: _layers(_rnn(torch.relu)),
+}
