@@ -320,7 +320,7 @@ MUTATIONS = (
     Mutation(
         "a draw may be released twice",
         "privacy/ledger/ledger.py",
-        (("        if not self._open[draw]:\n", "        if False:\n"),),
+        (("        if not self._state.unreleased[draw]:\n", "        if False:\n"),),
         ("tests/privacy/test_ledger.py::test_draws_are_checked",),
     ),
     Mutation(

@@ -31,6 +31,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -186,6 +187,27 @@ def _keys_of(history: Mapping[str, Any]) -> dict[str, list[tuple[int, bytes]]]:
 _STREAMS = "noise of the question"
 
 
+@dataclass
+class _State:
+    """Where a ledger stands; journal and checkpoint give it, and every draw and release moves it.
+
+    Attributes:
+        record: what the journal holds of the run.
+        others: what the journal's other runs cost, by name.
+        position: number of draws opened.
+        history: keys of the noise that later releases may use again.
+        ordinals: how many draws of a name were opened.
+        unreleased: draws opened here, and whether each may still be released.
+    """
+
+    record: RunRecord
+    others: dict[str, DpEvent]
+    position: int
+    history: NoiseHistory[bytes]
+    ordinals: dict[str, int]
+    unreleased: dict[Draw, bool]
+
+
 class Ledger:
     """Releases of one run, noised and booked.
 
@@ -234,29 +256,30 @@ class Ledger:
         hardened: bool = False,
         history: Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(position, bool) or not isinstance(position, int) or position < 0:
-            raise ValueError(
-                f"position must be a non-negative integer (the saved ledger.position), got {position!r}"
-            )
         self.plan = plan = plan.hardened() if hardened else plan
         self.budget = budget
         self.journal = Journal() if journal is None else journal
         self.secrets = Secrets() if secrets is None else secrets
-        self.position = position
         self.data_fingerprint = data_fingerprint
         self.kernels = kernels
         self.forbid_unproven = forbid_unproven
         self.noise = "grid" if hardened else plan.arithmetic
-        self._history: NoiseHistory[bytes] = NoiseHistory(_keys_of(history or {}))
         self.run = self.secrets.identity
-        self._open: dict[Draw, bool] = {}
         self._fingerprint = plan.fingerprint()
+        self._state = self._state_at(position, history or {})
+
+    def _state_at(self, position: int, history: Mapping[str, Any]) -> _State:
+        """The state at a place of the run, which begins if the journal does not hold it yet."""
+        if isinstance(position, bool) or not isinstance(position, int) or position < 0:
+            raise ValueError(
+                f"position must be a non-negative integer (the saved ledger.position), got {position!r}"
+            )
         # One lock from reading to booking: two runs that begin at once must see each other, or both would
         # spend what is left of the budget.
         with self.journal.locked():
             records = records_of(self.journal.entries())
             mine = records.pop(self.run, None)
-            self._others = events_of(records, plan.relation)
+            others = events_of(records, self.plan.relation)
             if position > 0 and (mine is None or position - 1 not in mine.draws):
                 raise JournalError(
                     f"the checkpoint has seen {position} draws of this run, and the journal does not hold "
@@ -264,36 +287,52 @@ class Ledger:
                     "from a copy, or start a new run and count the old one as spent in full"
                 )
             if mine is None:
-                # A plan is reserved while its run is open: a later run with a larger budget takes nothing
-                # away. What a closed run gave up it never takes again: others may have it by now.
-                check_budget(plan, self._others, budget)
-                began = RunEntry(
-                    run=self.run,
-                    plan=plan,
-                    data=data_fingerprint,
-                    private=self.secrets.is_private,
-                    noise=self.noise,
-                )
-                self.journal.append(began)
-                mine = RunRecord.begun(began)
+                mine = self._begun(others)
         if mine.noise != self.noise:
             raise LedgerError(
                 f"the journal holds this run with another noise than {self.noise!r}; a run keeps its noise"
             )
-        if mine.plan.fingerprint() != plan.fingerprint():
+        if mine.plan.fingerprint() != self._fingerprint:
             raise LedgerError(
                 "the journal holds this run with another plan; a run keeps its plan. Start a new run folder "
                 "(a new key, or another reproducible_seed) for the new plan: the old one stays charged"
             )
-        self.record = mine
-        self._ordinals: dict[str, int] = {}  # draw name -> how many draws of that name were opened
+        ordinals: dict[str, int] = {}
         for draw in mine.draws.values():
-            self._note_ordinal(draw.booked.name, draw.booked.ordinal)
+            # Void draws count too: a slot of an epoch that was drawn is not drawn again.
+            name, ordinal = draw.booked.name, draw.booked.ordinal
+            ordinals[name] = max(ordinals.get(name, 0), ordinal + 1)
+        return _State(mine, others, position, NoiseHistory(_keys_of(history)), ordinals, {})
+
+    def _begun(self, others: Mapping[str, DpEvent]) -> RunRecord:
+        """Book that the run begins: from here on its plan is reserved beside the other runs'."""
+        # A plan is reserved while its run is open: a later run with a larger budget takes nothing away. What
+        # a closed run gave up it never takes again: others may have it by now.
+        check_budget(self.plan, others, self.budget)
+        began = RunEntry(
+            run=self.run,
+            plan=self.plan,
+            data=self.data_fingerprint,
+            private=self.secrets.is_private,
+            noise=self.noise,
+        )
+        self.journal.append(began)
+        return RunRecord.begun(began)
+
+    @property
+    def record(self) -> RunRecord:
+        """What the run has booked."""
+        return self._state.record
+
+    @property
+    def position(self) -> int:
+        """Number of draws opened; for the checkpoint."""
+        return self._state.position
 
     @property
     def history(self) -> dict[str, list[tuple[int, str]]]:
         """Keys of the noise that later releases may use again; private, for the checkpoint."""
-        return {name: [(o, key.hex()) for o, key in rows] for name, rows in self._history.kept.items()}
+        return {name: [(o, key.hex()) for o, key in rows] for name, rows in self._state.history.kept.items()}
 
     # ---- opening draws
 
@@ -311,18 +350,19 @@ class Ledger:
             text = f"unique {os.urandom(32).hex()}"
         known = [_STREAMS, self._fingerprint, name, text, self.data_fingerprint, self.kernels]
         key = hashlib.sha256(json.dumps(known).encode()).hexdigest()
-        index, draws = self.position, self.record.draws
+        state = self._state
+        index, draws = state.position, state.record.draws
         # An index is taken by what is booked there, unless that is this very question. A void one stays
         # taken: its noise was ready for a question that was not repeated.
         while index in draws and (draws[index].void or draws[index].booked.digest != key):
             index += 1
         replayed = index in draws
         # A repeated draw keeps its ordinal, and with it its slot of an epoch.
-        ordinal = draws[index].booked.ordinal if replayed else self._ordinals.get(name, 0)
-        self._note_ordinal(name, ordinal)
-        self.position = index + 1
+        ordinal = draws[index].booked.ordinal if replayed else state.ordinals.get(name, 0)
+        state.ordinals[name] = max(state.ordinals.get(name, 0), ordinal + 1)
+        state.position = index + 1
         draw = Draw(name, index, ordinal, key, replayed, self.secrets.draw_secret(index, key))
-        self._open[draw] = True
+        state.unreleased[draw] = True
         return draw
 
     def sample(self, draw: Draw, num_records: int) -> torch.Tensor:
@@ -359,7 +399,7 @@ class Ledger:
             pattern = pattern_for(record.patterns, record.used, draw, frozenset(sums))
         bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
         answer = self._answer({name: bounded.value for name, bounded in sums.items()})
-        past = [self._history.before(names[0], draw.ordinal, m.memory) for m, names in groups]
+        past = [self._state.history.before(names[0], draw.ordinal, m.memory) for m, names in groups]
         asked = [m.question(keys) for (m, _), keys in zip(groups, past, strict=True)]
         joint = "+".join(filter(None, asked)) or None
         if pattern is None:
@@ -380,13 +420,13 @@ class Ledger:
             # From this line on it is charged, whatever happens.
             self.journal.append(entry)
             record.add(entry)
-        self._open[draw] = False  # before the noise: no second try with other sums if that fails
+        self._state.unreleased[draw] = False  # before the noise: no second try with other sums if that fails
         streams = self._streams(draw, draw.parameters, bounds, answer, joint)
         out: Sums = {}
         for (mechanism, members), keys in zip(groups, past, strict=True):
             out |= self._noised(mechanism, {name: sums[name] for name in members}, streams, keys)
             key = history_key(streams, members[0])
-            self._history.add(members[0], draw.ordinal, key, mechanism.memory)
+            self._state.history.add(members[0], draw.ordinal, key, mechanism.memory)
         return {name: out[name] for name in sums}
 
     def _answer(self, values: Mapping[str, Mapping[str, Private]]) -> str:
@@ -398,7 +438,7 @@ class Ledger:
         entry = VoidEntry(run=self.run, index=draw.index)
         self.journal.append(entry)
         self.record.add(entry)
-        self._open[draw] = False
+        self._state.unreleased[draw] = False
         raise ChangedQueryError(
             f"draw {draw.index} repeats a journaled release, but what would be released is not what it was: "
             "the loss, the data, the method or the machine's rounding changed since. The same noise would "
@@ -435,7 +475,7 @@ class Ledger:
         self._check_open()
         leaves = list(value.values()) if isinstance(value, Mapping) else [value]
         # Booked with its draws: their indices are taken then, and another question gets other records.
-        draws = {leaf.draw for leaf in leaves if isinstance(leaf, Private)} & self._open.keys()
+        draws = {leaf.draw for leaf in leaves if isinstance(leaf, Private)} & self._state.unreleased.keys()
         for draw in draws or {None}:
             booked = None if draw is None else BookedDraw.of(draw, self.data_fingerprint)
             entry = DisclosureEntry(run=self.run, hole=hole, draw=booked)
@@ -545,18 +585,7 @@ class Ledger:
 
         What was booked since is given again to the same question, with the same noise and without a charge.
         """
-        Ledger.__init__(  # by name: a subclass has other arguments, and what it notes stays
-            self,
-            self.plan,
-            self.budget,
-            self.journal,
-            self.secrets,
-            data_fingerprint=self.data_fingerprint,
-            kernels=self.kernels,
-            forbid_unproven=self.forbid_unproven,
-            hardened=self.noise == "grid",
-            **place,
-        )
+        self._state = self._state_at(place["position"], place["history"])
 
     # ---- what was spent
 
@@ -572,15 +601,15 @@ class Ledger:
         """
         if self.guarantee == "none":
             return math.inf
-        return spent_roughly(self.record, self._others, self._delta(delta))
+        return spent_roughly(self.record, self._state.others, self._delta(delta))
 
     def other_runs(self) -> dict[str, DpEvent]:
         """What the journal's other runs cost, by name, as they are now: some may have begun meanwhile."""
         entries = self.journal.entries()
         if entries:  # a journal that was closed gives nothing: what is known stays
             others = records_of(entry for entry in entries if entry.run != self.run)
-            self._others = events_of(others, self.plan.relation)
-        return self._others
+            self._state.others = events_of(others, self.plan.relation)
+        return self._state.others
 
     @property
     def releases_left(self) -> dict[str, int]:
@@ -603,9 +632,6 @@ class Ledger:
 
     # ---- inside
 
-    def _note_ordinal(self, name: str, ordinal: int) -> None:
-        self._ordinals[name] = max(self._ordinals.get(name, 0), ordinal + 1)
-
     def _check_open(self) -> None:
         if self.record.closed:
             raise PlanUsedUpError(
@@ -621,12 +647,12 @@ class Ledger:
     def _check_draw(self, draw: Draw) -> None:
         if not isinstance(draw, Draw):
             raise TypeError(f"draw must be a Draw from ledger.open(), got {type(draw).__name__}")
-        if draw not in self._open:
+        if draw not in self._state.unreleased:
             raise LedgerError(f"{draw} was not opened by this ledger; use ledger.open(name, parameters)")
 
     def _check_unreleased(self, draw: Draw) -> None:
         self._check_draw(draw)
-        if not self._open[draw]:
+        if not self._state.unreleased[draw]:
             raise LedgerError(
                 f"draw {draw.index} ({draw.name!r}) was released already; open a new draw for a new release"
             )
