@@ -21,9 +21,9 @@ from equipoise.audit.noise_checks import (
     echoes,
     noise_scale,
     pairs,
-    reach,
     repeats,
     same_scale,
+    sensitivity,
 )
 from equipoise.audit.rehearsal import Stage, Watching, open_stage
 from equipoise.methods import DPSGD, Abadi, Context, State
@@ -265,7 +265,7 @@ def _reach(planted: bool, seed: int) -> Check:
     ).run()
     ledger = stage.ledger
     assert isinstance(ledger, Watching)
-    return reach(ledger.transcript[0]["gradient"]["second.tables.0"].flatten(), NOISE, 1.0)
+    return sensitivity(ledger.transcript[0]["gradient"]["second.tables.0"].flatten(), NOISE, 1.0)
 
 
 def _same_scale(kind: type[DPSGD], planted: bool, seed: int, far: bool) -> Check:

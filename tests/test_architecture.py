@@ -208,13 +208,22 @@ def test_a_module_name_has_one_meaning() -> None:
     assert not {stem: names for stem, names in places.items() if len(names) > 1}
 
 
-def test_a_public_class_name_has_one_meaning() -> None:
-    """Recipes as published share the names of our methods: they are told apart by `equipoise.published`."""
+def public_names(kind: type[ast.stmt]) -> dict[str, list[str]]:
+    """Where public classes or functions of a name stand.
+
+    Recipes as published share the names of our methods: they are told apart by `equipoise.published`. A
+    command bears the name of what it does.
+    """
     places: dict[str, list[str]] = {}
     for name, path in named_modules(PACKAGE).items():
-        if ".methods.published" in name:
+        if ".methods.published" in name or name.startswith("equipoise.cli"):
             continue
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(name)
-    assert not {name: modules for name, modules in places.items() if len(modules) > 1}
+            if isinstance(node, kind) and not node.name.startswith("_"):  # type: ignore[attr-defined]
+                places.setdefault(node.name, []).append(name)  # type: ignore[attr-defined]
+    return places
+
+
+@pytest.mark.parametrize("kind", [ast.ClassDef, ast.FunctionDef])
+def test_a_public_name_has_one_meaning(kind: type[ast.stmt]) -> None:
+    assert not {name: modules for name, modules in public_names(kind).items() if len(modules) > 1}

@@ -16,7 +16,7 @@ from safetensors import torch as safetensors
 from targets import Target, begun_run, command, file_of, home, resume, with_file
 
 from equipoise.app import audit_run as auditing
-from equipoise.app.run_checks import read_settings
+from equipoise.app.run_checks import settings_of_run
 from equipoise.audit.canary_records import CANARIES_FILE, SCORES_FILE
 from reproduction.result_cache import ResultCache
 
@@ -33,7 +33,7 @@ def _audited_run() -> Path:
 
 
 def _audit(folder: Path) -> None:
-    found = auditing.audit_run(str(folder), read_settings(str(folder)))
+    found = auditing.audit_run(str(folder), settings_of_run(str(folder)))
     json.dumps(found, allow_nan=False)
 
 

@@ -16,7 +16,7 @@ from targets import GOOD_REQUEST, Target, client, command, file_of, home, signin
 
 from contrib.secure_sum import SecureClient, SecureExchange, SecureSum
 from equipoise.app.federation_folder import report_federation, verify_federation
-from equipoise.app.run_checks import check_federation_folder, read_settings
+from equipoise.app.run_checks import check_federation_folder, settings_of_run
 from equipoise.app.settings import FederationSettings
 from equipoise.federated import Refused, Reply, Request
 
@@ -49,7 +49,7 @@ def _look(folder: Path) -> None:
 
 def _settings(folder: Path) -> None:
     _look(folder)
-    read_settings(str(folder))
+    settings_of_run(str(folder))
     settings = FederationSettings.read(folder / "settings.json")
     settings.check()
     settings.command()

@@ -190,7 +190,7 @@ def _look(folder: Path) -> None:
 
 
 def _settled(folder: Path) -> None:
-    settings = saved.read_settings(str(folder))
+    settings = saved.settings_of_run(str(folder))
     settings.resolved("mlp-tanh")
     settings.command()
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equipoise.audit.noise_checks import batch_sizes, echoes, noise_scale, pairs, reach, repeats, same_scale
+from equipoise.audit.noise_checks import (
+    batch_sizes,
+    echoes,
+    noise_scale,
+    pairs,
+    repeats,
+    same_scale,
+    sensitivity,
+)
 from reproduction.planted_bugs import BUGS
 
 
@@ -47,8 +55,8 @@ def test_coordinates_that_repeat_and_reach_too_far():
     assert repeats(torch.randn(2, 5000, generator=rng)).passes
     assert not echoes(torch.cat([noise[0], noise[0]])).passes
     assert not echoes(torch.cat([noise[0], -noise[0, :1000]])).passes
-    assert reach(1.0 + noise.flatten(), 1.0, 1.0).passes
-    assert not reach(1.2 + noise.flatten(), 1.0, 1.0).passes
+    assert sensitivity(1.0 + noise.flatten(), 1.0, 1.0).passes
+    assert not sensitivity(1.2 + noise.flatten(), 1.0, 1.0).passes
 
 
 def test_sound_noise_has_no_echo():

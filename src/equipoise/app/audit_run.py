@@ -23,7 +23,7 @@ from equipoise.audit.roc import Roc, bound_on_roc, roc
 from equipoise.report import RunFolderError, read_run
 from equipoise.report.figures import Curve
 from equipoise.report.json_files import read_object
-from equipoise.statements.recompute import figure
+from equipoise.statements.recompute import finite_number
 from equipoise.training.run_folder import load_model
 
 __all__ = ["audit_run", "roc_curves", "save_roc_figure"]
@@ -80,7 +80,7 @@ def audit_run(folder: str, settings: Settings, confidence: float = 0.95) -> dict
             }
             for name, values in scores.items()
         },
-        "figure": str(figure),
+        "finite_number": str(figure),
     }
     out = Path(folder) / "private" / "audit.json"
     out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
@@ -96,7 +96,7 @@ def _read_scores(path: Path, count: int) -> np.ndarray:
         RunFolderError: the file holds something else.
     """
     values = read_object(path).get("scores")
-    numbers = [figure(value) for value in values] if isinstance(values, list) else []
+    numbers = [finite_number(value) for value in values] if isinstance(values, list) else []
     if len(numbers) != count or None in numbers:
         raise RunFolderError(f"{path} does not hold {count} scores. Restore it from a copy, or remove it.")
     return np.array(numbers, dtype=np.float64)

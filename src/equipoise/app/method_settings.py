@@ -20,7 +20,7 @@ from equipoise.methods.configuration import defaults
 from equipoise.methods.public_records import NeedsPublicRecords
 from equipoise.privacy import Budget, Sampling, epsilon
 from equipoise.privacy.ledger.run_record import compose_events, other_runs
-from equipoise.training.randomness import derive
+from equipoise.training.randomness import derive_seed
 
 __all__ = ["check_options", "make_method", "make_setting", "read_clip_norm"]
 
@@ -78,7 +78,7 @@ def make_setting(settings: Settings, sampling: Sampling, budget: Budget | None =
         budget=budget,
         relation=settings.neighbours(),
         other_runs=other_runs(settings.ledger, settings.neighbours()),
-        public_seed=derive(settings.seed, "plan"),
+        public_seed=derive_seed(settings.seed, "plan"),
     )
 
 

@@ -21,7 +21,7 @@ __all__ = [
     "check_own_code",
     "is_federation",
     "is_finished",
-    "read_settings",
+    "settings_of_run",
 ]
 
 
@@ -37,7 +37,7 @@ def is_federation(folder: str) -> bool:
     return (path / FEDERATION_FILE).is_file() and not (path / SETTINGS_FILE).is_file()
 
 
-def read_settings(folder: str) -> Settings:
+def settings_of_run(folder: str) -> Settings:
     """The settings that a run was started with; of a federation, those of its data, model and budget.
 
     Raises:

@@ -5,7 +5,7 @@ that never exceeds a limit there), and the limit beyond which it speaks of a fau
 
 ==============  ======================================================================================
 `noise_scale`   deviation of release minus raw sum, over what the plan says, from 1
-`reach`         how far the attacker's measured shift of a canary goes beyond its bound
+`sensitivity`   how far the attacker's measured shift of a canary goes beyond its bound
 `same_scale`    deviation of what leaves, with a record and without, over each other, from 1
 `repeats`       correlation of the noise of different releases
 `echoes`        correlation of the noise of one release with itself, moved along
@@ -31,9 +31,9 @@ __all__ = [
     "echoes",
     "noise_scale",
     "pairs",
-    "reach",
     "repeats",
     "same_scale",
+    "sensitivity",
 ]
 
 
@@ -79,7 +79,7 @@ def noise_scale(noise: Tensor, std: float) -> Check:
     return Check("noise scale", (mean_square - 1) * math.sqrt(n / 2))
 
 
-def reach(shifts: Tensor, noise_std: float, bound: float) -> Check:
+def sensitivity(shifts: Tensor, noise_std: float, bound: float) -> Check:
     """Does a record move the release further than its bound?
 
     Args:

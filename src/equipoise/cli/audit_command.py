@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise.app.run_checks import check_own_code, read_settings
+from equipoise.app.run_checks import check_own_code, settings_of_run
 from equipoise.app.settings import AuditSettings, Settings
 from equipoise.cli.audit_views import show_method, show_run, show_shadow, show_steps
 from equipoise.cli.screen import loading, open_console, quiet
@@ -128,7 +128,7 @@ def _audit_shadow(asked: AuditSettings, run_dir: str | None) -> dict[str, Any]:
 
 
 def _audit_run(asked: AuditSettings, folder: str) -> dict[str, Any]:
-    settings = read_settings(folder)
+    settings = settings_of_run(folder)
     check_own_code(folder, settings, data=asked.data, model=asked.model)
     settings = replace(settings, data_dir=asked.data_dir or settings.data_dir)
     with loading():

@@ -49,7 +49,7 @@ def _row(name: str) -> dict[str, Any]:
     """What there is to know of a method: its card, its recipes, its variants and its options."""
     from dataclasses import asdict
 
-    from equipoise.methods.configuration import choices, defaults, flat, nested_options
+    from equipoise.methods.configuration import choices, defaults, dotted, nested_options
     from equipoise.methods.registry import find, registered
 
     recipes = {"library": find(name)}
@@ -57,7 +57,7 @@ def _row(name: str) -> dict[str, Any]:
         recipes["as_published"] = find(name, "as_published")
     published = recipes.get("as_published")
     variants = {recipe: choices(kind, "variant") for recipe, kind in recipes.items()}
-    options = flat(defaults(recipes["library"]))
+    options = dotted(defaults(recipes["library"]))
     options.pop("public", None)
     return {
         "name": name,

@@ -78,10 +78,10 @@ def predict(
     run_dir: RunDir = None,
 ) -> None:
     """Use the model of a run on records and print its accuracy."""
-    from equipoise.app.run_checks import check_model_file, check_own_code, read_settings
+    from equipoise.app.run_checks import check_model_file, check_own_code, settings_of_run
 
     folder = chosen_folder(run, run_dir)
-    settings = read_settings(folder)
+    settings = settings_of_run(folder)
     settings = replace(settings, data=data or settings.data, data_dir=data_dir or settings.data_dir)
     check_own_code(folder, settings, data=data, model=model)
     check_model_file(folder)

@@ -85,10 +85,10 @@ def resume(
     run_dir: RunDir = None,
 ) -> None:
     """Go on with an interrupted run or federation."""
-    from equipoise.app.run_checks import check_own_code, is_federation, read_settings
+    from equipoise.app.run_checks import check_own_code, is_federation, settings_of_run
 
     folder = chosen_folder(run, run_dir)
-    settings = read_settings(folder)
+    settings = settings_of_run(folder)
     check_own_code(folder, settings, data=data, model=model, method=method)
     if is_federation(folder):
         if device is not None:

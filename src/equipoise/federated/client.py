@@ -33,7 +33,7 @@ from equipoise.federated.client_folder import (
     AnsweredQuery,
     BegunRound,
     Finished,
-    check_settings,
+    check_reopened,
     discard_unstarted,
     end_of,
     read_rounds,
@@ -148,7 +148,7 @@ class Client:
         self._training: LocalTraining | None = None
         self._end: Finished | None = None
         if run is not None and (run / "config.json").exists():
-            check_settings(
+            check_reopened(
                 run, budget=budget, sampling=sampling, local_steps=local_steps, settings=dict(settings)
             )
             self._end = end_of(run)

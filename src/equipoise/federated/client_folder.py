@@ -27,7 +27,7 @@ __all__ = [
     "BegunRound",
     "Finished",
     "LoggedRound",
-    "check_settings",
+    "check_reopened",
     "discard_unstarted",
     "end_of",
     "read_rounds",
@@ -200,7 +200,7 @@ def _started(folder: RunFolder) -> bool:
     return not only_heads or len({entry.run for entry in entries}) > 1
 
 
-def check_settings(
+def check_reopened(
     path: str | os.PathLike[str],
     *,
     budget: Budget | None,
@@ -219,7 +219,7 @@ def check_settings(
         ValueError: some differ; all of them are named with both values.
     """
     folder = RunFolder(path)
-    own_sampling, own_budget, own = rebuild(folder.read_config())
+    _, own_sampling, own_budget, own = rebuild(folder.read_config())
     pairs: dict[str, tuple[Any, Any]] = {"budget": (budget, own_budget), "sampling": (sampling, own_sampling)}
     for name in ("relation", "reproducible", "hardened", "ledger_file"):
         given = settings.get(name, getattr(TrainingSettings, name))

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from equipoise.methods.card import Card
-from equipoise.methods.configuration import field_types, plain, read_settings
+from equipoise.methods.configuration import as_json, field_types, read_settings
 from equipoise.privacy import calibrate
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ class Method(ABC):
 
     def config(self) -> dict[str, Any]:
         """The method as plain values: its name, its recipe and its fields."""
-        fields = {name: plain(getattr(self, name)) for name in field_types(type(self))}
+        fields = {name: as_json(getattr(self, name)) for name in field_types(type(self))}
         return {"name": self.name, "recipe": self.recipe, **fields}
 
     @classmethod

@@ -23,11 +23,11 @@ from equipoise.methods.public_records import PublicRecords, require_public
 
 __all__ = [
     "Option",
+    "as_json",
     "choices",
     "defaults",
+    "dotted",
     "field_types",
-    "flat",
-    "plain",
     "read_settings",
 ]
 
@@ -92,17 +92,17 @@ def defaults(cls: type) -> dict[str, Any]:
     if not field_types(cls):
         return {}
     return {
-        item.name: plain(item.default if item.default is not dataclasses.MISSING else None)
+        item.name: as_json(item.default if item.default is not dataclasses.MISSING else None)
         for item in dataclasses.fields(cls)
         if item.init
     }
 
 
-def flat(described: Mapping[str, Any]) -> dict[str, Any]:
+def dotted(described: Mapping[str, Any]) -> dict[str, Any]:
     """Plain settings by dotted names, as a command line takes them.
 
     Example:
-        >>> flat({"clip_norm": 0.1, "clip_rule": {"kind": "psac", "regulariser": 0.1}})
+        >>> dotted({"clip_norm": 0.1, "clip_rule": {"kind": "psac", "regulariser": 0.1}})
         {'clip_norm': 0.1, 'clip_rule': 'psac', 'clip_rule.regulariser': 0.1}
     """
     found: dict[str, Any] = {}
@@ -110,7 +110,7 @@ def flat(described: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             inner = dict(value)
             found[name] = inner.pop("kind", inner.pop("name", None))
-            found |= {f"{name}.{field}": item for field, item in flat(inner).items()}
+            found |= {f"{name}.{field}": item for field, item in dotted(inner).items()}
         else:
             found[name] = value
     return found
@@ -130,7 +130,7 @@ def choices(cls: type, name: str) -> tuple[str, ...]:
     words = [kind for family in families(hint) for kind in family.kinds()]
     if typing.get_origin(hint) is typing.Literal:
         words += typing.get_args(hint)
-    first = flat({name: defaults(cls)[name]})[name]
+    first = dotted({name: defaults(cls)[name]})[name]
     return tuple(dict.fromkeys([first, *words])) if first in words else tuple(words)
 
 
@@ -143,32 +143,32 @@ def nested_options(cls: type) -> dict[str, dict[str, dict[str, Any]]]:
         {'noise_inflation': 1.0}
     """
     return {
-        name: {kind: flat(defaults(chosen)) for family in found for kind, chosen in family.kinds().items()}
+        name: {kind: dotted(defaults(chosen)) for family in found for kind, chosen in family.kinds().items()}
         for name, hint in field_types(cls).items()
         if (found := families(hint))
     }
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """A value as JSON can hold it: an option becomes its kind and fields, a function only its name.
 
     Example:
         >>> from equipoise.methods.thresholds import Fixed
-        >>> plain(Fixed(0.5))
+        >>> as_json(Fixed(0.5))
         {'kind': 'fixed', 'clip_norm': 0.5}
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [as_json(item) for item in value]
     if isinstance(value, PublicRecords):
         return value.describe()
     if hasattr(value, "config"):
         return value.config()
     if isinstance(value, Option) and dataclasses.is_dataclass(value) and hasattr(value, "kind"):
-        fields = {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        fields = {item.name: as_json(getattr(value, item.name)) for item in dataclasses.fields(value)}
         return {"kind": value.kind} | fields
     return {"opaque": getattr(value, "__qualname__", type(value).__name__)}
 
@@ -180,7 +180,7 @@ class NotInFileError(ValueError):
 def read_settings(
     cls: type, words: Mapping[str, Any], public: PublicRecords | None = None, where: str = ""
 ) -> dict[str, Any]:
-    """The arguments of a dataclass from plain values: what `plain` gave, or the words of a command line.
+    """The arguments of a dataclass from plain values: what `as_json` gave, or the words of a command line.
 
     An option may be given by its kind alone, and its fields by dotted names; those that are not given are the
     default's where the kind is.

@@ -15,7 +15,16 @@ from equipoise._rounding import rounded_up
 from equipoise.privacy.errors import JournalError
 from equipoise.statements.statement import RECIPES, Statement, statement_schema
 
-__all__ = ["Finding", "compared", "delta_of", "differences", "figure", "message", "schema_misfit", "text_of"]
+__all__ = [
+    "Finding",
+    "compared",
+    "delta_of",
+    "differences",
+    "finite_number",
+    "message",
+    "schema_misfit",
+    "text_of",
+]
 
 
 # Keys of a statement that no journal holds.
@@ -172,7 +181,7 @@ def compared(statement: Mapping[str, Any], again: Statement, epsilon: Finding | 
 
 
 def _epsilon(statement: Mapping[str, Any], again: Statement, wrong: set[str]) -> Finding:
-    stated, found = figure(statement.get("epsilon")), figure(again.epsilon)
+    stated, found = finite_number(statement.get("epsilon")), finite_number(again.epsilon)
     at = f" at delta {again.delta:g}" if again.delta is not None else ""
     # Figures that agree are shown as everywhere else; a difference may lie behind the fourth digit.
     digits = 6 if "epsilon" in wrong else 4
@@ -181,7 +190,7 @@ def _epsilon(statement: Mapping[str, Any], again: Statement, wrong: set[str]) ->
     return Finding("epsilon", not wrong, detail + (f"; wrong: {', '.join(others)}" if others else ""))
 
 
-def figure(value: object) -> float | None:
+def finite_number(value: object) -> float | None:
     """A finite number of a file; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from equipoise.statements.recompute import figure
+from equipoise.statements.recompute import finite_number
 from equipoise.statements.statement import GUARANTEES
 
 __all__ = ["DISJOINT", "RESULT", "check_federation"]
@@ -35,7 +35,7 @@ def check_federation(values: Mapping[str, Any], statements: Mapping[str, Mapping
         if name in statements:
             own = statements[name]
             said = {
-                "epsilon": figure(own.get("epsilon")),
+                "epsilon": finite_number(own.get("epsilon")),
                 "guarantee": own.get("guarantee"),
                 "population": own["sampling"].get("population"),
             }

@@ -41,7 +41,7 @@ from equipoise.statements.recompute import (
     compared,
     delta_of,
     differences,
-    figure,
+    finite_number,
     message,
     text_of,
 )
@@ -204,7 +204,7 @@ def _check_holes(plan: PrivacyPlan, holes: Sequence[Hole]) -> None:
 
 def _epsilon_alone(statement: Mapping[str, Any], alone: Statement) -> Finding:
     """Of a run among others: what those cost is in the journal."""
-    stated, found = figure(statement.get("epsilon")), figure(alone.epsilon)
+    stated, found = finite_number(statement.get("epsilon")), finite_number(alone.epsilon)
     doubts = _doubts(statement, alone)
     detail = f"stated {text_of(stated, 4)}; this run alone costs {text_of(found, 4)}"
     detail += ", the others are in the journal" + (f"; wrong: {', '.join(doubts)}" if doubts else "")
@@ -246,5 +246,5 @@ def _doubts(statement: Mapping[str, Any], alone: Statement) -> list[str]:
 
 
 def _at_least(stated: object, cost: float | None) -> bool:
-    value = figure(stated)
+    value = finite_number(stated)
     return value is not None and cost is not None and value >= cost * (1 - SAME)

@@ -15,7 +15,7 @@ from equipoise.methods import Method, find
 from equipoise.methods.public_records import public_assumption, public_counts
 from equipoise.methods.registry import registered
 from equipoise.statements import Finding
-from equipoise.statements.recompute import MALFORMED, figure
+from equipoise.statements.recompute import MALFORMED, finite_number
 from equipoise.statements.statement import (
     ACCOUNTED_SEARCH,
     GUARANTEES,
@@ -236,12 +236,12 @@ def check_metrics(statement: Object, config: Object, rows: Sequence[Any]) -> lis
     if isinstance(total, int) and not (isinstance(last, int) and last <= total):
         wrong.append(f"the last step is {last!r} of {total}"[:80])
     wrong += _fewer_releases(statement, total, len(steps))
-    reported = [value for row in steps if (value := figure(row.get("epsilon"))) is not None]
-    stated = figure(statement.get("epsilon"))
+    reported = [value for row in steps if (value := finite_number(row.get("epsilon"))) is not None]
+    stated = finite_number(statement.get("epsilon"))
     # Other runs and a search change the figure after the steps were written down.
     no_others = not statement.get("other_runs") and statement.get("search") is None
     if reported and stated is not None:
-        at_end = figure(steps[-1].get("epsilon")) if last == total else None
+        at_end = finite_number(steps[-1].get("epsilon")) if last == total else None
         if no_others and max(reported) > reported[-1] * (1 + PROGRESS):
             wrong.append(f"an earlier epsilon, {max(reported):.4g}, is above the last, {reported[-1]:.4g}")
         if no_others and max(reported) > stated * (1 + PROGRESS):

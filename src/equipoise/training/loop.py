@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Self
@@ -41,11 +41,10 @@ from equipoise.training.metrics import MetricsLog, MetricWriter
 from equipoise.training.progress import progress_bar
 from equipoise.training.record_rows import moved
 from equipoise.training.run_folder import RunFolder, save_model
-from equipoise.training.run_ledger import SharedLedger, open_ledger, others_at_start, own_ledger
+from equipoise.training.run_ledger import open_ledger, others_at_start, own_ledger
 from equipoise.training.setup import (
     Begun,
     TrainingSettings,
-    TrainingSetup,
     prepare,
     rebuild,
     rebuild_method,
@@ -84,6 +83,20 @@ def catch_interrupt() -> Iterator[Interrupt]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _let_go(folder: RunFolder, begins: bool) -> None:
+    """Leave a folder in which no training came about; what a new one had put there goes."""
+    folder.unlock()
+    if begins:
+        folder.discard()
+
+
+def _give_up(ledger: Ledger, begins: bool) -> None:
+    """Close the ledger of a training that did not come about; a new one reserves nothing any more."""
+    if begins:
+        ledger.close()
+    ledger.journal.close()
 
 
 Evaluate = Callable[[nn.Module], "Mapping[str, float] | float"]
@@ -164,6 +177,7 @@ class PrivateTraining:
         allow_public_duplicates: bool = False,
         writers: Sequence[MetricWriter] = (),
         on_create: Callable[[Path], None] | None = None,
+        _begun: Begun | None = None,  # `resume` alone gives it
     ) -> None:
         settings = TrainingSettings(
             seed=seed,
@@ -177,26 +191,58 @@ class PrivateTraining:
             hardened=hardened,
             allow_public_duplicates=allow_public_duplicates,
         )
-        self._adopt(
-            prepare(
-                model,
-                optimizer,
-                loss=loss,
-                data=data,
-                sampling=sampling,
-                method=method,
-                budget=budget,
-                scheduler=scheduler,
-                settings=settings,
-                augmentation=augmentation,
-                device=device,
-                collate=collate,
-            )
+        self._setup = setup = prepare(
+            model,
+            optimizer,
+            loss=loss,
+            data=data,
+            sampling=sampling,
+            method=method,
+            budget=budget,
+            scheduler=scheduler,
+            settings=settings,
+            augmentation=augmentation,
+            device=device,
+            collate=collate,
+            begun=_begun,
         )
-        folder = RunFolder(run_dir) if run_dir is not None else None
-        if folder is not None:
-            self.processes.first(folder.create)
-        self._open(folder, writers, resume=False, on_create=on_create)
+        self.model, self.optimizer, self.scheduler = setup.model, setup.optimizer, setup.scheduler
+        self.sampling, self.method, self.budget = setup.sampling, setup.method, setup.budget
+        self.settings, self.parameters, self.device = setup.settings, setup.parameters, setup.device
+        self.processes, self.plan, self.engine = setup.processes, setup.plan, setup.rows.engine
+        self.method_plan = setup.method_plan
+        self._average = setup.average
+        self._evaluation: dict[str, float] = {}
+        # The next step needs a release of which the plan has none left.
+        self._plan_used_up = False
+        begins = _begun is None
+        self._state_is_tried = begins  # a loaded state may not fit: the first step shows it
+        self.folder = folder = RunFolder(run_dir) if run_dir is not None else None
+        # From here on the disk is written. Where the rest fails nothing was released, so nothing may stand in
+        # the way of another try.
+        with ExitStack() as undo:
+            if folder is not None:
+                if begins:
+                    self.processes.first(folder.create)
+                self.processes.first(folder.lock)
+                if self.processes.is_first:
+                    undo.callback(_let_go, folder, begins)
+            with self.processes.together():
+                place, done, state = ({}, 0, None) if begins else self._load_checkpoint()
+                if folder is not None and begins:
+                    self.processes.first(lambda: folder.write_config(self.config()))
+                self.ledger = open_ledger(
+                    setup, folder, place=place, resume=not begins, ledger_class=type(self).ledger_class
+                )
+                if self.processes.is_first:
+                    undo.callback(_give_up, own_ledger(self.ledger), begins)
+                self._steps = StepRunner(setup, self.ledger, done, state)
+                self._metrics = MetricsLog(setup, folder, writers, done)
+                if folder is not None and begins:
+                    if on_create is not None:
+                        self.processes.first(lambda: on_create(folder.path))
+                    self.save_checkpoint()
+            undo.pop_all()
 
     @classmethod
     def resume(
@@ -232,8 +278,8 @@ class PrivateTraining:
         """
         folder = RunFolder(run_dir)
         config = folder.read_config()
-        sampling, budget, settings = rebuild(config)
-        setup = prepare(
+        plan, sampling, budget, settings = rebuild(config)
+        return cls(
             model,
             optimizer,
             loss=loss,
@@ -242,76 +288,14 @@ class PrivateTraining:
             method=method or rebuild_method(config),
             budget=budget,
             scheduler=scheduler,
-            settings=settings,
+            run_dir=run_dir,
             augmentation=augmentation,
             device=device,
             collate=collate,
-            begun=Begun(config.get("plan"), lambda: others_at_start(folder, settings)),
+            writers=writers,
+            **settings.to_json(),
+            _begun=Begun(plan, lambda: others_at_start(folder, settings)),
         )
-        if setup.plan.fingerprint() != config.get("plan"):
-            raise ValueError(
-                f"the privacy plan differs from the one that run_dir={str(run_dir)!r} was started with: give "
-                "the same method and settings. Nothing was spent."
-            )
-        self = cls.__new__(cls)
-        self._adopt(setup)
-        self._open(folder, writers, resume=True)
-        return self
-
-    def _adopt(self, setup: TrainingSetup) -> None:
-        self._setup = setup
-        self.model, self.optimizer, self.scheduler = setup.model, setup.optimizer, setup.scheduler
-        self.sampling, self.method, self.budget = setup.sampling, setup.method, setup.budget
-        self.settings, self.parameters, self.device = setup.settings, setup.parameters, setup.device
-        self.processes, self.plan, self.engine = setup.processes, setup.plan, setup.rows.engine
-        self.method_plan = setup.method_plan
-        self._average = setup.average
-        self._evaluation: dict[str, float] = {}
-        # The next step needs a release of which the plan has none left.
-        self._plan_used_up = False
-
-    def _open(
-        self,
-        folder: RunFolder | None,
-        writers: Sequence[MetricWriter],
-        resume: bool,
-        on_create: Callable[[Path], None] | None = None,
-    ) -> None:
-        """Open the folder and the ledger; from here on the disk is written."""
-        setup, processes = self._setup, self.processes
-        self.folder = folder
-        self._resumed = resume  # until a step has shown that the loaded state fits
-        if folder is not None:
-            processes.first(folder.lock)
-        ledger: Ledger | SharedLedger | None = None
-        try:
-            with processes.together():
-                place, done, state = self._load_checkpoint() if resume else ({}, 0, None)
-                if folder is not None and not resume:
-                    processes.first(lambda: folder.write_config(self.config()))
-                make = type(self).ledger_class
-                self.ledger = ledger = open_ledger(
-                    setup, folder, place=place, resume=resume, ledger_class=make
-                )
-                self._steps = StepRunner(setup, ledger, done, state)
-                self._metrics = MetricsLog(setup, folder, writers, done)
-                if folder is not None and not resume:
-                    if on_create is not None:
-                        processes.first(lambda: on_create(folder.path))
-                    self.save_checkpoint()
-        except BaseException:
-            # Nothing was released, so nothing may stand in the way of another try.
-            if processes.is_first:
-                if ledger is not None:
-                    own = own_ledger(ledger)
-                    if not resume:
-                        own.close()  # it reserves nothing in a shared journal
-                    own.journal.close()
-                if folder is not None:
-                    folder.unlock()
-                    if not resume:
-                        folder.discard()
-            raise
 
     # ---- what it will do, and what it may claim
 
@@ -405,14 +389,14 @@ class PrivateTraining:
         try:
             outcome = self._steps.take()
         except (KeyError, AttributeError, TypeError, IndexError) as error:
-            if not self._resumed:
+            if self._state_is_tried:
                 raise
             raise CheckpointError(
                 f"the first step after resuming failed ({type(error).__name__}: {error}): the state in the "
                 "checkpoint is not what method and optimizer wrote, or the loss fails. Resume from a copy of "
                 "the checkpoint; the step is repeated with the noise it had."
             ) from error
-        self._resumed = False
+        self._state_is_tried = True
         return self._metrics.step(self.steps_done, outcome, self.ledger)
 
     # ---- the whole training

@@ -30,7 +30,7 @@ from equipoise.statements import (
     check_with_journal,
     statement_from_journal,
 )
-from equipoise.statements.recompute import MALFORMED, figure, message
+from equipoise.statements.recompute import MALFORMED, finite_number, message
 from equipoise.statements.sign import check_files, fingerprint, read_signature, sign_files, signing_key
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.consistency import check_assumptions, check_method, check_metrics, check_settings
@@ -111,7 +111,7 @@ def verify_run(
     return Verification(
         run_dir=str(run_dir),
         with_journal=journal is not None,
-        epsilon=figure(statement.get("epsilon")),
+        epsilon=finite_number(statement.get("epsilon")),
         signer=None if signature is None else fingerprint(signature.public_key),
         findings=(*findings, *found),
     )

@@ -20,18 +20,20 @@ import torch
 
 from equipoise.privacy import Draw, secret_generator
 
-__all__ = ["Randomness", "derive", "generator", "public_randomness", "replayed", "secret_randomness"]
+__all__ = ["Randomness", "derive_seed", "generator", "public_randomness", "replayed", "secret_randomness"]
 
 Randomness = Callable[[str], torch.Generator]
 """From what random numbers are for ("dropout", "augmentation") to a fresh CPU generator."""
 
 
-def derive(seed: int, *purpose: object) -> int:
+def derive_seed(seed: int, *purpose: object) -> int:
     """A 63-bit number that follows from the seed and the purpose.
 
     Example:
-        >>> derive(0, "dropout", 3, 1) == derive(0, "dropout", 3, 1) != derive(0, "dropout", 3, 2)
+        >>> derive_seed(0, "dropout", 3, 1) == derive_seed(0, "dropout", 3, 1)
         True
+        >>> derive_seed(0, "dropout", 3, 1) == derive_seed(0, "dropout", 3, 2)
+        False
     """
     text = "/".join(["equipoise", str(seed), *map(str, purpose)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
@@ -39,7 +41,7 @@ def derive(seed: int, *purpose: object) -> int:
 
 def generator(seed: int, *purpose: object) -> torch.Generator:
     """A CPU generator that follows from the seed and the purpose."""
-    return torch.Generator().manual_seed(derive(seed, *purpose))
+    return torch.Generator().manual_seed(derive_seed(seed, *purpose))
 
 
 def public_randomness(seed: int, *purpose: object) -> Randomness:

@@ -48,7 +48,7 @@ from equipoise.training.input_checks import (
 )
 from equipoise.training.memory_use import bytes_per_record, fitting, micro_batch_sizes
 from equipoise.training.moving_average import MovingAverage
-from equipoise.training.randomness import derive, public_randomness, replayed
+from equipoise.training.randomness import derive_seed, public_randomness, replayed
 from equipoise.training.record_rows import Preparation, RowSource, Source
 
 __all__ = [
@@ -145,16 +145,16 @@ def check_kinds(
         )
 
 
-def rebuild(config: Mapping[str, Any]) -> tuple[Sampling, Budget | None, TrainingSettings]:
-    """Sampling, budget and settings from a `config.json`.
+def rebuild(config: Mapping[str, Any]) -> tuple[str, Sampling, Budget | None, TrainingSettings]:
+    """Fingerprint of the plan, sampling, budget and settings from a `config.json`.
 
     Raises:
         ValueError: it was damaged or edited.
     """
-    with _whole("sampling, budget or settings"):
+    with _whole("plan, sampling, budget or settings"):
         sampling = sampling_from(config["sampling"])
         budget = None if config["budget"] is None else Budget(**config["budget"])
-        return sampling, budget, TrainingSettings(**config["settings"])
+        return config["plan"], sampling, budget, TrainingSettings(**config["settings"])
 
 
 def rebuild_method(
@@ -345,32 +345,36 @@ class Begun:
     """A run that goes on.
 
     Attributes:
-        plan: fingerprint of its plan; None for a run that begins.
+        plan: fingerprint of its plan.
         other_runs: gives what the other runs in its journal may have cost when it was planned, the likeliest
             first. Called on rank 0.
     """
 
-    plan: str | None
+    plan: str
     other_runs: Callable[[], Sequence[tuple[DpEvent, ...]]]
 
 
 def _plan_as_begun(
-    plan_beside: Callable[[tuple[DpEvent, ...]], Plan],
-    states: Sequence[tuple[DpEvent, ...]],
-    fingerprint: str | None,
+    plan_beside: Callable[[tuple[DpEvent, ...]], Plan], begun: Begun, processes: Processes
 ) -> Plan:
-    """The plan that has the fingerprint, beside one of these states of the other runs.
+    """The plan that a run had when it began, beside one of the states of the other runs in its journal.
 
-    Where none has it, or none is asked for, the plan beside the first of them.
+    Raises:
+        BudgetError, ValueError: no state gives that plan.
     """
-    for others in states if fingerprint is not None else ():
+    states = processes.first(begun.other_runs)
+    for others in states:
         try:
             plan = plan_beside(others)
         except (BudgetError, ValueError):
             continue  # another state may leave the budget that this one does not
-        if plan.releases.fingerprint() == fingerprint:
+        if plan.releases.fingerprint() == begun.plan:
             return plan
-    return plan_beside(states[0])
+    plan_beside(states[0])  # its own error says more, if it has one
+    raise ValueError(
+        "the privacy plan differs from the one that the run was started with: give the same method and "
+        "settings. Nothing was spent."
+    )
 
 
 #: How many micro-batch sizes are tried for one in which rows keep their bits.
@@ -425,8 +429,6 @@ def prepare(
         check_public(source, method, settings.allow_public_duplicates)
         untouched = copy_of(model, loss, place)
         example, probes = check_loss(model, loss, source, place)
-        begun = begun or Begun(None, lambda: [other_runs(settings.ledger_file, settings.relation)])
-        states = processes.first(begun.other_runs)
 
         def plan_beside(others: tuple[DpEvent, ...]) -> Plan:
             setting = Setting(
@@ -434,12 +436,17 @@ def prepare(
                 budget=budget,
                 relation=settings.relation,
                 other_runs=others,
-                public_seed=derive(settings.seed, "plan"),
+                public_seed=derive_seed(settings.seed, "plan"),
             )
             plan = method.plan(setting)
             return replace(plan, releases=plan.releases.hardened()) if settings.hardened else plan
 
-        method_plan = _plan_as_begun(plan_beside, states, begun.plan)
+        if begun is None:
+            method_plan = plan_beside(
+                processes.first(lambda: other_runs(settings.ledger_file, settings.relation))
+            )
+        else:
+            method_plan = _plan_as_begun(plan_beside, begun, processes)
         if settings.views > 1:
             loss = averaged_over_views(loss, settings.views)
             if untouched is not None:
@@ -452,7 +459,7 @@ def prepare(
         record_bytes = bytes_per_record(model, loss, prepared)
         mean, deviation = sampling.expected_size / processes.count, sampling.size_deviation / processes.count
         given = settings.micro_batch_size
-        if begun.plan is not None and given is not None:
+        if begun is not None and given is not None:
             sizes = [given]  # a run that goes on has its size: another would be another question
         elif given is None:
             most = fitting(record_bytes, sum(p.numel() for p in parameters.values()), place)

@@ -35,7 +35,7 @@ class StepReport:
     Attributes:
         step: number of steps done.
         learning_rate: of the first parameter group, as used.
-        clip_norm: bound of the first released sum.
+        clip_norm: bound of the first sum of its last release.
         noise_std: standard deviation of the noise on that sum.
         released_norm: norm of the estimate.
         noise_norm: expected norm of the estimate's noise, for comparison.

@@ -53,7 +53,7 @@ __all__ = [
     "ReleasedNorm",
     "Tracked",
     "distance_between",
-    "norm_of",
+    "public_norm",
 ]
 
 
@@ -279,7 +279,7 @@ class Constant(AnchorRule):
         return cap
 
 
-def norm_of(tensors: Mapping[str, Tensor]) -> float:
+def public_norm(tensors: Mapping[str, Tensor]) -> float:
     """The Euclidean norm of named public tensors, in float64."""
     squares = [value.detach().double().square().sum() for value in tensors.values()]
     return float(torch.stack([s.cpu() for s in squares]).sum().sqrt()) if squares else 0.0
@@ -290,4 +290,4 @@ def distance_between(x: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> float:
 
     Close floats subtract exactly, so nothing is lost when x nears w.
     """
-    return norm_of({name: value - w[name] for name, value in x.items()})
+    return public_norm({name: value - w[name] for name, value in x.items()})

@@ -35,7 +35,7 @@ from equipoise.methods.anchored.anchor_thresholds import (
     Quantile,
     Released,
     distance_between,
-    norm_of,
+    public_norm,
 )
 from equipoise.methods.anchored.anchored_method import AnchoredMethod
 from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, State
@@ -259,7 +259,7 @@ def _released(
     """A release as the threshold rules see it."""
     counts = [float(value) for value in sent.get(f"{name}_count", {}).values()]
     return Released(
-        norm=norm_of(mean),
+        norm=public_norm(mean),
         num_parameters=sum(value.numel() for value in mean.values()),
         noise_std=plan.releases[name].noise_multiplier * clip_norm / size,
         count=counts[0] if counts else None,
