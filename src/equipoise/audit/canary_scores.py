@@ -27,8 +27,8 @@ __all__ = ["Watched"]
 
 CANARIES = (
     "{count} made-up records (canaries), functions of the seed and of the test records alone, were put "
-    "beside the training records, each with probability 1/2 by a secret random choice of its own, "
-    "whoever the training records are"
+    "beside the training records, each with probability 1/2 by a secret random choice of its own, whoever "
+    "the training records are"
 )
 
 

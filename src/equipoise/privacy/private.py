@@ -221,11 +221,9 @@ def _argument(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: s
 
 
 _REMEDY = (
-    "Private values leave through the ledger alone: bound the quantity (clip, indicator, capped) "
-    "and pass it to "
-    "ledger.release(draw, {name: bounded}), or keep computing with Private tensors (torch.where, clamp, "
-    "comparisons "
-    "and sorting all work)."
+    "Private values leave through the ledger alone: bound the quantity (clip, indicator, capped) and pass it "
+    "to ledger.release(draw, {name: bounded}), or keep computing with Private tensors (torch.where, clamp, "
+    "comparisons and sorting all work)."
 )
 
 
