@@ -1,7 +1,7 @@
 """The one root finder: where a falling function comes down to zero.
 
-Budgets and certificates ask for the smallest noise that is enough, or the largest epsilon that is refuted:
-a monotone function crosses zero, and the answer must lie on a known side of the crossing. `crossing` grows a
+Budgets and certificates ask for the smallest noise that is enough, or the largest epsilon that is refuted. A
+monotone function crosses zero, and the answer must lie on a known side of the crossing. `crossing` grows a
 bracket from a first guess, lets `scipy.optimize.brentq` (Brent 1973) narrow it, and returns both sides.
 
 Rising functions are given with the opposite sign. A condition instead of a function (1.0 where it does not

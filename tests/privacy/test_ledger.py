@@ -608,7 +608,7 @@ def test_the_same_hash_with_other_sums_is_void_and_charged_anew(tmp_path):
     again = Ledger(PLAN, journal=Journal(journal), secrets=secrets)
     same = again.open("batch", "p0")
     assert same == Draw(draw.name, draw.index, draw.ordinal, draw.parameters, replayed=True)
-    with pytest.raises(ChangedQueryError, match="not what it was"):
+    with pytest.raises(ChangedQueryError, match="released has changed"):
         again.release(same, {"gradient": gradient(same, [4.0, 3.0])})
     fresh = again.open("batch", "p0")
     assert (fresh.index, fresh.replayed) == (draw.index + 1, False)

@@ -248,9 +248,9 @@ class Settings:
         if ":" in self.data and self.population is None:
             raise SettingsError(
                 "--population is missing. It sets the sampling rate and the divisor of the noised sums, so "
-                f"it must be a public number that you state: if it were counted from the records that "
-                f"{self.data!r} returns, adding one record would change it, and the privacy proof would not "
-                "hold. Give the published size of the set, or a round figure near it."
+                f"it must be a public number that you state. Counted from the records that {self.data!r} "
+                "returns, it would change with one record more, and the privacy proof would not hold. Give "
+                "the published size of the set, or a round figure near it."
             )
 
         if self.sampling == SUBSETS and self.relation == "add_or_remove_one":

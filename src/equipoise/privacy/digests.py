@@ -1,15 +1,15 @@
 """Digests of tensors: they tell whether a repeated step is the same step.
 
 The digest of a step is taken twice (what it depends on, and what it would release), over all parameters. So
-the keyed digest is Wegman and Carter's: the raw bytes go through a universal hash under a secret key, and
-what comes out goes, with names, types and shapes, through a keyed BLAKE2b,
+the keyed digest is Wegman and Carter's. The raw bytes go through a universal hash under a secret key. What
+comes out goes, with names, types and shapes, through a keyed BLAKE2b,
 
     BLAKE2b_k(description, GHASH_h(bytes)).
 
 GHASH is the polynomial hash of AES-GCM, for which processors have instructions (7 GB/s against BLAKE2b's 0.6
-on the machine it was chosen on). Two different values of L bytes get one digest with probability
-at most L / 2^131 over the key, and without the key a digest tells nothing of the value: BLAKE2b hides GHASH's
-result, which alone must not be shown.
+on the machine it was chosen on). Two different values of L bytes get one digest with probability at most L /
+2^131 over the key. Without the key a digest tells nothing of the value: BLAKE2b hides GHASH's result, which
+alone must not be shown.
 
 Source: Wegman and Carter 1981, "New hash functions and their use in authentication and set equality".
 """

@@ -1,7 +1,7 @@
 """Releases and plans: what will leave the private side, fixed before training from public constants alone.
 
 **Releases of one draw** are one vector-valued Gaussian query. Whitened by its own mechanism, sum j moves by
-at most s_j = 1 / z_j when one record enters or leaves, so the event is one Gaussian of multiplier
+at most s_j = 1 / z_j when one record enters or leaves. So the event is one Gaussian of multiplier
 
     z = (s_1^2 + s_2^2 + ...)^(-1/2)
 
@@ -9,11 +9,11 @@ taken on the draw's sampling.
 
 **Under replace-one** every sum may move by `replace_ratio` times its add-or-remove bound, to which the noise
 is scaled: z_j becomes z_j / replace_ratio_j. For Poisson sampling the ratio is always taken as 2. There the
-distance of either record from no record counts too, and a sum that a replaced record moves by its bound once
-is moved as far by a record that is there or not. With (z_1, z_2) = (1, 3) and ratios (2, 1) the multiplier
-(4 + 1/9)^(-1/2) = 0.493 would claim too little there; what is claimed is (4 + 4/9)^(-1/2) = 0.474.
+distance of either record from no record counts too. A sum that a replaced record moves by its bound once is
+moved as far by a record that is there or not. With (z_1, z_2) = (1, 3) and ratios (2, 1) the multiplier (4 +
+1/9)^(-1/2) = 0.493 would claim too little there. What is claimed is (4 + 4/9)^(-1/2) = 0.474.
 
-**Noise over steps** (a mechanism with `memory`) is no composition of draws: its event is one Gaussian for the
+**Noise over steps** (a mechanism with `memory`) is no composition of draws. Its event is one Gaussian for the
 whole run, of multiplier 1 / s, where s depends on how often a record takes part and at what separation.
 """
 
@@ -317,8 +317,8 @@ class PrivacyPlan:
         """
         if self.unproven:
             raise PlanError(
-                f"hardened=True covers proven releases, and the plan holds the unproven ones "
-                f"{[item.name for item in self.unproven]}, whose noise is floating point: take a method or a "
+                "hardened=True covers proven releases, and the plan holds the unproven ones "
+                f"{[item.name for item in self.unproven]}, whose noise is floating point. Take a method or a "
                 "recipe that is proven, or leave hardened out"
             )
         releases = [replace(release, mechanism=release.mechanism.on_grid()) for release in self.releases]

@@ -1,9 +1,9 @@
 """Private numbers: tensors that compute, and that only the ledger can read.
 
 A `Private` tensor holds a value computed from private records. Every tensor operation works on it and gives
-`Private` results. Everything that would carry the value out of the private side (`float`, `bool`, `if`,
-`item`, `numpy`, printing, pickling, writing into an ordinary tensor, shapes that depend on values) raises
-`PrivateError` and says how to release it.
+`Private` results. Everything that would carry the value out of the private side raises `PrivateError` and
+says how to release it: `float`, `bool`, `if`, `item`, `numpy`, printing, pickling, writing into an ordinary
+tensor, shapes that depend on values.
 
 The class is a wrapper subclass: the ordinary tensor object has no storage, and the value sits behind
 `__torch_dispatch__`, below every public entry of PyTorch. `torch.tensor(p)`, `p.data`,
@@ -12,11 +12,11 @@ the value. This guards against accidents. It does not guard against an adversary
 process: Python has no such wall.
 
 Provenance. A sum ``S = sum_i f(x_i)`` has the sensitivity of f only if f looks at one record. A mask such as
-``norms > norms.median()`` looks at all of them: a record that enters moves the median, and with it every
+``norms > norms.median()`` looks at all of them. A record that enters moves the median, and with it every
 other entry, so that no bound holds however the entries are capped. Therefore every `Private` tensor knows
-whether it is *by record*: entry i along the first axis was computed from record i and from public values.
-The statistics of `PrivateRows` (norms, losses, coordinates) start out so, and each operation decides whether
-its result still is:
+whether it is *by record*: entry i along the first axis was computed from record i and from public values. The
+statistics of `PrivateRows` (norms, losses, coordinates) start out so, and each operation decides whether its
+result still is:
 
 ======================================  =============================================================
 stays by record                         loses it
@@ -29,9 +29,9 @@ reductions, slices and new axes behind
 the first; products ``[B, K] @ public``
 ======================================  =============================================================
 
-Whatever is not in the left column loses the mark, and is refused where a bound needs it. The mark cannot
-tell two micro-batches of equal length of one draw apart; a query that carries a tensor from one micro-batch
-into the next must not mix them.
+Whatever is not in the left column loses the mark, and is refused where a bound needs it. The mark cannot tell
+two micro-batches of equal length of one draw apart. A query that carries a tensor from one micro-batch into
+the next must not mix them.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Draw:
         ordinal: how many draws of this name came before; epochs without amplification are cut by it.
         parameters: digest of everything that the released quantity depends on besides the records and the
             plan.
-        replayed: whether the journal already holds a release at this index for the same digest, so that the
-            same noise is given again and nothing is charged.
+        replayed: whether the journal already holds a release at this index for the same digest. Then the same
+            noise is given again and nothing is charged.
         secret: 32 secret bytes that key what else is random about each record of this draw: its dropout
             masks, its augmentation, its random labels. Public numbers would be tied to a record's place in
             the batch, which shifts when another record enters.
@@ -222,8 +222,8 @@ def _argument(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: s
 
 _REMEDY = (
     "Private values leave through the ledger alone: bound the quantity (clip, indicator, capped) and pass it "
-    "to ledger.release(draw, {name: bounded}), or keep computing with Private tensors (torch.where, clamp, "
-    "comparisons and sorting all work)."
+    "to ledger.release(draw, {name: bounded}). Or keep computing with Private tensors: torch.where, clamp, "
+    "comparisons and sorting all work."
 )
 
 

@@ -11,8 +11,8 @@
 number of records that are really there.
 
 `FixedEpochs` deals every record independently to one of the `round(population / batch_size)` draws of an
-epoch. The draw of one record does not depend on the presence of another, so given the deal of the others a
-record meets one Gaussian per epoch, under both relations. Consecutive slices of one permutation would not
+epoch. The draw of one record does not depend on the presence of another. So a record meets one Gaussian per
+epoch, under both relations, however the others are dealt. Consecutive slices of one permutation would not
 have this under add-or-remove.
 
 **Separation.** Noise over steps asks how far apart the draws of one record are (`min_separation`). An epoch

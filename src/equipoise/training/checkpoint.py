@@ -1,14 +1,14 @@
 """Checkpoints: the whole state of a training, written so that a crash at any moment loses nothing.
 
 A checkpoint is one file, `checkpoint/step-00000042.pt`: a `torch.save` of tensors, numbers, strings, lists
-and dicts, followed in a small JSON file beside it by its SHA-256. It is written under a temporary name,
+and dicts. Its SHA-256 lies in a small JSON file beside it. A checkpoint is written under a temporary name,
 flushed to the disk and renamed; the last two are kept. `load` takes the newest file whose checksum fits and
 falls back to the one before it; it never unpickles code (`weights_only=True`).
 
 The state is private: momentum buffers and the like are functions of releases, but the sampler's position
 and the ledger's are not for publication. The folder has mode 0700.
 
-The state of the user's pieces, for checkpoints: model, optimiser, scheduler.
+`collect_state` and `restore_state` see to what the user brought: model, optimiser, scheduler.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ class PrivateTraining:
         allow_public_duplicates: public records that equal private ones are those of other persons. Without
             it they are refused; with it the statement names the assumption.
         writers: further writers of publishable metrics, such as `CSVWriter`.
-        on_create: called with the run folder when it is there and before the first checkpoint: the moment to
-            put down what a resumed run will need.
+        on_create: called with the run folder before the first checkpoint is written: the moment to put down
+            what a resumed run will need.
 
     Attributes:
         ledger_class: what takes the releases; a subclass that audits a training names a ledger of its own.
@@ -376,7 +376,7 @@ class PrivateTraining:
         """Draw, release, move the parameters.
 
         After an error or an interrupt the next call repeats the step with the records and the noise that it
-        had, and nothing is charged again. If the parameters had moved already, the step counts as done.
+        had. Nothing is charged again. If the parameters had moved already, the step counts as done.
 
         Raises:
             RuntimeError: all planned steps are done.

@@ -1,7 +1,7 @@
 """What a training writes down while it runs: what may be published, and what may not.
 
-`metrics.jsonl` holds functions of releases and of public data (step, epsilon, learning rate, noise scale,
-norm of the released gradient, accuracy on public test data): whoever may see the model may see this file.
+`metrics.jsonl` holds functions of releases and of public data: step, epsilon, learning rate, noise scale,
+norm of the released gradient, accuracy on public test data. Whoever may see the model may see this file.
 `private/diagnostics.jsonl` holds numbers computed from the private records (training loss, size of the draw,
 records that are not finite): no guarantee covers them.
 

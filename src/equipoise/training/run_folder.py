@@ -162,8 +162,8 @@ def save_model(
 ) -> None:
     """Write all parameters and persistent buffers; tensors that share memory are written once.
 
-    Nothing else of the `state_dict`: what a module adds to it by itself (`get_extra_state`, hooks) is not
-    watched while it runs on private records, and may hold them.
+    Nothing else of the `state_dict`: what a module adds to it by itself (`get_extra_state`, hooks) may hold
+    private records, since nobody watches it while it runs on them.
 
     Args:
         model: any module.

@@ -8,9 +8,8 @@ A score that was computed, such as a norm, is not compared with a threshold t by
     h(s) = min(1, max(0, (s / t - 1 + a) / (2 a))),      a = 1/20, the half-width relative to t.
 
 Linear algebra rounds a record's norm differently in batches of different sizes. A step would turn a unit in
-the last place into a whole vote, for all records at once whose scores lie so near to t, so that a record more
-could move everybody's vote. The ramp carries a relative change d of a score to at most (1 + a) d / (2 a) =
-10.5 d.
+the last place into a whole vote, for all records whose scores lie so near to t. Then one record more could
+move everybody's vote. The ramp carries a relative change d of a score to at most (1 + a) d / (2 a) = 10.5 d.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ def clip_jointly(
 ) -> dict[str, Bounded]:
     """The sums S_j of all names in one contraction; their bounds are sup w_j.
 
-    Whatever the radial weights ask for, a record keeps to the whitened length 1 and to the sums' bounds: one
+    Whatever the radial weights ask for, a record keeps to the whitened length 1 and to the sums' bounds. One
     that would exceed them is made shorter in all sums alike.
 
-    With groups of parameters every group k is bounded on its own, at its share s_k of every length: a record
+    With groups of parameters every group k is bounded on its own, at its share s_k of every length. A record
     whose gradient has norm n in the group contributes s_k w_j(n / s_k). Its whitened length there is at most
-    s_k, and at most (sum_k s_k^2)^(1/2) = 1 over all groups, so that the same noise covers the whole.
+    s_k. Over all groups it is at most (sum_k s_k^2)^(1/2) = 1, so the same noise covers the whole.
 
     Args:
         rows: per-sample rows, B x P.

@@ -6,10 +6,10 @@ With rows g_i weighted to |w_i g_i| <= c over all blocks l of parameters togethe
     A_l = sum_i w_i^2 g_il (g_il^T X_l)           its action on orthonormal columns X_l
 
 One record moves all M_l together by at most c^2 in the Frobenius norm, since sum_l |g_l|^4 <= (sum_l
-|g_l|^2)^2, and a replaced one by sqrt(2) c^2, since |aa^T - bb^T|^2 = |a|^4 + |b|^4 - 2 (a.b)^2. The action
-is bounded record by record, sum_l |w g_l|^2 |w X_l^T g_l|^2 <= c^4, whatever X is. Noise that is added to
-all p_l x p_l entries of M_l and then symmetrised is the symmetric Gaussian mechanism of Dwork et al. 2014
-("Analyze Gauss").
+|g_l|^2)^2. A replaced record moves them by sqrt(2) c^2, since |aa^T - bb^T|^2 = |a|^4 + |b|^4 - 2 (a.b)^2.
+The action is bounded record by record, sum_l |w g_l|^2 |w X_l^T g_l|^2 <= c^4, whatever X is. Noise that is
+added to all p_l x p_l entries of M_l and then symmetrised is the symmetric Gaussian mechanism of Dwork et al.
+2014 ("Analyze Gauss").
 """
 
 from __future__ import annotations

@@ -3,25 +3,25 @@
 `Ledger.release` adds the noise to bounded sums and books their event in one call. A release is refused
 unless the plan holds it, its sums are within the planned bounds, and some of its number are left.
 
-**Order of a release**: check everything, write the journal line, add the noise, hand out. So a crash at any
-point leaves either no line and nothing out, or a line (a charge) whose release can be given again, with the
-same noise, to the same question.
+**Order of a release**: check everything, write the journal line, add the noise, hand out. So a crash leaves
+either no line and nothing out, or a line, which is a charge. Its release can be given again, with the same
+noise, to the same question.
 
-**Draws have indices.** A ledger that resumes at a saved position opens its draws again; an index whose
+**Draws have indices.** A ledger that resumes at a saved position opens its draws again. An index whose
 journal line has the same digest (plan, draw, parameters, data, kernels) is replayed: same records, same
 noise, no charge. Any other digest takes the next index that the journal does not hold, with fresh records and
 fresh noise, and is charged.
 
 **Noise follows the question.** A journal can be put back from an older copy, and nothing in it tells. So
-where the key is private, records follow the key, the index and that digest, and noise follows these and what
-is released (bounds and exact sums). Another question at an index that comes again gets noise, and records,
-that are independent of the first one's. What the lost journal had booked is not charged then.
+where the key is private, records follow the key, the index and that digest. Noise follows these and what is
+released (bounds and exact sums). Another question at an index that comes again gets noise, and records, that
+are independent of the first one's. What the lost journal had booked is not charged then.
 
 **Noise over steps.** A mechanism that uses earlier noise again gets the keys of the releases just before,
 which are this ledger's `history`. It is private, goes into the checkpoint beside `position`, and is given
-back on resuming. The digest of the keys is part of the question, so a ledger that was opened without its
-history takes other noise and does not mix the old one in another way. After a gap between draws (a void draw,
-or a changed question) the noise starts afresh.
+back on resuming. The digest of the keys is part of the question. So a ledger that was opened without its
+history takes other noise, and does not mix the old one in another way. After a gap between draws (a void
+draw, or a changed question) the noise starts afresh.
 """
 
 from __future__ import annotations
@@ -341,8 +341,8 @@ class Ledger:
 
         Args:
             name: draw name of the plan (or a new name, for unproven releases).
-            parameters: all that the releases of this draw depend on besides plan and records (model
-                parameters and method state): named tensors, a digest, or a callable that gives either.
+            parameters: all that the releases of this draw depend on besides plan and records: model
+                parameters and method state. Give named tensors, a digest, or a callable that gives either.
                 Without it a repeated step is always charged again.
         """
         text = as_digest(parameters, self.secrets.key)
@@ -382,9 +382,9 @@ class Ledger:
             {release name: {tensor name: noised tensor}}, float32 at least.
 
         Raises:
-            LedgerError: if the plan does not hold the releases, a bound is too large, the count has run out,
-                the run was closed, the draw is not open, a sum is not finite, or its noise is beyond the
-                range of its type. Nothing leaves and nothing is charged.
+            LedgerError: if the plan does not hold the releases or has none left, a bound is too large, the
+                run was closed, the draw is not open, a sum is not finite, or its type cannot carry the noise.
+                Nothing leaves and nothing is charged.
         """
         # Everything that can be refused is refused before the line is written: a charge is never taken back.
         sums = dict(sums)
@@ -440,10 +440,10 @@ class Ledger:
         self.record.add(entry)
         self._state.unreleased[draw] = False
         raise ChangedQueryError(
-            f"draw {draw.index} repeats a journaled release, but what would be released is not what it was: "
-            "the loss, the data, the method or the machine's rounding changed since. The same noise would "
-            "serve two questions, so nothing left. The draw is void; take the step again: it gets new "
-            "records and new noise and is charged"
+            f"draw {draw.index} repeats a journaled release, but what would be released has changed: by the "
+            "loss, the data, the method or the machine's rounding. The same noise would serve two questions, "
+            "so nothing left. The draw is void; take the step again: it gets new records and new noise and "
+            "is charged"
         )
 
     # Audits plant their bugs in the next two.
@@ -508,8 +508,8 @@ class Ledger:
             hole: what is not proved, in a sentence for the statement.
             through: public linear map applied to the noise before it is added (e.g. a projection).
             like: public tensors that give the shapes of the noise fed to `through`; default the value's.
-            worst_case_multiplier: std over a proved worst-case change of the value (under the plan's
-                relation, given all earlier releases, without amplification); with it the statement reports a
+            worst_case_multiplier: std over a proved worst-case change of the value, under the plan's
+                relation, given all earlier releases, without amplification. With it the statement reports a
                 worst-case epsilon.
         """
         self._unproven("release_unproven", hole)
@@ -562,7 +562,7 @@ class Ledger:
         """Whether the plan has releases left, or booked ones that are yet to be repeated, or none at all.
 
         A run that was resumed with other numbers (changed data, another machine) is charged again for the
-        steps that it repeats, so its plan can be used up before its last step.
+        steps that it repeats. So its plan can be used up before its last step.
         """
         left = self.releases_left
         return not left or any(left.values()) or self.position <= max(self.record.draws, default=-1)

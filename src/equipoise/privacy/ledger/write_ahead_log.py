@@ -102,8 +102,8 @@ class WriteAheadLog:
                     raise ValueError("not an object")
             except (ValueError, RecursionError) as error:
                 raise JournalError(
-                    f"line {number} of {self.path} is damaged ({error}): charges may be lost, so nothing "
-                    "more can be released under it; restore the file from a copy, or start anew and count "
+                    f"line {number} of {self.path} is damaged ({error}). Charges may be lost, so nothing "
+                    "more can be released under it. Restore the file from a copy, or start anew and count "
                     "the old run as spent in full"
                 ) from error
             out.append(row)

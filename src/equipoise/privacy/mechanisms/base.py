@@ -1,8 +1,8 @@
 """A mechanism: how sums of a draw get their noise, what that costs, and how it is undone in an audit.
 
 A release is y = x + n, where x is a bounded sum and n is normal noise of a known covariance. Whitening (the
-inverse of the covariance's factor) makes the noise independent and standard; what one record adds to the
-whitened release has some largest length s, and the release is a Gaussian mechanism of multiplier 1 / s.
+inverse of the covariance's factor) makes the noise independent and standard. What one record adds to the
+whitened release has some largest length s. The release is a Gaussian mechanism of multiplier 1 / s.
 Everything that the ledger, the accountant and the audits need follows from that:
 
 | asked by | member |
@@ -17,10 +17,10 @@ Everything that the ledger, the accountant and the audits need follows from that
 
 **Noise over steps.** A mechanism with `memory` m may use again the noise of up to m releases before. Noise is
 keyed by the whole question, so the ledger keeps the secret keys of the last m releases (`NoiseHistory`) and
-hands them over. It does so only while draw follows draw without a gap: after a draw that was opened and not
-released, a void draw, or another question at an index that the journal holds, the noise starts afresh. The
-keys are private state: they go into the checkpoint, and their digest is part of the next release's question,
-so that no noise is mixed in two ways.
+hands them over. It does so only while draw follows draw without a gap. After a draw that was opened and not
+released, a void draw, or another question at a booked index, the noise starts afresh. The keys are private
+state and go into the checkpoint. Their digest is part of the next release's question, so that no noise is
+mixed in two ways.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Exact normal noise on a grid of integers, for deployments that must resist floating-point attacks.
 
 Floating-point noise added to a floating-point sum has holes: some results can come from one data set and not
-from its neighbour, which an observer of exact bits can use (Mironov 2012). Here the sum is rounded to an
-integer number of grid units first, the noise is an exact sample of a normal number rounded down to integers,
-and only their integer sum leaves; making a float of it is post-processing. Since floor(s + X) = s + floor(X)
-for an integer s, a release is post-processing of the exact Gaussian mechanism on the rounded sums, and every
+from its neighbour. An observer of exact bits can use them (Mironov 2012). Here the sum is rounded to an
+integer number of grid units first. The noise is an exact sample of a normal number rounded down to integers.
+Only their integer sum leaves; making a float of it is post-processing. Since floor(s + X) = s + floor(X) for
+an integer s, a release is post-processing of the exact Gaussian mechanism on the rounded sums. So every
 accountant of this library holds for it as it stands. (A discrete Gaussian, Canonne, Kamath and Steinke 2020,
 has the same Renyi divergence in many dimensions, but no statement on its privacy loss distribution.)
 

@@ -89,9 +89,9 @@ class JointGaussian(Mechanism):
             )
         if not (np.diag(factor) > 0).all():
             raise ValueError(
-                f"cholesky has the diagonal {np.diag(factor).tolist()}, which must be above 0: a sum whose "
-                "noise follows from the others' is a function of theirs up to rounding, which would show; "
-                "release such sums once"
+                f"cholesky has the diagonal {np.diag(factor).tolist()}, which must be above 0. Otherwise the "
+                "noise of one sum follows from that of others, up to a rounding that would show. Release "
+                "such sums once"
             )
         object.__setattr__(self, "names", tuple(self.names))
         object.__setattr__(self, "cholesky", tuple(map(tuple, factor.tolist())))

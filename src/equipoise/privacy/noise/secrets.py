@@ -123,7 +123,7 @@ class Secrets:
     def bound(self, purpose: str, *question: object) -> str:
         """The purpose of a stream that serves this question alone.
 
-        With a public seed it is the purpose itself: reproducible runs that differ by rounding alone, in the
+        With a public seed it is the purpose itself. Reproducible runs that differ by rounding alone, in the
         size of micro-batches say, must agree, and nothing is private there.
 
         Args:

@@ -1,8 +1,8 @@
 """Normal noise from a keyed stream of random bits.
 
-On the CPU the bits are AES-256 in counter mode under a key of their own, so that no observer of any number of
-outputs can tell them from random bits or predict others (as far as AES holds), and Box and Muller's
-transform makes normals of pairs of them:
+On the CPU the bits are AES-256 in counter mode under a key of their own. As far as AES holds, no observer of
+any number of outputs can tell them from random bits or predict others. Box and Muller's transform makes
+normals of pairs of them:
 
     sqrt(-2 log u) cos(2 pi v),  sqrt(-2 log u) sin(2 pi v)
 
@@ -40,7 +40,7 @@ def carries(dtype: torch.dtype, std: float) -> bool:
     """Whether normal numbers of this standard deviation are as good in `dtype` as others.
 
     Too small, they reach the denormals before they are small beside `std`, and devices that flush these make
-    zeros of them; too large, their tail is infinite.
+    zeros of them. Too large, their tail is infinite.
 
     Example:
         >>> carries(torch.float32, 1e-30), carries(torch.float32, 1e-40), carries(torch.float64, 1e-40)
