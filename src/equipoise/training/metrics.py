@@ -106,20 +106,17 @@ class Diagnostics:
     """A JSON-lines file of private numbers (training loss, clip fraction, bad records). Never publish it.
 
     Args:
-        path: the file; None keeps nothing.
+        path: the file.
 
     Writing gives nothing back, so that a diagnostic cannot steer the run.
     """
 
-    def __init__(self, path: str | os.PathLike | None) -> None:
-        self.path = None if path is None else Path(path)
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append one line: the step and the values, scalars or short vectors."""
-        if self.path is None:
-            return
         row: dict[str, Any] = {"step": step}
         for name, value in values.items():
             row[name] = unwrap(value).detach().cpu().tolist() if isinstance(value, torch.Tensor) else value

@@ -173,7 +173,7 @@ def charge_search(
 
     The charge is computed from this run's plan. It covers the search only if no candidate's plan has a larger
     Renyi divergence at any order, which is yours to see to: the same epsilon at one delta is not enough.
-    TrainingSettings that leave sampling, noise multipliers and counts alone keep the same plan.
+    Settings that leave sampling, noise multipliers and counts alone keep the same plan.
 
     Args:
         run_dir: the folder of the chosen run, finished.
