@@ -105,13 +105,14 @@ class DPSGD(Method):
         return {"threshold": self.threshold.start()}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        threshold = self.threshold
         # C_t follows from earlier releases: one from this draw would be an un-noised statistic of it.
-        clip_norm = self.threshold.at(context.step, state["threshold"])
+        clip_norm = threshold.at(context.step, state["threshold"])
         groups, limits = self._groups(context.params, clip_norm)
 
         def sums(rows: PrivateRows, ids: Tensor) -> dict[str, Bounded]:
             out = {"gradient": clip(rows, self.clip_rule, limits, groups)}
-            if isinstance(self.threshold, ReleasedQuantile):
+            if isinstance(threshold, ReleasedQuantile):
                 # A record without a finite norm counts as above, and moves the count by 1/2 like any other.
                 below = soft_indicator(rows.row_norms(), clip_norm, "below")
                 out["below_threshold"] = centred_indicator(below)
@@ -119,7 +120,7 @@ class DPSGD(Method):
 
         draw = context.draw("batch")
         released = context.ledger.release(draw, draw.query(sums))
-        if isinstance(self.threshold, ReleasedQuantile):
+        if isinstance(threshold, ReleasedQuantile):
             (count,) = released["below_threshold"].values()
             state = self.learn(state, float(count), context.sampling.expected_size)
         # The expected size is public; dividing by the realised one would release it.

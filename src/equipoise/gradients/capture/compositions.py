@@ -11,7 +11,6 @@ steps. Packed sequences, and layers whose weights are frozen, stay kernels.
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["composition"]
+__all__ = ["COMPOSITIONS", "composition"]
 
 State = tuple[Tensor, ...]
 #: From u_t, v_t and the state before to the state after, whose first part is h_t.
@@ -29,10 +28,10 @@ Cell = Callable[[Tensor, Tensor, State], State]
 
 def composition(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable | None:
     """What to call in place of ``func`` to see what it consists of; None for what is called as it is."""
-    if func is F.multi_head_attention_forward:
-        return _opened(func)
-    found = _RECURRENT.get(func)
-    if found is None or kwargs or args[0].ndim != (2 if func in _CELLS else 3):
+    found = COMPOSITIONS.get(func)
+    if found is None or func is F.multi_head_attention_forward:
+        return found
+    if kwargs or args[0].ndim != (2 if func in _CELLS else 3):
         return None
     weights = args[2:] if func in _CELLS else args[2]
     # The weights of packed sequences come one place later.
@@ -41,9 +40,9 @@ def composition(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return found
 
 
-@functools.cache
-def _opened(func: types.FunctionType) -> Callable:
+def _opened(func: Callable) -> Callable:
     """``func`` with its own dispatch to modes switched off, so that the functions inside it are seen."""
+    assert isinstance(func, types.FunctionType)
     scope = {**func.__globals__}
     # What it asks before it hands itself to a mode as a whole.
     for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
@@ -144,7 +143,10 @@ _CELLS: dict[Callable, Callable] = {
 }
 
 
-_RECURRENT: dict[Callable, Callable] = _CELLS | {
+#: The functions that may be seen through, and what is called in their place.
+COMPOSITIONS: dict[Callable, Callable] = {
+    **_CELLS,
+    F.multi_head_attention_forward: _opened(F.multi_head_attention_forward),
     torch.lstm: _layers(_lstm),
     torch.gru: _layers(_gru),
     torch.rnn_tanh: _layers(_rnn(torch.tanh)),

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from equipoise._tree import leaves
-from equipoise.gradients.capture.compositions import composition
+from equipoise.gradients.capture.compositions import COMPOSITIONS, composition
 from equipoise.gradients.capture.expressions import Expression, derive, pull_back
 from equipoise.gradients.factors.base import Factor, merged
 from equipoise.gradients.rules import MATRIX_RULES
@@ -91,7 +91,7 @@ class Watch(TorchFunctionMode):
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        parts = composition(func, args, kwargs)
+        parts = composition(func, args, kwargs) if func in COMPOSITIONS else None
         if parts is not None:
             with self:  # a mode is off inside its own handler
                 return parts(*args, **kwargs)

@@ -224,7 +224,9 @@ class BilinearFactor(Factor):
 
     def _hold(self, a: Tensor, b: Tensor, dimensions: int) -> bool:
         """Keep inputs and output gradients, [B, uses, ...]; whether their sizes fit each other."""
-        a, b = (t.detach().unsqueeze(1) if t.ndim == dimensions - 1 else t.detach() for t in (a, b))
+        a, b = a.detach(), b.detach()
+        a = a.unsqueeze(1) if a.ndim == dimensions - 1 else a
+        b = b.unsqueeze(1) if b.ndim == dimensions - 1 else b
         if a.dtype != b.dtype:
             wide = torch.promote_types(a.dtype, b.dtype)
             a, b = a.to(wide), b.to(wide)
