@@ -670,6 +670,23 @@ def test_the_capture_is_that_of_a_held_out_mean():
     assert scaled.capture == pytest.approx(expected, rel=1e-9)
 
 
+def test_the_warning_does_not_judge_a_basis_by_what_it_leaves_out():
+    """V = U: records that are a basis capture nothing of each other, and all of the private gradients."""
+    directions = basis(40, 10)
+    inside = rows(50, 10, 4) @ directions
+    found = principal_subspace(DenseGradients({"w": directions}), [["w"]])
+    assert found.capture == pytest.approx(0, abs=1e-12)
+    assert found.understated
+    coordinates = found.subspace.coordinates(DenseGradients({"w": inside}))
+    torch.testing.assert_close(coordinates.norm(dim=1), inside.norm(dim=1))  # nothing is missed
+    with pytest.warns(UserWarning, match=r"captures 0.0% .*may capture more of the private gradients"):
+        train(over(eq.PCDPSGD, directions, noise_multiplier=1.0), inside, steps=1)
+    few = principal_subspace(DenseGradients({"w": rows(100, 400)}), [["w"]], 10)
+    assert not few.understated
+    with pytest.warns(UserWarning, match="DP-SGD is likely the better method"):
+        train(over(eq.PCDPSGD, rows(100, 400), dimension=10, noise_multiplier=1.0), rows(20, 400, 2), steps=1)
+
+
 def test_energy_takes_the_fewest_columns_that_capture_it():
     data = rows(40, 30) * torch.linspace(3, 0.01, 30).double() + 1
     shares = [principal_subspace(DenseGradients({"w": data}), [["w"]], k).capture for k in range(1, 31)]
@@ -692,7 +709,7 @@ def test_a_poor_subspace_warns():
         with pytest.raises(UserWarning, match="DP-SGD is likely the better method"):
             moved(
                 eq.PCDPSGD(
-                    source=PublicSubspace(PublicRecords(rows(10, 200, seed=1))),
+                    source=PublicSubspace(PublicRecords(rows(10, 200, seed=1)), dimension=5),
                     noise_multiplier=1.0,
                 ),
                 rows(12, 200),

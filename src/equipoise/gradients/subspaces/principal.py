@@ -59,11 +59,14 @@ class PrincipalSubspace:
         capture: share of the squared norm of a held-out mean gradient that the subspace of the other rows
             captures, in [0, 1]; None where it was not asked for or too few rows are there.
         short: blocks whose rank was below what was asked for: their first parameter and the rank.
+        understated: whether the subspace holds directions that the measure of `capture` had to leave out,
+            since it has nearly as many columns as there are rows.
     """
 
     subspace: BlockSubspace
     capture: float | None
     short: dict[str, int]
+    understated: bool = False
 
     def orthonormal(self) -> PrincipalSubspace:
         """The same, with columns that are held and orthonormal."""
@@ -157,7 +160,8 @@ def principal_subspace(
         held += sum(tensor.numel() for tensor in columns.values())
         names = tuple(name for name in group if name not in columns)
         blocks.append(Block(weights.shape[1], columns, names, weights if names else None))
-    return PrincipalSubspace(BlockSubspace(G.shapes, blocks, G), capture, short)
+    understated = any(limit > G.num_records - _held_out(G.num_records) for limit in limits)
+    return PrincipalSubspace(BlockSubspace(G.shapes, blocks, G), capture, short, understated)
 
 
 def _size(G: FactoredGradients, group: Sequence[str]) -> int:
@@ -214,7 +218,7 @@ def _leading(gram: Tensor, k: int, rtol: float) -> Tensor:
 def _captured(grams: list[Tensor], limits: list[int], rtol: float, scale: Tensor) -> Tensor | None:
     """Share of a held-out mean gradient in the leading k directions of the other rows, for k = 1, 2, ..."""
     m = len(scale)
-    out = max(1, round(HELD_OUT * m))
+    out = _held_out(m)
     if m < 5:
         return None
     # The last rows: which they are is as good as random, since public records come in no order.
@@ -230,6 +234,11 @@ def _captured(grams: list[Tensor], limits: list[int], rtol: float, scale: Tensor
             captured[len(part) :] += part[-1]
         total += float(mean @ gram[rest, rest] @ mean)
     return (captured / total).clamp(max=1) if total > 0 else None
+
+
+def _held_out(m: int) -> int:
+    """How many of m rows are left out to measure the capture."""
+    return max(1, round(HELD_OUT * m))
 
 
 def _held_names(

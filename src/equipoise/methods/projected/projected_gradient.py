@@ -137,7 +137,7 @@ class ProjectedGradient(Method, ABC):
         into, self._last_built.subspace = self._last_built.subspace, None
         found = self.subspace.build(context, key, into, self.orthonormal)
         self._last_built.key, self._last_built.subspace = key, found.subspace
-        warn_of_capture(found.capture)
+        warn_of_capture(found)
         return {**state, "key": key, "refreshes": state["refreshes"] + 1, "capture": found.capture}
 
     def _built(self, context: Context, state: State) -> BlockSubspace:

@@ -290,13 +290,26 @@ class PublicSubspace(RefreshedSource):
         return self.records.drawn(self.batch_size, context.public_rng(key["step"])), self._size(1)
 
 
-def warn_of_capture(capture: float | None) -> None:
+def warn_of_capture(found: PrincipalSubspace) -> None:
     """Warn where the subspace misses more of a held-out public gradient than projecting can win back."""
-    if capture is not None and capture < ENOUGH:
+    if found.capture is None or found.capture >= ENOUGH:
+        return
+    measured = f"the subspace captures {found.capture:.1%} of the squared norm of a held-out public gradient"
+    remedy = "Give more public records, a larger dimension, or normalise=True"
+    if found.understated:
+        # Public records that are a basis of the right directions give 0% here, and the best results.
         warnings.warn(
-            f"the subspace captures {capture:.1%} of the squared norm of a held-out public gradient, less "
-            f"than {ENOUGH:.0%}: what it misses is a bias that no step removes, and DP-SGD is likely the "
-            "better method. Give more public records, a larger dimension, or normalise=True",
+            f"{measured}, measured without the directions of the held-out records. The subspace in use holds "
+            "these too, so it may capture more of the private gradients, and nobody can say how much from so "
+            "few public records. Where private gradients are as far from the public ones as these are from "
+            f"each other, the bias of what is missed makes DP-SGD the better method: try both. {remedy}",
+            stacklevel=2,
+        )
+    else:
+        warnings.warn(
+            f"{measured}, less than {ENOUGH:.0%}: what it misses is a bias that no step removes, and DP-SGD "
+            "is likely the better method, unless the private gradients lie in the subspace better than the "
+            f"public ones. {remedy}",
             stacklevel=2,
         )
 
