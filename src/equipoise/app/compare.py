@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from equipoise._files import make_folder
 from equipoise._version import __version__
 from equipoise.app.build import accuracy, assemble, build_training, load_data
 from equipoise.app.contenders import Comparison, Contender
@@ -158,7 +159,7 @@ class _Bench:
             rate = resolved.learning_rate
             assert rate is not None
             self.grids.append(tuple(comparison.learning_rates or tuning_grid(rate, comparison.trials)))
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder, "run_dir")
         trials = sum(map(len, self.grids)) if comparison.trials > 1 else 0
         self._total = trials + comparison.seeds * len(comparison.entries)
         self._done = 0

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
+from equipoise._files import make_folder
 from equipoise.app.federation_folder import read_result
 from equipoise.app.federation_setup import ClientMaker, Federation, federation
 from equipoise.app.option_checks import delta_warning
@@ -78,7 +79,7 @@ def _train(text: str, maker: ClientMaker, path: Path, console: Console) -> tuple
     if not (path / FEDERATION_FILE).exists():
         with console.status("calibrating the noise"):
             made.rehearse()  # settings that cannot be used begin no folder
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path, "run_dir")
     write_atomically(path / FEDERATION_FILE, text.encode())
     _introduce(made, console)
     with _progress(made, console) as on_round:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -95,9 +96,9 @@ def check_new_folder(folder: str) -> None:
     """Refuse to begin a training in a folder that holds one.
 
     Raises:
-        RunFolderError: saying how to go on with it.
+        RunFolderError: saying how to go on with it; or that the folder cannot be made.
     """
-    path = Path(folder)
+    path = _usable(folder)
     begun = ("config.json", "private/journal.jsonl", SETTINGS_FILE, FEDERATION_FILE)
     if any((path / name).exists() for name in begun):
         raise RunFolderError(
@@ -106,13 +107,32 @@ def check_new_folder(folder: str) -> None:
         )
 
 
+def _usable(folder: str) -> Path:
+    """The path of a folder that can be made or written to.
+
+    Raises:
+        RunFolderError: it cannot be.
+    """
+    path = Path(folder)
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise RunFolderError(f"--run-dir {folder!r}: {str(there)!r} is a file. Name a new folder.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RunFolderError(
+            f"--run-dir {folder!r}: you may not write to {str(there)!r}. Name a folder of your own, or have "
+            "its permissions changed."
+        )
+    return path
+
+
 def check_federation_folder(settings: FederationSettings, folder: str) -> None:
     """See that a folder is continued with the settings that it was begun with.
 
     Raises:
         SettingsError: the folder holds another federation, or something else.
+        RunFolderError: it cannot be made.
     """
-    path = Path(folder)
+    path = _usable(folder)
     kept = path / FEDERATION_FILE
     if kept.is_file():
         old = FederationSettings.read(kept)

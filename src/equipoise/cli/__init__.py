@@ -14,12 +14,16 @@ A command is a function in a file of this folder, imported here and named in `CO
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from equipoise._files import explained
 from equipoise._version import __version__
 from equipoise.cli.audit_command import audit
 from equipoise.cli.calibrate_command import calibrate
@@ -100,7 +104,7 @@ def run_app(
     except Exception as error:
         if not is_taught(error, packages):
             raise
-        return fail(_words(error, chosen), as_json, 2, name)
+        return fail(_words(error, chosen, words), as_json, 2, name)
     return int(code or 0)
 
 
@@ -119,6 +123,21 @@ def is_taught(error: Exception, packages: tuple[str, ...] = ("equipoise",)) -> b
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith(packages)
 
 
+def _place(error: OSError, words: list[str]) -> str:
+    """The option that led to the file which the system refused, or the file itself.
+
+    >>> _place(OSError(28, "No space left on device", "a/metrics.jsonl"), ["train", "--run-dir", "a"])
+    "--run-dir 'a'"
+    """
+    if not isinstance(error.filename, str | bytes):
+        return "a file could not be read or written"
+    file = Path(os.fsdecode(error.filename))
+    for option, value in pairwise(words):
+        if option.startswith("--") and file.absolute().is_relative_to(Path(value).absolute()):
+            return f"{option} {value!r}"
+    return repr(str(file))
+
+
 def _said_once(message: str) -> str:
     """Both the parser and the parser below it may append the same suggestion.
 
@@ -129,8 +148,11 @@ def _said_once(message: str) -> str:
     return before + question + rest.split(" Did you mean ")[0]
 
 
-def _words(error: Exception, chosen: typer.Typer) -> str:
+def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
     from equipoise.app.option_checks import in_option_words
+
+    if isinstance(error, OSError):
+        error = explained(error, _place(error, words))
 
     # typer's parser errors have a message of their own; their classes moved between its versions
     message = getattr(error, "format_message", None)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from equipoise._files import make_folder
 from equipoise.app.option_checks import check_choice, delta_warning
 from equipoise.app.settings import CalibrationSettings
 from equipoise.cli.screen import emit, loading, open_console, quiet
@@ -38,8 +38,9 @@ def calibrate(
     with open_console(True).status("computing epsilon" if asks_epsilon else "calibrating the noise"):
         found = answer(asked)
     if run_dir is not None:
-        Path(run_dir).mkdir(parents=True, exist_ok=True)
-        (Path(run_dir) / "calibration.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        (make_folder(run_dir, "run_dir") / "calibration.json").write_text(
+            json.dumps(found, indent=2) + "\n", encoding="utf-8"
+        )
     if json_output:
         emit(found)
         return

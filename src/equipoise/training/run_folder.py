@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import nn
 
+from equipoise._files import explained, make_folder
 from equipoise.report.json_files import RunFolderError, read_file, read_object
 from equipoise.training.checkpoint import Checkpoints, write_atomically
 
@@ -56,19 +57,20 @@ class RunFolder:
 
         Raises:
             FileExistsError: it holds a run already.
-            NotADirectoryError: the path is a file.
+            OSError: the folder cannot be made; the message says why and what to do.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise NotADirectoryError(f"run_dir={str(self.path)!r} is a file; name a new folder")
+        make_folder(self.path, "run_dir")
         if self.config.exists() or self.journal.exists() or self.checkpoints.steps():
             raise FileExistsError(
                 f"run_dir={str(self.path)!r} holds a run already. Go on with it by "
                 "PrivateTraining.resume(run_dir, ...), or name a new folder; what the old run spent stays "
                 "spent."
             )
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.private.mkdir(exist_ok=True, mode=0o700)
-        self.private.chmod(0o700)
+        try:
+            self.private.mkdir(exist_ok=True, mode=0o700)
+            self.private.chmod(0o700)
+        except OSError as error:
+            raise explained(error, f"run_dir={str(self.path)!r}") from error
 
     def lock(self) -> None:
         """Keep other processes off this run until this one ends: two would give the same noise twice.

@@ -1,0 +1,60 @@
+"""What the operating system refused, in words that say what to do about it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+__all__ = ["explained", "make_folder"]
+
+
+_NO_FOLDER = "there is no such folder, or a part of the path is a file; name a place in a folder that exists"
+_NO_PERMISSION = "you may not write there; name a folder of your own, or have its permissions changed"
+_FULL = "no space is left on the device; free some, or name a folder on another one"
+_REMEDIES = {
+    errno.ENOENT: _NO_FOLDER,
+    errno.ENOTDIR: _NO_FOLDER,
+    errno.EEXIST: "a file of that name is there; name a new folder",
+    errno.EISDIR: "it is a folder; name a file",
+    errno.EACCES: _NO_PERMISSION,
+    errno.EPERM: _NO_PERMISSION,
+    errno.EROFS: "its device can only be read; name a folder on another one",
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+}
+
+
+def explained(error: OSError, what: str) -> OSError:
+    """The error with what was meant, the reason and the remedy; one that has words of its own as it is.
+
+    Args:
+        error: as the system raised it.
+        what: the argument or option and its value, such as ``run_dir='runs/a'``.
+
+    Example:
+        >>> print(explained(PermissionError(errno.EACCES, "Permission denied", "/x/y"), "run_dir='/x/y'"))
+        run_dir='/x/y': you may not write there; name a folder of your own, or have its permissions changed
+    """
+    if error.errno is None:
+        return error
+    reason = _REMEDIES.get(error.errno, error.strerror or "the operating system refused it")
+    return type(error)(f"{what}: {reason}")
+
+
+def make_folder(path: str | os.PathLike[str], argument: str) -> Path:
+    """Make a folder, and those that it lies in, where it is not there yet.
+
+    Args:
+        path: of the folder.
+        argument: that names it, for messages.
+
+    Raises:
+        OSError: it cannot be made; the message names argument, path, reason and remedy.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explained(error, f"{argument}={str(path)!r}") from error
+    return folder

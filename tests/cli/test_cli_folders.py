@@ -1,0 +1,69 @@
+"""A folder that cannot be used: the option, the reason and the remedy, before anything is spent."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from equipoise.training.run_folder import RunFolder
+
+COMMANDS = {
+    "train": "train --data digits --subset 200 --batch-size 50 --epochs 1",
+    "federate": "federate --data digits --subset 200 --clients 2 --rounds 1 --local-steps 1",
+    "calibrate": "calibrate --population 1000 --batch-size 1000 --steps 1 --noise-multiplier 20",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("inside", ["", "/sub"])
+def test_a_file_in_the_place_of_the_folder(equipoise, tmp_path, command, inside):
+    (tmp_path / "taken").write_text("mine")
+    place = f"{tmp_path / 'taken'}{inside}"
+    found = equipoise(command, "--run-dir", place)
+    assert found.code == 2
+    said = " ".join(found.err.split())
+    assert f"--run-dir '{place}'" in said
+    assert re.search("[Nn]ame a (new folder|place in a folder that exists)", said)
+    assert "Errno" not in said
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["train", "federate"])
+def test_a_folder_that_may_not_be_written_to(equipoise, tmp_path, monkeypatch, command):
+    """Root, as which tests may run, has every permission: the refusal is made up."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    found = equipoise(COMMANDS[command], "--run-dir", tmp_path / "new")
+    assert found.code == 2
+    said = " ".join(found.err.split())
+    assert f"--run-dir '{tmp_path}/new': you may not write to '{tmp_path}'. Name a folder of your own" in said
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EACCES, "you may not write there; name a folder of your own"),
+        (errno.EROFS, "its device can only be read"),
+        (errno.ENOSPC, "no space is left on the device; free some"),
+    ],
+)
+def test_what_the_system_refuses_names_argument_and_remedy(tmp_path, monkeypatch, number, words):
+    def refused(self, *args, **kwargs):
+        raise OSError(number, os.strerror(number), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(OSError, match=f"^run_dir='{tmp_path}/new': {words}"):
+        RunFolder(tmp_path / "new").create()
+
+
+def test_a_disk_that_is_full_later_is_told_by_the_option(equipoise, tmp_path, monkeypatch):
+    def full(self, *args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    found = equipoise(COMMANDS["calibrate"], "--run-dir", tmp_path / "run")
+    assert found.code == 2
+    assert f"--run-dir '{tmp_path}/run': no space is left on the device" in " ".join(found.err.split())
