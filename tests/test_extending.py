@@ -101,9 +101,13 @@ class Smooth(ClipRule):
 '''
     place = copy.folder / path
     place.write_text(place.read_text(encoding="utf-8") + rule, encoding="utf-8")
+    line = "from equipoise.methods.clip_rules import ClipRule as ClipRule\n"
+    added = "from equipoise.methods.clip_rules import Smooth as Smooth\n"
+    copy.edit("src/equipoise/methods/__init__.pyi", (line, line + added))
     (copy.folder / "tests" / "test_added.py").write_text(
         """from equipoise import DPSGD
-from equipoise.methods.clip_rules import ClipRule, Smooth
+from equipoise.methods import Smooth
+from equipoise.methods.clip_rules import ClipRule
 
 
 def test_it():
@@ -111,9 +115,8 @@ def test_it():
     assert DPSGD.from_config({"name": "dp-sgd", "clip_rule": "smooth"}).clip_rule == Smooth()
 """
     )
-    copy.check(
-        "clip rule", "tests/methods/test_clip_rules.py", "tests/test_added.py", "-k", "names or it or Laws"
-    )
+    tests = ("tests/methods/test_clip_rules.py", "tests/test_added.py", "tests/methods/test_options.py")
+    copy.check("clip rule", *tests, "-k", "names or it or Laws or mooth")
 
 
 def test_a_method(copy: Copy) -> None:
@@ -169,8 +172,14 @@ class HalfStep(DPSGD):
     copy.write("docs/methods/half-step.md", page.replace("RandomSparsification", "HalfStep"))
     line = "      - rsdp: methods/rsdp.md\n"
     copy.edit("mkdocs.yml", (line, line + "      - half-step: methods/half-step.md\n"))
+    line = "| [rsdp](rsdp.md) | DP-SGD on a fresh random part of the coordinates at every step |\n"
+    added = "| [half-step](half-step.md) | DP-SGD whose estimate is halved |\n"
+    copy.edit("docs/methods/index.md", (line, line + added))
+    line = "from equipoise.methods.dp_sgd import DPSGD as DPSGD\n"
+    added = "from equipoise.methods.half_step import HalfStep as HalfStep\n"
+    copy.edit("src/equipoise/methods/__init__.pyi", (line, line + added))
     laws = ("tests/methods/test_laws.py", "tests/docs/test_pages.py", "tests/audit/test_mechanism_audits.py")
-    copy.check("method", *laws, "-k", "half or every_method")
+    copy.check("method", *laws, "tests/methods/test_options.py", "-k", "half or every_method")
 
 
 def test_a_mechanism(copy: Copy) -> None:

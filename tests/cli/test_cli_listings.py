@@ -31,15 +31,31 @@ def test_one_method_and_an_unknown_one(equipoise):
 
 def test_a_method_lists_its_recipes_variants_and_options_with_their_defaults(equipoise):
     out = " ".join(equipoise("methods dc-dpsgd").out.split())
-    assert "--recipe library (default), as-published" in out
-    assert "library: per_sample (default), two_channel, top_share; as-published: alg1 (default), code" in out
+    assert "--recipe library (default), as_published" in out
+    assert "library: per_sample (default), two_channel, top_share; as_published: alg1 (default), code" in out
     assert "tail_threshold=adaptive" in out
     assert "body_clip_norm" in out
-    assert "variant per_sample; two_channel (tail_weight=1.0); top_share" in out
+    assert "two_channel: The records whose score is above tau; tail and body apart, as one release." in out
+    assert "tail_weight=1.0: in [0, 1], of the tail's sum in the update." in out
     plain = equipoise("methods rsdp").out
     assert "--recipe" not in plain
     assert "--variant" not in plain
     assert "drop_rate=0.3" in plain
+
+
+def test_every_option_is_explained(equipoise):
+    """By the docstring of its class, which is the one place where it is written down."""
+    for row in equipoise("methods --json").value["methods"]:
+        assert row["meanings"].keys() == row["options"].keys()
+        unexplained = [name for name, text in row["meanings"].items() if not text]
+        for option, kinds in row["kinds"].items():
+            for kind, found in kinds.items():
+                fields = row["options_of_kinds"][option][kind]
+                unexplained += [f"{option}={kind}" for _ in range(not found["summary"])]
+                unexplained += [f"{option}={kind}.{name}" for name in fields if not found["meanings"][name]]
+        assert unexplained == [], row["name"]
+    out = " ".join(equipoise("methods dp-c4").out.split())
+    assert "schedule.period m >= 1; by default half the anchor batch" in out
 
 
 def test_the_listed_options_are_the_fields(equipoise):

@@ -73,6 +73,12 @@ def test_every_method_has_a_page():
     assert pages == set(METHODS)
 
 
+def test_the_list_of_methods_names_every_method():
+    text = (DOCS / "methods" / "index.md").read_text(encoding="utf-8")
+    table = text[text.index("## All of them") : text.index("## As published")]
+    assert sorted(re.findall(r"^\| \[(\S+)\]\(\1\.md\) \|", table, re.M)) == sorted(METHODS)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_page_of_a_method_says_when_to_use_it(name):
     text = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")

@@ -31,6 +31,12 @@ def test_an_option_is_within_reach_and_its_kind_agrees_with_its_name(kind, optio
     assert set(kind.split("_")) <= set(words) or kind.replace("_", "") == option.__name__.lower()
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_within_reach(name):
+    """By the stub of the room, which is what `equipoise.methods` holds."""
+    assert getattr(eq.methods, find(name).__name__) is find(name)
+
+
 @pytest.mark.parametrize("word", ["top_share", "top-share", "Top-Share"])
 def test_words_are_taken_however_they_are_spelt(word):
     made = eq.DCDPSGD.from_config({"name": "dc-dpsgd", "variant": word})

@@ -49,7 +49,14 @@ def _row(name: str) -> dict[str, Any]:
     """What there is to know of a method: its card, its recipes, its variants and its options."""
     from dataclasses import asdict
 
-    from equipoise.methods.configuration import choices, defaults, dotted, nested_options
+    from equipoise.methods.configuration import (
+        choices,
+        defaults,
+        dotted,
+        kinds_explained,
+        meanings,
+        nested_options,
+    )
     from equipoise.methods.registry import find, registered
 
     recipes = {"library": find(name)}
@@ -66,5 +73,9 @@ def _row(name: str) -> dict[str, Any]:
         "recipes": list(recipes),
         "variants": {recipe: words for recipe, words in variants.items() if words},
         "options": options,
+        "meanings": {
+            option: text for option, text in meanings(recipes["library"]).items() if option in options
+        },
         "options_of_kinds": nested_options(recipes["library"]),
+        "kinds": kinds_explained(recipes["library"]),
     }

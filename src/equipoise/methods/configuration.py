@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,8 @@ __all__ = [
     "defaults",
     "dotted",
     "field_types",
+    "kinds_explained",
+    "meanings",
     "read_settings",
 ]
 
@@ -132,6 +135,73 @@ def choices(cls: type, name: str) -> tuple[str, ...]:
         words += typing.get_args(hint)
     first = dotted({name: defaults(cls)[name]})[name]
     return tuple(dict.fromkeys([first, *words])) if first in words else tuple(words)
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """What each field of a dataclass means, by dotted names: its entry under "Args" of the docstring.
+
+    An entry that only points to another class ("as for ...") gives way to that of a base class.
+
+    Example:
+        >>> from equipoise.methods.clip_rules import PSAC
+        >>> meanings(PSAC)
+        {'regulariser': 'r > 0.'}
+    """
+    entries: dict[str, str] = {}
+    for base in cls.__mro__:
+        for name, text in _documented(vars(base).get("__doc__") or "").items():
+            if name not in entries or entries[name].startswith(("as ", "see ")):
+                entries[name] = text
+    found = {}
+    for name in field_types(cls):
+        found[name] = entries.get(name, "").replace("`", "")
+        default = next(item.default for item in dataclasses.fields(cls) if item.name == name)
+        if hasattr(default, "recipe"):  # a method inside
+            found[f"{name}.recipe"] = "library, or as_published for what its paper printed."
+        if hasattr(default, "recipe") or isinstance(default, Option):
+            found |= {f"{name}.{inner}": text for inner, text in meanings(type(default)).items()}
+    return found
+
+
+def _documented(docstring: str) -> dict[str, str]:
+    """The entries under "Args" and "Attributes" of a docstring, by name."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    inside = False
+    for line in inspect.cleandoc(docstring).splitlines():
+        if not line.startswith(" ") and line:
+            inside, names = line in ("Args:", "Attributes:"), []
+        elif inside and (entry := re.fullmatch(r" {4}(\w+(?:, \w+)*): +(.*)", line)):
+            names = entry[1].split(", ")
+            found |= dict.fromkeys(names, entry[2])
+        elif inside and line:
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+    return found
+
+
+def kinds_explained(cls: type) -> dict[str, dict[str, dict[str, Any]]]:
+    """Option by option, the kinds that it may have, each with its summary and what its fields mean.
+
+    Example:
+        >>> from equipoise.methods.feedback.dice_sgd import DiceSGD
+        >>> list(kinds_explained(DiceSGD)["variant"]["joint"]["meanings"])
+        ['noise_inflation']
+    """
+    return {
+        name: {
+            kind: {"summary": _summary(chosen), "meanings": meanings(chosen)}
+            for family in found
+            for kind, chosen in family.kinds().items()
+        }
+        for name, hint in field_types(cls).items()
+        if (found := families(hint))
+    }
+
+
+def _summary(cls: type) -> str:
+    """The first paragraph of a docstring, on one line."""
+    first = inspect.cleandoc(vars(cls).get("__doc__") or "").split("\n\n")[0]
+    return " ".join(first.split()).replace("`", "")
 
 
 def nested_options(cls: type) -> dict[str, dict[str, dict[str, Any]]]:

@@ -64,6 +64,9 @@ class Threshold(Option, ABC):
 class Fixed(Threshold):
     """The same clip norm at every step.
 
+    Args:
+        clip_norm: C > 0.
+
     Example:
         >>> Fixed(0.1).at(7, 0.1)
         0.1
@@ -115,6 +118,11 @@ class ExponentialDecay(Threshold):
 class LinearDecay(Threshold):
     """The schedule that goes straight from C at step 0 to `final` at the last of `steps` steps, then stays.
 
+    Args:
+        clip_norm: C > 0.
+        final: clip norm of the last step, > 0.
+        steps: how many steps the way takes.
+
     Example:
         >>> [LinearDecay(1.0, final=0.5, steps=3).at(t, 1.0) for t in range(4)]
         [1.0, 0.75, 0.5, 0.5]
@@ -141,6 +149,9 @@ class Schedule(Threshold):
     """Any public schedule: a function from the step (0, 1, ...) to the clip norm, fixed before the training.
 
     The function must depend on the step alone; it is asked again after a resume and must answer the same.
+
+    Args:
+        function: from the step to the clip norm.
 
     Example:
         >>> Schedule(lambda step: 1.0 / (1 + step)).at(3, 1.0)

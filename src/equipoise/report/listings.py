@@ -37,8 +37,8 @@ def methods_listing(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
 
     Args:
         methods: rows with the fields of `equipoise.methods.card.Card`, the `name`, the `variants` of each
-            recipe, the `options` with their defaults, and those of every kind of an option
-            (`options_of_kinds`).
+            recipe, the `options` with their defaults and `meanings`, and those of every kind of an option
+            (`options_of_kinds`, `kinds`).
     """
     from rich.console import Group
     from rich.padding import Padding
@@ -76,39 +76,78 @@ def _settings(method: Mapping[str, Any]) -> dict[str, str]:
     >>> variants = {"library": ("one", "two"), "as_published": ("two",)}
     >>> options = {"variant": None, "clip_norm": 1.0, "dimension": None}
     >>> row = {"recipes": ["library", "as_published"], "options": options, "variants": variants}
-    >>> _settings(row | {"options_of_kinds": {}})
-    {'--recipe': 'library (default), as-published', '--variant': 'library: one (default), two; \
-as-published: two (default)', '--option': 'clip_norm=1.0, dimension (by default it follows from the rest)'}
+    >>> row |= {"meanings": {"clip_norm": "C > 0."}, "options_of_kinds": {}}
+    >>> for line in _settings(row).items():
+    ...     print(*line, sep=": ")
+    --recipe: library (default), as_published
+    --variant: library: one (default), two; as_published: two (default)
+    --option: NAME=VALUE, with these names and defaults
+    clip_norm=1.0: C > 0.
+    dimension: By default it follows from the rest.
     """
     options = dict(method["options"])
     out: dict[str, str] = {}
     if "as_published" in method["recipes"]:
-        out["--recipe"] = "library (default), as-published"
+        out["--recipe"] = "library (default), as_published"
     if method["variants"]:
         parts = [
-            f"{recipe.replace('_', '-')}: {first} (default)" + "".join(f", {other}" for other in others)
+            f"{recipe}: {first} (default)" + "".join(f", {other}" for other in others)
             for recipe, (first, *others) in method["variants"].items()
         ]
         out["--variant"] = "; ".join(parts)
     options.pop("variant", None)
-    valued = [f"{name}={value}" for name, value in options.items() if value is not None]
-    free = [name for name, value in options.items() if value is None]
-    rest = f"{', '.join(free)} (by default {'it follows' if len(free) == 1 else 'they follow'} from the rest)"
-    out["--option"] = ", ".join([*valued, *([rest] if free else [])]) or "none"
+    out["--option"] = "NAME=VALUE, with these names and defaults" if options else "none"
+    for name, value in options.items():
+        text = str(method["meanings"].get(name, ""))
+        out[name if value is None else f"{name}={value}"] = _sentence(text) or (
+            "By default it follows from the rest." if value is None else ""
+        )
     for option, kinds in method["options_of_kinds"].items():
         if len(kinds) > 1:
-            out[option] = "; ".join(_kind(kind, fields) for kind, fields in kinds.items())
+            explained = method["kinds"][option]
+            known = {
+                name.removeprefix(f"{option}."): text
+                for name, text in method["meanings"].items()
+                if name.startswith(f"{option}.")
+            }
+            out[f"{option}: kinds"] = "\n".join(
+                _kind(kind, fields, explained[kind], known) for kind, fields in kinds.items()
+            )
     return out
 
 
-def _kind(kind: str, fields: Mapping[str, Any]) -> str:
-    """A kind of an option with its own fields.
+def _sentence(text: str) -> str:
+    """The text with a capital letter, where it begins with a word and not with a symbol.
 
-    >>> _kind("top_share", {}), _kind("joint", {"noise_inflation": 1.0, "limit": None})
-    ('top_share', 'joint (noise_inflation=1.0, limit)')
+    >>> _sentence("weighs the rows"), _sentence("c_1 > 0"), _sentence("")
+    ('Weighs the rows', 'c_1 > 0', '')
     """
-    given = ", ".join(name if value is None else f"{name}={value}" for name, value in fields.items())
-    return f"{kind} ({given})" if given else kind
+    word = text.partition(" ")[0]
+    return text[0].upper() + text[1:] if len(word) > 1 and word.isalpha() else text
+
+
+def _kind(
+    kind: str, fields: Mapping[str, Any], explained: Mapping[str, Any], known: Mapping[str, str]
+) -> str:
+    """A kind of an option: what it is, and its own fields; those that were explained before in brackets.
+
+    >>> _kind("top_share", {}, {"summary": "The highest scores.", "meanings": {}}, {})
+    'top_share: The highest scores.'
+    >>> meanings = {"limit": "above 0", "rate": "of the steps"}
+    >>> joint = {"summary": "Together.", "meanings": meanings}
+    >>> print(_kind("joint", {"limit": 1.0, "rate": None}, joint, {"limit": "above 0"}))
+    joint (limit=1.0): Together.
+      rate: of the steps
+    """
+    brackets, lines = [], []
+    for name, value in fields.items():
+        said, meaning = name if value is None else f"{name}={value}", explained["meanings"].get(name, "")
+        if meaning == known.get(name):
+            brackets.append(said)
+        else:
+            lines.append(f"  {said}: {meaning}")
+    head = f"{kind} ({', '.join(brackets)})" if brackets else kind
+    return "\n".join([f"{head}: {explained['summary']}", *lines])
 
 
 def _badge(guarantee: str) -> Any:

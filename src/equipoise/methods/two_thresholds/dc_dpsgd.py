@@ -164,7 +164,11 @@ class NullTail(TailThreshold):
 
 @dataclass(frozen=True)
 class FixedTail(TailThreshold):
-    """A public number of at least 0; infinity for no tail at all."""
+    """A public number.
+
+    Args:
+        value: at least 0; infinity for no tail at all.
+    """
 
     kind: ClassVar[str] = "fixed"
     value: float
