@@ -26,6 +26,8 @@ CASES = [
     (FullBatch(1000, 50), 1.0, 1e-5, "replace_one"),
     (FixedEpochs(100, 1000, 30), 8.0, 1e-5, "add_or_remove_one"),
     pytest.param(WithoutReplacement(50, 1000, 20), 2.0, 1e-5, "replace_one", marks=pytest.mark.slow),
+    # below what the coarse accountant can tell from zero
+    (Poisson(256, 60_000, 2), 1e-6, 1e-5, "add_or_remove_one"),
 ]
 
 
@@ -72,6 +74,16 @@ def test_out_of_reach_teaches():
         calibrate(plan, Budget(1.0, 1e-5))
     with pytest.raises(BudgetError, match="protects nothing"):
         calibrate_noise_multiplier(FullBatch(10, 1), Budget(1e9, 1e-5))
+
+
+def test_noise_that_jumps_over_the_budget_is_told():
+    def plan(scale):
+        return PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0 if scale < 5 else 10.0))], FullBatch(10, 1))
+
+    with pytest.raises(
+        BudgetError, match=r"at scale 5\S* the plan's epsilon falls from 4\.\d+ to 0\.3\d+ at once"
+    ):
+        calibrate(plan, Budget(1.0, 1e-5))
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (1, 0), (1, 1), (float("inf"), 1e-5)])
