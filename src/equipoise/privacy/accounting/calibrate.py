@@ -119,7 +119,7 @@ def calibrate(
         return plan
     raise BudgetError(
         f"no scale gives an epsilon within 1% below {budget.epsilon}: at scale {math.exp(scale):.4g} the "
-        f"plan's epsilon falls from {exact(plan_of_scale(math.exp(below))):.4g} to {exact(plan):.4g} at once. "
+        f"plan's epsilon falls from {exact(plan_of_scale(math.exp(below))):.4g} to {exact(plan):.4g}. "
         "Let the noise grow continuously with the scale, or give a budget of one of these two"
     )
 
