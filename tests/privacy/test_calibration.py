@@ -80,9 +80,7 @@ def test_noise_that_jumps_over_the_budget_is_told():
     def plan(scale):
         return PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0 if scale < 5 else 10.0))], FullBatch(10, 1))
 
-    with pytest.raises(
-        BudgetError, match=r"at scale 5\S* the plan's epsilon falls from 4\.\d+ to 0\.3\d+ at once"
-    ):
+    with pytest.raises(BudgetError, match=r"at scale 5\S* the plan's epsilon falls from 4\.\d+ to 0\.3\d+"):
         calibrate(plan, Budget(1.0, 1e-5))
 
 
