@@ -129,7 +129,7 @@ def of_config(change):
     return "config.json", change
 
 
-VALIDATED = "data validated before the mechanism started"
+VALIDATED = "no record holds NaN or infinity (all were checked before the start)"
 MISLEADING = {
     "a claim of the library": of_statement(lambda s: s.update(epsilon_claimed=0.05)),
     "a fact": of_statement(lambda s: s.update(facts={"independently certified epsilon": 0.05})),

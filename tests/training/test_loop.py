@@ -270,8 +270,10 @@ def test_the_statement_says_whether_the_data_were_looked_at():
         def __getitem__(self, index):
             return {name: tensor[index] for name, tensor in tensors.items()}
 
-    assert "data validated before the mechanism started" in training(steps=1).statement().assumptions
-    assert any("not validated" in text for text in training(steps=1, data=OnDemand()).statement().assumptions)
+    assert any("no record holds NaN" in text for text in training(steps=1).statement().assumptions)
+    assert any(
+        "were not checked" in text for text in training(steps=1, data=OnDemand()).statement().assumptions
+    )
 
 
 def test_a_run_folder_belongs_to_one_process(tmp_path):

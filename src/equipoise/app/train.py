@@ -91,6 +91,7 @@ def resume_run(folder: str, settings: Settings, console: Console) -> dict[str, A
     """
     if is_finished(folder):
         console.print(f"{folder} is finished already: there is nothing to resume.", markup=False)
+        write_report(folder)
         return _answer(folder, settings, finished=True, seconds=0.0)
     settings = replace(settings, run_dir=folder)
     experiment = _assemble(settings, console)
@@ -127,8 +128,7 @@ def _run(training: PrivateTraining, experiment: Experiment, folder: str, console
 
 
 def _answer(folder: str, settings: Settings, finished: bool, seconds: float) -> dict[str, Any]:
-    """What a command answers about a run, with a fresh report."""
-    report = write_report(folder)
+    """What a command answers about a run, whose folder and report are written."""
     run = read_run(folder)
     return {
         "run_dir": folder,
@@ -140,7 +140,7 @@ def _answer(folder: str, settings: Settings, finished: bool, seconds: float) -> 
         "guarantee": run.guarantee,
         "private": run.is_private,
         "seconds": seconds,
-        "report": str(report),
+        "report": str(Path(folder) / "report.html"),
         "statement": dict(run.statement),
         "settings": settings.publishable(),
     }

@@ -1,4 +1,4 @@
-"""The statement: what a run may claim about its privacy, as data and as a paragraph.
+"""The statement: what a run may claim about its privacy, as data and in plain English.
 
 The statement holds everything that is needed to compute epsilon again: the whole plan, how often each release
 was made, and what the unproven steps cost at worst. `statement.schema.json` is its JSON schema.
@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import math
 import platform
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -120,8 +121,18 @@ class Statement:
         """The statement that `to_json` wrote."""
         return Statement(**json.loads(text))
 
-    def paragraph(self) -> str:
-        """The statement in plain English."""
+    def sections(self) -> list[tuple[str, list[str]]]:
+        """The statement in plain English: headings, each with its sentences or the rows of its list."""
+        found = [
+            ("Privacy", self._promise()),
+            ("Released", [_release_in_words(release) for release in self.releases]),
+            ("Taken as public or assumed", self.assumptions),
+            ("Not proved", [f"{hole['reason']} ({hole['count']} times)" for hole in self.holes]),
+            ("Warnings", self.warnings),
+        ]
+        return [(heading, rows) for heading, rows in found if rows]
+
+    def _promise(self) -> list[str]:
         parts = []
         if not self.private:
             parts.append(
@@ -161,25 +172,44 @@ class Statement:
             )
         if self.other_runs:
             parts.append(f"The figure includes {self.other_runs} other run(s) over the same data.")
-        if self.releases:
-            listed = "; ".join(
-                f"{r['name']} (noise multiplier {r['mechanism']['noise_multiplier']:.4g}, bound at most "
-                f"{'any' if r['max_bound'] is None else format(r['max_bound'], 'g')}, {r['used']} of "
-                f"{r['count']} times)"
-                for r in self.releases
-            )
-            parts.append(f"Released: {listed}.")
-        if self.assumptions:
-            parts.append("Taken as public or assumed: " + "; ".join(self.assumptions) + ".")
-        if self.holes:
-            parts.append(
-                "Not proved: " + "; ".join(f"{h['reason']} ({h['count']} times)" for h in self.holes) + "."
-            )
-        parts += [f"Warning: {warning}." for warning in self.warnings]
+        return parts
+
+    def paragraph(self) -> str:
+        """The statement as one paragraph, for where lines and lists cannot stand."""
+        (_, promise), *lists = self.sections()
+        parts = [*promise, *(f"{heading}: {'; '.join(rows)}." for heading, rows in lists)]
         return " ".join(parts)
 
+    def markdown(self) -> str:
+        """The statement as Markdown: a heading and a paragraph or a list per section."""
+        (heading, promise), *lists = self.sections()
+        parts = [f"## {heading}", " ".join(promise)]
+        for heading, rows in lists:
+            parts += [f"## {heading}", "\n".join(f"- {row}" for row in rows)]
+        return "\n\n".join(parts) + "\n"
+
     def __str__(self) -> str:
-        return self.paragraph()
+        """The statement for a terminal: the sections of `markdown`, in lines of at most 88 characters."""
+        (heading, promise), *lists = self.sections()
+        parts = [f"{heading}\n{_wrapped(' '.join(promise), '  ')}"]
+        for heading, rows in lists:
+            parts.append("\n".join([heading, *(_wrapped(row, "  - ") for row in rows)]))
+        return "\n\n".join(parts)
+
+
+def _wrapped(text: str, begin: str) -> str:
+    # names of options and files are not cut at their hyphens
+    return textwrap.fill(
+        text, 88, initial_indent=begin, subsequent_indent=" " * len(begin), break_on_hyphens=False
+    )
+
+
+def _release_in_words(release: Mapping[str, Any]) -> str:
+    bound = "any" if release["max_bound"] is None else format(release["max_bound"], "g")
+    return (
+        f"{release['name']} (noise multiplier {release['mechanism']['noise_multiplier']:.4g}, bound at most "
+        f"{bound}, {release['used']} of {release['count']} times)"
+    )
 
 
 def sampling_assumptions(rows: Sequence[Mapping[str, Any]]) -> list[str]:

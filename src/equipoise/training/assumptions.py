@@ -5,8 +5,11 @@ A statement names each sentence that holds for its run; `consistency` knows them
 
 from __future__ import annotations
 
-SCANNED = "data validated before the mechanism started"
-TRUSTED = "data of the user's own, not validated before the mechanism started"
+SCANNED = "no record holds NaN or infinity (all were checked before the start)"
+TRUSTED = (
+    "records that are read on demand were not checked for NaN and infinity before the start; one that holds "
+    "some has weight zero"
+)
 
 ALLOWED = "public and private records belong to different persons, also where they are equal"
 NOT_COMPARED = "public records were not compared with the private ones"

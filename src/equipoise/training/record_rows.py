@@ -161,7 +161,7 @@ class Source:
                     raise DataError(
                         f"{int(bad.sum())} records hold NaN or infinity (the first is number "
                         f"{int(bad.nonzero()[0])}). Repair or drop them before the training starts: the "
-                        "statement names validated data as an assumption."
+                        "statement says that no record holds any."
                     )
 
 
