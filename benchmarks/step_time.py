@@ -317,7 +317,7 @@ class Process:
 def start(
     task: str, methods: list[str], threads: int, keep: bool
 ) -> tuple[dict[str, Process], dict[str, str]]:
-    """One process a method, all started before any is awaited; and why the others did not start."""
+    """One process per method, all started before any is awaited; and why the others did not start."""
     workers, failed = {m: Process(task, m, threads, keep) for m in methods}, {}
     for method, process in list(workers.items()):
         try:

@@ -61,8 +61,8 @@ class Comparison:
     Attributes:
         entries: the methods.
         base: the settings that they share.
-        seeds: results a method.
-        trials: learning rates tried a method; with one trial nothing is tuned.
+        seeds: results per method.
+        trials: learning rates tried per method; with one trial nothing is tuned.
         learning_rates: the grid of all methods instead of one around each method's own rate.
     """
 

@@ -235,8 +235,8 @@ def _introduce(made: Federation, console: Console) -> None:
     spread = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
     console.print(
         f"[bold]{base.method}[/]: {made.setup.clients} clients with {spread} records of [bold]{base.data}[/] "
-        f"each, {made.setup.clients_per_round} a round, {made.setup.rounds} rounds of "
-        f"{made.setup.local_steps} steps, budget epsilon {base.epsilon:.4g} at delta {base.delta:g} a client"
+        f"each, {made.setup.clients_per_round} per round, {made.setup.rounds} rounds of "
+        f"{made.setup.local_steps} steps, budget epsilon {base.epsilon:.4g} at delta {base.delta:g} per client"
     )
     if base.reproducible:
         console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")

@@ -71,7 +71,7 @@ def predict(
     model: OwnModel = None,
     data_dir: DataDir = None,
     output: Annotated[
-        str | None, typer.Option(help="Write the predicted classes there, one a line.", metavar="FILE")
+        str | None, typer.Option(help="Write the predicted classes there, one per line.", metavar="FILE")
     ] = None,
     device: Device = None,
     json_output: Json = False,
@@ -103,4 +103,4 @@ def predict(
     if output is not None:
         console.print(f"predictions in {output}")
     else:
-        console.print("[dim]--output FILE writes the predicted classes, one a line[/]")
+        console.print("[dim]--output FILE writes the predicted classes, one per line[/]")

@@ -105,7 +105,7 @@ def _curve(method: Mapping[str, Any]) -> Curve:
 
 
 def table_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The cells of the table, one row a method; time and memory are also relative to the first method's."""
+    """The cells of the table, one row per method; time and memory are also relative to the first method's."""
     methods = values["methods"]
     first = methods[0]
     rows = []

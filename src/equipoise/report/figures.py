@@ -65,7 +65,7 @@ class Curve:
 
         Args:
             label: what was run.
-            runs: {steps done: error} a seed, as `follow` gives it, all with the same steps.
+            runs: {steps done: error} per seed, as `follow` gives it, all with the same steps.
             panel: the picture that it belongs to.
 
         Example:
@@ -229,7 +229,7 @@ def line_chart(
             axes.fill(around, edge, color=_colour(number), alpha=0.13, linewidth=0, clip_on=False)
         (line,) = axes.plot(curve.x, curve.y, color=_colour(number), linewidth=2.2, clip_on=False)
         chart.call(line, "line")
-        # a dot a point would be a wall of ink on long curves; thin them out, the last one always stays
+        # a dot per point would be a wall of ink on long curves; thin them out, the last one always stays
         points = list(zip(curve.x, curve.y, strict=True))
         for x, y in points[:: -max(1, math.ceil(len(points) / DOTS))][::-1]:
             value = f"{y:.2%}" if percent else significant(y, 4)

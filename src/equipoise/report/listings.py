@@ -15,7 +15,7 @@ MEANINGS = {"proven": "proven", "worst_case": "worst case only", "none": "no gua
 
 
 def methods_table(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """A line a method: its name, what it does, and what may be claimed.
+    """A line per method: its name, what it does, and what may be claimed.
 
     Args:
         methods: rows as for `methods_listing`.
@@ -33,7 +33,7 @@ def methods_table(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def methods_listing(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """A block a method: what it is, what may be claimed, what it costs, when it suits, what can be set.
+    """A block per method: what it is, what may be claimed, what it costs, when it suits, what can be set.
 
     Args:
         methods: rows with the fields of `equipoise.methods.card.Card`, the `name`, the `variants` of each

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a run, for readers who decide whether a model may leave the house.
+"""One self-contained HTML page about a run, for readers who decide whether a model may be published.
 
 The page holds its style and its pictures; it loads nothing and runs nothing. It is made from the publishable
 files of the run folder alone (see `equipoise.report.run_reader`).
