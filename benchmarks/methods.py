@@ -23,7 +23,7 @@ BASE = "dp-sgd"
 
 
 def measure(task: str, methods: list[str], rounds: int, threads: int, **visit: float) -> dict[str, dict]:
-    """Times of a step in ms, ratios to DP-SGD and to plain training with quartiles, extra memory; by method."""
+    """By method: ms per step, ratios to DP-SGD and to plain training with quartiles, extra memory."""
     names = ["plain", *(PREFIX + method for method in methods)]
     workers, failed = start(task, names, threads, keep=False)
     times: dict[str, list[float]] = {name: [] for name in workers}
