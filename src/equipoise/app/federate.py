@@ -236,7 +236,8 @@ def _introduce(made: Federation, console: Console) -> None:
     console.print(
         f"[bold]{base.method}[/]: {made.setup.clients} clients with {spread} records of [bold]{base.data}[/] "
         f"each, {made.setup.clients_per_round} per round, {made.setup.rounds} rounds of "
-        f"{made.setup.local_steps} steps, budget per client epsilon {base.epsilon:.4g} at delta {base.delta:g}"
+        f"{made.setup.local_steps} steps, budget per client "
+        f"epsilon {base.epsilon:.4g} at delta {base.delta:g}"
     )
     if base.reproducible:
         console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")
