@@ -25,7 +25,9 @@ __all__ = [
     "delta_warning",
     "flag",
     "in_option_words",
+    "noise_warning",
     "parse_clip_norm",
+    "rate_warning",
     "suggestion",
 ]
 
@@ -76,6 +78,51 @@ full can meet it. Give a delta far below that.'
     return (
         f"--delta is {delta:g}, which is not below 1/population = {1 / population:.3g}: a mechanism that "
         "publishes one record in full can meet it. Give a delta far below that."
+    )
+
+
+LITTLE_LEARNED = 0.5
+"""Where noise moves a model this many times as far as its gradients can, it learned little in all trials."""
+
+
+def noise_warning(noise_multiplier: float, parameters: int, batch_size: float, steps: int) -> str | None:
+    """A sentence where the noise of a whole run drowns its gradients, None elsewhere; from public numbers.
+
+    In units of clip norm and learning rate, T steps of batches of B records lead at most T away, if all
+    clipped gradients point the same way. Their noise, of multiplier z in d parameters, is a random walk of
+    length z (d T)^1/2 / B.
+
+    >>> noise_warning(6.3, 4810, 718.5, 80)
+    >>> noise_warning(410, 4810, 718.5, 80)[:78]
+    'The noise moves the model 4.4 times as far as all gradients can, so it learns l'
+    """
+    ratio = noise_multiplier * math.sqrt(parameters / steps) / batch_size
+    if ratio <= LITTLE_LEARNED:
+        return None
+    return (
+        f"The noise moves the model {ratio:.1f} times as far as all gradients can, so it learns little "
+        f"(noise multiplier {noise_multiplier:.3g}, {parameters:,} parameters, {batch_size:,g} records per "
+        f"step, {steps:,} steps). Raise --epsilon, take a smaller model, or train on more records."
+    )
+
+
+ADAM_RATE = 0.1
+"""Adam moves every parameter by about the learning rate per step, whatever the gradients' length."""
+
+
+def rate_warning(optimizer: str, learning_rate: float) -> str | None:
+    """A sentence where the learning rate suits another optimiser than the one that was chosen.
+
+    >>> rate_warning("sgd", 3.0), rate_warning("adam", 1e-3)
+    (None, None)
+    >>> rate_warning("adam", 0.5)[:60]
+    '--learning-rate is 0.5, which moves every parameter by about'
+    """
+    if optimizer == "sgd" or learning_rate <= ADAM_RATE:
+        return None
+    return (
+        f"--learning-rate is {learning_rate:g}, which moves every parameter by about that much per step of "
+        f"{optimizer}. Give a smaller one, such as --learning-rate 0.001."
     )
 
 

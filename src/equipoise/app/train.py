@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise._rounding import plain, rounded_up
 from equipoise.app.build import Experiment, Progress, assemble, build_training, cache_folder, cross_entropy
-from equipoise.app.option_checks import delta_warning
+from equipoise.app.option_checks import delta_warning, noise_warning, rate_warning
 from equipoise.app.run_checks import SETTINGS_FILE, is_finished
 from equipoise.app.settings import Settings
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
@@ -118,13 +118,27 @@ def resume_run(folder: str, settings: Settings, console: Console) -> dict[str, A
 
 def _run(training: PrivateTraining, experiment: Experiment, folder: str, console: Console) -> dict[str, Any]:
     began = time.perf_counter()
-    _warn_of_noise(training, console)
     result = training.run(evaluate=experiment.evaluate, progress=console.is_terminal)
+    _hint(experiment, result.evaluation.get("accuracy"), console)
     if isinstance(training.method, Watched):
         scores = training.method.scores(training.method_state)
         if scores is not None:
             _write_json(Path(folder) / SCORES_FILE, {"scores": scores.tolist()}, mode=0o600)
     return _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
+
+
+def _hint(experiment: Experiment, accuracy: float | None, console: Console) -> None:
+    """Say what to try where a model learned nothing; from its published accuracy alone."""
+    labels = experiment.dataset.test.fields["label"]
+    commonest = float(labels.bincount().max()) / len(labels)
+    if accuracy is not None and accuracy <= commonest:
+        console.print(
+            f"[bold yellow]Hint[/]: always giving the commonest class is right on {commonest:.1%} of the test "
+            f"records, the model on {accuracy:.1%}. Try a --learning-rate far from "
+            f"{experiment.settings.learning_rate:g}. Every further run on these records has a cost of its own, "
+            "which --ledger FILE adds up.",
+            soft_wrap=True,
+        )
 
 
 def _answer(folder: str, settings: Settings, finished: bool, seconds: float) -> dict[str, Any]:
@@ -226,25 +240,6 @@ def _feature_progress(console: Console) -> Iterator[Progress]:
         bar.stop()
 
 
-DROWNED = 10.0
-"""Noise this many times as long as the longest possible mean gradient hardly lets a model learn."""
-
-
-def _warn_of_noise(training: PrivateTraining, console: Console) -> None:
-    """Say before anything is spent that a budget drowns the gradient; from public numbers alone."""
-    parameters = sum(p.numel() for p in training.model.parameters() if p.requires_grad)
-    if not training.plan.releases:
-        return
-    multiplier = training.plan.releases[0].noise_multiplier
-    ratio = multiplier * parameters**0.5 / training.sampling.expected_size
-    if ratio > DROWNED:
-        console.print(
-            f"[bold yellow]Warning[/]: the noise of a step will be {ratio:,.0f} times as long as the mean of "
-            "the clipped gradients can be, so hardly anything can be learned. Raise --epsilon or "
-            "--batch-size, or take a smaller model."
-        )
-
-
 def _introduce(training: PrivateTraining, experiment: Experiment, console: Console) -> list[str]:
     """Say what will be trained how; gives what is doubtful about it, which is said too."""
     settings, sampling, budget = experiment.settings, experiment.sampling, training.budget
@@ -260,7 +255,16 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
     )
     if settings.reproducible:
         console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")
-    warning = delta_warning(budget.delta, sampling.population)
-    if warning is not None:
-        console.print(f"[bold yellow]Warning[/]: {warning}")
-    return [] if warning is None else [warning]
+    assert settings.optimizer is not None
+    assert settings.learning_rate is not None
+    found = [
+        delta_warning(budget.delta, sampling.population),
+        rate_warning(settings.optimizer, settings.learning_rate),
+    ]
+    if training.plan.releases:
+        noise = training.plan.releases[0].noise_multiplier
+        found.append(noise_warning(noise, parameters, sampling.expected_size, sampling.steps))
+    warnings = [warning for warning in found if warning is not None]
+    for warning in warnings:
+        console.print(f"[bold yellow]Warning[/]: {warning}", soft_wrap=True)
+    return warnings

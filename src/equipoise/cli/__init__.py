@@ -15,6 +15,7 @@ A command is a function in a file of this folder, imported here and named in `CO
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -148,6 +149,17 @@ def _said_once(message: str) -> str:
     return before + question + rest.split(" Did you mean ")[0]
 
 
+_USUAL_NAMES = {
+    "--lr": "--learning-rate",
+    "--bs": "--batch-size",
+    "--wd": "--weight-decay",
+    "--noise": "--noise-multiplier",
+    "--sigma": "--noise-multiplier",
+    "--steps": "--epochs",
+}
+"""What other programs call our options: too unlike for the parser to guess."""
+
+
 def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
     from equipoise.app.option_checks import in_option_words
 
@@ -158,6 +170,9 @@ def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
     message = getattr(error, "format_message", None)
     if callable(message):
         said = _said_once(str(message()))
+        usual = re.match(r"No such option '?(--?\w+)", said)
+        if usual and usual[1] in _USUAL_NAMES:
+            return f"No such option '{usual[1]}'. Did you mean '{_USUAL_NAMES[usual[1]]}'?"
         if said.startswith("No such command 'experiment'"):
             return (
                 "there is no command 'experiment': the papers' experiments stand beside the package. Run "
