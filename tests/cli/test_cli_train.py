@@ -132,6 +132,25 @@ def test_epsilon_is_the_same_number_everywhere(equipoise, trained):
     assert shown in (folder / "report.html").read_text()
 
 
+def test_what_can_hardly_learn_is_warned_of_before_anything_is_spent(equipoise):
+    words = "train --data digits --subset 100 --batch-size 10 --epochs 1 --dry-run --json"
+    found = equipoise(f"{words} --epsilon 0.1 --optimizer adam")
+    assert found.code == 0, found.err
+    rate, noise = found.value["warnings"]
+    assert rate.startswith("--learning-rate is 3")
+    assert "4,810 parameters, 10 records per step, 10 steps" in noise
+    assert noise in found.err
+    fine = equipoise(f"{words} --epsilon 1000 --optimizer adam --learning-rate 0.01")
+    assert fine.value["warnings"] == []
+
+
+def test_a_model_that_learned_nothing_comes_with_a_hint(equipoise, tmp_path):
+    words = "train --data digits --subset 100 --batch-size 10 --epochs 0.1 --epsilon 1000"
+    found = equipoise(f"{words} --learning-rate 1e-9 --run-dir", tmp_path / "run")
+    assert found.code == 0, found.err
+    assert "Try a --learning-rate far from 1e-09" in found.out
+
+
 def test_a_delta_of_one_record_is_warned_of_before_anything_is_spent(equipoise):
     found = equipoise("train --data digits --noise-multiplier 2 --delta 0.1 --dry-run --json")
     assert found.code == 0, found.err

@@ -55,8 +55,8 @@ def train_run(settings: Settings, console: Console) -> dict[str, Any]:
             # before the first checkpoint: a run that is killed right after it can be resumed
             on_create=lambda folder: _write_settings(folder, experiment),
         )
-    _introduce(training, experiment, console)
-    return _run(training, experiment, settings.run_dir, console)
+    warned = _introduce(training, experiment, console)
+    return _run(training, experiment, settings.run_dir, console, hint=not warned)
 
 
 def describe_run(settings: Settings, console: Console) -> dict[str, Any]:
@@ -113,13 +113,16 @@ def resume_run(folder: str, settings: Settings, console: Console) -> dict[str, A
         augmentation=experiment.augmentation,
         device=settings.device,
     )
-    return _run(training, experiment, folder, console)
+    return _run(training, experiment, folder, console, hint=True)
 
 
-def _run(training: PrivateTraining, experiment: Experiment, folder: str, console: Console) -> dict[str, Any]:
+def _run(
+    training: PrivateTraining, experiment: Experiment, folder: str, console: Console, *, hint: bool
+) -> dict[str, Any]:
     began = time.perf_counter()
     result = training.run(evaluate=experiment.evaluate, progress=console.is_terminal)
-    _hint(experiment, result.evaluation.get("accuracy"), console)
+    if hint:
+        _hint(experiment, result.evaluation.get("accuracy"), console)
     if isinstance(training.method, Watched):
         scores = training.method.scores(training.method_state)
         if scores is not None:
@@ -133,10 +136,10 @@ def _hint(experiment: Experiment, accuracy: float | None, console: Console) -> N
     commonest = float(labels.bincount().max()) / len(labels)
     if accuracy is not None and accuracy <= commonest:
         console.print(
-            f"[bold yellow]Hint[/]: always giving the commonest class is right on {commonest:.1%} of the test "
-            f"records, the model on {accuracy:.1%}. Try a --learning-rate far from "
-            f"{experiment.settings.learning_rate:g}. Every further run on these records has a cost of its own, "
-            "which --ledger FILE adds up.",
+            f"[bold yellow]Hint[/]: the model is right on {accuracy:.1%} of the test records, and always "
+            f"giving the commonest class would be on {commonest:.1%}. Try a --learning-rate far from "
+            f"{experiment.settings.learning_rate:g}. Every further run on these records costs epsilon again; "
+            "--ledger FILE adds it up.",
             soft_wrap=True,
         )
 
