@@ -58,7 +58,7 @@ class Copy:
             path: [n for n in named if path == n or (n.endswith("/") and path.startswith(n))]
             for path in self.touched
         }
-        pages = {path for path in self.touched if path.startswith("docs/methods/")}
+        pages = {path for path in self.touched if re.match("docs/methods/(?!index)", path)}
         assert all(fits[path] for path in self.touched - pages), fits
         used = {name for found in fits.values() for name in found}
         assert {name for name in named if name != "docs/methods/NAME.md"} == used
@@ -287,6 +287,8 @@ def load_points(folder: PathLike) -> tuple[Records, Records]:
         ),
     )
     copy.edit("src/equipoise/app/option_checks.py", ('    "digits", ', '    "points", "digits", '))
+    line = "DEFAULT_MODEL: dict[str, str] = {\n"
+    copy.edit("src/equipoise/app/recipes.py", (line, line + '    "points": "linear",\n'))
     published = "PUBLISHED = {\n"
     copy.edit("tests/data/test_named.py", (published, published + '    "points": (100, 20, (3,)),\n'))
     copy.edit("docs/how-to/own-data.md", ("`digits` comes", "`points` is made up, `digits` comes"))
