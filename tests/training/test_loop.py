@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from equipoise.privacy import Gaussian, PrivacyPlan, Release, clip
 from equipoise.privacy.private import unwrap
 from equipoise.training.assumptions import STOPPED
 from equipoise.training.run_folder import RunFolder
+from equipoise.training.setup import TrainingSettings
 
 
 def finished(**options):
@@ -25,6 +28,13 @@ def finished(**options):
     for _ in run:
         pass
     return run
+
+
+def test_a_setting_has_one_default():
+    """The signature of a training says for users what `TrainingSettings` holds."""
+    arguments = inspect.signature(eq.PrivateTraining).parameters
+    for setting in dataclasses.fields(TrainingSettings):
+        assert arguments[setting.name].default == setting.default, setting.name
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])

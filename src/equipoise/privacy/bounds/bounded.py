@@ -77,14 +77,6 @@ class Bounded:
         for name, item in content.items():
             object.__setattr__(self, name, item)  # past the seal, here alone
 
-    @property
-    def clip_fraction(self) -> Private | None:
-        """The share of the usable records whose row was made shorter, or None if the sum is not clipped."""
-        if self.counts is None or len(self.counts) < 3:
-            return None
-        records, bad, cut = unwrap(self.counts)
-        return Private(cut / (records - bad).clamp(min=1), self.draw)
-
     def __setattr__(self, name: str, value: object) -> None:
         raise PrivateError(
             f"{name} of a bounded sum cannot be changed: its bound was proved when it was made"
