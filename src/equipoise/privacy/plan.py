@@ -275,6 +275,7 @@ class PrivacyPlan:
         for pattern in self.patterns():
             made = pattern.count if counts is None else counts.get(pattern, 0)
             if made > 0:
+                # Patterns that differ in noise over steps alone have one multiplier and are one event.
                 key = (pattern.draw, self.combined_multiplier(pattern.names))
                 by_draw[key] = by_draw.get(key, 0) + made
                 for name in pattern.names:
@@ -285,6 +286,7 @@ class PrivacyPlan:
             if math.isfinite(z):
                 sampling = self.sampling_of(draw)
                 if isinstance(sampling, FixedEpochs) and epochs is not None:
+                    # As many draws as fill these epochs. Gaps between draws touch more epochs.
                     made = epochs[draw] * sampling.draws_per_epoch
                 events.append(sampling.event(z, made))
         # Noise over steps: one Gaussian for all releases of a run, by how often a record may take part.
@@ -379,5 +381,6 @@ class PrivacyPlan:
 
     def fingerprint(self) -> str:
         """SHA-256 of everything that the plan fixes."""
+        # Of the description, which has every default filled in: two ways to write a plan have one name.
         text = json.dumps(self.describe(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

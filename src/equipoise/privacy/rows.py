@@ -85,10 +85,12 @@ class PrivateRows:
 
     def inner(self, other: Any) -> Private:
         """Dot products of matching rows, [B]."""
+        # Row i meets row i of the other matrix. A public matrix has a row per place, and places shift.
         return wrap(self._rows.inner(_raw(other)), self.draw, by_record=isinstance(other, PrivateRows))
 
     def cross_gram(self, other: Any, per_tensor: bool = False) -> Any:
         """Dot products of all pairs of rows, [B, B']."""
+        # Against public rows, row i of the result is record i's. Against private ones it is not.
         found = self._rows.cross_gram(_raw(other), per_tensor=per_tensor)
         return wrap(found, self.draw, by_record=not isinstance(other, PrivateRows))
 

@@ -101,6 +101,7 @@ class Sampling(ABC):
         given = {"expected_batch_size": batch_size, "batch_size": batch_size}
         if float(batch_size).is_integer():
             given["batch_size"] = int(batch_size)
+        # Each scheme takes what it knows: an expected size, a whole size, or none.
         names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
         sizes = {name: size for name, size in given.items() if name in names}
         return cls(population=population, steps=steps, **sizes)  # type: ignore[call-arg]
@@ -198,6 +199,7 @@ class WithoutReplacement(Sampling):
         Raises:
             ValueError: if the number of records is not the public population.
         """
+        # The amplification rests on the true number of records, so a rounded population would not do here.
         if _check_records(num_records) != self.population:
             raise ValueError(
                 f"num_records={num_records} differs from population={self.population}: sampling without "

@@ -125,6 +125,7 @@ class Checkpoints:
                 problems.append(str(error))
                 continue
             if problems:
+                # Safe: the steps since then are booked, and are repeated with the noise they had.
                 warnings.warn(
                     f"{problems[0]} Going on from the checkpoint of step {step}; the steps since then are "
                     "repeated with the noise they had and cost no privacy twice.",
@@ -152,6 +153,7 @@ class Checkpoints:
             seal = read_object(path.with_suffix(".json"))
             if seal["sha256"] != hashlib.sha256(content).hexdigest():
                 raise ValueError(f"its checksum is wrong ({len(content)} of {seal['bytes']} bytes)")
+            # A checkpoint may come from elsewhere, and a pickle could run code.
             loaded = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
             if loaded["format"] != FORMAT:
                 raise ValueError(f"it has format {loaded['format']}, this version reads format {FORMAT}")
@@ -168,6 +170,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes, mode: int = 0
             removed.
     """
     path = Path(path)
+    # In the folder of the file: a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

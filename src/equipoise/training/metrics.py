@@ -120,6 +120,7 @@ class Diagnostics:
         row: dict[str, Any] = {"step": step}
         for name, value in values.items():
             row[name] = unwrap(value).detach().cpu().tolist() if isinstance(value, torch.Tensor) else value
+        # Made with its mode: a file that is made first and closed to others later can be read between.
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "a") as file:
             file.write(json.dumps(row) + "\n")
@@ -211,6 +212,7 @@ class MetricsLog:
         every = setup.settings.epsilon_every or max(1, total // 20)
         epsilon: float | None = None
         if number % every == 0 or number == total:
+            # To about 2%: the exact figure would cost more than the step. The statement has the exact one.
             progress = ledger.progress(setup.delta)
             epsilon = progress if math.isfinite(progress) else None
         norms = torch._foreach_norm(list(outcome.estimate.values()))
@@ -220,6 +222,7 @@ class MetricsLog:
             clip_norm=bound,
             noise_std=std,
             released_norm=float(torch.stack([norm.double() for norm in norms]).norm()),
+            # A sum's noise has norm std sqrt(P); the estimate is the sum over the expected size.
             noise_norm=std * math.sqrt(self._num_parameters) / setup.sampling.expected_size,
             epsilon=epsilon,
         )

@@ -136,6 +136,7 @@ def sign_run(
         RunFolderError: no statement, or one that does not agree with the journal: it is not signed.
         KeyFileError: no such key.
     """
+    # Before the long check: a wrong password should be told at once.
     key = signing_key(key_file, password)
     check_signable(verify_run(run_dir, ledger_file=ledger_file))
     return sign_verified(run_dir, key, ledger_file=ledger_file)
@@ -202,6 +203,7 @@ def charge_search(
     charge = SearchEntry(run=run, search=search)
     kept = {key: statement[key] for key in ("recipe", "unit", "epsilon_claimed")}
     before = statement_from_journal(entries, run, statement["delta"]).assumptions
+    # Those that follow from the journal are made anew; the training's own are carried over.
     kept["assumptions"] = [text for text in statement["assumptions"] if text not in before]
     made = statement_from_journal([*entries, charge], run, statement["delta"], **kept)
     # The charge first, and on its device: a statement that names it must not stand beside a journal without.
@@ -247,6 +249,7 @@ def _check_journal(statement: Mapping[str, Any], path: Path) -> list[Finding]:
 
 def _lines_of(path: Path, run: str) -> bytes:
     """The run's entries as bytes to be hashed; the same whatever other runs wrote since."""
+    # Parsed and written again, so that neither white space nor the order of keys changes the hash.
     own = [entry.to_json() for entry in read_journal(path) if entry.run == run]
     return json.dumps(own, sort_keys=True, separators=(",", ":")).encode()
 

@@ -98,6 +98,7 @@ class SharedLedger:
     def __init__(self, plan: PrivacyPlan, processes: Processes, open_on_rank_0: Callable[[], Ledger]) -> None:
         self.plan, self._processes = plan, processes
         self.own: Ledger | None = None
+        # Digests of this process are compared with one another alone, so that any key serves.
         self._key = os.urandom(32)
 
         def start() -> None:
@@ -198,6 +199,7 @@ def others_at_start(folder: RunFolder, settings: TrainingSettings) -> list[tuple
             "touched. Write the path of the journal that the run was given into private/ledger_file"
         )
     before = takewhile(lambda entry: entry.run != run, entries)
+    # Every state that the other runs had before this one was booked; the plan was fitted to one of them.
     states = [tuple(costs.values()) for _, costs in costs_over_time(before, run, settings.relation)]
     return states[::-1]
 

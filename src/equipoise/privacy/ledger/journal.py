@@ -161,6 +161,7 @@ class Entry:
         if not isinstance(kind, str) or kind not in _KINDS:
             raise _error(line, "type", f"is of the unknown type {kind!r:.60}")
         entry, fields = _KINDS[kind], {"type": _TEXT, "run": _TEXT, **_KINDS[kind].FIELDS}
+        # A value may be disclosed that comes from no open draw.
         if entry is DisclosureEntry and "index" in values:
             fields |= _DRAW
         _check(values, fields, line)

@@ -81,6 +81,7 @@ def check_sums(plan: PrivacyPlan, draw: Draw, sums: Mapping[str, Bounded]) -> No
         raise LedgerError("nothing to release: sums is empty; do not release a draw that no sum came from")
     for name, bounded in sums.items():
         _check_sum(plan, draw, name, bounded)
+    # Noise that is correlated over sums hides each of them only if all leave in one event.
     for _, members in plan.groups(sums):
         missing = sorted(set(members) - set(sums))
         if missing:
@@ -101,6 +102,7 @@ def pattern_for(
     fitting = [p for p in patterns if p.draw == draw.name and names <= p.names]
     if not fitting:
         raise LedgerError(f"the plan holds no draw {draw.name!r} that releases {sorted(names)} together")
+    # Fewer names than a pattern holds cost less than was planned for it, so any pattern with them serves.
     left = [p for p in fitting if used.get(p, 0) < p.count]
     if not left:
         raise PlanUsedUpError(
@@ -148,6 +150,7 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> No
         raise LedgerError(str(error)) from None
     if release.draw != draw.name:
         raise LedgerError(f"release {name!r} belongs to draw {release.draw!r}, not to {draw.name!r}")
+    # A sum over another draw has other records: this draw's sampling would not account for them.
     if bounded.draw != draw:
         raise LedgerError(
             f"sums[{name!r}] comes from {bounded.draw}, not from the draw being released, {draw}"
@@ -163,6 +166,7 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> No
             f"sums[{name!r}] has bound {bounded.add_remove:g}; the plan allows a positive bound of at most "
             f"{release.max_bound:g}: plan a larger max_bound"
         )
+    # The noise is scaled to the add-or-remove bound. Under replace-one the plan accounts for this ratio.
     if bounded.replace > release.replace_ratio * bounded.add_remove * _ROUNDING:
         raise LedgerError(
             f"sums[{name!r}] has a replace-one bound {bounded.replace:g}, above "
@@ -347,6 +351,7 @@ class Ledger:
         """
         text = as_digest(parameters, self.secrets.key)
         if text is None:
+            # What the draw depends on is not known, so no later draw can be told to ask the same again.
             text = f"unique {os.urandom(32).hex()}"
         known = [_STREAMS, self._fingerprint, name, text, self.data_fingerprint, self.kernels]
         key = hashlib.sha256(json.dumps(known).encode()).hexdigest()
@@ -400,6 +405,7 @@ class Ledger:
         bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
         answer = self._answer({name: bounded.value for name, bounded in sums.items()})
         past = [self._state.history.before(names[0], draw.ordinal, m.memory) for m, names in groups]
+        # Noise that goes over steps depends on earlier keys: those are part of what is asked.
         asked = [m.question(keys) for (m, _), keys in zip(groups, past, strict=True)]
         joint = "+".join(filter(None, asked)) or None
         if pattern is None:
@@ -541,6 +547,7 @@ class Ledger:
         if through is None:
             return add_normals(streams, value, std, purpose)
         shapes = value if like is None else like
+        # The noise is drawn by itself and mapped by itself: the map must not see the value.
         zero = {key: torch.zeros_like(unwrap(tensor)) for key, tensor in shapes.items()}
         noise = through(add_normals(streams, zero, std, purpose))
         return {key: unwrap(tensor) + noise[key] for key, tensor in value.items()}
