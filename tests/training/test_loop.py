@@ -7,6 +7,7 @@ import inspect
 import json
 import subprocess
 import sys
+from collections import UserDict
 
 import pytest
 import torch
@@ -198,11 +199,12 @@ def test_views_are_averaged_before_the_clip():
     torch.testing.assert_close(model.weight.detach(), before)
 
 
-def test_what_all_records_share_stays_one_number_in_a_batch_of_views():
+@pytest.mark.parametrize("container", [dict, UserDict])  # a tokenizer's batches are of the second kind
+def test_what_all_records_share_stays_one_number_in_a_batch_of_views(container):
     items = [{"input": x, "label": y} for x, y in zip(*records(20).values(), strict=True)]
 
     def collate(chosen):
-        return torch.utils.data.default_collate(chosen) | {"scale": torch.tensor(2.0)}
+        return container(torch.utils.data.default_collate(chosen) | {"scale": torch.tensor(2.0)})
 
     def scaled(model, batch):
         return loss(model, batch) * batch["scale"]
