@@ -64,3 +64,9 @@ def test_a_plan_is_pure():
     settings = [Setting(sampling=eq.Poisson(10, 100, 200), public_seed=seed) for seed in (5, 5, 6)]
     one, again, other = (method.plan(setting).constants.schedule for setting in settings)
     assert method.plan(settings[0]).constants.schedule == one == again != other
+
+
+@pytest.mark.parametrize("recipe", [1.5, None, ["library"], "printed"], ids=str)
+def test_a_recipe_of_a_file_may_be_anything(recipe):
+    with pytest.raises(ValueError, match="recipe="):
+        find("dp-sgd", recipe)

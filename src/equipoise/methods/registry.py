@@ -105,7 +105,7 @@ def find(name: str, recipe: str = "library") -> type[Any]:
         >>> find("dp-sgd").card.guarantee
         'proven'
     """
-    recipe = recipe.replace("-", "_")
+    recipe = str(recipe).replace("-", "_")  # of a file, where it may be anything
     if recipe not in RECIPES:
         raise ValueError(f"recipe={recipe!r} is unknown; give one of {', '.join(RECIPES)}")
     if ":" in name:
