@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["count", "instance", "non_negative", "one_of", "positive", "positive_if_given", "share"]
+__all__ = ["count", "instance", "non_negative", "one_of", "positive", "positive_if_given", "share", "what_is"]
 
 
 def positive(remedy: str = "", /, **named: Any) -> None:
@@ -113,6 +113,21 @@ def one_of(choices: Iterable[str], /, **named: Any) -> None:
             raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(map(repr, known))}")
 
 
+def what_is(value: Any) -> str:
+    """What an argument is that should be something else, for an error.
+
+    >>> what_is(3), what_is("many"), what_is(dict)
+    ('an int', 'a str', 'the class dict itself, not an object of it')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself, not an object of it"
+    return _with_article(type(value).__name__)
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
 def instance(kind: type, example: str, /, **named: Any) -> None:
     """Each must be an object of this class.
 
@@ -128,5 +143,5 @@ def instance(kind: type, example: str, /, **named: Any) -> None:
     """
     for name, value in named.items():
         if not isinstance(value, kind):
-            wanted = f"{'an' if kind.__name__[0] in 'AEIOUaeiou' else 'a'} {kind.__name__}, such as {example}"
-            raise TypeError(f"{name}={value!r} is a {type(value).__name__}: give {wanted}")
+            wanted = f"{_with_article(kind.__name__)}, such as {example}"
+            raise TypeError(f"{name}={value!r} is {what_is(value)}: give {wanted}")

@@ -125,6 +125,7 @@ WITHOUT_TORCH = [
     ("--help", "calibrate"),
     ("--version", "equipoise"),
     ("train --epsilon -1", "--epsilon is -1"),
+    ("train --clip-rule mine:Cauchy", "give --method module:Class, and the rule by its kind"),
     ("train --lr 1", "No such option '--lr'. Did you mean '--learning-rate'?"),
     ("train --clip-norm abc", "--clip-norm is 'abc'"),
     ("train --data my.module:records", "--population is missing"),

@@ -148,7 +148,7 @@ def test_a_model_that_learned_nothing_comes_with_a_hint(equipoise, tmp_path):
     words = "train --data digits --subset 100 --batch-size 10 --epochs 0.1 --epsilon 1000"
     found = equipoise(f"{words} --learning-rate 1e-9 --run-dir", tmp_path / "run")
     assert found.code == 0, found.err
-    assert "Try a --learning-rate far from 1e-09" in found.out
+    assert "a --learning-rate far from 1e-09" in found.out
 
 
 def test_a_delta_of_one_record_is_warned_of_before_anything_is_spent(equipoise):

@@ -180,7 +180,9 @@ ARGUMENTS = {
         "LBFGS, which evaluates the loss several times",
     ),
     "an optimiser of another model": ({"optimizer": lambda m: sgd(network())}, ValueError, "does not hold"),
-    "an optimiser class": ({"optimizer": lambda m: torch.optim.SGD}, TypeError, "call it"),
+    "an optimiser class": ({"optimizer": lambda m: torch.optim.SGD}, TypeError, "class SGD itself"),
+    "a loss class": ({"loss": nn.CrossEntropyLoss}, TypeError, "class CrossEntropyLoss itself"),
+    "a class of samplings": ({"sampling": eq.Poisson}, TypeError, "class Poisson itself"),
     "no optimiser": ({"optimizer": lambda m: None}, TypeError, "optimizer is a NoneType"),
     "a scheduler that reads a metric": (
         {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(sgd(network()))},

@@ -245,6 +245,12 @@ class Settings:
             raise SettingsError(f"--weight-decay is {self.weight_decay:g}, but it must be at least 0.")
         if self.clip_norm is not None:
             parse_clip_norm(self.clip_norm)
+        if self.clip_rule is not None and ":" in self.clip_rule:
+            raise SettingsError(
+                f"--clip-rule is {self.clip_rule!r}, but it takes the kind of a rule, such as psac. A rule "
+                "of your own needs a method in the same module, be it an empty subclass of eq.DPSGD: give "
+                "--method module:Class, and the rule by its kind."
+            )
         if ":" in self.data and self.population is None:
             raise SettingsError(
                 "--population is missing. It sets the sampling rate and the divisor of the noised sums, so "

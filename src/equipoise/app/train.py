@@ -137,8 +137,8 @@ def _hint(experiment: Experiment, accuracy: float | None, console: Console) -> N
     if accuracy is not None and accuracy <= commonest:
         console.print(
             f"[bold yellow]Hint[/]: the model is right on {accuracy:.1%} of the test records, and always "
-            f"giving the commonest class would be on {commonest:.1%}. Try a --learning-rate far from "
-            f"{experiment.settings.learning_rate:g}. Every further run on these records costs epsilon again; "
+            f"giving the commonest class would be on {commonest:.1%}. Try more --epochs, or a --learning-rate far "
+            f"from {experiment.settings.learning_rate:g}. Every further run on these records costs epsilon again; "
             "--ledger FILE adds it up.",
             soft_wrap=True,
         )
@@ -217,9 +217,10 @@ def _assemble(settings: Settings, console: Console) -> Experiment:
 
 @contextmanager
 def _feature_progress(console: Console) -> Iterator[Progress]:
-    """A line and a bar that appear with the first chunk of features; neither where there are none."""
+    """What is done meanwhile, and a line and a bar that appear with the first chunk of features, if any."""
     from rich.progress import Progress as Bar
 
+    status = console.status("loading the data and building the model")
     bar = Bar(console=console, transient=True, disable=not console.is_terminal)
     task = bar.add_task("computing features", total=None, visible=False)
     began = False
@@ -228,6 +229,7 @@ def _feature_progress(console: Console) -> Iterator[Progress]:
         nonlocal began
         if not began:
             began = True
+            status.stop()  # a console shows one of them at a time
             console.print(
                 f"computing features once; they are kept in {cache_folder()} for later runs (EQUIPOISE_CACHE "
                 "names another folder)",
@@ -237,9 +239,11 @@ def _feature_progress(console: Console) -> Iterator[Progress]:
             bar.start()
         bar.update(task, completed=done, total=total, visible=True)
 
+    status.start()
     try:
         yield update
     finally:
+        status.stop()
         bar.stop()
 
 

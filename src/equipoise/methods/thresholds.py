@@ -245,10 +245,11 @@ def resolve_threshold(clip_norm: float | Callable[[int], float] | Threshold) -> 
     """
     if isinstance(clip_norm, Threshold):
         return clip_norm
-    if isinstance(clip_norm, bool) or not (isinstance(clip_norm, (int, float)) or callable(clip_norm)):
+    called = callable(clip_norm) and not isinstance(clip_norm, type)
+    if isinstance(clip_norm, bool) or not (isinstance(clip_norm, (int, float)) or called):
         raise TypeError(
-            f"clip_norm={clip_norm!r} is a {type(clip_norm).__name__}; give a number above zero, a function "
-            "from the step to a number, or a threshold such as ReleasedQuantile(initial=0.1)"
+            f"clip_norm={clip_norm!r} is {_validate.what_is(clip_norm)}; give a number above zero, a "
+            "function from the step to a number, or a threshold such as ReleasedQuantile(initial=0.1)"
         )
     if isinstance(clip_norm, (int, float)):
         return Fixed(float(clip_norm))

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from equipoise import _validate
 from equipoise._tree import leaves, named_leaves
 from equipoise.gradients import (
     Buffers,
@@ -74,7 +75,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
         ValueError: nothing to train, or parameters that are not floating point or still without shape.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}; give a torch.nn.Module")
+        raise TypeError(f"model is {_validate.what_is(model)}; give a torch.nn.Module")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ValueError(
@@ -102,8 +103,10 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
         ValueError: it misses trainable parameters or holds foreign ones.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        hint = ": call it with the parameters" if callable(optimizer) else ""
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer{hint}")
+        raise TypeError(
+            f"optimizer is {_validate.what_is(optimizer)}; give a torch.optim.Optimizer, such as "
+            "torch.optim.SGD(model.parameters(), lr=0.5)"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError(
             "optimizer is LBFGS, which evaluates the loss several times per step; every evaluation would be "
@@ -186,10 +189,10 @@ def check_loss(
         TypeError: the loss is no function, or does not answer a tensor.
         DataError: the forward fails, or the answer is not one finite number per record.
     """
-    if not callable(loss):
+    if not callable(loss) or isinstance(loss, type):
         raise TypeError(
-            f"loss is a {type(loss).__name__}; give a function loss(model, batch) that answers one number a "
-            "record, [B]"
+            f"loss is {_validate.what_is(loss)}; give a function loss(model, batch) that answers one number "
+            "per record, [B]"
         )
     refuse_max_norm(model)
     ids = source.probes(probes)
@@ -247,10 +250,10 @@ def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device,
     except ForwardWritesError:
         raise
     except Exception as error:
-        shapes = _shapes(batch)
+        shapes, said = _shapes(batch), f"{type(error).__name__}: {error}".rstrip(".")
         raise DataError(
             f"loss(model, batch) fails on {count} records of the data, among them those with the smallest "
-            f"and largest labels (batch: {shapes}): {type(error).__name__}: {error}. Check the labels' range "
+            f"and largest labels (batch: {shapes}): {said}. Check the labels' range "
             "against the model's outputs, the shapes and the types. Nothing was spent."
         ) from error
     if not isinstance(values, Tensor):

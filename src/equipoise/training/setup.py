@@ -18,6 +18,7 @@ import torch
 from dp_accounting import DpEvent
 from torch import Tensor, nn
 
+from equipoise import _validate
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.engine_inputs import map_records, repeat_to
 from equipoise.methods import DPSGD, Method, PublicRecords, find
@@ -120,7 +121,7 @@ def check_kinds(
     if not isinstance(sampling, Sampling):
         hint = ". State the population yourself; it is never read from the data"
         raise TypeError(
-            f"sampling={sampling!r} is a {type(sampling).__name__}; give for instance "
+            f"sampling={sampling!r} is {_validate.what_is(sampling)}; give for instance "
             f"Poisson(expected_batch_size=256, population=60_000, steps=2_000){hint}"
         )
     if not isinstance(method, Method):
@@ -132,7 +133,7 @@ def check_kinds(
         raise TypeError(f"method={method!r} is no Method; give a method object{called}")
     if budget is not None and not isinstance(budget, Budget):
         raise TypeError(
-            f"budget={budget!r} is a {type(budget).__name__}; give Budget(epsilon=3.0, delta=1e-5)"
+            f"budget={budget!r} is {_validate.what_is(budget)}; give Budget(epsilon=3.0, delta=1e-5)"
         )
     if augmentation is not None and not callable(augmentation):
         raise TypeError(
