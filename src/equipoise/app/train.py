@@ -138,8 +138,8 @@ def _hint(experiment: Experiment, accuracy: float | None, console: Console) -> N
         console.print(
             f"[bold yellow]Hint[/]: the model is right on {accuracy:.1%} of the test records, and always "
             f"giving the commonest class would be on {commonest:.1%}. Try more --epochs, or a "
-            f"--learning-rate far from {experiment.settings.learning_rate:g}. Every further run on these records "
-            "costs epsilon again; --ledger FILE adds it up.",
+            f"--learning-rate far from {experiment.settings.learning_rate:g}. Every further run on these "
+            "records costs epsilon again; --ledger FILE adds it up.",
             soft_wrap=True,
         )
 
