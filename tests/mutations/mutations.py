@@ -616,4 +616,32 @@ MUTATIONS = (
         (("zipfile.BadZipFile, zlib.error, EOFError", "zipfile.BadZipFile, EOFError"),),
         ("tests/data/test_cifar.py::test_damaged_npz",),
     ),
+    Mutation(
+        "a client's mean of a round holds the rounds before",
+        "federated/methods/averaged_iterate.py",
+        (
+            (
+                "return _from_here(super().rebase(state, params), params)",
+                "return super().rebase(state, params)",
+            ),
+        ),
+        ("tests/federated/test_averaged_iterate.py::test_it_is_the_mean_over_steps_clients_and_rounds",),
+    ),
+    Mutation(
+        "queries of subsets are Poisson samples",
+        "methods/adaptive_rms/adaptive_rms.py",
+        (("    if isinstance(sampling, WithoutReplacement):\n", "    if False:\n"),),
+        ("tests/app/test_sampling_settings.py::test_a_query_of_subsets_is_a_subset",),
+    ),
+    Mutation(
+        "subsets without replacement are accounted under add-or-remove",
+        "app/settings.py",
+        (
+            (
+                "return self.relation or RELATIONS[self.sampling == SUBSETS]",
+                "return self.relation or RELATIONS[0]",
+            ),
+        ),
+        ("tests/app/test_sampling_settings.py::test_a_training_samples_as_it_is_told",),
+    ),
 )
