@@ -155,12 +155,12 @@ class SecureClient:
             holes=HOLES,
         )
 
-    def finish(self) -> Statement:
+    def finish(self, *, stop_fixed_beforehand: bool = False) -> Statement:
         """As the client's; the secrets of a sum under way are deleted too."""
         if self._place is not None:
             self._place.unlink(missing_ok=True)
         self._party = Party(self.rule, self.number)
-        return self.client.finish()
+        return self.client.finish(stop_fixed_beforehand=stop_fixed_beforehand)
 
     def close(self) -> None:
         self._log.close()

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from equipoise.app import audit_run
 from equipoise.app import audit_shadow as shadow_run
+from equipoise.app.settings import Settings
 from equipoise.audit import method_audit as mechanism
 from equipoise.audit import one_step
 
@@ -47,6 +49,43 @@ def test_a_step_clean_and_with_bugs(equipoise, monkeypatch):
     answer = equipoise("audit --one-step --method dp-sgd")
     assert answer.code == 1
     assert "MISSED" in answer.out
+
+
+def test_neighbours(equipoise, trained):
+    """Of named data, and of the settings of a run."""
+    found = equipoise("audit --neighbours --positions 1 --json")
+    assert (found.code, found.value["holds"]) == (0, True)
+    assert {pair["change"] for pair in found.value["pairs"]} == {"add", "remove", "replace", "silent"}
+    said = equipoise("audit --neighbours --positions 1 --threads 2", trained[0])
+    assert said.code == 0
+    assert "no sum moved farther than it may" in said.out
+    assert "1 and 2 threads" in said.out
+
+
+def test_neighbours_that_move_too_far_end_with_1(equipoise, monkeypatch):
+    found = audit_run.neighbours_of(Settings(epsilon=2.0, delta=1e-5), 1, 1, (1,))
+    far = replace(found.pairs[0], movement=143.6)
+    monkeypatch.setattr(audit_run, "neighbours_of", lambda *args: replace(found, pairs=(far,)))
+    answer = equipoise("audit --neighbours")
+    assert answer.code == 1
+    assert "TOO FAR" in answer.out
+    assert "one record added, at place 0 with 1 thread(s), moved a sum by 143.6" in answer.out
+    assert "guarantee does not hold" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--neighbours --shadow", "takes one of"),
+        ("--neighbours --one-step", "takes one of"),
+        ("RUN --neighbours --method dp-c4", "from the run"),
+        ("--neighbours --positions 0", "--positions"),
+    ],
+)
+def test_neighbours_with_other_words_are_refused(equipoise, words, said):
+    answer = equipoise(f"audit {words}")
+    assert answer.code == 2
+    assert said in answer.err
 
 
 def test_a_refuted_claim_ends_with_1(equipoise, monkeypatch):

@@ -1,5 +1,6 @@
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,16 @@ def test_interrupted_run_goes_on(equipoise, tmp_path):
     assert f"equipoise resume {folder}" in err
     assert "Traceback" not in err
     assert (folder / "report.html").exists()
+    assert "the statement claims the whole plan" in err
+    shutil.copytree(folder, tmp_path / "ended")
+    ended = equipoise("resume", tmp_path / "ended", "--stop-fixed-beforehand", "--json")
+    assert (ended.code, ended.value["finished"], ended.value["steps"]) == (0, True, found["steps"])
+    assert ended.value["epsilon"] < found["epsilon"]
+    checked = equipoise("verify", tmp_path / "ended", "--json")
+    assert (checked.code, checked.value["epsilon"]) == (0, ended.value["epsilon"])
+    assert any(text.startswith("stop:") for text in checked.value["not_checked"])
+    again = equipoise("resume", tmp_path / "ended", "--json")
+    assert again.value["epsilon"] == ended.value["epsilon"]
 
     resumed = equipoise("resume", folder, "--json")
     assert resumed.code == 0, resumed.err
@@ -99,7 +110,7 @@ def test_interrupted_run_goes_on(equipoise, tmp_path):
     assert resumed.value["steps"] == 80
     whole = equipoise(words, "--run-dir", tmp_path / "whole")
     assert resumed.value["epsilon"] == pytest.approx(whole.value["epsilon"], rel=1e-9)
-    assert resumed.value["epsilon"] > found["epsilon"]
+    assert resumed.value["epsilon"] == found["epsilon"]
     models = [(tmp_path / run / "model.safetensors").read_bytes() for run in ("cut", "whole")]
     assert models[0] == models[1]
 

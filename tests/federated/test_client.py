@@ -751,7 +751,7 @@ def stopped_at_its_end(one, monkeypatch, when):
     with monkeypatch.context() as patch:
         patch.setattr(*ENDS[when](one), die)
         with pytest.raises(SystemExit):
-            one.finish()
+            one.finish(stop_fixed_beforehand=True)
 
 
 @pytest.mark.parametrize("when", ENDS)
@@ -761,7 +761,7 @@ def test_what_a_client_gives_up_at_its_end_is_spent_once(tmp_path, monkeypatch, 
     options = {"ledger_file": tmp_path / "ledger.jsonl", "reproducible": False, "budget": budget}
     a = client(folder=tmp_path / "a", **options)
     train(a, 1, start())
-    alone = a.statement()
+    alone = a.training.statement(stop_fixed_beforehand=True)
     stopped_at_its_end(a, monkeypatch, when)
     a.close()
     if when == "before the key goes":  # its end is booked: B may begin before A is seen to
@@ -772,7 +772,7 @@ def test_what_a_client_gives_up_at_its_end_is_spent_once(tmp_path, monkeypatch, 
             client(folder=tmp_path / "b", **options)
         a = client(folder=tmp_path / "a", **options)
         if when == "before the entry":
-            a.finish()
+            a.finish(stop_fixed_beforehand=True)
         b = client(folder=tmp_path / "b", **options)
     assert not (tmp_path / "a" / "private" / "key").exists()
     with pytest.raises(Refused, match="has finished"):
@@ -844,8 +844,11 @@ def test_epsilon_of_clients_that_share_a_ledger_is_that_of_their_statements(tmp_
     b = client(folder=tmp_path / "b", **options)
     rounds_of(b, start())
     assert a.epsilon() > 1.5 * alone
-    for one in (a, b):
-        assert one.epsilon() == one.statement().epsilon
+    # What a has planned and not released yet is in its statement, and in what b counts.
+    assert a.epsilon() < a.statement().epsilon == b.statement().epsilon == b.epsilon()
+    for number in range(2, ROUNDS + 1):
+        train(a, number, start())
+    assert a.epsilon() == a.statement().epsilon == b.epsilon()
 
 
 def test_runs_of_one_owner_share_a_ledger_and_hardened_noise_is_named(tmp_path):
@@ -863,4 +866,5 @@ def test_runs_of_one_owner_share_a_ledger_and_hardened_noise_is_named(tmp_path):
     second.close()
     again = client(folder=tmp_path / "b", **options)
     assert again.statement().other_runs == 1
-    assert again.finish().epsilon == pytest.approx(again.epsilon(), rel=1e-12)
+    spent = again.epsilon()
+    assert again.finish(stop_fixed_beforehand=True).epsilon == pytest.approx(spent, rel=1e-12)

@@ -35,6 +35,7 @@ from equipoise.statements import (
 )
 from equipoise.statements import statement_of as made_of
 from equipoise.statements.recompute import schema_misfit
+from equipoise.statements.statement import STOPPED
 
 DELTA = 1e-5
 
@@ -138,12 +139,52 @@ def test_epochs_are_charged_by_the_draws_that_lie_in_them():
 
 def test_an_epoch_left_out_of_a_statement_is_caught():
     ledger = gappy_run()
+    ledger.close(stop_fixed_beforehand=True)  # else the figure is that of the plan
     statement = statement_of(ledger)
     assert statement["releases"][0]["epochs"] == 2
     statement["releases"][0]["epochs"] = 1
     assert verdicts(statement, ledger) == (False, False)
     statement["releases"][0].update(epochs=0, used=0)
     assert verdicts(statement, ledger) == (False, False)
+
+
+def stopped(ledger: Ledger, fixed: bool = True) -> Ledger:
+    ledger.close(stop_fixed_beforehand=fixed)
+    return ledger
+
+
+def test_a_run_that_stopped_claims_its_plan():
+    """However it was closed, unless with the word that its stop had been fixed."""
+    whole = plain_run(steps=4)
+    for ledger in (plain_run(), stopped(plain_run(), fixed=False)):
+        assert statement_of(ledger)["epsilon"] == statement_of(whole)["epsilon"] > ledger.spent(DELTA).value
+    fixed = stopped(plain_run())
+    assert statement_of(fixed)["epsilon"] == fixed.spent(DELTA).value
+    assert STOPPED in statement_of(fixed)["assumptions"]
+    worst, part = unproven_run(3.0), stopped(unproven_run(3.0))
+    assert statement_of(worst)["epsilon"] > statement_of(part)["epsilon"] == part.spent(DELTA).value
+
+
+def test_a_word_about_the_stop_that_the_journal_does_not_hold_is_caught():
+    ledger = stopped(plain_run(), fixed=False)
+    claimed = json.loads(made_of(stopped(plain_run()), DELTA).to_json()) | {"run": ledger.run}
+    assert verdicts(claimed, ledger) == (False, True)
+    rows = rows_of(stopped(plain_run()))
+    rows[-1]["stop_fixed_beforehand"] = "yes"
+    with pytest.raises(JournalError, match="stop_fixed_beforehand must be true or false"):
+        entries_of(rows)
+
+
+def test_a_statement_from_before_stops_were_told_apart_says_so():
+    """It claims the releases made, under the assumption that it names; that is said, not refused."""
+    ledger = plain_run()
+    fixed = made_of(ledger, DELTA, stop_fixed_beforehand=True)
+    old = json.loads(fixed.to_json())
+    del old["stop_fixed_beforehand"]
+    jsonschema.validate(old, statement_schema())
+    assert verdicts(old, ledger) == (True, True)
+    for found in (check_with_journal(old, ledger.journal.entries()), check_published(old)):
+        assert [one.ok for one in found if one.subject == "stop"] == [None]
 
 
 RUNS = {
@@ -155,6 +196,8 @@ RUNS = {
     "worst case": lambda: unproven_run(3.0),
     "no guarantee": lambda: unproven_run(None),
     "nothing yet": lambda: plain_run(steps=0),
+    "fixed stop": lambda: stopped(plain_run()),
+    "fixed stop, worst case": lambda: stopped(unproven_run(3.0)),
 }
 
 
@@ -376,6 +419,7 @@ def test_a_line_left_out_of_the_journal_is_caught():
 def test_a_stranger_cannot_tell_lines_and_statement_edited_together():
     """What signatures are for: a whole other run is consistent in itself."""
     ledger = plain_run()
+    ledger.close(stop_fixed_beforehand=True)
     entries = ledger.journal.entries()
     left = [entry for entry in entries if entry.kind != "release" or entry.draw.index != 2]
     statement = json.loads(statement_from_journal(left, ledger.run, DELTA).to_json())

@@ -19,7 +19,7 @@ from equipoise.methods import Abadi
 from equipoise.methods.base import Plan
 from equipoise.privacy import Gaussian, PrivacyPlan, Release, clip
 from equipoise.privacy.private import unwrap
-from equipoise.training.assumptions import STOPPED
+from equipoise.statements.statement import STOPPED
 from equipoise.training.run_folder import RunFolder
 from equipoise.training.setup import TrainingSettings
 
@@ -438,10 +438,39 @@ def test_two_micro_batches_of_equal_records_see_other_masks():
     assert not torch.equal(first, second)
 
 
-def test_a_statement_names_the_stop_of_a_run_that_ended_early():
+def test_a_run_that_ended_early_claims_its_plan():
     """Whoever stops by what was released has spent more than the steps that were taken."""
     run = training(steps=3)
+    planned = run.plan.epsilon(run.delta).value
     run.take_step()
-    assert STOPPED in run.statement().assumptions
+    statement = run.statement()
+    assert statement.epsilon == planned > run.epsilon_so_far()
+    assert STOPPED not in statement.assumptions
+    assert "Not all planned releases were made" in str(statement)
+    assert run.finish().epsilon == planned  # and the run may go on
     list(run)
-    assert STOPPED not in run.statement().assumptions
+    assert run.statement().epsilon == run.epsilon_so_far() == planned
+
+
+def test_a_stop_that_was_fixed_beforehand_claims_the_steps_taken(tmp_path):
+    run = training(steps=3, run_dir=tmp_path / "run")
+    run.take_step()
+    spent = run.epsilon_so_far()
+    found = run.finish(stop_fixed_beforehand=True)
+    assert found.finished
+    assert found.epsilon == spent < run.plan.epsilon(run.delta).value
+    assert STOPPED in found.statement.assumptions
+    with pytest.raises(RuntimeError, match="deleted at its end"):
+        run.take_step()
+    checked = eq.verify_run(tmp_path / "run")
+    assert checked.consistent
+    assert any("fixed beforehand" in text for text in checked.not_checked)
+
+
+def test_a_stop_is_booked_once(tmp_path):
+    """Whoever saw the end of the run cannot say later that it had been fixed beforehand."""
+    run = training(steps=3, run_dir=tmp_path / "run")
+    run.take_step()
+    run.end()
+    assert run.finish(stop_fixed_beforehand=True).epsilon == run.plan.epsilon(run.delta).value
+    assert eq.verify_run(tmp_path / "run").consistent

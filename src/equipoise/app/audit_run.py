@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ import numpy as np
 import torch
 
 from equipoise.app.build import assemble, cross_entropy
+from equipoise.app.method_settings import make_method
 from equipoise.app.run_checks import check_model_file, is_finished
 from equipoise.app.settings import Settings
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries
+from equipoise.audit.neighbours import NeighbourAudit, audit_neighbours
 from equipoise.audit.one_run import guess_by_score
 from equipoise.audit.roc import Roc, bound_on_roc, roc
 from equipoise.report import RunFolderError, read_run
@@ -26,7 +28,42 @@ from equipoise.report.json_files import read_object
 from equipoise.statements.recompute import finite_number
 from equipoise.training.run_folder import load_model
 
-__all__ = ["audit_run", "roc_curves", "save_roc_figure"]
+__all__ = ["audit_run", "neighbours_of", "roc_curves", "save_roc_figure"]
+
+
+def neighbours_of(settings: Settings, positions: int, steps: int, threads: Sequence[int]) -> NeighbourAudit:
+    """How far the sums of a training with these settings move by one record; nothing is spent.
+
+    Args:
+        settings: of the training; it is not made.
+        positions, steps, threads: as for `audit_neighbours`.
+
+    Raises:
+        SettingsError, DataFileError: settings or data that cannot be used.
+        ValueError: the method releases nothing that is proved.
+    """
+    experiment = assemble(replace(settings, canaries=None))
+    settings = experiment.settings
+    method, budget = make_method(settings, experiment.sampling, experiment.public)
+    return audit_neighbours(
+        experiment.model,
+        cross_entropy,
+        experiment.records,
+        sampling=experiment.sampling,
+        method=method,
+        positions=positions,
+        steps=steps,
+        threads=threads,
+        seed=settings.seed,
+        budget=budget,
+        augmentation=experiment.augmentation,
+        views=settings.views or 1,
+        micro_batch_size=settings.micro_batch_size,
+        relation=settings.neighbours(),
+        hardened=settings.hardened,
+        device=settings.device,
+        allow_public_duplicates=settings.public_records is not None,
+    )
 
 
 def audit_run(folder: str, settings: Settings, confidence: float = 0.95) -> dict[str, Any]:
@@ -80,7 +117,7 @@ def audit_run(folder: str, settings: Settings, confidence: float = 0.95) -> dict
             }
             for name, values in scores.items()
         },
-        "finite_number": str(figure),
+        "figure": str(figure),
     }
     out = Path(folder) / "private" / "audit.json"
     out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

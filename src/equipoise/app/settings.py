@@ -473,12 +473,20 @@ class CalibrationSettings:
 class AuditSettings:
     """What `equipoise audit` attacks, and how."""
 
-    method: str | None = setting(None, "Audit a method of the table, by canaries in small trainings.")
+    method: str | None = setting(
+        None, "Audit a method of the table, by canaries in small trainings; or that of --neighbours."
+    )
     variant: str | None = setting(None, "With --method: its form, where it has several.")
     options: dict[str, Any] = _options("With --method: further argument of it; repeatable.")
     one_step: bool = setting(
         False, "Audit steps on all records, clean and with bugs; of --method, or of all."
     )
+    neighbours: bool = setting(
+        False, "Take steps with one record more, less or replaced, and see what moves; of RUN, or of --data."
+    )
+    positions: int = setting(10, "With --neighbours: how many records are tried.", at_least_one=True)
+    steps: int = setting(1, "With --neighbours: steps on each pair of data sets.", at_least_one=True)
+    threads: int = setting(1, "With --neighbours: try so many threads, too.", at_least_one=True)
     epsilon: float = setting(2.0, "What the method's noise is calibrated to.", above_zero="a privacy budget")
     delta: float = setting(1e-5, "Failure probability of the guarantee.")
     relation: str = setting(
@@ -492,9 +500,11 @@ class AuditSettings:
     seeds: int = setting(1, "Number of audits, each with a seed of its own.", at_least_one=True)
     shadow: bool = setting(False, "Guess members with shadow models, with privacy and without.")
     data: str | None = setting(
-        None, "Data of the shadow models, digits by default; or the run's own function."
+        None, "Data of --shadow and --neighbours, digits by default; or the run's own function."
     )
-    model: str | None = setting(None, "The run's own function for the model, named again.")
+    model: str | None = setting(
+        None, "Model of --neighbours; or the run's own function for the model, named again."
+    )
     models: int = setting(32, "Number of shadow models of either kind.")
     confidence: float = setting(0.99, "Over all seeds together; of each attack on a run.")
     data_dir: str | None = setting(
@@ -511,21 +521,27 @@ class AuditSettings:
             SettingsError: naming the option.
         """
         kinds = {
-            "RUN": of_run,
-            "--method": self.method is not None,
-            "--one-step": self.one_step and self.method is None,
+            "RUN": of_run and not self.neighbours,
+            "--method": self.method is not None and not self.neighbours,
+            "--one-step": self.one_step and (self.method is None or self.neighbours),
             "--shadow": self.shadow,
+            "--neighbours": self.neighbours,
         }
         asked = [name for name, given in kinds.items() if given]
         if len(asked) != 1:
             raise SettingsError(
-                "audit takes one of RUN, --method, --one-step and --shadow, and got "
+                "audit takes one of RUN, --method, --one-step, --shadow and --neighbours, and got "
                 f"{' and '.join(asked) or 'none of them'}."
             )
         _check_fields(self)
         _check_delta(self.delta)
         of_method = self.hardened or self.relation != RELATIONS[0] or self.variant or self.options
-        if self.method is None and of_method:
+        if self.neighbours and of_run and (of_method or self.method is not None):
+            raise SettingsError(
+                "--neighbours RUN takes method and settings from the run: leave --method, --relation, "
+                "--hardened, --variant and --option out."
+            )
+        if self.method is None and of_method and not self.neighbours:
             raise SettingsError("--relation, --hardened, --variant and --option are of --method alone.")
         if self.one_step and (self.hardened or self.seeds != 1):
             raise SettingsError("--one-step has one seed, and looks at noise in floating point.")

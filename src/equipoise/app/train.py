@@ -80,7 +80,9 @@ def describe_run(settings: Settings, console: Console) -> dict[str, Any]:
     }
 
 
-def resume_run(folder: str, settings: Settings, console: Console) -> dict[str, Any]:
+def resume_run(
+    folder: str, settings: Settings, console: Console, *, stop_fixed_beforehand: bool = False
+) -> dict[str, Any]:
     """Go on with a run from its last checkpoint.
 
     Args:
@@ -88,6 +90,8 @@ def resume_run(folder: str, settings: Settings, console: Console) -> dict[str, A
         settings: those of the folder, where data files and device may be other ones; the code that they name
             is run (see `equipoise.app.run_checks.check_own_code`).
         console: for people.
+        stop_fixed_beforehand: take no further step, and end the run with this word
+            (`PrivateTraining.finish`).
     """
     if is_finished(folder):
         console.print(f"{folder} is finished already: there is nothing to resume.", markup=False)
@@ -113,6 +117,11 @@ def resume_run(folder: str, settings: Settings, console: Console) -> dict[str, A
         augmentation=experiment.augmentation,
         device=settings.device,
     )
+    if stop_fixed_beforehand:
+        began = time.perf_counter()
+        training.evaluate(experiment.evaluate)
+        training.finish(stop_fixed_beforehand=True)
+        return _answer(folder, settings, True, time.perf_counter() - began)
     return _run(training, experiment, folder, console, hint=True)
 
 

@@ -10,13 +10,14 @@ import typer
 
 from equipoise.app.run_checks import check_own_code, settings_of_run
 from equipoise.app.settings import AuditSettings, Settings
-from equipoise.cli.audit_views import show_method, show_run, show_shadow, show_steps
+from equipoise.cli.audit_views import show_method, show_neighbours, show_run, show_shadow, show_steps
 from equipoise.cli.screen import loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import Json, RunDir, UsageError, chosen_folder
 
 if TYPE_CHECKING:
     from equipoise.audit.method_audit import Audit
+    from equipoise.audit.neighbours import NeighbourAudit
     from equipoise.audit.one_step import Probe
 
 __all__ = ["audit"]
@@ -27,14 +28,16 @@ def audit(
     asked: AuditSettings,
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A finished run that was trained with --canaries."),
+        typer.Argument(
+            metavar="[RUN]", help="A finished run that was trained with --canaries; any run of --neighbours."
+        ),
     ] = None,
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
-    """Certify a lower bound on epsilon beside the claimed upper one.
+    """Certify a lower bound on epsilon beside the claimed upper one, or see what one record moves.
 
-    Exit code 1: a claim is refuted, or --one-step misses a bug that it put in.
+    Exit code 1: a claim is refuted, a sum moved too far, or --one-step misses a bug that it put in.
     """
     # with --shadow, --run-dir is the folder to write
     asked.check(of_run=run is not None or (run_dir is not None and not asked.shadow))
@@ -42,7 +45,9 @@ def audit(
         import equipoise.methods  # noqa: F401
     quiet()
     warnings.filterwarnings("ignore", category=UserWarning, module="equipoise.methods")
-    if asked.one_step:
+    if asked.neighbours:
+        fine = show_neighbours(_audit_neighbours(asked, run, run_dir), json_output)
+    elif asked.one_step:
         fine = show_steps(_audit_steps(asked), asked, json_output)
     elif asked.method is not None:
         fine = show_method(_audit_method(asked.method, asked), json_output)
@@ -113,6 +118,34 @@ def _audit_steps(asked: AuditSettings) -> list[Probe]:
                 )
             )
     return rows
+
+
+def _audit_neighbours(asked: AuditSettings, run: str | None, run_dir: str | None) -> NeighbourAudit:
+    """Of the data, model and method of a run, or of those that the options name."""
+    if run is None and run_dir is None:
+        settings = Settings(
+            data=asked.data or "digits",
+            data_dir=asked.data_dir,
+            model=asked.model,
+            method=asked.method or "dp-sgd",
+            variant=asked.variant,
+            options=asked.options,
+            epsilon=asked.epsilon,
+            delta=asked.delta,
+            relation=asked.relation,
+            hardened=asked.hardened,
+        )
+    else:
+        folder = chosen_folder(run, run_dir)
+        settings = settings_of_run(folder)
+        check_own_code(folder, settings, data=asked.data, model=asked.model)
+        settings = replace(settings, data_dir=asked.data_dir or settings.data_dir)
+    with loading():
+        from equipoise.app.audit_run import neighbours_of
+    with open_console(True).status("taking steps with one record more, less or replaced"):
+        return neighbours_of(
+            settings, asked.positions, asked.steps, (1,) if asked.threads == 1 else (1, asked.threads)
+        )
 
 
 def _audit_shadow(asked: AuditSettings, run_dir: str | None) -> dict[str, Any]:

@@ -12,9 +12,17 @@ if TYPE_CHECKING:
     from equipoise.app.settings import AuditSettings
     from equipoise.audit.bounds import Certificate
     from equipoise.audit.method_audit import Audit
+    from equipoise.audit.neighbours import NeighbourAudit, NeighbourPair
     from equipoise.audit.one_step import Probe
 
-__all__ = ["certificate_values", "show_method", "show_run", "show_shadow", "show_steps"]
+__all__ = [
+    "certificate_values",
+    "show_method",
+    "show_neighbours",
+    "show_run",
+    "show_shadow",
+    "show_steps",
+]
 
 
 def show_method(found: Audit, as_json: bool) -> bool:
@@ -91,6 +99,78 @@ def show_steps(rows: list[Probe], asked: AuditSettings, as_json: bool) -> bool:
         )
     open_console(False).print(table)
     return fine
+
+
+CHANGES = {
+    "add": "added",
+    "remove": "removed",
+    "replace": "replaced",
+    "silent": "added, without its own part",
+}
+
+
+def show_neighbours(found: NeighbourAudit, as_json: bool) -> bool:
+    """Show how far one record moved the sums; gives whether none moved too far."""
+    if as_json:
+        emit(found.to_json())
+        return found.holds
+    from rich.table import Table
+
+    console = open_console(False)
+    tried = sorted({pair.threads for pair in found.pairs})
+    console.print(
+        f"[bold]{found.method}[/], {found.records:,} records, micro-batches of {found.micro_batch_size}, "
+        f"{found.steps} step{'s' * (found.steps > 1)}, {' and '.join(map(str, tried))} "
+        f"thread{'s' * (tried[-1] > 1)}; random numbers: {'yes' if found.draws_numbers else 'no'}",
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("one record", "tried", "sum moved by", "allowed", "epsilon", "allowed", ""):
+        table.add_column(title, justify="left" if title in ("one record", "") else "right")
+    for change, words in CHANGES.items():
+        pair = found.worst_of(change)
+        if pair is None:
+            table.add_row(words, "-")
+            continue
+        silent = change == "silent"
+        table.add_row(
+            words,
+            str(sum(one.change == change for one in found.pairs)),
+            f"{pair.movement:.1e}" if silent else f"{pair.movement:.6f}",
+            "0" if silent else "1",
+            rounded_up(pair.epsilon),
+            "" if silent else rounded_up(pair.claimed),
+            "" if pair.holds else "[bold red]TOO FAR[/]",
+        )
+    console.print(table)
+    console.print(_verdict(found), soft_wrap=True)
+    return found.holds
+
+
+def _verdict(found: NeighbourAudit) -> str:
+    """What the movements tell the reader, and what they do not."""
+    units = (
+        "Movements are in units of the bound that the noise is made for. Epsilon is of these steps at delta "
+        f"{found.delta:g}, for a record that is in all their draws; the whole training claims "
+        f"{rounded_up(found.plan_epsilon)}."
+    )
+    if found.holds:
+        return (
+            "[green]no sum moved farther than it may[/]\nIn plain words: one record moved the sums as far as "
+            "the proof says, and nothing else moved by more than rounding. This was tried on these records "
+            f"and proves nothing about others. {units}"
+        )
+    worst = found.worst
+    return (
+        f"[bold red]{_place(worst)} moved a sum by {worst.movement:.4g}[/]\n"
+        "In plain words: the guarantee does not hold for this model and these data. Other records changed "
+        "with that one: look for what joins the records of a batch (statistics over the batch, padding to "
+        f"its longest record, state that is kept between batches). {units}"
+    )
+
+
+def _place(pair: NeighbourPair) -> str:
+    return f"one record {CHANGES[pair.change]}, at place {pair.position} with {pair.threads} thread(s),"
 
 
 def show_shadow(found: dict[str, Any], as_json: bool) -> bool:

@@ -81,6 +81,14 @@ def resume(
     method: Annotated[
         str | None, typer.Option(help="The run's own class for the method, named again.")
     ] = None,
+    stop_fixed_beforehand: Annotated[
+        bool,
+        typer.Option(
+            "--stop-fixed-beforehand",
+            help="Take no further step: end the run here and claim the steps taken, not the whole plan. Only "
+            "for a stop that was fixed before the run, or had nothing to do with its results.",
+        ),
+    ] = False,
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
@@ -93,6 +101,11 @@ def resume(
     if is_federation(folder):
         if device is not None:
             raise typer.BadParameter("a federation runs where it was begun", param_hint="--device")
+        if stop_fixed_beforehand:
+            raise typer.BadParameter(
+                "a federation ends with its last round; its clients claim what they planned",
+                param_hint="--stop-fixed-beforehand",
+            )
         resume_folder(folder, data_dir, json_output)
         return
     settings = replace(settings, data_dir=data_dir or settings.data_dir, device=device or settings.device)
@@ -101,7 +114,8 @@ def resume(
 
     quiet()
     console = open_console(json_output)
-    _finish(resume_run(folder, settings, console), json_output, console)
+    found = resume_run(folder, settings, console, stop_fixed_beforehand=stop_fixed_beforehand)
+    _finish(found, json_output, console)
 
 
 def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:
@@ -114,5 +128,9 @@ def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:
         console.print()
         console.print(summary(read_run(found["run_dir"]), found["run_dir"], found["seconds"]))
     if not found["finished"]:
-        print(f"equipoise: stopped; go on with: equipoise resume {found['run_dir']}", file=sys.stderr)
+        print(
+            "equipoise: stopped; the statement claims the whole plan, which covers every reason to stop. Go "
+            f"on with: equipoise resume {found['run_dir']}",
+            file=sys.stderr,
+        )
         raise typer.Exit(130)

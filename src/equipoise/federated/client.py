@@ -202,26 +202,32 @@ class Client:
         return self.training.steps_done // self.local_steps if self._end is None else self._end.rounds
 
     def epsilon(self) -> float:
-        """Epsilon of everything that was released so far, at the budget's delta."""
+        """Epsilon of everything that was released so far, at the budget's delta; the statement claims all
+        that was planned.
+        """
         return self.training.epsilon_so_far() if self._end is None else float(self._end.epsilon)
 
     def statement(self) -> Statement:
         """What this client may claim; for a client that has finished, what it claimed then."""
         return self.training.statement() if self._end is None else Statement(**self._end.statement)
 
-    def finish(self) -> Statement:
+    def finish(self, *, stop_fixed_beforehand: bool = False) -> Statement:
         """Stop taking part: write the statement, book the end, delete the key.
 
         From then on every request is refused, a repeated one too, also when the folder is opened again. If
         the process is killed meanwhile, opening the client again completes what was begun. A second call
         does nothing.
 
+        Args:
+            stop_fixed_beforehand: claim the rounds that were answered, not all that were planned; as for
+                `PrivateTraining.finish`. A server that asks whom it likes may choose by earlier replies.
+
         Returns:
             The statement, which lies in the folder as `statement.json`.
         """
         if self._end is None:
             training = self.training
-            statement = training.statement()
+            statement = training.statement(stop_fixed_beforehand=stop_fixed_beforehand)
             end = Finished(rounds=self.rounds_done, epsilon=self.epsilon(), statement=asdict(statement))
             if training.folder is not None:
                 content = (statement.to_json() + "\n").encode()
@@ -230,7 +236,7 @@ class Client:
             self._log.write(end.to_json())
             self._end = end
         if self._training is not None:
-            self._training.end()
+            self._training.end(self._end.statement["stop_fixed_beforehand"])
             self.close()
             self._training = None
         return self.statement()
@@ -404,7 +410,7 @@ class LocalTraining(PrivateTraining):
         self.synced_place()  # an answer that has left cannot be uncharged any more
         return answer
 
-    def statement(self) -> Statement:
+    def statement(self, *, stop_fixed_beforehand: bool = False) -> Statement:
         """The statement, with the assumption that the owners are disjoint."""
-        found = super().statement()
+        found = super().statement(stop_fixed_beforehand=stop_fixed_beforehand)
         return replace(found, assumptions=[*found.assumptions, DISJOINT])

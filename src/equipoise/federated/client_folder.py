@@ -180,7 +180,8 @@ def discard_unstarted(path: str | os.PathLike[str]) -> None:
             settings = folder.read_config()["settings"]
             run = _run_of(folder, settings)
             if run is not None and "ledger_file" in settings:
-                _end_in(settings["ledger_file"], run)
+                # it released nothing, so that no release can have ended it
+                _end_in(settings["ledger_file"], run, stop_fixed_beforehand=True)
             folder.discard()
     finally:
         folder.unlock()
@@ -260,7 +261,8 @@ def end_of(path: str | os.PathLike[str]) -> Finished | None:
     settings = folder.read_config()["settings"]
     run = _run_of(folder, settings)
     if run is not None:  # the key goes last: where it is gone the end is booked
-        _end_in(settings.get("ledger_file") or folder.journal, run)
+        fixed = bool(end.statement.get("stop_fixed_beforehand", False))
+        _end_in(settings.get("ledger_file") or folder.journal, run, fixed)
     delete_key(folder.private / "key")
     return end
 
@@ -282,8 +284,8 @@ def _booked(place: str | os.PathLike[str]) -> list[Entry]:
     return read_journal(place) if os.path.exists(place) else []
 
 
-def _end_in(place: str | os.PathLike[str], run: str) -> None:
+def _end_in(place: str | os.PathLike[str], run: str, stop_fixed_beforehand: bool) -> None:
     """Book the end of a run in the journal at `place`, if that holds the run."""
     if any(isinstance(entry, RunEntry) and entry.run == run for entry in _booked(place)):
         with closing(Journal(place, existing=True)) as journal:
-            book_end(journal, run)
+            book_end(journal, run, stop_fixed_beforehand)

@@ -124,6 +124,9 @@ def _figures(run: Run) -> list[dict[str, str]]:
     accountant = run.statement.get("accountant")
     if accountant:
         notes.append(f"computed by {ACCOUNTANTS.get(str(accountant), accountant)}")
+    if any(one.get("used") != one.get("count") for one in run.statement.get("releases", [])):
+        fixed = run.statement.get("stop_fixed_beforehand", True)
+        notes.append("of the steps taken" if fixed else "of all planned steps, which covers any stop")
     figures.append(loss_figure("Privacy loss ε", run.epsilon, run.delta, "; ".join(filter(None, notes))))
     return [*figures, guarantee_figure(run.guarantee, run.is_private)]
 

@@ -29,6 +29,7 @@ __all__ = [
 
 # Keys of a statement that no journal holds.
 ON_TRUST = ("recipe", "epsilon_claimed", "versions")
+STOP_KEY = "stop_fixed_beforehand"
 PLAN_KEYS = {"plan", "relation", "sampling", "unproven"}
 FIGURES = {"epsilon", "epsilons", "cross_check", "accountant", "interval", "warnings", "guarantee"}
 
@@ -97,6 +98,8 @@ def differences(statement: Mapping[str, Any], again: Statement) -> list[str]:
             elif claimed and statement.get(key) is not None:
                 found.append(key)  # the library claims what it proves
             continue
+        if key == STOP_KEY and key not in statement:
+            continue  # it was made before there was such a key
         if key == "assumptions":
             given = statement.get(key)
             same = isinstance(given, list) and all(text in given for text in computed[key])

@@ -13,7 +13,7 @@ import math
 import platform
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,24 @@ from equipoise._rounding import rounded_up
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.ledger.ledger import Ledger
 from equipoise.privacy.ledger.run_record import GUARANTEES as GUARANTEES
-from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events, spent
+from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events
+
+STOPPED = (
+    "the training ended before its last planned step for a reason that did not follow from what was released"
+)
+"""Named where the releases made are claimed and not the plan. With a rule that looks at releases (stop at the
+best accuracy, or when the gradient is small) their epsilon is too low: a true delta of 8 to 18 times the
+stated one was computed."""
+
+SAME_NOISE = (
+    "steps without a proof that were planned and not taken would have had the noise of those that were"
+)
+FIXED_PLANS = (
+    "the plans of the runs in this journal, and which of them were made, did not follow from what earlier "
+    "ones released"
+)
+"""Composition of privacy loss distributions covers queries that follow from earlier answers, but not numbers
+of steps or noise multipliers that do."""
 
 RECIPES = ("library", "as_published")
 DELTA_FACTORS = (10.0, 0.1, 0.01)  # a statement gives epsilon at its own delta times these, too
@@ -34,6 +51,9 @@ ACCOUNTED_SEARCH = (
     "this run is the best of a random number of runs drawn before the first of them, each with a plan whose "
     "Renyi divergence is at no order above this one's, and of the others nothing was published or used"
 )
+
+OF_THE_LEDGER = (STOPPED, SAME_NOISE, FIXED_PLANS, ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH)
+"""The assumptions that follow from plan and journal; a statement computed again names them, too."""
 
 
 @functools.cache
@@ -85,6 +105,8 @@ class Statement:
         search: the search for hyperparameters that the figure includes.
         versions: of Python and the packages that the figures come from.
         noise: "floating_point", or "grid" for exact noise on integers.
+        stop_fixed_beforehand: whether the figures are of the releases made. Without it they are of the whole
+            plan, which covers every way to stop.
     """
 
     recipe: str
@@ -111,6 +133,7 @@ class Statement:
     search: dict[str, Any] | None = None
     versions: dict[str, str] = field(default_factory=dict)
     noise: str = "floating_point"
+    stop_fixed_beforehand: bool = False
 
     def to_json(self) -> str:
         """The statement as indented JSON."""
@@ -165,6 +188,13 @@ class Statement:
                 f"{rounded_up(row['epsilon'])} at delta {row['delta']:g}" for row in self.epsilons
             )
             parts.append(f"Epsilon is {listed}.")
+        if any(release["used"] < release["count"] for release in self.releases):
+            parts.append(
+                "The figure is that of the releases made, whose number was fixed beforehand."
+                if self.stop_fixed_beforehand
+                else "Not all planned releases were made. The figure is that of all of them, so that it "
+                "holds whatever decides when to stop."
+            )
         if self.search is not None:
             parts.append(
                 f"The figure includes the choice of this run among a random number of runs, "
@@ -230,6 +260,7 @@ def statement_of(
     unit: str = "record",
     assumptions: Sequence[str] = (),
     epsilon_claimed: float | None = None,
+    stop_fixed_beforehand: bool = False,
 ) -> Statement:
     """What the run of a ledger may claim, the journal's other runs included as they are now.
 
@@ -237,6 +268,7 @@ def statement_of(
         ledger: open or closed.
         delta: of the statement; None takes the budget's.
         recipe, unit, assumptions, epsilon_claimed: as for `make_statement`.
+        stop_fixed_beforehand: claim what closing the ledger with this word would leave to claim.
 
     Example:
         >>> from equipoise.privacy import FullBatch, Gaussian, PrivacyPlan, Release
@@ -248,8 +280,11 @@ def statement_of(
         delta = ledger.budget.delta
     if delta is None and ledger.guarantee != "none":
         raise ValueError("delta must be given: this ledger has no budget to take it from")
+    record = ledger.record
+    if stop_fixed_beforehand and not record.closed:
+        record = replace(record, closed=True, stop_fixed_beforehand=True)
     return make_statement(
-        ledger.record,
+        record,
         delta,
         ledger.other_runs(),
         recipe=recipe,
@@ -285,9 +320,9 @@ def make_statement(
     further: list[dict[str, float]] = []
     if guarantee != "none":
         assert delta is not None
-        found = spent(record, others, delta)
+        event = compose_events([record.claimed_event, *others.values()])
+        found = epsilon(event, delta, plan.relation)
         if math.isfinite(found.value):
-            event = compose_events([record.event, *others.values()])
             for other in further_deltas(delta):
                 further.append({"delta": other, "epsilon": epsilon(event, other, plan.relation).value})
         else:  # another run over the same data is not private
@@ -300,7 +335,14 @@ def make_statement(
         if release["draw"] in record.epochs:
             row["epochs"] = record.epochs[release["draw"]]
         rows.append(row)
-    public = sampling_assumptions([*rows, *described["unproven"]])
+    stated = [*sampling_assumptions([*rows, *described["unproven"]]), *assumptions]
+    if not record.used_up and record.stop_fixed_beforehand:
+        stated.append(STOPPED)
+    elif not record.used_up and guarantee == "worst_case":
+        stated.append(SAME_NOISE)
+    if others:
+        stated.append(FIXED_PLANS)
+    stated.append(ACCOUNTED_SEARCH if record.search else UNACCOUNTED_SEARCH)
     return Statement(
         recipe=recipe,
         guarantee=guarantee,
@@ -314,7 +356,7 @@ def make_statement(
         epsilon_claimed=epsilon_claimed,
         private=record.private,
         releases=rows,
-        assumptions=[*public, *assumptions, ACCOUNTED_SEARCH if record.search else UNACCOUNTED_SEARCH],
+        assumptions=stated,
         holes=[asdict(hole) for hole in record.holes.values()],
         warnings=_warnings(delta, found, [*rows, *described["unproven"]]),
         other_runs=len(others),
@@ -326,6 +368,7 @@ def make_statement(
         search=None if record.search is None else record.search.describe(),
         versions=dict(versions()),
         noise=record.noise,
+        stop_fixed_beforehand=record.stop_fixed_beforehand,
     )
 
 

@@ -37,6 +37,7 @@ from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.statements.recompute import (
     MALFORMED,
     SAME,
+    STOP_KEY,
     Finding,
     compared,
     delta_of,
@@ -66,6 +67,8 @@ def check_with_journal(statement: Mapping[str, Any], entries: Sequence[Entry]) -
     try:
         delta = delta_of(statement)
         record = _record_of(entries, statement.get("run"))
+        # Statements without the key are older than it, and claim the releases made.
+        record.stop_fixed_beforehand |= STOP_KEY not in statement
         candidates = [make_statement(record, delta, others) for others in _views(entries, record)]
         # A shared journal goes on after the statement: any state of the others since then will do.
         best = min(candidates, key=lambda again: len(differences(statement, again)))
@@ -79,6 +82,7 @@ def check_with_journal(statement: Mapping[str, Any], entries: Sequence[Entry]) -
     return [
         Finding("journal", True, f"{lines} lines of run {record.run}; each release fits the plan"),
         *_open_questions(record),
+        *_stop(record),
         *findings,
     ]
 
@@ -127,6 +131,14 @@ def _open_questions(record: RunRecord) -> list[Finding]:
     return found
 
 
+def _stop(record: RunRecord) -> list[Finding]:
+    """Whether the figures rest on a word about the stop, which no file bears out."""
+    if record.used_up or not record.stop_fixed_beforehand:
+        return []
+    detail = "epsilon is of the releases made, not of the plan; that the stop was fixed beforehand is a word"
+    return [Finding("stop", None, detail)]
+
+
 # ---- from the published files only
 
 
@@ -144,7 +156,7 @@ def check_published(statement: Mapping[str, Any]) -> list[Finding]:
     except MALFORMED as error:
         return [Finding("statement", False, f"it is not what this library writes ({message(error)})")]
     detail = "only the data owner's journal tells whether the run released what is counted here"
-    return [*findings, Finding("releases", None, detail)]
+    return [*findings, Finding("releases", None, detail), *_stop(record)]
 
 
 def _published_record(statement: Mapping[str, Any]) -> RunRecord:
@@ -175,6 +187,7 @@ def _published_record(statement: Mapping[str, Any]) -> RunRecord:
         private=statement["private"] is True,
         noise=statement["noise"],
         search=None if search is None else PrivateSearch.from_description(search),
+        stop_fixed_beforehand=statement.get(STOP_KEY, True) is True,
         used=used,
         holes={(hole.kind, hole.reason): hole for hole in holes},
     )

@@ -37,14 +37,6 @@ FILLED_BY_A_RECORD = (
     "zeros or ones"
 )
 
-#: With a rule that looks at releases (stop at the best accuracy, or when the gradient is small) the epsilon
-#: of the steps taken is too low: a true delta of 8 to 18 times the stated one was computed. The epsilon of
-#: all planned steps holds with any rule.
-STOPPED = (
-    "the training ended before its last planned step for a reason that did not follow from what was released"
-)
-
-
 RANDOM_PIPELINE = (
     "reading, collating and augmenting treat each record by itself: they draw random numbers, so that not "
     "all of it could be tried before the start"

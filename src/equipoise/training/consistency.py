@@ -16,12 +16,7 @@ from equipoise.methods.public_records import public_assumption, public_counts
 from equipoise.methods.registry import registered
 from equipoise.statements import Finding
 from equipoise.statements.recompute import MALFORMED, finite_number
-from equipoise.statements.statement import (
-    ACCOUNTED_SEARCH,
-    GUARANTEES,
-    UNACCOUNTED_SEARCH,
-    sampling_assumptions,
-)
+from equipoise.statements.statement import GUARANTEES, OF_THE_LEDGER, sampling_assumptions
 from equipoise.training.assumptions import (
     ALLOWED,
     ALONE,
@@ -33,7 +28,6 @@ from equipoise.training.assumptions import (
     ROUNDING_UNKNOWN,
     SCANNED,
     SHAPES,
-    STOPPED,
     TRUSTED,
 )
 from equipoise.training.setup import rebuild_method
@@ -202,8 +196,8 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
         draws = sampling_assumptions([*statement["releases"], *statement["unproven"]])
     except MALFORMED:
         return found  # the checks of the statement report it
-    measured = {FILLED_BY_A_RECORD, KEPT, RANDOM_PIPELINE, SHAPES, ROUNDING, ROUNDING_UNKNOWN, STOPPED}
-    known = {*wanted, *draws, *measured, SCANNED, TRUSTED, ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH}
+    measured = {FILLED_BY_A_RECORD, KEPT, RANDOM_PIPELINE, SHAPES, ROUNDING, ROUNDING_UNKNOWN}
+    known = {*wanted, *draws, *measured, SCANNED, TRUSTED, *OF_THE_LEDGER}
     own = [text for text in named if text not in known]
     if own:
         detail = f"the issuer's own words, which no file here bears out: {'; '.join(own)}"

@@ -30,7 +30,6 @@ from equipoise.training.assumptions import (
     RANDOM_PIPELINE,
     SCANNED,
     SHAPES,
-    STOPPED,
     TRUSTED,
     rounding_assumptions,
 )
@@ -95,7 +94,7 @@ def _let_go(folder: RunFolder, begins: bool) -> None:
 def _give_up(ledger: Ledger, begins: bool) -> None:
     """Close the ledger of a training that did not come about; a new one reserves nothing any more."""
     if begins:
-        ledger.close()
+        ledger.close(stop_fixed_beforehand=True)
     ledger.journal.close()
 
 
@@ -312,8 +311,15 @@ class PrivateTraining:
         """A dry run: steps, passes, memory, time, noise. Nothing is spent, the model is not moved."""
         return describe(self._setup, self.processes.first(lambda: own_ledger(self.ledger).other_runs()))
 
-    def statement(self) -> Statement:
-        """What may be claimed about the privacy of what was released so far."""
+    def statement(self, *, stop_fixed_beforehand: bool = False) -> Statement:
+        """What may be claimed about the privacy of what was released so far.
+
+        The figure is that of the whole plan, however many of its steps were taken: it holds whatever decides
+        when to stop. `epsilon_so_far` is what was spent.
+
+        Args:
+            stop_fixed_beforehand: claim what `finish(stop_fixed_beforehand=True)` would.
+        """
         setup, method, source = self._setup, self.method, self._setup.rows.source
         claimed = method.claimed_epsilon(setup.method_plan, self.delta)
         assumptions = [
@@ -323,7 +329,6 @@ class PrivateTraining:
             *([] if setup.pipeline_tried else [RANDOM_PIPELINE]),
             *([] if source.is_scanned else [SHAPES]),
             *([FILLED_BY_A_RECORD] if setup.rows.filler is None else []),
-            *([STOPPED] if self.steps_done < self.sampling.steps else []),
             *method.assumptions(setup.method_plan),
             *public_assumptions(source, method, setup.settings.allow_public_duplicates),
         ]
@@ -334,6 +339,7 @@ class PrivateTraining:
                 recipe=method.recipe,
                 epsilon_claimed=claimed,
                 assumptions=assumptions,
+                stop_fixed_beforehand=stop_fixed_beforehand,
             )
         )
 
@@ -455,15 +461,21 @@ class PrivateTraining:
         self._metrics.evaluation(self.steps_done, self._evaluation)
         return self._evaluation
 
-    def finish(self) -> Result:
+    def finish(self, *, stop_fixed_beforehand: bool = False) -> Result:
         """Write statement, model and report.
 
         After the last step also put the average into the model, book the end of the run and delete the key:
         nothing more can be released.
+
+        Args:
+            stop_fixed_beforehand: end the run here, before its last planned step, and claim the epsilon of
+                the steps taken, not of the plan. It is right only if this stop was fixed before the training,
+                or followed from nothing that the training released: a clock, and not an accuracy, a loss or
+                a gradient. The statement names that as an assumption.
         """
         steps, average, folder = self.steps_done, self._average, self.folder
-        finished = steps >= self.sampling.steps or not self._can_go_on()
-        statement = self.statement()
+        finished = stop_fixed_beforehand or steps >= self.sampling.steps or not self._can_go_on()
+        statement = self.statement(stop_fixed_beforehand=stop_fixed_beforehand)
         if finished and average is not None:
             average.move_in()
         if folder is not None and self.processes.is_first:
@@ -472,7 +484,7 @@ class PrivateTraining:
                 save_model(self.model, folder.model, {"step": str(steps)})
             write_report(folder.path)
         if finished:
-            self.end()
+            self.end(stop_fixed_beforehand)
         return Result(
             steps=steps,
             finished=finished,
@@ -483,12 +495,16 @@ class PrivateTraining:
             statement=statement,
         )
 
-    def end(self) -> None:
-        """Book the end of the run, and delete the key: nothing more can be released."""
+    def end(self, stop_fixed_beforehand: bool = False) -> None:
+        """Book the end of the run, and delete the key: nothing more can be released.
+
+        Args:
+            stop_fixed_beforehand: as for `finish`.
+        """
 
         def on_rank_0() -> None:
             own = own_ledger(self.ledger)
-            own.close()
+            own.close(stop_fixed_beforehand)
             own.secrets.delete()
 
         self.processes.first(on_rank_0)

@@ -58,7 +58,7 @@ class Result:
     Attributes:
         steps: steps done in all.
         finished: False after an interrupt.
-        epsilon: spent, at `delta`; None where nothing is guaranteed.
+        epsilon: the statement's, at `delta`; None where nothing is guaranteed.
         delta: of the guarantee.
         evaluation: the last evaluation.
         run_dir: the run folder, or None.

@@ -126,7 +126,7 @@ class Entry:
 
     Example:
         >>> Entry.from_json(CloseEntry(run="a1").to_json(), line=1)
-        CloseEntry(run='a1')
+        CloseEntry(run='a1', stop_fixed_beforehand=False)
         >>> Entry.from_json({"type": "close", "run": 3}, line=7)
         Traceback (most recent call last):
         ...
@@ -164,6 +164,8 @@ class Entry:
         # A value may be disclosed that comes from no open draw.
         if entry is DisclosureEntry and "index" in values:
             fields |= _DRAW
+        if entry is CloseEntry and "stop_fixed_beforehand" in values:
+            fields |= {"stop_fixed_beforehand": ("true or false", bool)}
         _check(values, fields, line)
         return entry._of_row(values, line)
 
@@ -332,9 +334,23 @@ class VoidEntry(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class CloseEntry(Entry):
-    """The run has ended: what it reserved and did not use is free for others."""
+    """The run has ended: nothing more is released.
+
+    Attributes:
+        stop_fixed_beforehand: whether the number of its releases did not follow from any of them. Then what
+            it reserved and did not use is free for others. The line has the key only where it is true.
+    """
 
     kind = "close"
+    stop_fixed_beforehand: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        fixed = {"stop_fixed_beforehand": True} if self.stop_fixed_beforehand else {}
+        return super().to_json() | fixed
+
+    @classmethod
+    def _of_row(cls, row: Mapping[str, Any], line: int) -> Entry:
+        return cls(run=row["run"], stop_fixed_beforehand=row.get("stop_fixed_beforehand", False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +393,7 @@ class Journal(WriteAheadLog):
         >>> journal = Journal()
         >>> journal.append(CloseEntry(run="a1"))
         >>> journal.entries()
-        [CloseEntry(run='a1')]
+        [CloseEntry(run='a1', stop_fixed_beforehand=False)]
     """
 
     def entries(self) -> list[Entry]:

@@ -44,6 +44,7 @@ from equipoise.privacy.digests import Digestible, as_digest, keyed_digest
 from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError, PlanUsedUpError
 from equipoise.privacy.ledger.journal import (
     BookedDraw,
+    CloseEntry,
     DisclosureEntry,
     Journal,
     ReleaseEntry,
@@ -628,14 +629,21 @@ class Ledger:
         """ "proven", "worst_case" or "none"."""
         return self.record.guarantee
 
-    def close(self) -> None:
-        """Book that the run has ended: what it reserved and did not use is free again for others.
+    def close(self, stop_fixed_beforehand: bool = False) -> None:
+        """Book that the run has ended.
 
         It is on the device when this returns. From then on booked releases are repeated and no other is made,
         also when the run is opened again. Closed again, nothing happens.
+
+        Args:
+            stop_fixed_beforehand: say that the run ends before its plan where that was fixed to be before it
+                began, or for a reason that no release has a part in. Then what it reserved and did not use
+                is free again for others, and its statement claims the releases made, under this assumption.
+                Without it the whole plan stays charged, which covers every way to stop.
         """
-        book_end(self.journal, self.run)
-        self.record.closed = True
+        if not self.record.closed:
+            book_end(self.journal, self.run, stop_fixed_beforehand)
+            self.record.add(CloseEntry(run=self.run, stop_fixed_beforehand=stop_fixed_beforehand))
 
     # ---- inside
 

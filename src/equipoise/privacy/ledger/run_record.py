@@ -7,6 +7,12 @@ The fold also holds every entry against the plan and against the entries before;
 
 A draw has one index, and one ordinal among the draws of its name; it is released once. An index without an
 entry is no sign of an edit, since a draw may be opened and not released.
+
+**What was spent and what is claimed.** The event of the releases made tells what was spent so far. It bounds
+what an observer learns only if their number was fixed: who may stop when a release looks bad can make the
+loss at the stop larger than that of any fixed number of steps. So what is claimed, towards readers and other
+runs over the same data, is the whole plan, however much of it was used. Only where the run was closed with
+the word that its stop had been fixed beforehand are the releases made claimed alone.
 """
 
 from __future__ import annotations
@@ -101,6 +107,7 @@ class RunRecord:
         unproven_used: how many unproven releases of each name are booked.
         data: digests of the records that the entries name.
         closed: whether the run has ended.
+        stop_fixed_beforehand: whether it ended where it had been fixed to, as who closed it said.
 
     Example:
         >>> from equipoise.privacy import Gaussian, Ledger, Private, Release, capped
@@ -128,6 +135,7 @@ class RunRecord:
     unproven_used: Counter[str] = field(default_factory=Counter)
     data: set[str] = field(default_factory=set)
     closed: bool = False
+    stop_fixed_beforehand: bool = False
 
     def __post_init__(self) -> None:
         self._patterns = {(p.draw, tuple(sorted(p.names))): p for p in self.plan.patterns()}
@@ -198,8 +206,8 @@ class RunRecord:
                 if self.search is not None:
                     raise self._error("charges the run for a second search; a run comes out of one")
                 self.search = entry.search
-            case CloseEntry():
-                self.closed = True
+            case CloseEntry() if not self.closed:  # what the first end said stays: others may rest on it
+                self.closed, self.stop_fixed_beforehand = True, entry.stop_fixed_beforehand
 
     def _error(self, what: str) -> JournalError:
         return JournalError(f"line {self._entries} of run {self.run}: {what}")
@@ -301,12 +309,35 @@ class RunRecord:
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """Event of all releases. Undefined if guarantee == "none"."""
+        """Event of the releases made. Undefined if guarantee == "none"."""
         return self.with_holes(self.plan.event(self.used, self.epochs))
 
     @property
+    def claimed_event(self) -> dp_accounting.DpEvent:
+        """Event that bounds what the run's releases tell. Undefined if guarantee == "none".
+
+        It is the plan's, whatever decided where the run ends, unless that was fixed beforehand.
+        """
+        if self.stop_fixed_beforehand:
+            return self.event
+        return self.with_holes(self.plan.event(), self._planned_per_unproven)
+
+    @property
+    def used_up(self) -> bool:
+        """Whether every planned release was made."""
+        proven = all(self.used[pattern] == pattern.count for pattern in self.patterns)
+        return proven and self._planned_per_unproven == 1.0
+
+    @property
+    def _planned_per_unproven(self) -> float:
+        """How many times as many unproven releases are planned as were made; 1 where none is either."""
+        made = sum(hole.count for hole in self.holes.values() if hole.kind == "release_unproven")
+        planned = sum(map(self.plan.count, self.plan.unproven))
+        return planned / made if made else 1.0 + planned
+
+    @property
     def reserved_event(self) -> dp_accounting.DpEvent:
-        """What the run costs other runs over the same data: its whole plan until it is closed.
+        """What the run costs other runs over the same data: what it claims.
 
         A run with an unproven release without a worst case, with a disclosure, or with a public seed is not
         private, and its event says so. Nor is an open run whose plan has unproven releases: what the next one
@@ -318,16 +349,21 @@ class RunRecord:
         if self.guarantee == "none" or not self.private or (self.plan.unproven and not self.closed):
             return dp_accounting.NonPrivateDpEvent()
         try:
-            return self.event if self.closed else self.with_holes(self.plan.event())
+            return self.claimed_event
         except (ArithmeticError, ValueError, TypeError) as error:
             raise JournalError(
                 f"the plan of run {self.run} in the journal has no event ({error}): the journal was edited. "
                 "Nothing more can be released under it; restore it from a copy"
             ) from error
 
-    def with_holes(self, event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        """An event of the plan, with the worst cases of unproven steps and the search around the run."""
-        worst = sum(hole.worst_case or 0.0 for hole in self.holes.values())
+    def with_holes(self, event: dp_accounting.DpEvent, times: float = 1.0) -> dp_accounting.DpEvent:
+        """An event of the plan, with the worst cases of unproven steps and the search around the run.
+
+        Args:
+            event: of the proven releases.
+            times: how often the worst cases count.
+        """
+        worst = times * sum(hole.worst_case or 0.0 for hole in self.holes.values())
         whole = compose_events([event], worst)
         return whole if self.search is None else self.search.event(whole)
 
@@ -420,11 +456,11 @@ def other_runs(
     return tuple(events_of(records_of(read_journal(journal_file)), relation).values())
 
 
-def book_end(journal: Journal, run: str) -> None:
+def book_end(journal: Journal, run: str, stop_fixed_beforehand: bool) -> None:
     """Book that a run has ended, once; it is on the device when this returns."""
     with journal.locked():  # a killed run's end may be booked by two processes
-        if CloseEntry(run=run) not in journal.entries():
-            journal.append(CloseEntry(run=run))
+        if not any(isinstance(entry, CloseEntry) and entry.run == run for entry in journal.entries()):
+            journal.append(CloseEntry(run=run, stop_fixed_beforehand=stop_fixed_beforehand))
     # The key is deleted next: after a loss of power the run must not stand as open, and never to be ended.
     journal.sync()
 
@@ -456,13 +492,13 @@ def check_budget(plan: PrivacyPlan, others: OtherRuns, budget: Budget | None) ->
         raise BudgetError(
             f"the plan would bring the journal's total to epsilon={total:.4g} at delta={budget.delta:g}, "
             f"above the budget of {budget.epsilon:g} (other runs: {before:.4g}). Nothing was spent. "
-            "Calibrate the plan to what is left, close finished runs that used less than they reserved, or "
-            "raise the budget"
+            "Calibrate the plan to what is left, close runs whose early stop was fixed beforehand "
+            "(stop_fixed_beforehand=True), or raise the budget"
         )
 
 
 def spent(record: RunRecord, others: OtherRuns, delta: float) -> EpsilonResult:
-    """Epsilon of everything that was released. Undefined if the run's guarantee is "none"."""
+    """Epsilon of the releases made, and of what other runs claim. Undefined if the guarantee is "none"."""
     return epsilon(compose_events([record.event, *others.values()]), delta, record.plan.relation)
 
 
