@@ -17,9 +17,11 @@ from equipoise.gradients import (
     CrossRecordError,
     ForwardWritesError,
     GradientEngine,
+    dense_gradients,
     per_sample_gradients,
     replace_batch_norm,
 )
+from equipoise.gradients.checks.record_mixing import follows_company, losses_moved
 from equipoise.gradients.checks.row_comparison import rows_differ
 
 
@@ -259,8 +261,6 @@ def test_python_control_flow():
     compare(Branches().double(), squared, floats(6, 5), how="dense")
     model = Depth().double()
     engine = compare(model, squared, floats(6, 4, 5), how="rule")
-    from equipoise.gradients import dense_gradients
-
     for length in (2, 7, 4):
         x = floats(6, length, 5)
         torch.testing.assert_close(engine(x).row_norms(), dense_gradients(model, squared, x).row_norms())
@@ -444,3 +444,84 @@ def test_a_vanishing_gradient_does_not_hide_a_wrong_rule():
     rows = torch.zeros(3, 4)
     assert rows_differ(rows + 1e-8, rows, sizes=torch.ones(3)) is None
     assert rows_differ(rows + 1e-3, rows, sizes=torch.ones(3)) is not None
+
+
+class SometimesHooked(nn.Module):
+    """Registers a hook on a gradient when it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.hooked = nn.Linear(5, 3), False
+
+    def forward(self, x):
+        out = self.body(x)
+        if self.hooked:
+            out.register_hook(lambda g: g / g.norm())
+        return out
+
+
+def test_a_hook_that_comes_later_meets_single_records():
+    """It divides by the norm of the whole batch's gradient, or by that of one record's."""
+    model, x = SometimesHooked().double(), floats(6, 5)
+    engine = GradientEngine(model, squared, x)
+    model.hooked = True
+    torch.testing.assert_close(engine(x).row_norms(), dense_gradients(model, squared, x).row_norms())
+    assert set(how(engine).values()) == {"dense"}
+
+
+class Remembering(nn.Module):
+    """Keeps what it meets, in attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.seen, self.calls, self.last = nn.Linear(5, 3), [], 0, None
+
+    def forward(self, x):
+        self.calls, self.last, self.new = self.calls + 1, x, x
+        self.seen.append(x)
+        return self.body(x)
+
+
+def test_what_a_forward_keeps_in_attributes_is_forgotten():
+    model = Remembering().double()
+    compare(model, squared, floats(6, 5), how="rule")
+    assert (model.seen, model.calls, model.last, hasattr(model, "new")) == ([], 0, None, False)
+
+
+@pytest.fixture
+def one_process():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_sharded_and_wrapped_models_are_refused_by_name(one_process):
+    """Rows of sharded parameters had norms of zero, and nobody noticed."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    wrapped = nn.parallel.DistributedDataParallel(nn.Linear(5, 3))
+    with pytest.raises(TypeError, match=r"DistributedDataParallel.*Give the module inside"):
+        GradientEngine(wrapped, squared, floats(6, 5).float())
+    sharded = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(TypeError, match=r"\['0\.weight', .*sharded.*before fully_shard"):
+        GradientEngine(sharded, squared, floats(6, 5).float())
+
+
+def test_tiny_losses_are_held_against_their_own_size():
+    losses = torch.tensor([1e-6, 2e-6, 3e-6])
+    assert losses_moved(losses, losses * torch.tensor([1.0, 1.0, 1.01]))
+    assert not losses_moved(losses, losses * (1 + 1e-7))
+    assert not losses_moved(losses, losses + 1e-6, slack=100)  # of other shapes: rounding of larger parts
+
+
+def test_a_record_among_its_own_copies_and_among_others():
+    """The longest record is there all the same when one of the others changes."""
+
+    def trimmed(batch):
+        return batch[:, : int(batch[:, 0].max())].mean(1)
+
+    batch = torch.tensor([[4.0, 1, 2, 3], [4, 5, 6, 7], [4, 1, 0, 1], [2, 9, 9, 9]])
+    assert follows_company(trimmed, batch) is not None
+    assert follows_company(lambda batch: batch.mean(1), batch) is None

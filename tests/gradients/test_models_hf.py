@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from oracle_cases import compare
 
+from equipoise.gradients import GradientEngine
+
 transformers = pytest.importorskip("transformers")
 
 B, T, V = 4, 5, 23
@@ -145,3 +147,19 @@ def test_lora_adapted_gpt2():
 def test_tokenizer_batch_encoding_is_a_batch():
     encoding = transformers.BatchEncoding(tokens())
     compare(gpt2().eval(), language_loss, encoding, how="rule")
+
+
+def test_checkpoints_with_dropout():
+    """Hugging Face's own switch. In training the second forward of a checkpoint has the first one's masks."""
+    model, batch = gpt2(), tokens()
+    model.gradient_checkpointing_enable()
+    model.train()
+    assert model.config.resid_pdrop > 0
+    engine = GradientEngine(model, language_loss, batch)
+    rows = []
+    for checkpointed in (True, False):
+        if not checkpointed:
+            model.gradient_checkpointing_disable()
+        torch.manual_seed(3)
+        rows.append(engine(batch).row_norms())
+    torch.testing.assert_close(*rows)

@@ -644,4 +644,34 @@ MUTATIONS = (
         ),
         ("tests/app/test_sampling_settings.py::test_a_training_samples_as_it_is_told",),
     ),
+    Mutation(
+        "a record among its own copies is not compared",
+        "gradients/engine.py",
+        (("follows_company(losses, batch) is not None", "False"),),
+        ("tests/gradients/test_zoo.py::test_zoo[trimmed to the longest]",),
+    ),
+    Mutation(
+        "hooks on gradients are not seen at attach",
+        "gradients/capture/planner.py",
+        (("if _changes_gradients(model, large):", "if False:"),),
+        ("tests/gradients/test_zoo.py::test_zoo[hook on the batch's gradient, far away]",),
+    ),
+    Mutation(
+        "what a forward keeps in attributes stays",
+        "gradients/capture/isolation.py",
+        (("            attributes.update(own)", "            pass"),),
+        ("tests/gradients/test_coverage.py::test_what_a_forward_keeps_in_attributes_is_forgotten",),
+    ),
+    Mutation(
+        "tiny losses are held against an absolute tolerance",
+        "gradients/checks/record_mixing.py",
+        (("tolerance * min(1.0, largest)", "tolerance"),),
+        ("tests/gradients/test_coverage.py::test_tiny_losses_are_held_against_their_own_size",),
+    ),
+    Mutation(
+        "a bound is put on values of another draw",
+        "privacy/bounds/bounded.py",
+        (("        if tensor.draw != draw:", "        if False:"),),
+        ("tests/privacy/test_bounded.py::test_a_bound_is_for_values_of_its_own_draw",),
+    ),
 )

@@ -26,6 +26,7 @@ from equipoise.privacy import (
     sums_of,
     top_share,
 )
+from equipoise.privacy.bounds.bounded import make_bounded
 from equipoise.privacy.bounds.clipping import limited_weights
 from equipoise.privacy.private import unwrap
 
@@ -244,3 +245,9 @@ def test_nested_releases_without_amplification_are_refused():
     releases = [Release("gradient", 1.0, Gaussian(1.0)), Release("count", 1.0, Gaussian(1.0), count=4)]
     with pytest.raises(PlanError, match="draws of their own"):
         PrivacyPlan(releases, FixedEpochs(25, 100, 8))
+
+
+def test_a_bound_is_for_values_of_its_own_draw():
+    value = {"a": Private(torch.ones(2), Draw("batch", 1))}
+    with pytest.raises(ValueError, match=r"value\['a'\] comes from .*index=1.*Compute both"):
+        make_bounded(value, 1.0, 2.0, DRAW)

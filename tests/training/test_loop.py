@@ -240,6 +240,16 @@ def test_describe_spends_nothing():
     assert run.ledger.journal.entries()[-1].kind == "run"
 
 
+def test_describe_names_parameters_that_noise_alone_would_move():
+    model = network()
+    assert training(model).describe().unused == []
+    model.extra = torch.nn.Linear(2, 2)
+    found = training(model, loss=lambda model, batch: loss(model[:3], batch)).describe()
+    assert found.unused == ["extra.weight", "extra.bias"]
+    assert "extra.weight, extra.bias: the loss does not depend on them" in str(found)
+    assert "freeze them" in str(found)
+
+
 def test_a_finished_training_stops():
     run = finished(steps=2)
     with pytest.raises(RuntimeError, match="all 2 planned steps are done"):

@@ -26,6 +26,8 @@ def join_group(rank: int, port: int) -> None:
 def work(rank: int, port: int, folder: str) -> None:
     join_group(rank, port)
     run = start(Path(folder) / "run")
+    next(iter(run))
+    said_by_one(rank, run)
     for _ in run:
         pass
     torch.save(parameters(run.model), Path(folder) / f"rank{rank}.pt")
@@ -40,8 +42,19 @@ def work(rank: int, port: int, folder: str) -> None:
     except ValueError as error:
         (Path(folder) / f"error{rank}").write_text(str(error))
     run.finish()
+    assert run.statement().releases[0]["used"] == 15  # on every process now
     fail_alone(rank, Path(folder))
     torch.distributed.destroy_process_group()
+
+
+def said_by_one(rank: int, run: eq.PrivateTraining) -> None:
+    """What the first process knows it says alone; the other one does not wait for it."""
+    for ask in (run.statement, run.epsilon_so_far, run.describe):
+        if rank == 0:
+            ask()
+        else:
+            with pytest.raises(RuntimeError, match=r"first process keeps the ledger.*finish\(\)"):
+                ask()
 
 
 def fail_alone(rank: int, folder: Path) -> None:

@@ -28,10 +28,17 @@ from equipoise.gradients.capture.planner import LARGE, learn_plan
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
 from equipoise.gradients.checks.oracle import dense_rows
-from equipoise.gradients.checks.record_mixing import MANY, find_mixing_module, mixing_change
+from equipoise.gradients.checks.record_mixing import (
+    MANY,
+    find_mixing_module,
+    follows_company,
+    mixing_change,
+)
 from equipoise.gradients.checks.row_comparison import rows_differ
 from equipoise.gradients.engine_inputs import (
     Loss,
+    check_batch,
+    check_model,
     check_params,
     evaluate_loss,
     map_records,
@@ -84,6 +91,7 @@ class GradientEngine:
             measurement.
 
     Raises:
+        TypeError: a scripted, sharded or wrapped model, see ``check_model``.
         CrossRecordError: the loss of a record depends on other records.
         CoverageError: a trainable parameter has no per-sample gradient; names, reasons and remedies are
             listed.
@@ -103,10 +111,11 @@ class GradientEngine:
         self._plans: dict[tuple, CapturePlan] = {}
         self._latest: CapturePlan | None = None
         self._choices: dict[str, str] = {}
-        if num_records(example_batch) == 0:
+        if check_batch(example_batch) == 0:
             raise ValueError(
                 "example_batch has 0 records; pass at least one (three let the checks compare records)"
             )
+        check_model(model)
         refuse_max_norm(model)
         self._buffers = Buffers(model)
         with parameters_restored(model):
@@ -185,11 +194,11 @@ class GradientEngine:
             )
         self._choices = dict(state["kernels"])
 
-    @torch.no_grad()
+    @torch.enable_grad()  # as in a step: a loss may take gradients itself
     def undisturbed_losses(self, batch: Any, level: float | None = 0.3, seed: int = 0) -> Tensor:
         """Per-record losses [B] without dropout, random numbers constant; the model is left as it was."""
         with undisturbed(self.model, seed, dropout=level is None, level=level or 0.3):
-            return evaluate_loss(self.model, self.loss, batch, None)
+            return evaluate_loss(self.model, self.loss, batch, None).detach()
 
     def keeps_bits(self, batch: Any, size: int) -> bool | None:
         """Whether a record's loss and row norms have the same bits at every place of a batch of this size.
@@ -203,9 +212,8 @@ class GradientEngine:
         Returns:
             None if the model draws random numbers that cannot be held constant: two places do not share them.
         """
-        with undisturbed(self.model, seed=1), torch.no_grad():
-            other_seed = evaluate_loss(self.model, self.loss, batch, None)
-        if not torch.equal(self.undisturbed_losses(batch).nan_to_num(), other_seed.nan_to_num()):
+        one_seed, other_seed = (self.undisturbed_losses(batch, seed=seed).nan_to_num() for seed in (0, 1))
+        if not torch.equal(one_seed, other_seed):
             return None
         records = max(16, num_records(batch))
         generator = torch.Generator().manual_seed(0)
@@ -300,7 +308,9 @@ class GradientEngine:
     ) -> CapturePlan:
         leaves, substitute = self._leaves(params)
         try:
-            plan = learn_plan(self.model, self.loss, batch, leaves, substitute, dense)
+            # Around the backward passes too: a checkpoint runs its forward once more there.
+            with undisturbed(self.model):
+                plan = learn_plan(self.model, self.loss, batch, leaves, substitute, dense)
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
@@ -337,7 +347,7 @@ class GradientEngine:
         """
 
         def run() -> None:
-            with torch.no_grad():
+            with torch.enable_grad():
                 evaluate_loss(self.model, self.loss, batch, None)
 
         usual = self.undisturbed_losses(batch)
@@ -352,6 +362,8 @@ class GradientEngine:
             change = mixing_change(losses, batch, most)
             if change is not None:
                 raise CrossRecordError(*find_mixing_module(self.model, losses, batch, change))
+            if not number and most is None and follows_company(losses, batch) is not None:
+                raise CrossRecordError(*find_mixing_module(self.model, losses, batch))
 
     @torch.enable_grad()
     def _compare(self, plan: CapturePlan, batch: Any) -> CapturePlan:

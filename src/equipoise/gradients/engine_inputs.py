@@ -7,16 +7,21 @@ unchanged.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equipoise._tree import leaves, map_leaves
+from equipoise.gradients.capture.isolation import attributes_kept
 
 __all__ = [
     "Loss",
+    "check_batch",
+    "check_model",
     "check_params",
     "evaluate_loss",
     "is_array",
@@ -26,6 +31,7 @@ __all__ = [
     "signature",
     "take_records",
     "trainable_parameters",
+    "uncompiled",
 ]
 
 
@@ -97,6 +103,33 @@ def num_records(batch: Any) -> int:
     return sizes[0]
 
 
+def check_batch(batch: Any) -> int:
+    """B, as ``num_records``; no record may hide in a list of numbers, which would stay whole.
+
+    Raises:
+        ValueError: a list or tuple holds one number per record.
+    """
+    records = num_records(batch)
+
+    def check(node: Any) -> None:
+        if isinstance(node, Mapping):
+            for part in node.values():
+                check(part)
+        elif isinstance(node, (list, tuple)):
+            if len(node) == records and all(isinstance(part, (int, float)) for part in node):
+                raise ValueError(
+                    f"batch holds a {type(node).__name__} of {records} numbers, one per record, which would "
+                    "pass for something that all records share: give torch.tensor(numbers). What all records "
+                    "share belongs into the model or the loss."
+                )
+            for part in node:
+                check(part)
+
+    if records > 1:
+        check(batch)
+    return records
+
+
 def take_records(batch: Any, index: Tensor | slice) -> Any:
     """The chosen records of ``batch``.
 
@@ -164,14 +197,17 @@ def evaluate_loss(
 ) -> Tensor:
     """``loss(model, batch)``, [B], with some parameters and buffers exchanged for the call.
 
+    What modules keep in attributes is forgotten afterwards.
+
     Raises:
         ValueError: the result is not one number per record.
     """
-    if substitute:
-        named = {f"model.{name}": value for name, value in substitute.items()}
-        losses = torch.func.functional_call(_LossModule(model, loss), named, (batch,))
-    else:
-        losses = loss(model, batch)
+    with attributes_kept(model), uncompiled():
+        if substitute:
+            named = {f"model.{name}": value for name, value in substitute.items()}
+            losses = torch.func.functional_call(_LossModule(model, loss), named, (batch,))
+        else:
+            losses = loss(model, batch)
     records = num_records(batch)
     if not isinstance(losses, Tensor) or losses.shape != (records,):
         found = (
@@ -182,6 +218,45 @@ def evaluate_loss(
             f"({records},); use reduction='none' and average over everything but the records"
         )
     return losses
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Inside, what ``torch.compile`` made runs as it was written: compiled operations cannot be watched."""
+    # To import the compiler takes seconds. Where nobody did, nothing is compiled.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse models whose operations on parameters cannot be seen from Python.
+
+    Raises:
+        TypeError: a scripted module, parameters that are sharded over processes, or a wrapper that
+            communicates while the model runs.
+    """
+    for path, module in model.named_modules():
+        where = f"at {path!r}" if path else "as a whole"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TypeError(
+                f"model is scripted {where} ({type(module).__name__}): what TorchScript does with a "
+                "parameter cannot be watched, so that its per-sample gradients cannot be taken. Give the "
+                "Python module that it was made from, and script or trace the trained model afterwards."
+            )
+        if type(module).__name__ in ("FullyShardedDataParallel", "DistributedDataParallel"):
+            raise TypeError(
+                f"model is wrapped {where} in {type(module).__name__}, which exchanges gradients between "
+                "processes by itself, unclipped. Give the module inside: a training under torchrun shares "
+                "the records among the processes and adds their bounded sums."
+            )
+    sharded = sys.modules.get("torch.distributed.tensor")  # not imported: no parameter is of its type
+    names = (
+        [] if sharded is None else [n for n, p in model.named_parameters() if isinstance(p, sharded.DTensor)]
+    )
+    if names:
+        raise TypeError(
+            f"the model's parameters {names} are sharded (DTensor, as fully_shard makes them): a process "
+            "holds a part of each, and the norm of a record's gradient needs the whole. Give the model as it "
+            "was before fully_shard or parallelize_module; sharded models are not supported yet."
+        )
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -54,6 +54,7 @@ class Description:
         seconds: the whole training.
         processes: how many processes share the work.
         dense: parameters that are computed record by record for want of a rule, with the reason.
+        unused: parameters that the loss did not depend on, on a few records: noise alone would move them.
     """
 
     method: str
@@ -78,6 +79,7 @@ class Description:
     seconds: float
     processes: int
     dense: dict[str, str]
+    unused: list[str]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -105,6 +107,11 @@ class Description:
             + (f" for {self.passes:.1f} gradients per drawn record" if round(self.passes, 1) != 1 else "")
             + f", {_duration(self.seconds)} in all",
         ]
+        if self.unused:
+            lines.append(
+                f"  unused      {', '.join(self.unused)}: the loss does not depend on them, so noise alone "
+                "would move them; freeze them with requires_grad_(False)"
+            )
         return "\n".join(lines)
 
     def _privacy(self) -> str:
@@ -125,6 +132,7 @@ def describe(setup: TrainingSetup, others: Mapping[str, DpEvent]) -> Description
         others: what the other runs of a shared journal cost, by name.
     """
     sampling, plan, rows = setup.sampling, setup.plan, setup.rows
+    coverage = rows.engine.coverage()
     passes = setup.method.gradients_per_step(setup.method_plan) / sampling.expected_size
     seconds = passes * _seconds_a_pass(setup)
     # The plan's event knows nothing of unproven releases and disclosures: its epsilon is the run's only
@@ -159,7 +167,8 @@ def describe(setup: TrainingSetup, others: Mapping[str, DpEvent]) -> Description
         seconds_per_step=seconds,
         seconds=seconds * sampling.steps,
         processes=setup.processes.count,
-        dense={c.name: c.reason for c in rows.engine.coverage() if c.how == "dense"},
+        dense={c.name: c.reason for c in coverage if c.how == "dense"},
+        unused=[c.name for c in coverage if c.how == "unused"],
     )
 
 

@@ -33,9 +33,17 @@ from equipoise.gradients import (
     parameters_restored,
     refuse_max_norm,
 )
-from equipoise.gradients.capture.isolation import undisturbed
+from equipoise.gradients.capture.isolation import attributes_kept, undisturbed
 from equipoise.gradients.checks.record_mixing import losses_moved
-from equipoise.gradients.engine_inputs import is_array, map_records, num_records, record_leaves, take_records
+from equipoise.gradients.engine_inputs import (
+    check_model,
+    is_array,
+    map_records,
+    num_records,
+    record_leaves,
+    take_records,
+    uncompiled,
+)
 from equipoise.methods import Method
 from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
 from equipoise.training.memory_use import available_bytes
@@ -71,7 +79,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The model's trainable parameters by name; a shared one appears once.
 
     Raises:
-        TypeError: not a module.
+        TypeError: not a module, or one that cannot be watched (see `check_model`).
         ValueError: nothing to train, or parameters that are not floating point or still without shape.
     """
     if not isinstance(model, nn.Module):
@@ -82,6 +90,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
                 f"model parameter {name} has no shape yet (a lazy module): run the model once on a batch "
                 "before training"
             )
+    check_model(model)
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not found:
         raise ValueError(
@@ -241,10 +250,12 @@ def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device,
     count = num_records(batch)
     try:
         with (
-            torch.no_grad(),
+            torch.enable_grad(),
             torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
             Buffers(model).all_kept(),
             parameters_restored(model),
+            uncompiled(),
+            attributes_kept(model),
         ):
             values = loss(model, batch)
     except ForwardWritesError:
@@ -403,8 +414,8 @@ def check_repeatable(model: nn.Module, loss: Loss, others: tuple[nn.Module, Loss
     """
 
     def run(model: nn.Module, loss: Loss, records: Any) -> Tensor:
-        with undisturbed(model), torch.no_grad():
-            return loss(model, records)
+        with undisturbed(model), torch.enable_grad(), uncompiled():
+            return loss(model, records).detach()
 
     with parameters_restored(model):
         first, second = run(model, loss, batch), run(model, loss, batch)

@@ -212,6 +212,8 @@ class PrivateTraining:
         self.method_plan = setup.method_plan
         self._average = setup.average
         self._evaluation: dict[str, float] = {}
+        # What `finish` told all processes; None where a step was taken since.
+        self._finished_with: Statement | None = None
         # The next step needs a release of which the plan has none left.
         self._plan_used_up = False
         begins = _begun is None
@@ -308,18 +310,29 @@ class PrivateTraining:
         return self._setup.config()
 
     def describe(self) -> Description:
-        """A dry run: steps, passes, memory, time, noise. Nothing is spent, the model is not moved."""
-        return describe(self._setup, self.processes.first(lambda: own_ledger(self.ledger).other_runs()))
+        """A dry run: steps, passes, memory, time, noise. Nothing is spent, the model is not moved.
+
+        Raises:
+            RuntimeError: of several processes this is not the first one, which keeps the ledger.
+        """
+        return describe(self._setup, own_ledger(self.ledger).other_runs())
 
     def statement(self, *, stop_fixed_beforehand: bool = False) -> Statement:
         """What may be claimed about the privacy of what was released so far.
 
         The figure is that of the whole plan, however many of its steps were taken: it holds whatever decides
-        when to stop. `epsilon_so_far` is what was spent.
+        when to stop. `epsilon_so_far` is what was spent. Of several processes the first one can say it at any
+        time, alone; the others what `finish` gave them.
 
         Args:
             stop_fixed_beforehand: claim what `finish(stop_fixed_beforehand=True)` would.
+
+        Raises:
+            RuntimeError: this is another process, and `finish` was not called since its last step.
         """
+        if not self.processes.is_first and self._finished_with is not None:
+            return self._finished_with
+        ledger = own_ledger(self.ledger)
         setup, method, source = self._setup, self.method, self._setup.rows.source
         claimed = method.claimed_epsilon(setup.method_plan, self.delta)
         assumptions = [
@@ -332,20 +345,22 @@ class PrivateTraining:
             *method.assumptions(setup.method_plan),
             *public_assumptions(source, method, setup.settings.allow_public_duplicates),
         ]
-        return self.processes.first(
-            lambda: statement_of(
-                own_ledger(self.ledger),
-                delta=self.delta,
-                recipe=method.recipe,
-                epsilon_claimed=claimed,
-                assumptions=assumptions,
-                stop_fixed_beforehand=stop_fixed_beforehand,
-            )
+        return statement_of(
+            ledger,
+            delta=self.delta,
+            recipe=method.recipe,
+            epsilon_claimed=claimed,
+            assumptions=assumptions,
+            stop_fixed_beforehand=stop_fixed_beforehand,
         )
 
     def epsilon_so_far(self) -> float:
-        """Epsilon of the releases made so far, at `delta`, other runs of a shared journal included."""
-        return self.ledger.spent(self.delta).value
+        """Epsilon of the releases made so far, at `delta`, other runs of a shared journal included.
+
+        Raises:
+            RuntimeError: of several processes this is not the first one, which keeps the ledger.
+        """
+        return own_ledger(self.ledger).spent(self.delta).value
 
     # ---- steps
 
@@ -402,7 +417,7 @@ class PrivateTraining:
                 "checkpoint is not what method and optimizer wrote, or the loss fails. Resume from a copy of "
                 "the checkpoint; the step is repeated with the noise it had."
             ) from error
-        self._state_is_tried = True
+        self._state_is_tried, self._finished_with = True, None
         return self._metrics.step(self.steps_done, outcome, self.ledger)
 
     # ---- the whole training
@@ -475,7 +490,9 @@ class PrivateTraining:
         """
         steps, average, folder = self.steps_done, self._average, self.folder
         finished = stop_fixed_beforehand or steps >= self.sampling.steps or not self._can_go_on()
-        statement = self.statement(stop_fixed_beforehand=stop_fixed_beforehand)
+        statement = self._finished_with = self.processes.first(
+            lambda: self.statement(stop_fixed_beforehand=stop_fixed_beforehand)
+        )
         if finished and average is not None:
             average.move_in()
         if folder is not None and self.processes.is_first:

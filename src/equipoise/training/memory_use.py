@@ -12,14 +12,18 @@ autograd saves in one forward of a few records.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from equipoise._tree import leaves
 from equipoise.gradients import Buffers
-from equipoise.gradients.engine_inputs import Loss, num_records
+from equipoise.gradients.engine_inputs import Loss, num_records, uncompiled
 
 __all__ = [
     "available_bytes",
@@ -62,7 +66,10 @@ def available_bytes(device: torch.device) -> int:
 
 
 def bytes_per_record(model: nn.Module, loss: Loss, batch: Any) -> float:
-    """Bytes that autograd saves per record in one forward; measured on the batch, without its parameters."""
+    """Bytes that autograd saves per record in one forward; measured on the batch, without its parameters.
+
+    Where a loss takes derivatives by `torch.func`, which does not tell what it saves: all that is computed.
+    """
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     seen: dict[int, int] = {}
 
@@ -73,16 +80,40 @@ def bytes_per_record(model: nn.Module, loss: Loss, batch: Any) -> float:
         return saved
 
     device = next(model.parameters()).device
-    with (
-        torch.enable_grad(),
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        Buffers(model).all_kept(),
-        torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved),
-    ):
-        held = loss(model, batch)  # keep the graph alive until the count is done
-        total = sum(seen.values())
-        del held
+
+    def total_within(measure: AbstractContextManager[Any], total: Callable[[], int]) -> int:
+        with (
+            torch.enable_grad(),
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+            Buffers(model).all_kept(),
+            uncompiled(),
+            measure,
+        ):
+            held = loss(model, batch)  # keep the graph alive until the count is done
+            count = total()
+            del held
+            return count
+
+    made = _Computed()
+    try:
+        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved)
+        total = total_within(hooks, lambda: sum(seen.values()))
+    except RuntimeError:
+        total = total_within(made, lambda: made.bytes)
     return total / max(1, num_records(batch))
+
+
+class _Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all results."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.bytes += sum(leaf.nbytes for leaf in leaves(out) if isinstance(leaf, Tensor))
+        return out
 
 
 def fitting(per_record: float, num_parameters: int, device: torch.device) -> int:

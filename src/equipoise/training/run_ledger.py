@@ -170,7 +170,10 @@ def own_ledger(ledger: Ledger | SharedLedger) -> Ledger:
     if isinstance(ledger, Ledger):
         return ledger
     if ledger.own is None:
-        raise RuntimeError("only the first process keeps the ledger")
+        raise RuntimeError(
+            "only the first process keeps the ledger: ask there (training.processes.is_first), or call "
+            "finish() on every process, which gives the statement to all"
+        )
     return ledger.own
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["COMPOSITIONS", "composition"]
+__all__ = ["COMPOSITIONS", "composition", "opened"]
 
 State = tuple[Tensor, ...]
 #: From u_t, v_t and the state before to the state after, whose first part is h_t.
@@ -40,7 +40,7 @@ def composition(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return found
 
 
-def _opened(func: Callable) -> Callable:
+def opened(func: Callable) -> Callable:
     """``func`` with its own dispatch to modes switched off, so that the functions inside it are seen."""
     assert isinstance(func, types.FunctionType)
     scope = {**func.__globals__}
@@ -146,7 +146,7 @@ _CELLS: dict[Callable, Callable] = {
 #: The functions that may be seen through, and what is called in their place.
 COMPOSITIONS: dict[Callable, Callable] = {
     **_CELLS,
-    F.multi_head_attention_forward: _opened(F.multi_head_attention_forward),
+    F.multi_head_attention_forward: opened(F.multi_head_attention_forward),
     torch.lstm: _layers(_lstm),
     torch.gru: _layers(_gru),
     torch.rnn_tanh: _layers(_rnn(torch.tanh)),

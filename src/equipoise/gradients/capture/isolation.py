@@ -8,13 +8,18 @@ Private computations therefore run on copies of such buffers, and the model's ow
 running mean as a parameter), is a function of the records too, and part of the model that is published. A
 parameter moves by the optimiser alone: a model that moves one itself is refused, by name.
 
+*Attributes.* What a forward keeps in plain attributes (a counter, a list of earlier records) is forgotten
+when it ends, so that every forward begins in the same state. Tensors changed in place are not put back.
+
 *Random numbers.* Rows that are to be compared come from runs without dropout, under one seed.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import NormalDist
@@ -27,9 +32,17 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from equipoise.gradients.capture.compositions import opened
 from equipoise.gradients.checks.errors import BufferWritesError, ForwardWritesError
 
-__all__ = ["Buffers", "parameters_restored", "parameters_watched", "refuse_max_norm", "undisturbed"]
+__all__ = [
+    "Buffers",
+    "attributes_kept",
+    "parameters_restored",
+    "parameters_watched",
+    "refuse_max_norm",
+    "undisturbed",
+]
 
 
 Held = TypeVar("Held", bound=Tensor | None)
@@ -134,6 +147,43 @@ class Buffers:
             place.module._buffers[place.key] = place.value
 
 
+#: What PyTorch keeps on every module; it has its own ways.
+_TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Inside, modules may keep things in attributes; then every attribute is what it was.
+
+    Lists, dicts, sets and deques get their contents back.
+
+    >>> model = nn.Module()
+    >>> model.calls, model.seen = 0, []
+    >>> with attributes_kept(model):
+    ...     model.calls += 1
+    ...     model.seen.append(torch.ones(3))
+    >>> model.calls, model.seen
+    (0, [])
+    """
+    before = []
+    containers = []
+    for attributes in map(vars, model.modules()):
+        own = {key: attributes[key] for key in attributes.keys() - _TORCH_ATTRIBUTES}
+        before.append((attributes, own))
+        if own:
+            containers += [(v, copy.copy(v)) for v in own.values() if type(v) in (list, dict, set, deque)]
+    try:
+        yield
+    finally:
+        for attributes, own in before:
+            attributes.update(own)
+            for key in attributes.keys() - own.keys() - _TORCH_ATTRIBUTES:
+                del attributes[key]
+        for container, content in containers:
+            container.clear()
+            container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
+
+
 def refuse_max_norm(model: nn.Module) -> None:
     """Refuse look-ups that renormalise their table in place.
 
@@ -221,6 +271,9 @@ def _same_values(now: Tensor | None, before: Tensor | None) -> bool:
     return now.shape == before.shape and bool(((now == before) | (now.isnan() & before.isnan())).all())
 
 
+_GRADIENT = opened(torch.autograd.grad)
+
+
 class _Controlled(TorchFunctionMode):
     """Dropout is the identity and random tensors are constant, so that records can be compared.
 
@@ -252,6 +305,9 @@ class _Controlled(TorchFunctionMode):
                 args = (*args[:4], 0.0, *args[5:])
             else:
                 kwargs = {**kwargs, "dropout_p": 0.0}
+        if func is torch.autograd.grad:
+            with self:  # a mode is off in its own handler, and a checkpoint's forward runs in there
+                return _GRADIENT(*args, **kwargs)
         return func(*args, **kwargs)
 
 

@@ -255,6 +255,7 @@ class _Trace(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []
+        self.low_precision = False  # some results are in half precision
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -264,7 +265,9 @@ class _Trace(TorchFunctionMode):
                 return parts(*args, **kwargs)
         inputs = tuple(t.shape for t in tensors_in(args, kwargs))
         out = func(*args, **kwargs)
-        self.calls.append(_Call(func, inputs, tuple(t.shape for t in tensors_in(out))))
+        results = tensors_in(out)
+        self.low_precision |= any(t.dtype in (torch.bfloat16, torch.float16) for t in results)
+        self.calls.append(_Call(func, inputs, tuple(t.shape for t in results)))
         return out
 
 
@@ -306,13 +309,19 @@ def learn_plan(
     if losses_moved(losses, run(perturb_record(three, 0), _Trace())):
         return None
     dense_found = dict(dense or {})
+
+    def all_dense(reason: str) -> CapturePlan:
+        reasons = {name: dense_found.get(name, reason) for name in params}
+        return CapturePlan((), (), reasons, low_precision=large.low_precision)
+
+    if _changes_gradients(model, large):
+        return all_dense("hooks change the gradients, and could look at the whole batch")
     same = len(small.calls) == len(large.calls) and all(
         a.func == b.func and len(a.inputs) == len(b.inputs) and len(a.outputs) == len(b.outputs)
         for a, b in zip(small.calls, large.calls, strict=True)
     )
     if not same:
-        reason = "the operations that the model runs depend on the batch"
-        return CapturePlan((), (), {name: dense_found.get(name, reason) for name in params})
+        return all_dense("the operations that the model runs depend on the batch")
     layouts = [
         (_compare(a.inputs, b.inputs), _compare(a.outputs, b.outputs))
         for a, b in zip(small.calls, large.calls, strict=True)
@@ -320,7 +329,7 @@ def learn_plan(
     while True:
         ruled = {name: p for name, p in params.items() if name not in dense_found}
         if not ruled:
-            return CapturePlan((), (), dense_found)
+            return all_dense("")
         survey = OperationSurvey(ruled, layouts)
         losses = run(three, survey)
         separate = _learn_folds(survey, losses, lambda mode: run(perturb_record(three, 0), mode), ruled)
@@ -345,6 +354,13 @@ def learn_plan(
                 return replace(plan, steps=served, low_precision=capture.low_precision)
         # Every round takes at least one parameter from the rules to dense rows, so that the loop ends.
         dense_found |= {name: reason for name, reason in new.items() if name not in dense_found}
+
+
+def _changes_gradients(model: nn.Module, trace: _Trace) -> bool:
+    """Whether the model, or its forward, registers hooks on gradients."""
+    return any(call.func is Tensor.register_hook for call in trace.calls) or any(
+        module._backward_hooks or module._backward_pre_hooks for module in model.modules()
+    )
 
 
 def _compare(small: tuple[torch.Size, ...], large: tuple[torch.Size, ...]) -> tuple[Layout | None, ...]:
@@ -399,7 +415,9 @@ def _find_dense(survey: OperationSurvey, losses: Tensor, ruled: Mapping[str, Ten
             if g is not None:
                 found.setdefault(name, "a use of it is hidden from rules (a custom or compiled function)")
     for name in survey.unseen - survey.used():
-        found.setdefault(name, "it is used while gradients are off (a custom function or a checkpoint)")
+        found.setdefault(
+            name, "it is used inside a custom function, a checkpoint or a transform of torch.func"
+        )
     return found
 
 
@@ -412,7 +430,7 @@ def _wrong_sums(
     found = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True)
     # A gradient that vanishes (the key bias of attention) holds rounding alone, relative to the others' size.
     whole = torch.stack(
-        [torch.zeros(()).double(), *(g.double().norm().cpu() for g in found if g is not None)]
+        [torch.zeros(()).double(), *(g.to_dense().double().norm().cpu() for g in found if g is not None)]
     ).norm()
     wrong = {}
     for (name, p), g in zip(params.items(), found, strict=True):
@@ -421,7 +439,7 @@ def _wrong_sums(
             (factor.weighted_sum(weights)[0].to(p.dtype) for factor in factors.get(name, [])),
             torch.zeros_like(p),
         )
-        expected = torch.zeros_like(p) if g is None else g
+        expected = torch.zeros_like(p) if g is None else g.to_dense()  # look-ups may give sparse ones
         sizes = FactoredGradients({name: factors[name]}).magnitudes(name) if factors.get(name) else None
         terms = whole if sizes is None else whole + sizes.double().sum().cpu()
         if rows_differ(total[None], expected[None], low_precision, terms.to(p.device)) is not None:

@@ -85,7 +85,7 @@ class Watch(TorchFunctionMode):
         # By id: tensors compare by value. An expression keeps its tensor alive, so that no id comes again.
         self.tracked: dict[int, Expression] = {id(p): Expression(p, {name: p}) for name, p in params.items()}
         self.calls = 0  # so far, whatever they touch
-        self.unseen: set[str] = set()  # touched while gradients were off: perhaps inside a custom function
+        self.unseen: set[str] = set()  # touched where nothing is recorded: perhaps inside a custom function
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -96,6 +96,8 @@ class Watch(TorchFunctionMode):
             with self:  # a mode is off inside its own handler
                 return parts(*args, **kwargs)
         self.calls += 1
+        if func is Tensor.register_hook:
+            self.notice_hook()
         tracked = self.tracked
         touched = False
         for value in (*args, *kwargs.values()) if kwargs else args:
@@ -107,12 +109,16 @@ class Watch(TorchFunctionMode):
                 break
         if not touched:
             return func(*args, **kwargs)
-        if not torch.is_grad_enabled():
+        # Inside a transform of torch.func (a derivative in the loss) no hook sees the gradient that counts.
+        if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             for tensor in tensors_in(args, kwargs):
                 if id(tensor) in tracked:
                     self.unseen.update(tracked[id(tensor)].roots)
             return func(*args, **kwargs)
         return self.touch(func, args, kwargs)
+
+    def notice_hook(self) -> None:
+        """The model registers a hook on the gradient of some tensor."""
 
     def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """An operation with tracked tensors."""
@@ -152,12 +158,17 @@ class Capture(Watch):
         self.plan, self.records, self.lenient = plan, records, lenient
         self.choices = choices or {}
         self.cursor = 0
+        self.collecting = False  # the backward that gives the rows is running
         self.edges: list[Any] = []
         self.found: list[tuple[int, int, Expression, Factor]] = []
         # What a lenient capture learns for the plan, by the number of the operation.
         self.failures: dict[int, str] = {}
         self.served: dict[int, Rule] = {}
         self.low_precision = False
+
+    def notice_hook(self) -> None:
+        """The plan knows of no hooks on gradients."""
+        raise PlanMismatch("the model registers a hook on a gradient, which it did not do at attach")
 
     def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Do what the plan says for the next operation."""
@@ -225,6 +236,14 @@ class Capture(Watch):
         matrix = step.rules[0] in MATRIX_RULES
 
         def hook(b: Tensor) -> Tensor | None:
+            if not self.collecting:  # the loss takes a gradient itself
+                # With a graph of its own it is part of the loss, by ways that no rule knows; else it is data.
+                if torch.is_grad_enabled():
+                    reason = f"the loss differentiates {name_of(func)} (a gradient penalty)"
+                    if not self.lenient:
+                        raise PlanMismatch(reason, step.names)
+                    self.failures[index] = reason
+                return None
             copied = matrix and not b.is_contiguous()
             if copied:
                 b = b.contiguous()  # handed on as well, so that the backward does not copy it again
@@ -277,6 +296,7 @@ class Capture(Watch):
                 f"the model touched parameters {self.cursor} times and {len(self.plan.steps)} times at attach"
             )
         if edges and losses.requires_grad:
+            self.collecting = True
             # For the hooks alone. Where the loss does not depend on an output none runs.
             torch.autograd.grad(losses, edges, torch.ones_like(losses), allow_unused=True)
         factors: dict[str, list[Factor]] = {}

@@ -118,5 +118,7 @@ def _loop(
         if value.requires_grad:
             found = torch.autograd.grad(value, wanted, allow_unused=True)
         for name, p, g in zip(chosen, wanted, found, strict=True):
-            rows[name].append(torch.zeros_like(p) if g is None else g)
+            rows[name].append(
+                torch.zeros_like(p) if g is None else g.to_dense()
+            )  # look-ups may give sparse ones
     return {name: torch.stack(found) for name, found in rows.items()}, torch.stack(losses)

@@ -16,10 +16,18 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from equipoise.gradients.capture.recorder import tensors_in
-from equipoise.gradients.engine_inputs import map_records, num_records, perturb_record
+from equipoise.gradients.engine_inputs import map_records, num_records, perturb_record, take_records
 from equipoise.gradients.rules.operation import Layout, record_first
 
-__all__ = ["MANY", "RecordChange", "changes", "find_mixing_module", "losses_moved", "mixing_change"]
+__all__ = [
+    "MANY",
+    "RecordChange",
+    "changes",
+    "find_mixing_module",
+    "follows_company",
+    "losses_moved",
+    "mixing_change",
+]
 
 
 #: Records of a batch on which mixing is looked for: pairs and small groups show.
@@ -37,11 +45,11 @@ class RecordChange:
 def changes(batch: Any) -> Iterator[RecordChange]:
     """Changes of some records: noise, large and small values, zeros, another record's contents.
 
-    Floating-point values are scaled or noised; other leaves (labels, tokens) only ever get values that some
-    record has there.
+    Floating-point values are scaled or noised; other leaves (labels, tokens) get values that some record has
+    there or, where all have the same one, lowered by one if it is not zero.
 
     >>> [change.record for change in changes(torch.eye(4))]
-    [0, 3, 1, 2, 0, 3]
+    [0, 3, 1, 2, 0, 3, 0]
     """
     count = num_records(batch)
     last, middle = count - 1, count // 2
@@ -51,6 +59,15 @@ def changes(batch: Any) -> Iterator[RecordChange]:
     yield RecordChange(middle, perturb_record(batch, middle, lambda values: 0 * values))
     yield RecordChange(0, perturb_record(batch, 0, lambda values: -values))
     yield RecordChange(last, map_records(lambda leaf: torch.cat([leaf[:-1], leaf[:1]]), batch))
+    yield RecordChange(0, map_records(_lowered, batch))
+
+
+def _lowered(leaf: Tensor) -> Tensor:
+    """Whole numbers that all records share, lowered by one in the first record."""
+    countable = not (leaf.is_floating_point() or leaf.is_complex() or leaf.dtype == torch.bool)
+    if not countable or not leaf.equal(leaf[:1].expand_as(leaf)):
+        return leaf
+    return torch.cat([leaf[:1] - (leaf[:1] > 0).to(leaf.dtype), leaf[1:]])
 
 
 def mixing_change(run: Callable[[Any], Tensor], batch: Any, most: int | None = None) -> RecordChange | None:
@@ -72,15 +89,47 @@ def mixing_change(run: Callable[[Any], Tensor], batch: Any, most: int | None = N
     return None
 
 
+def follows_company(run: Callable[[Any], Tensor], batch: Any) -> RecordChange | None:
+    """The first record whose loss differs between its own copies and those of another one, or None.
+
+    Where most records are alike, such as in their length, a change of one may move nothing.
+
+    Args:
+        run: per-record losses [B] of a batch; the same for the same batch.
+        batch: two records at least.
+    """
+    count = num_records(batch)
+    for record in range(count):
+        alone = take_records(batch, torch.full((count,), record))
+        beside = torch.full((count,), (record + 1) % count)
+        beside[0] = record
+        others = take_records(batch, beside)
+        try:
+            moved = losses_moved(run(alone)[:1], run(others)[:1], record=-1)
+        except (RuntimeError, ValueError, IndexError, AssertionError):
+            continue
+        if moved:
+            return RecordChange(1, others)
+    return None
+
+
 def losses_moved(before: Tensor, after: Tensor, record: int = 0, slack: float = 1.0) -> bool:
-    """Whether losses of records other than ``record`` moved by more than ``slack`` times rounding."""
+    """Whether losses of records other than ``record`` moved by more than ``slack`` times rounding.
+
+    Rounding is relative to the largest loss, but to 1 at most: losses may all be tiny. With ``slack`` the
+    batches had different shapes, and the parts of a tiny loss round by more than its own size.
+    """
     if before.shape != after.shape:
         return True
     others = torch.arange(len(before), device=before.device) != record
     wide = before.detach()[others].double(), after.detach()[others].double()
     tolerance = 1e-9 if before.dtype == torch.float64 else (1e-5 if before.dtype == torch.float32 else 2e-2)
     tolerance *= slack
-    return not torch.allclose(*wide, rtol=tolerance, atol=tolerance, equal_nan=True)
+    largest = float(wide[0].nan_to_num(posinf=1.0, neginf=1.0).abs().max()) if len(wide[0]) else 0.0
+    absolute = tolerance * min(1.0, largest)
+    if slack > 1:
+        absolute = max(absolute, 1e-5)
+    return not torch.allclose(*wide, rtol=tolerance, atol=absolute, equal_nan=True)
 
 
 def find_mixing_module(

@@ -155,7 +155,17 @@ def make_bounded(
     counts: Private | None = None,
     joint: str | None = None,
 ) -> Bounded:
-    """A bounded sum; for the functions of this room, which prove the bounds that they give."""
+    """A bounded sum; for the functions of this room, which prove the bounds that they give.
+
+    Raises:
+        ValueError: a tensor is of another draw than the one that the bound is for.
+    """
+    for name, tensor in value.items():
+        if tensor.draw != draw:
+            raise ValueError(
+                f"value[{name!r}] comes from {tensor.draw} and the bound is for {draw}: a bound says how far "
+                "one record of its own draw moves the sum. Compute both from the rows of one draw."
+            )
     return Bounded(value, add_remove, replace, draw, counts, joint, _key=_KEY)
 
 

@@ -1,0 +1,171 @@
+"""Every model of the zoo, trained as users do: its sum is that of single records, or it is refused."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from zoo import CASES, RECORDS, Case
+
+import equipoise as eq
+from equipoise.gradients import CoverageError, CrossRecordError, ForwardWritesError
+from equipoise.gradients.capture.isolation import undisturbed
+from equipoise.gradients.engine_inputs import uncompiled
+from equipoise.privacy import Ledger
+from equipoise.privacy.private import unwrap
+from equipoise.training.record_rows import Source
+
+#: What a sum may be wrong by, relative to the sum of the clipped norms.
+TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "bfloat16": 5e-2}
+
+REFUSALS = (ValueError, TypeError, CoverageError, CrossRecordError, ForwardWritesError)
+
+
+class ListeningLedger(Ledger):
+    """Keeps the raw sums."""
+
+    def _noised(self, mechanism, sums, *rest):
+        for bounded in sums.values():
+            self.heard = torch.cat([unwrap(t).double().flatten() for t in bounded.value.values()])
+        return super()._noised(mechanism, sums, *rest)
+
+
+class Listening(eq.PrivateTraining):
+    ledger_class = ListeningLedger
+
+
+class Items(torch.utils.data.Dataset):
+    """Records one by one, as a collate function wants them."""
+
+    def __init__(self, records: Mapping[str, Tensor]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records["x"])
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {name: values[i] for name, values in self.records.items()}
+
+
+def in_mode(case: Case, mode: str) -> tuple[nn.Module, Callable[..., Tensor], dict[str, Tensor]]:
+    torch.manual_seed(0)
+    model, loss, records = case.model(), case.loss, dict(case.records())
+    if mode == "float64":
+        model, records = model.double(), widened(records)
+    if mode == "bfloat16":
+
+        def loss(model: nn.Module, batch: Any) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return case.loss(model, batch).float()
+
+    return model, loss, records
+
+
+def widened(records: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.double() if t.is_floating_point() else t for name, t in records.items()}
+
+
+def single_rows(case: Case, model: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
+    """Gradients of one record after another, in float64: [records, P]."""
+    wide, found = copy.deepcopy(model).double(), []
+    trained = [p for p in wide.parameters() if p.requires_grad]
+    for number in range(len(records["x"])):
+        record = {name: t[number : number + 1] for name, t in widened(records).items()}
+        with undisturbed(wide), uncompiled():
+            gradients = torch.autograd.grad(case.loss(wide, record).sum(), trained, allow_unused=True)
+        whole = [
+            torch.zeros_like(p) if g is None else g.to_dense()
+            for p, g in zip(trained, gradients, strict=True)
+        ]
+        found.append(torch.cat([g.flatten() for g in whole]))
+    return torch.stack(found).detach()
+
+
+def start(case: Case, mode: str, clip_norm: float = 1.0) -> tuple[Listening, dict[str, Tensor]]:
+    model, loss, records = in_mode(case, mode)
+    data = Items(records) if "collate" in case.options else records
+    run = Listening(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        loss=loss,
+        data=data,
+        sampling=eq.FullBatch(RECORDS + 1, 20),
+        method=eq.DPSGD(clip_norm=clip_norm, noise_multiplier=1.0),
+        reproducible=True,
+        **case.options,
+    )
+    return run, records
+
+
+def sum_of(run: Listening, records: Mapping[str, Tensor]) -> Tensor:
+    """The sum that a step releases, without its noise, on these records; random numbers are constant."""
+    run._setup.rows.source = Source(records)
+    with undisturbed(run.model):
+        run.take_step()
+    return run.ledger.heard
+
+
+def drawn_sum(case: Case, mode: str, clip_norm: float, count: int) -> Tensor:
+    """The sum over the first records, with the random numbers of the first step."""
+    run, records = start(case, mode, clip_norm)
+    run._setup.rows.source = Source({name: t[:count] for name, t in records.items()})
+    run.take_step()
+    return run.ledger.heard
+
+
+def check(name: str, mode: str) -> None:
+    case = CASES[name]
+    outcome = case.other.get(mode, case.outcome)
+    if outcome.kind == "refused":
+        with pytest.raises(REFUSALS, match=outcome.text) as caught:
+            start(case, mode)[0].take_step()
+        assert type(caught.value).__module__.startswith(("equipoise", "builtins"))
+        return
+    model, _, records = in_mode(case, mode)
+    expected = single_rows(case, model, records)
+    norms = expected.norm(dim=1)
+    clip_norm = float(norms.median())
+    clipped = expected * (clip_norm / norms).clamp(max=1)[:, None]
+    try:
+        run, records = start(case, mode, clip_norm)
+    except REFUSALS as error:
+        if outcome.kind == "right or refused" and re.search(outcome.text, str(error)):
+            return
+        raise
+    if outcome.kind == "named":
+        named = run.statement().assumptions
+        assert any(re.search(outcome.text, text) for text in named), named
+        met = in_mode(dataclasses.replace(case, records=case.met), mode)[2]
+        moved = sum_of(run, met) - sum_of(run, {name: t[:-1] for name, t in met.items()})
+        assert moved.norm() > 1.5 * clip_norm  # it is no case for the other tables
+        return
+    slack = TOLERANCE[mode] * float(clipped.norm(dim=1).sum())
+    for left_out in (None, RECORDS, 0, 7):
+        kept = torch.tensor([n for n in range(RECORDS + 1) if n != left_out])
+        found = sum_of(run, {name: t[kept] for name, t in records.items()})
+        assert (found - clipped[kept].sum(0)).norm() <= slack
+        if left_out is None:
+            whole = found
+        else:  # one record more, and nothing else moves
+            assert (whole - found).norm() <= clip_norm * (1 + 1e-5)
+    if case.is_random:
+        with_last, without = (drawn_sum(case, mode, clip_norm, count) for count in (RECORDS + 1, RECORDS))
+        assert (with_last - without).norm() <= clip_norm * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_zoo(name):
+    check(name, "float32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["float64", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+def test_zoo_in_other_modes(name, mode):
+    check(name, mode)
