@@ -744,14 +744,14 @@ def test_killed_while_it_finishes(tmp_path, monkeypatch, when, reproducible):
     assert verify_run(tmp_path).consistent
 
 
-def stopped_at_its_end(one, monkeypatch, when):
+def stopped_at_its_end(one, monkeypatch, when, fixed=False):
     def die(*args):
         raise SystemExit
 
     with monkeypatch.context() as patch:
         patch.setattr(*ENDS[when](one), die)
         with pytest.raises(SystemExit):
-            one.finish(stop_fixed_beforehand=True)
+            one.finish(stop_fixed_beforehand=fixed)
 
 
 @pytest.mark.parametrize("when", ENDS)
@@ -762,7 +762,7 @@ def test_what_a_client_gives_up_at_its_end_is_spent_once(tmp_path, monkeypatch, 
     a = client(folder=tmp_path / "a", **options)
     train(a, 1, start())
     alone = a.training.statement(stop_fixed_beforehand=True)
-    stopped_at_its_end(a, monkeypatch, when)
+    stopped_at_its_end(a, monkeypatch, when, fixed=True)
     a.close()
     if when == "before the key goes":  # its end is booked: B may begin before A is seen to
         b = client(folder=tmp_path / "b", **options)
