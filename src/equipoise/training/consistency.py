@@ -40,7 +40,7 @@ __all__ = [
     "may_plan_fewer_steps",
 ]
 
-PROGRESS = 0.03
+PROGRESS = 0.04
 """How far a row's epsilon, which is computed coarsely, may be from the statement's, relatively."""
 
 Object = Mapping[str, Any]
