@@ -200,23 +200,23 @@ MUTATIONS = (
     Mutation(
         "the last micro-batch of a draw keeps its own shape",
         "training/record_rows.py",
-        (("filled(records, self.micro_batch_size, filler)", "records"),),
+        (("filled(records, self.micro_batch_size, filler, places)", "records"),),
         ("tests/training/test_neighbours.py::test_one_record_more_does_not_round_the_others",),
     ),
     Mutation(
         "transforms draw from the process's own generators",
         "training/context.py",
-        (('with replayed(rows.prepare.device, randomness("records")):', "if True:"),),
+        (('with random_numbers_from(randomness("records"), rows.prepare.device):', "if True:"),),
         ("tests/training/test_neighbours.py::test_random_transforms_are_secret",),
     ),
     Mutation(
         "dropout masks follow the public seed",
         "training/context.py",
         (
-            ("replayed, secret_randomness", "public_randomness, replayed"),
+            ("import generator, secret_randomness", "import generator, public_randomness"),
             (
-                "secret_randomness(self.token, self._processes.rank, *part.place)",
-                "public_randomness(rows.seed, self.token.ordinal, self.name, *part.place)",
+                "secret_randomness(self.token, self._processes.rank, part.number)",
+                "public_randomness(rows.seed, self.token.ordinal, self.name, part.number)",
             ),
         ),
         ("tests/training/test_loop.py::test_masks_of_private_records_follow_the_secret_key",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -14,9 +15,14 @@ from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise.gradients import CoverageError, CrossRecordError, GradientEngine
-from equipoise.privacy import Ledger
+from equipoise.privacy import Draw, Ledger
 from equipoise.privacy.private import unwrap
-from equipoise.training import load_model, save_model
+from equipoise.training import context, load_model, save_model
+from equipoise.training.assumptions import RANDOM_PIPELINE
+from equipoise.training.context import _dealt
+from equipoise.training.distributed import Processes
+from equipoise.training.randomness import public_randomness
+from equipoise.training.record_rows import Source
 
 SLACK = 1e-5  # rounding of the sum itself, in clip norms
 
@@ -134,6 +140,27 @@ def test_random_transforms_replay_with_their_step():
     records = Transformed(data, lambda: torch.randn(3))
     sums = [raw_sum(model, least_squares, records, reproducible=True, seed=3) for _ in range(2)]
     assert torch.equal(*sums)
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.randn(3), random.random], ids=["torch", "Python"])
+def test_an_item_has_its_random_numbers_whatever_is_read_beside_it(draw):
+    """Others had taken numbers before it: who entered changed everybody behind."""
+    data = {"x": torch.randn(40, 3), "y": torch.randn(40)}
+    source = Source(Transformed(data, draw))
+    several = source.take(torch.tensor([3, 7, 5]), public_randomness(0))["x"]
+    alone = source.take(torch.tensor([7]), public_randomness(0))["x"]
+    assert torch.equal(several[1:2], alone)
+    assert not torch.equal(alone[0], source.take(torch.tensor([7]), public_randomness(1))["x"][0])
+    run = listening(nn.Linear(3, 1), least_squares, Transformed(data, draw))
+    assert RANDOM_PIPELINE not in run.statement().assumptions  # all of it could be tried
+    assert not run._setup.rows.dealt
+
+
+def test_a_random_pipeline_that_looks_at_the_batch_is_refused():
+    """Random items had kept these checks from being made."""
+    data = Transformed({"x": torch.randn(40, 3), "y": torch.randn(40)}, lambda: torch.randn(3))
+    with pytest.raises(ValueError, match="how many records"):
+        raw_sum(nn.Linear(3, 1), over_the_count, data, collate=with_count)
 
 
 def own_generators():
@@ -435,3 +462,117 @@ def test_a_resumed_run_keeps_its_micro_batch_size(tmp_path, monkeypatch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     again = Listening.resume(tmp_path / "run", model, optimizer, loss=least_squares, data=data)
     assert again.settings.micro_batch_size == size
+
+
+class LayerDrop(nn.Module):
+    """Leaves its first layer out, for a whole batch, where a coin says so."""
+
+    def __init__(self, coin):
+        super().__init__()
+        self.first, self.second, self.coin = nn.Linear(3, 3), nn.Linear(3, 1), coin
+
+    def forward(self, x):
+        x = x if self.coin(len(x)) else 3 + self.first(x)
+        return self.second(x)
+
+
+@pytest.mark.parametrize(
+    "coin",
+    [
+        lambda count: torch.rand(()) < 0.5,
+        lambda count: random.random() < 0.5,
+        lambda count: np.random.rand() < 0.5,
+        lambda count: torch.rand(count)[0] < 0.5,
+    ],
+    ids=["torch", "Python", "NumPy", "the first record's number"],
+)
+def test_a_random_number_for_a_whole_micro_batch(coin, monkeypatch):
+    """A record that enters gives no other record another number: the sum had moved by 2 to 5 clip norms."""
+    torch.manual_seed(0)
+    data = {"x": torch.randn(208, 3), "y": torch.randn(208)}
+    record = {"x": torch.randn(3), "y": torch.tensor(2.0)}
+    model, options = LayerDrop(coin), {"micro_batch_size": 16, "reproducible": True}
+    before = raw_sum(model, least_squares, data, **options)
+    after = raw_sum(model, least_squares, with_one_more(data, record, 208), **options)
+    assert 0 < (after - before).norm() <= 1 + SLACK
+    # Wherever it stands: which places the records get follows the same law in every order of them.
+    monkeypatch.setattr(context, "_dealt", lambda ids, *rest: _dealt(ids.roll(-1), *rest))
+    after = raw_sum(model, least_squares, with_one_more(data, record, 0), **options)
+    assert 0 < (after - before).norm() <= 1 + SLACK
+
+
+def test_a_record_that_fails_gives_no_other_record_another_number():
+    def failing(model, batch):
+        if bool((batch["y"] == 7).any()):
+            raise ValueError("no such label")
+        return least_squares(model, batch)
+
+    torch.manual_seed(0)
+    data = {"x": torch.randn(60, 3), "y": torch.randn(60)}
+    more = with_one_more(data, {"x": torch.randn(3), "y": torch.tensor(7.0)}, 60)
+    for model in (LayerDrop(lambda count: torch.rand(()) < 0.5), Noisy()):
+        options = {"micro_batch_size": 16, "reproducible": True}
+        before, after = (raw_sum(model, failing, records, **options) for records in (data, more))
+        assert (after - before).norm() <= SLACK
+
+
+def test_places_follow_one_law_whether_a_record_is_there_or_not():
+    """Two records, alone and beside a third, on four places: all arrangements are equally likely."""
+
+    def arrangement(count, index):
+        token = Draw("batch", index, coins=bytes([index, count]))
+        parts = _dealt(torch.arange(count), 2, 4, token, Processes())
+        places = {
+            int(i): (part.number, int(at))
+            for part in parts
+            for i, at in zip(part.ids, part.places, strict=True)
+        }
+        return places[0], places[1]
+
+    for count in (2, 3):
+        found = Counter(arrangement(count, index) for index in range(256))
+        assert len(found) == 12
+        assert min(found.values()) > 5
+
+
+@pytest.mark.parametrize(
+    ("model", "dealt"),
+    [
+        (lambda: nn.Linear(3, 1), False),
+        (lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 8), nn.Dropout(0.1), nn.Linear(8, 1)), False),
+        (Noisy, False),
+        (lambda: LayerDrop(lambda count: torch.rand(()) < 0.5), True),
+        (lambda: LayerDrop(lambda count: bool(torch.randperm(count)[0])), True),
+    ],
+    ids=["none", "dropout", "noise", "a coin", "a permutation"],
+)
+def test_records_are_dealt_to_places_where_random_numbers_are_shared(model, dealt):
+    """Only there: it takes more filler."""
+    data = {"x": torch.randn(64, 3), "y": torch.randn(64)}
+    assert listening(model(), least_squares, data)._setup.rows.dealt is dealt
+
+
+def test_more_records_than_the_population_are_refused_where_random_numbers_are_shared():
+    data = {"x": torch.randn(501, 3), "y": torch.randn(501)}
+    with pytest.raises(ValueError, match="population=500"):
+        listening(LayerDrop(lambda count: torch.rand(()) < 0.5), least_squares, data)
+
+
+def test_records_that_ask_for_gradients_are_constants():
+    """They had ended in an error of autograd."""
+    data = {"x": torch.randn(40, 3, requires_grad=True), "y": torch.randn(40)}
+    plain = {name: values.detach() for name, values in data.items()}
+    model = nn.Linear(3, 1)
+    sums = [raw_sum(model, least_squares, records, reproducible=True) for records in (data, plain)]
+    assert torch.equal(*sums)
+
+
+def test_random_numbers_inside_a_function_are_held_constant_too():
+    """Rows are compared where a Python function of torch draws them: a mean over the batch had passed."""
+
+    def chosen(model, batch):
+        weights = F.gumbel_softmax(torch.stack([model(batch["x"]).squeeze(1), batch["y"]], 1), dim=1)
+        return weights[:, 0] / len(batch["y"])
+
+    with pytest.raises(CoverageError):
+        GradientEngine(nn.Linear(3, 1), chosen, {"x": torch.randn(8, 3), "y": torch.randn(8)})

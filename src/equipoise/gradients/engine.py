@@ -18,13 +18,18 @@ from torch import Tensor, nn
 
 from equipoise.gradients.capture.isolation import (
     Buffers,
-    draws_random_numbers,
+    attributes_kept,
     parameters_restored,
     parameters_watched,
     refuse_max_norm,
     undisturbed,
 )
 from equipoise.gradients.capture.planner import LARGE, learn_plan
+from equipoise.gradients.capture.random_numbers import (
+    GlobalState,
+    draws_random_numbers,
+    random_numbers_from,
+)
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
 from equipoise.gradients.checks.oracle import dense_rows
@@ -149,13 +154,13 @@ class GradientEngine:
         own = self._plans.get(signature(batch))
         plan = own or self._latest  # for batches of another form the latest is tried first
         assert plan is not None
-        state = torch.get_rng_state()
+        state = GlobalState(next(iter(leaves.values())).device)
         for attempt in range(MISMATCHES):
             try:
                 factors, losses = self._capture(plan, batch, leaves, substitute, params)
                 break
             except PlanMismatch as mismatch:
-                torch.set_rng_state(state)  # the same dropout masks, however often it is tried
+                state.restore()  # the same random numbers, however often it is tried
                 dense = dict(plan.dense)
                 if own or attempt:  # the operations depend on values: what they touch is computed densely
                     reason = f"its use depends on values ({mismatch})"
@@ -245,8 +250,8 @@ class GradientEngine:
 
     def _trial(self, batch: Any) -> None:
         """One forward as a capture makes it, for what it does to buffers; random states are restored."""
-        devices = {p.device.index for p in self.model.parameters() if p.device.type == "cuda"}
-        with torch.random.fork_rng([index for index in devices if index is not None]), torch.enable_grad():
+        devices = {p.device for p in self.model.parameters()}
+        with random_numbers_from(0, *devices), torch.enable_grad():
             evaluate_loss(self.model, self.loss, repeat_to(batch, LARGE), None)
 
     def _leaves(
@@ -347,11 +352,12 @@ class GradientEngine:
         """
 
         def run() -> None:
-            with torch.enable_grad():
+            with torch.enable_grad(), self._buffers.all_kept(), attributes_kept(self.model):
                 evaluate_loss(self.model, self.loss, batch, None)
 
         usual = self.undisturbed_losses(batch)
-        numbers = RANDOM_NUMBERS if draws_random_numbers(self.model, run) else RANDOM_NUMBERS[:1]
+        is_random = draws_random_numbers(run, *{p.device for p in self.model.parameters()})
+        numbers = RANDOM_NUMBERS if is_random else RANDOM_NUMBERS[:1]
         for number, (level, seed) in enumerate(numbers):
             if number and torch.equal(self.undisturbed_losses(batch, level, seed), usual):
                 continue

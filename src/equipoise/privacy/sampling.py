@@ -72,6 +72,26 @@ class Sampling(ABC):
         return math.sqrt(self.expected_size * max(0.0, 1 - self.sampling_rate))
 
     @property
+    def largest_size(self) -> int:
+        """A number of records that a draw of the population exceeds with a probability below 1e-15.
+
+        By the Chernoff bound: n independent coins of rate q show a or more with a probability of at most
+        exp(-n KL(a/n | q)).
+        """
+        if self.size_deviation == 0:
+            return math.ceil(self.expected_size)
+        rate, low, high = self.sampling_rate, math.floor(self.expected_size), self.population
+        while low + 1 < high:
+            middle = (low + high) // 2
+            share = middle / self.population
+            divergence = share * math.log(share / rate) + (1 - share) * math.log((1 - share) / (1 - rate))
+            if self.population * divergence < -math.log(1e-15):
+                low = middle
+            else:
+                high = middle
+        return high
+
+    @property
     def min_separation(self) -> int:
         """How many draws lie at least from one draw with a record to the next with the same; 1 for any."""
         return 1

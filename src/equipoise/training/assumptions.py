@@ -38,8 +38,12 @@ FILLED_BY_A_RECORD = (
 )
 
 RANDOM_PIPELINE = (
-    "reading, collating and augmenting treat each record by itself: they draw random numbers, so that not "
-    "all of it could be tried before the start"
+    "collating and augmenting treat each record by itself: they draw random numbers, or few records could be "
+    "read, so that not all of it could be tried before the start"
+)
+OWN_NUMBERS = (
+    "every random number of the model, the loss, the augmentation and the collate function belongs to one "
+    "record (tried on a few records before the start)"
 )
 SHAPES = (
     "batches have the same shape whichever records they hold: padding to the longest record rounds others "

@@ -23,6 +23,7 @@ from equipoise.training.assumptions import (
     FILLED_BY_A_RECORD,
     KEPT,
     NOT_COMPARED,
+    OWN_NUMBERS,
     RANDOM_PIPELINE,
     ROUNDING,
     ROUNDING_UNKNOWN,
@@ -196,8 +197,8 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
         draws = sampling_assumptions([*statement["releases"], *statement["unproven"]])
     except MALFORMED:
         return found  # the checks of the statement report it
-    measured = {FILLED_BY_A_RECORD, KEPT, RANDOM_PIPELINE, SHAPES, ROUNDING, ROUNDING_UNKNOWN}
-    known = {*wanted, *draws, *measured, SCANNED, TRUSTED, *OF_THE_LEDGER}
+    tried = {FILLED_BY_A_RECORD, KEPT, OWN_NUMBERS, RANDOM_PIPELINE, SHAPES, ROUNDING, ROUNDING_UNKNOWN}
+    known = {*wanted, *draws, *tried, SCANNED, TRUSTED, *OF_THE_LEDGER}
     own = [text for text in named if text not in known]
     if own:
         detail = f"the issuer's own words, which no file here bears out: {'; '.join(own)}"

@@ -13,6 +13,7 @@ when the training is prepared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,11 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.gradients import ForwardWritesError
+from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.methods.base import Parameters, Plan, Query
-from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, sums_of
+from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, secret_generator, sums_of
 from equipoise.privacy.private import join, unwrap
 from equipoise.training.distributed import Processes
-from equipoise.training.randomness import generator, replayed, secret_randomness
+from equipoise.training.randomness import generator, secret_randomness
 from equipoise.training.record_rows import RowSource, out_of_memory
 from equipoise.training.run_ledger import SharedLedger
 
@@ -35,22 +37,56 @@ __all__ = ["Noised", "StepContext", "StepDiagnostics", "StepLedger", "TrainingDr
 
 @dataclass(frozen=True)
 class _MicroBatch:
-    """A part of a draw.
+    """Records of a draw that share a forward.
 
     Attributes:
-        place: where it lies in the draw, which fixes its dropout masks; halves have longer places.
+        number: which of the draw's micro-batches; it fixes the random numbers, those of its halves too.
         ids: record numbers, LongTensor [b].
+        places: of the records among the rows of the forward, ascending, LongTensor [b].
     """
 
-    place: tuple[int, ...]
+    number: int
     ids: Tensor
+    places: Tensor
 
     def halves(self) -> tuple[_MicroBatch, _MicroBatch]:
+        """Whoever fails changes neither the places nor the random numbers of the others."""
         half = len(self.ids) // 2
         return (
-            _MicroBatch((*self.place, 0), self.ids[:half]),
-            _MicroBatch((*self.place, 1), self.ids[half:]),
+            _MicroBatch(self.number, self.ids[:half], self.places[:half]),
+            _MicroBatch(self.number, self.ids[half:], self.places[half:]),
         )
+
+
+def _in_order(ids: Tensor, size: int) -> list[_MicroBatch]:
+    """Micro-batches of `size` records in their order; a record that enters moves those behind it."""
+    parts = torch.split(ids, size) if len(ids) else ()
+    return [_MicroBatch(n, part, torch.arange(len(part))) for n, part in enumerate(parts)]
+
+
+def _dealt(ids: Tensor, size: int, places: int, token: Draw, processes: Processes) -> list[_MicroBatch]:
+    """Micro-batches in which the records stand at random places: one that enters takes a free one.
+
+    Which places n records get follows the same law whether another record is there or not, so the proof may
+    leave every record where it is. Then random numbers may be shared by all records of a micro-batch.
+
+    Args:
+        ids: of all processes' records.
+        size: of a micro-batch.
+        places: at least as many as records, in all but the rarest draws; public.
+        token: its secret randomness deals them.
+        processes: each takes equally many micro-batches.
+    """
+    each = math.ceil(max(places, len(ids)) / (size * processes.count))  # micro-batches of a process
+    generator = secret_generator(token, "places")
+    given = torch.randperm(each * size * processes.count, generator=generator)[: len(ids)]
+    taken, order = given.sort()
+    found = []
+    for n in range(each):
+        here = taken // size == processes.rank * each + n
+        if bool(here.any()):
+            found.append(_MicroBatch(n, ids[order[here]], taken[here] % size))
+    return found
 
 
 class TrainingDraw:
@@ -58,21 +94,32 @@ class TrainingDraw:
 
     Args:
         token: the ledger's draw; the bounded sums carry it.
-        ids: record numbers of this process' slice, LongTensor [b].
+        ids: record numbers of all processes, LongTensor [b].
+        places: how many places the records are dealt to where `rows` asks for it.
         rows: makes gradient rows of records.
-        processes: whose slices are added.
+        processes: whose sums are added.
         diagnostics: takes the draw's private numbers (records, losses, records left out).
     """
 
     def __init__(
-        self, token: Draw, ids: Tensor, rows: RowSource, processes: Processes, diagnostics: StepDiagnostics
+        self,
+        token: Draw,
+        ids: Tensor,
+        places: int,
+        rows: RowSource,
+        processes: Processes,
+        diagnostics: StepDiagnostics,
     ) -> None:
         self.token, self._rows, self._processes, self._diagnostics = token, rows, processes, diagnostics
-        parts = torch.split(ids, rows.micro_batch_size) if len(ids) else ()
         # What a pass over the draw reads. A record that failed is left out of every later pass, and the
-        # others keep their places and with them their masks.
-        self._micro_batches = [_MicroBatch((n,), part) for n, part in enumerate(parts)]
-        diagnostics.note_draw(token.name, len(ids))
+        # others keep their places and with them their random numbers.
+        size = rows.micro_batch_size
+        self._micro_batches = (
+            _dealt(ids, size, places, token, processes)
+            if rows.dealt
+            else _in_order(processes.share(ids), size)
+        )
+        diagnostics.note_draw(token.name, sum(len(part.ids) for part in self._micro_batches))
 
     @property
     def name(self) -> str:
@@ -151,14 +198,14 @@ class TrainingDraw:
 
     def _rows_of(self, part: _MicroBatch, points: Sequence[Parameters | None]) -> list[Any] | None:
         """Rows of these records at every point; None if they fail."""
-        rows, randomness = self._rows, secret_randomness(self.token, self._processes.rank, *part.place)
+        rows, randomness = self._rows, secret_randomness(self.token, self._processes.rank, part.number)
         was_read = False
         try:
             # Reading, collating and augmenting may draw random numbers, each in its own way.
-            with replayed(rows.prepare.device, randomness("records")):
-                records = rows.source.take(part.ids)
+            with random_numbers_from(randomness("records"), rows.prepare.device):
+                records = rows.source.take(part.ids, secret_randomness(self.token))
                 was_read = True
-                return rows.of_records(records, points, randomness)
+                return rows.of_records(records, points, randomness, part.places)
         except ForwardWritesError:
             raise  # no fault of a record: the model is spoilt
         except Exception as error:
@@ -301,7 +348,8 @@ class StepContext:
         """Take the next sample of records for the planned draw of this name."""
         token = self._run_ledger.open(name, self._depends_on)
         ids = self._run_ledger.sample(token, len(self._rows.source))
-        return TrainingDraw(token, self._processes.share(ids), self._rows, self._processes, self.diagnostics)
+        places = self.plan.releases.sampling_of(name).largest_size
+        return TrainingDraw(token, ids, places, self._rows, self._processes, self.diagnostics)
 
     def public_gradients(self, batch: Any, at: Parameters | None = None, step: int | None = None) -> Any:
         """The gradient rows of public records, unguarded."""

@@ -28,7 +28,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from equipoise import _validate
 from equipoise._tree import leaves, named_leaves
 from equipoise.gradients import (
-    Buffers,
     ForwardWritesError,
     parameters_restored,
     refuse_max_norm,
@@ -251,8 +250,7 @@ def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device,
     try:
         with (
             torch.enable_grad(),
-            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-            Buffers(model).all_kept(),
+            undisturbed(model, dropout=True),
             parameters_restored(model),
             uncompiled(),
             attributes_kept(model),
@@ -305,51 +303,49 @@ OWN_GENERATOR = (
 
 
 def check_pipeline(
-    read: Callable[[Tensor, int], Any],
-    losses: Callable[[Any, int], Tensor],
+    losses: Callable[[Tensor, int, int], Tensor],
     source: Source,
     size: int,
     attempts: int = 4,
 ) -> bool:
     """Make a batch of some records twice, and again with one of them replaced; see whose loss moves.
 
-    In the same attempt the global random numbers start alike.
-
     Args:
-        read: read(record numbers, attempt) -> batch, as the data set and collate make it.
-        losses: losses(batch, attempt) -> [b]: augments, and runs the loss without dropout.
+        losses: losses(record numbers, m, n) -> [b]: reads each item under random numbers of its own, the m-th
+            ones; collates and augments under the n-th ones; runs the loss without dropout.
         source: the data.
         size: of a micro-batch.
         attempts: how often, with other randomness each time and two records replaced in turn.
 
     Returns:
-        Whether all of it could be tried: not with fewer than three records, nor with random numbers.
+        Whether all of it could be tried: not with fewer than three records, nor where collating or augmenting
+        draws random numbers.
 
     Raises:
         ValueError: two equal attempts differ, or the loss of a record depends on which others came with it,
             on their number, or on its place.
     """
 
-    def of(ids: Tensor, attempt: int) -> Tensor | None:
+    def of(ids: Tensor, items: int = 0, rest: int = 0) -> Tensor | None:
         try:
-            return losses(read(ids, attempt), attempt)
+            return losses(ids, items, rest)
         except Exception:  # a record that cannot be made or run has weight zero in the training too
             return None
 
     numbers = range(min(SEARCHED, len(source)))
-    good = list(itertools.islice((n for n in numbers if of(torch.tensor([n]), 0) is not None), 9))
+    good = list(itertools.islice((n for n in numbers if of(torch.tensor([n])) is not None), 9))
     if len(good) < 3:
         return False
     *kept, spare = good
     ids, count = torch.tensor(kept), len(kept)
-    first, second = of(ids, 0), of(ids, 1)
+    first, second = of(ids), of(ids, 0, 1)
     if first is None or second is None:
         return False
-    # Where items are made with random numbers, one record may draw more of them than another did in its
-    # place, which deals those behind it other ones. The last one has none behind it.
-    random_items = not _same_leaves(read(ids, 0), read(ids, 1))
+    # Whoever joins or augments with random numbers may draw more of them for one record than for another in
+    # its place, which deals those behind it other ones. The last one has none behind it.
+    random_rest = losses_moved(first, second, record=-1)
     for attempt in range(attempts):
-        before, again = of(ids, attempt), of(ids, attempt)
+        before, again = of(ids, attempt, attempt), of(ids, attempt, attempt)
         if before is None or again is None:
             return False
         if losses_moved(before, again, record=-1):
@@ -357,10 +353,10 @@ def check_pipeline(
                 f"data, collate or augmentation give other records each time, {OWN_GENERATOR} In an "
                 "augmentation, the generator that it is given serves too. Nothing was spent."
             )
-        for place in {count - 1} if random_items else {attempt % count, count - 1 - attempt % count}:
+        for place in {count - 1} if random_rest else {attempt % count, count - 1 - attempt % count}:
             others = ids.clone()
             others[place] = spare
-            after = of(others, attempt)
+            after = of(others, attempt, attempt)
             # Padding to another length may round differently: a mixture moves losses by far more.
             if after is not None and losses_moved(before, after, place, slack=100):
                 raise ValueError(
@@ -369,10 +365,10 @@ def check_pipeline(
                     "privacy guarantee would not hold. Augment every record by itself (no mixup or cutmix "
                     "between records), and mask padding in the model and in the loss. Nothing was spent."
                 )
-    if losses_moved(first, second, record=-1):
-        return False  # random numbers are dealt otherwise where records are fewer or stand elsewhere
+    if random_rest:
+        return False  # its random numbers are dealt otherwise where records are fewer or stand elsewhere
     for order in (torch.arange(count - 1), torch.arange(count).flip(0), torch.arange(size) % count):
-        found = of(ids[order], 0)
+        found = of(ids[order])
         if found is not None and losses_moved(first[order], found, record=-1, slack=100):
             raise ValueError(
                 "with other records in the batch, or in another order, the losses of records change: data, "
@@ -381,12 +377,6 @@ def check_pipeline(
                 "sum over records is divided by the expected batch size. Nothing was spent."
             )
     return True
-
-
-def _same_leaves(one: Any, other: Any) -> bool:
-    """Whether two batches hold the same bits."""
-    pairs = zip(leaves(one), leaves(other), strict=True)
-    return all(a.equal(b) for a, b in pairs if isinstance(a, Tensor))
 
 
 def copy_of(model: nn.Module, loss: Loss, device: torch.device) -> tuple[nn.Module, Loss] | None:

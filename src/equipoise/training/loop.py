@@ -27,6 +27,7 @@ from equipoise.statements import Statement, statement_of
 from equipoise.training.assumptions import (
     ALONE,
     FILLED_BY_A_RECORD,
+    OWN_NUMBERS,
     RANDOM_PIPELINE,
     SCANNED,
     SHAPES,
@@ -339,6 +340,7 @@ class PrivateTraining:
             SCANNED if source.is_scanned else TRUSTED,
             ALONE,
             *rounding_assumptions(setup.keeps_bits),
+            *([OWN_NUMBERS] if setup.random_use == "own" else []),
             *([] if setup.pipeline_tried else [RANDOM_PIPELINE]),
             *([] if source.is_scanned else [SHAPES]),
             *([FILLED_BY_A_RECORD] if setup.rows.filler is None else []),

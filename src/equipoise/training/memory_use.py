@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise._tree import leaves
-from equipoise.gradients import Buffers
+from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.engine_inputs import Loss, num_records, uncompiled
 
 __all__ = [
@@ -79,16 +79,8 @@ def bytes_per_record(model: nn.Module, loss: Loss, batch: Any) -> float:
             seen[storage.data_ptr()] = storage.nbytes()
         return saved
 
-    device = next(model.parameters()).device
-
     def total_within(measure: AbstractContextManager[Any], total: Callable[[], int]) -> int:
-        with (
-            torch.enable_grad(),
-            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-            Buffers(model).all_kept(),
-            uncompiled(),
-            measure,
-        ):
+        with torch.enable_grad(), undisturbed(model, dropout=True), uncompiled(), measure:
             held = loss(model, batch)  # keep the graph alive until the count is done
             count = total()
             del held

@@ -11,16 +11,13 @@ randomness is independent and identically distributed, so the proof can tie each
 from __future__ import annotations
 
 import hashlib
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from equipoise.privacy import Draw, secret_generator
 
-__all__ = ["Randomness", "derive_seed", "generator", "public_randomness", "replayed", "secret_randomness"]
+__all__ = ["Randomness", "derive_seed", "generator", "public_randomness", "secret_randomness"]
 
 Randomness = Callable[[str], torch.Generator]
 """From what random numbers are for ("dropout", "augmentation") to a fresh CPU generator."""
@@ -52,31 +49,3 @@ def public_randomness(seed: int, *purpose: object) -> Randomness:
 def secret_randomness(draw: Draw, *place: object) -> Randomness:
     """Secret generators of the micro-batch at this place of a draw."""
     return lambda kind: secret_generator(draw, kind, *place)
-
-
-@contextmanager
-def replayed(device: torch.device, source: torch.Generator) -> Iterator[None]:
-    """Inside, the global generators of torch (CPU and `device`), NumPy and Python start from `source`.
-
-    Afterwards they are as before. Two entries with generators of the same state see the same dropout masks.
-    """
-    # Not torch.manual_seed and fork_rng, which visit every device of the machine at each call.
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    states = [g.get_state() for g in generators]
-    python, arrays = random.getstate(), np.random.get_state(legacy=False)
-    start = source.get_state()
-    number, *words = torch.randint(2**32, (17,), generator=source).tolist()
-    try:
-        generators[0].set_state(start)
-        for g in generators[1:]:
-            g.manual_seed(number)
-        random.seed(repr(words[:8]))
-        np.random.seed(words[8:])
-        yield
-    finally:
-        for g, state in zip(generators, states, strict=True):
-            g.set_state(state)
-        random.setstate(python)
-        np.random.set_state(arrays)

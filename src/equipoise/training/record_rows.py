@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from equipoise._tree import leaves, map_leaves
+from equipoise.gradients.capture.random_numbers import GlobalState, random_numbers_from
 from equipoise.gradients.engine_inputs import is_array, map_records, num_records, record_leaves, take_records
 from equipoise.methods.base import Parameters
 from equipoise.privacy import digest
-from equipoise.training.randomness import Randomness, public_randomness, replayed
+from equipoise.training.randomness import Randomness, public_randomness
 
 __all__ = [
     "DataError",
@@ -61,6 +62,7 @@ class Source:
         self._collate = collate or default_collate
         self._data = data
         self._nest: Any = None
+        self._draws_numbers = False
         if isinstance(data, (IterableDataset, Iterator)):
             raise DataError(
                 f"data is a {type(data).__name__}, which has no record numbers: a private draw needs every "
@@ -98,13 +100,43 @@ class Source:
         """Whether all records were looked at beforehand; items made on demand were not."""
         return bool(self.leaves())
 
-    def take(self, ids: Tensor) -> Any:
-        """The batch of the records with these numbers, LongTensor [b], b >= 1."""
+    def take(self, ids: Tensor, randomness: Randomness | None = None) -> Any:
+        """The batch of the records with these numbers, LongTensor [b], b >= 1; see `read`."""
+        return self.join(self.read(ids, randomness))
+
+    def read(self, ids: Tensor, randomness: Randomness | None = None) -> Any:
+        """The items of a dataset that makes them on demand, else the batch.
+
+        Args:
+            ids: numbers of the records, LongTensor [b].
+            randomness: gives each item, by the number of its record, the random numbers that it asks for, so
+                that they do not follow which other items are made.
+        """
         if self._nest is not None:
             return take_records(self._nest, ids)
         if hasattr(self._data, "fingerprint"):  # equipoise.data.Records takes index tensors
             return self._data[ids]
-        return self._collate([self._data[int(i)] for i in ids])
+        if randomness is None:
+            return [self._data[i] for i in ids.tolist()]
+        if not self._draws_numbers:  # most data sets draw none, and need no streams
+            before = GlobalState()
+            items = [self._data[i] for i in ids.tolist()]
+            if not before.moved():
+                return items
+            before.restore()
+            self._draws_numbers = True
+        items = []
+        for i in ids.tolist():
+            with random_numbers_from(randomness(f"item {i}")):
+                items.append(self._data[i])
+        return items
+
+    def join(self, read: Any) -> Any:
+        """The batch of what `read` gave."""
+        made = self._nest is None and not hasattr(self._data, "fingerprint")
+        batch = self._collate(read) if made else read
+        # Records are constants, also where a tensor of them asks for a gradient.
+        return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
 
     def fingerprint(self) -> str:
         """A digest of the records, which is private; empty for datasets that make their items on demand."""
@@ -177,23 +209,25 @@ def moved(nest: Any, device: torch.device) -> Any:
     )
 
 
-def filled(batch: Any, size: int, value: float | None) -> Any:
-    """The batch with filler behind its records, up to `size` records.
+def filled(batch: Any, size: int, value: float | None, places: Tensor | None = None) -> Any:
+    """`size` records: those of the batch at their places, filler at the others.
 
     Args:
         batch: at most `size` records.
         size: of a micro-batch.
         value: the number in every entry of the filler; None for copies of the first record.
+        places: of the records, LongTensor [b]; the first ones when None.
 
     Example:
         >>> filled({"input": torch.zeros(1, 2), "label": torch.tensor([7])}, 3, 1.0)["label"]
         tensor([7, 1, 1])
     """
-    missing = size - num_records(batch)
+    where = torch.arange(num_records(batch)) if places is None else places
 
     def fill(leaf: Tensor) -> Tensor:
-        shape = (missing, *leaf.shape[1:])
-        return torch.cat([leaf, leaf[:1].expand(shape) if value is None else leaf.new_full(shape, value)])
+        first, shape = leaf[:1], (size, *leaf.shape[1:])
+        whole = first.expand(shape).clone() if value is None else leaf.new_full(shape, value)
+        return whole.index_copy_(0, where.to(leaf.device), leaf)
 
     return map_records(fill, batch)
 
@@ -251,6 +285,8 @@ class RowSource:
         seed: public seed of the randomness of public records.
         filler: the number in every entry of what fills up a micro-batch; None for copies of its first record.
         probes: numbers of the records of `example`, which could be read at the start.
+        dealt: records are dealt to random places of a draw, which a record more does not change; otherwise
+            they take the first places in their order.
     """
 
     def __init__(
@@ -263,36 +299,45 @@ class RowSource:
         seed: int,
         filler: float | None = 0.0,
         probes: Tensor | None = None,
+        dealt: bool = False,
     ) -> None:
-        self.filler = filler
+        self.filler, self.dealt = filler, dealt
         self.engine, self.source, self.prepare = engine, source, prepare
         self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
         self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
         self._failure_was_logged = False
 
-    def of_records(self, records: Any, at: Sequence[Parameters | None], randomness: Randomness) -> list[Any]:
+    def of_records(
+        self, records: Any, at: Sequence[Parameters | None], randomness: Randomness, places: Tensor
+    ) -> list[Any]:
         """Gradient rows of at most `micro_batch_size` private records at every parameter point.
 
         **Fixed shape.** Kernels round a row by the number of rows in a batch. With filler in the empty places
         that number is always the same, so a record that enters a draw changes no other row.
+
+        Args:
+            records: their batch.
+            at: the parameter points.
+            randomness: of the micro-batch.
+            places: of the records among the rows of the forward, ascending, LongTensor [b].
         """
         count = num_records(records)
         if count == self.micro_batch_size:
             return self.of_batch(self.prepare(records, randomness), at, randomness)
         # A record by itself may be there since a micro-batch failed. Copies of it fail only where it does.
         filler = None if count == 1 else self.filler
-        batch = self.prepare(filled(records, self.micro_batch_size, filler), randomness)
+        batch = self.prepare(filled(records, self.micro_batch_size, filler, places), randomness)
         rows = []
         for gradients in self.of_batch(batch, at, randomness):
-            gradients.row_norms()  # in the fixed shape too; the cut below keeps them
-            rows.append(gradients.rows(slice(0, count)))
+            norms = gradients.row_norms()  # in the fixed shape too; the cut below keeps them
+            rows.append(gradients.rows(places.to(norms.device)))
         return rows
 
     def of_batch(self, batch: Any, at: Sequence[Parameters | None], randomness: Randomness) -> list[Any]:
         """Gradient rows of a prepared batch at every parameter point, under the same masks."""
         rows = []
         for params in at:
-            with replayed(self.prepare.device, randomness("dropout")):
+            with random_numbers_from(randomness("dropout"), self.prepare.device):
                 rows.append(self.engine(batch, params=params))
         return rows
 

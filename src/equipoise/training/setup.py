@@ -19,8 +19,14 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from equipoise import _validate
-from equipoise.gradients import GradientEngine
-from equipoise.gradients.engine_inputs import map_records, repeat_to
+from equipoise.gradients import Buffers, ForwardWritesError, GradientEngine, parameters_restored
+from equipoise.gradients.capture.isolation import attributes_kept
+from equipoise.gradients.capture.random_numbers import (
+    RandomUse,
+    random_numbers_from,
+    use_of_random_numbers,
+)
+from equipoise.gradients.engine_inputs import evaluate_loss, map_records, repeat_to
 from equipoise.methods import DPSGD, Method, PublicRecords, find
 from equipoise.methods.base import Plan, Setting
 from equipoise.methods.configuration import NotInFileError
@@ -49,8 +55,8 @@ from equipoise.training.input_checks import (
 )
 from equipoise.training.memory_use import bytes_per_record, fitting, micro_batch_sizes
 from equipoise.training.moving_average import MovingAverage
-from equipoise.training.randomness import derive_seed, public_randomness, replayed
-from equipoise.training.record_rows import Preparation, RowSource, Source
+from equipoise.training.randomness import derive_seed, public_randomness
+from equipoise.training.record_rows import DataError, Preparation, RowSource, Source
 
 __all__ = [
     "Begun",
@@ -274,6 +280,7 @@ class TrainingSetup:
         keeps_bits: whether a record's row has the same bits wherever it stands in a micro-batch; None where
             that could not be measured.
         pipeline_tried: whether reading, collating and augmenting could be tried in all ways.
+        random_use: whose random numbers are drawn while records are joined, augmented and run.
         average: the moving average of the parameters, or None.
         restore_modes: puts the modules back into the modes that they had.
     """
@@ -293,6 +300,7 @@ class TrainingSetup:
     record_bytes: float
     keeps_bits: bool | None
     pipeline_tried: bool
+    random_use: RandomUse
     average: MovingAverage | None
     restore_modes: Callable[[], None]
 
@@ -333,6 +341,7 @@ class TrainingSetup:
             {
                 "engine": self.rows.engine.state_dict(),
                 "micro_batch": self.settings.micro_batch_size,
+                "dealt": self.rows.dealt,
                 "views": self.settings.views,
                 "method": self.method.config(),
                 "processes": self.processes.count,
@@ -392,6 +401,51 @@ def _size_that_keeps_bits(
         if kept is not False:
             return size, kept
     return sizes[0], kept
+
+
+def _use_of_random_numbers(
+    model: nn.Module, loss: Loss, source: Source, probes: Tensor, prepare_batch: Preparation, seed: int
+) -> RandomUse:
+    """Whose random numbers collate, augmentation, model and loss take, by what they do on a few records.
+
+    Args:
+        probes: numbers of records that can be read.
+    """
+    few, many = 3, 8
+
+    def chosen(count: int) -> Any:
+        return source.read(probes[torch.arange(count) % len(probes)], public_randomness(seed, "example"))
+
+    # Beforehand: each item has random numbers of its own.
+    read = {count: chosen(count) for count in (few, many)}
+
+    def run(count: int) -> Tensor:
+        batch = prepare_batch(source.join(read[count]), public_randomness(seed, "example"))
+        with Buffers(model).all_kept(), attributes_kept(model):
+            return evaluate_loss(model, loss, batch, None)
+
+    try:
+        with parameters_restored(model):
+            return use_of_random_numbers(run, few, many, prepare_batch.device)
+    except ForwardWritesError:
+        raise
+    except Exception:  # not understood; places that stay the same are right for all models
+        return "shared"
+
+
+def _check_population(source: Source, sampling: Sampling) -> None:
+    """Refuse more records than the places are made for.
+
+    Raises:
+        DataError: the data hold more records than the population that the sampling states.
+    """
+    if len(source) > sampling.population:
+        raise DataError(
+            f"data hold more records than population={sampling.population}. The model (or its loss, "
+            "augmentation or collate) shares a random number between records, such as a coin for a whole "
+            "layer, and the places that keep records apart are made for at most the stated population. State "
+            "a population that covers the records. Nothing was spent."
+        )
 
 
 def prepare(
@@ -458,7 +512,11 @@ def prepare(
         del untouched
         engine = GradientEngine(model, loss, prepared)
         record_bytes = bytes_per_record(model, loss, prepared)
+        random_use = _use_of_random_numbers(model, loss, source, probes, prepare_batch, settings.seed)
         mean, deviation = sampling.expected_size / processes.count, sampling.size_deviation / processes.count
+        if random_use == "shared":
+            _check_population(source, sampling)
+            mean, deviation = sampling.largest_size / processes.count, 0.0
         given = settings.micro_batch_size
         if begun is not None and given is not None:
             sizes = [given]  # a run that goes on has its size: another would be another question
@@ -476,21 +534,28 @@ def prepare(
         pipeline_tried = True
         if augmentation is not None or not source.is_scanned:
 
-            def read(ids: Tensor, attempt: int) -> Any:
-                with replayed(place, public_randomness(settings.seed, "example", attempt)("records")):
-                    return source.take(ids)
-
-            def losses(batch: Any, attempt: int) -> Tensor:
-                randomness = public_randomness(settings.seed, "example", attempt)
-                with replayed(place, randomness("global")):
+            def losses(ids: Tensor, items: int, rest: int) -> Tensor:
+                randomness = public_randomness(settings.seed, "example", rest)
+                with random_numbers_from(randomness("records"), place):
+                    batch = source.take(ids, public_randomness(settings.seed, "example", items))
                     prepared = prepare_batch(batch, randomness)
                 return engine.undisturbed_losses(prepared)
 
-            pipeline_tried = check_pipeline(read, losses, source, size)
+            pipeline_tried = check_pipeline(losses, source, size)
         settings = replace(settings, micro_batch_size=size)
         randomness = public_randomness(settings.seed, "example")
         filler = choose_filler(lambda batch: engine(prepare_batch(batch, randomness)), example, size)
-        rows = RowSource(engine, source, prepare_batch, size, example, settings.seed, filler, probes)
+        rows = RowSource(
+            engine,
+            source,
+            prepare_batch,
+            size,
+            example,
+            settings.seed,
+            filler,
+            probes,
+            dealt=random_use == "shared",
+        )
         processes.same("the model's parameters", digest(parameters))
         processes.same("the privacy plan", method_plan.releases.fingerprint())
     return TrainingSetup(
@@ -509,6 +574,7 @@ def prepare(
         record_bytes=record_bytes,
         keeps_bits=keeps_bits,
         pipeline_tried=pipeline_tried,
+        random_use=random_use,
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
         restore_modes=watch_modes(model),
     )

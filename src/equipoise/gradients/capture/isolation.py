@@ -11,28 +11,22 @@ parameter moves by the optimiser alone: a model that moves one itself is refused
 *Attributes.* What a forward keeps in plain attributes (a counter, a list of earlier records) is forgotten
 when it ends, so that every forward begins in the same state. Tensors changed in place are not put back.
 
-*Random numbers.* Rows that are to be compared come from runs without dropout, under one seed.
+*Random numbers* are the subject of `random_numbers`.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from statistics import NormalDist
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
-from equipoise.gradients.capture.compositions import opened
+from equipoise.gradients.capture.random_numbers import random_numbers_constant, random_numbers_from
 from equipoise.gradients.checks.errors import BufferWritesError, ForwardWritesError
 
 __all__ = [
@@ -271,161 +265,6 @@ def _same_values(now: Tensor | None, before: Tensor | None) -> bool:
     return now.shape == before.shape and bool(((now == before) | (now.isnan() & before.isnan())).all())
 
 
-_GRADIENT = opened(torch.autograd.grad)
-
-
-class _Controlled(TorchFunctionMode):
-    """Dropout is the identity and random tensors are constant, so that records can be compared.
-
-    Random numbers are dealt by place in the batch: those of a batch and of single records differ otherwise.
-
-    Args:
-        level: the quantile that random functions give, in (0, 1). A low and a high one take both sides of a
-            branch such as ``if torch.rand(()) < 0.45``.
-    """
-
-    def __init__(self, level: float) -> None:
-        super().__init__()
-        self._level = level
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        value_of = _RANDOM.get(func)
-        # A generator of the model's own stays: it is refused for what it is.
-        if value_of is not None and kwargs.get("generator") is None:
-            old = args[0].clone() if args and isinstance(args[0], Tensor) else None
-            out = func(*args, **kwargs)
-            with torch.no_grad():
-                value = value_of(self._level, old, args, kwargs)
-                return out.copy_(value) if isinstance(value, Tensor) else out.fill_(value)
-        if func in _DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if func is F.scaled_dot_product_attention:
-            if len(args) > 4:  # (query, key, value, mask, dropout_p)
-                args = (*args[:4], 0.0, *args[5:])
-            else:
-                kwargs = {**kwargs, "dropout_p": 0.0}
-        if func is torch.autograd.grad:
-            with self:  # a mode is off in its own handler, and a checkpoint's forward runs in there
-                return _GRADIENT(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
-    return args[place] if len(args) > place else kwargs.get(name, default)
-
-
-def _uniform(level: float, old: Any, args: Any, kwargs: Any) -> Any:
-    return level
-
-
-def _uniform_between(level: float, old: Any, args: Any, kwargs: Any) -> Any:
-    low, high = _argument(args, kwargs, 1, "from", 0.0), _argument(args, kwargs, 2, "to", 1.0)
-    return low + (high - low) * level
-
-
-def _standard_normal(level: float, old: Any, args: Any, kwargs: Any) -> Any:
-    return NormalDist().inv_cdf(level)
-
-
-def _normal(level: float, old: Any, args: Any, kwargs: Any) -> Any:
-    mean, std = _argument(args, kwargs, 0, "mean", 0.0), _argument(args, kwargs, 1, "std", 1.0)
-    return mean + std * NormalDist().inv_cdf(level)
-
-
-def _normal_in_place(level: float, old: Any, args: Any, kwargs: Any) -> Any:
-    return _normal(level, old, args[1:], kwargs)
-
-
-def _chance(level: float, old: Any, args: Any, kwargs: Any) -> Any:
-    """1 where the probability is above the level."""
-    return torch.as_tensor(_argument(args, kwargs, 1, "p", old)) > level
-
-
-def _chance_in_place(level: float, old: Any, args: Any, kwargs: Any) -> Any:
-    return torch.as_tensor(_argument(args, kwargs, 1, "p", 0.5)) > level
-
-
-def _exponential(level: float, old: Any, args: Any, kwargs: Any) -> Any:
-    return -math.log(1 - level) / _argument(args, kwargs, 1, "lambd", 1.0)
-
-
-def _integer(level: float, old: Any, args: Any, kwargs: Any) -> Any:
-    """For `randint(high, size)`, `randint(low, high, size)` and the forms that begin with a tensor."""
-    ends = [end for end in args if isinstance(end, int)]
-    low, high = ends[:2] if len(ends) > 1 else (kwargs.get("low", 0), ends[0] if ends else kwargs["high"])
-    return low + int(level * (high - low))
-
-
-#: What random functions give in place of random numbers: value(level, self as it was, args, kwargs).
-_RANDOM: dict[Callable, Callable[..., Any]] = {
-    torch.rand: _uniform,
-    torch.rand_like: _uniform,
-    Tensor.uniform_: _uniform_between,
-    torch.randn: _standard_normal,
-    torch.randn_like: _standard_normal,
-    torch.normal: _normal,
-    Tensor.normal_: _normal_in_place,
-    torch.bernoulli: _chance,
-    Tensor.bernoulli: _chance,
-    Tensor.bernoulli_: _chance_in_place,
-    Tensor.exponential_: _exponential,
-    torch.randint: _integer,
-    torch.randint_like: _integer,
-}
-
-_DROPOUTS = frozenset(
-    getattr(module, kind + ending)
-    for module in (F, torch)
-    for kind in (
-        "dropout",
-        "alpha_dropout",
-        "feature_dropout",
-        "feature_alpha_dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-    )
-    for ending in ("", "_")
-    if hasattr(module, kind + ending)
-)
-
-
-@contextmanager
-def _seeded(seed: int, model: nn.Module) -> Iterator[None]:
-    """The global generators of torch, NumPy and Python start from the seed, and are afterwards as before."""
-    # Not torch.manual_seed and fork_rng, which visit every kind of device at each call: 3 ms.
-    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)]
-    states = [generator.get_state() for generator in generators]
-    python, arrays = random.getstate(), np.random.get_state(legacy=False)
-    for generator in generators:
-        generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
-        random.setstate(python)
-        np.random.set_state(arrays)
-
-
-@contextmanager
-def _without_inner_dropout(model: nn.Module) -> Iterator[None]:
-    """The dropout of attention and recurrent layers is off: it happens inside one function, out of sight."""
-    inside = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention | nn.RNNBase)]
-    before = [module.dropout for module in inside]
-    for module in inside:
-        module.dropout = 0.0
-    try:
-        yield
-    finally:
-        for module, dropout in zip(inside, before, strict=True):
-            module.dropout = dropout
-
-
 @contextmanager
 def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False, level: float = 0.3) -> Iterator[None]:
     """Run something on the model and leave no trace: buffers and random states come back as they were.
@@ -433,31 +272,12 @@ def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False, level: f
     Args:
         model: the module.
         seed: of the random numbers inside.
-        dropout: leave them random, dropout too; otherwise see `_Controlled`.
+        dropout: leave them random, dropout too; otherwise see `random_numbers_constant`.
         level: the quantile that random functions give.
     """
     with (
         Buffers(model).all_kept(),
-        _seeded(seed, model),
-        nullcontext() if dropout else _without_inner_dropout(model),
-        nullcontext() if dropout else _Controlled(level),
+        random_numbers_from(seed, *{p.device for p in model.parameters()}),
+        nullcontext() if dropout else random_numbers_constant(model, level),
     ):
         yield
-
-
-def draws_random_numbers(model: nn.Module, run: Callable[[], Any]) -> bool:
-    """Whether `run` takes numbers from a global generator of torch (on the CPU), NumPy or Python, or lies on
-    another device, whose generator is not looked at.
-    """
-    if any(parameter.device.type != "cpu" for parameter in model.parameters()):
-        return True
-
-    def states() -> tuple[bytes, Any, bytes]:
-        arrays: Any = np.random.get_state(legacy=False)
-        numpy_state = arrays["state"]["key"].tobytes() + bytes(str(arrays["state"]["pos"]), "ascii")
-        return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), numpy_state
-
-    with undisturbed(model, dropout=True):
-        before = states()
-        run()
-        return states() != before

@@ -1,0 +1,439 @@
+"""Random numbers that a model, a loss or a data pipeline asks for: started, held constant, watched.
+
+Torch's operations carry a tag that says whether they draw random numbers, so that a dispatch mode sees all of
+them, inside dropout, attention, recurrent layers and `torch.distributions` too. NumPy and Python have one
+global state each, of which one sees that it moved.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from statistics import NormalDist
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from equipoise.gradients.capture.compositions import opened
+
+__all__ = [
+    "GlobalState",
+    "RandomUse",
+    "draws_random_numbers",
+    "random_numbers_constant",
+    "random_numbers_from",
+    "use_of_random_numbers",
+]
+
+aten = torch.ops.aten
+
+
+class GlobalState:
+    """Where the global generators of torch (CPU and these devices), NumPy and Python stand.
+
+    >>> before = GlobalState()
+    >>> _ = random.random()
+    >>> before.moved(), before.restore(), before.moved()
+    (['Python'], None, [])
+    """
+
+    def __init__(self, *devices: torch.device) -> None:
+        # Not torch.manual_seed and fork_rng, which visit every kind of device at each call: 3 ms.
+        self._generators = [torch.default_generator]
+        for index in {device.index or 0 for device in devices if device.type == "cuda"}:
+            self._generators.append(torch.cuda.default_generators[index])
+        self._torch = [generator.get_state() for generator in self._generators]
+        self._numpy: Any = np.random.get_state(legacy=False)
+        self._python = random.getstate()
+
+    def restore(self) -> None:
+        """Put them back there."""
+        for generator, state in zip(self._generators, self._torch, strict=True):
+            generator.set_state(state)
+        np.random.set_state(self._numpy)
+        random.setstate(self._python)
+
+    def start(self, source: torch.Generator) -> None:
+        """Let them begin from `source`, a CPU generator, which moves on."""
+        start = source.get_state()
+        number, *words = torch.randint(2**32, (17,), generator=source).tolist()
+        self._generators[0].set_state(start)
+        for generator in self._generators[1:]:
+            generator.manual_seed(number)
+        random.seed(repr(words[:8]))
+        np.random.seed(words[8:])
+
+    def moved(self) -> list[str]:
+        """Whose numbers were asked for since."""
+        pairs = zip(self._generators, self._torch, strict=True)
+        numpy: Any = np.random.get_state(legacy=False)["state"]
+        known = self._numpy["state"]
+        found = {
+            "torch": any(not generator.get_state().equal(state) for generator, state in pairs),
+            "NumPy": numpy["pos"] != known["pos"] or not np.array_equal(numpy["key"], known["key"]),
+            "Python": random.getstate() != self._python,
+        }
+        return [name for name, has_moved in found.items() if has_moved]
+
+
+@contextmanager
+def random_numbers_from(source: torch.Generator | int, *devices: torch.device) -> Iterator[None]:
+    """Inside, the global generators of torch (CPU and `devices`), NumPy and Python start from `source`.
+
+    Afterwards they are as before. Two entries with generators of the same state see the same numbers.
+
+    Args:
+        source: a CPU generator, or a seed.
+        devices: whose generators start too.
+    """
+    if isinstance(source, int):
+        source = torch.Generator().manual_seed(source)
+    before = GlobalState(*devices)
+    try:
+        before.start(source)
+        yield
+    finally:
+        before.restore()
+
+
+# ---- held constant, so that records can be compared
+
+
+@contextmanager
+def random_numbers_constant(model: nn.Module, level: float) -> Iterator[None]:
+    """Inside, dropout is the identity and torch's random numbers are constant.
+
+    Random numbers are dealt by place in the batch: those of a batch and of single records differ otherwise.
+
+    Args:
+        model: the module that will run.
+        level: the quantile that random functions give, in (0, 1). A low and a high one take both sides of a
+            branch such as ``if torch.rand(()) < 0.45``.
+    """
+    # The dropout of these happens inside one function, out of sight of a function mode.
+    inside = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention | nn.RNNBase)]
+    before = [module.dropout for module in inside]
+    for module in inside:
+        module.dropout = 0.0
+    try:
+        with _ConstantNumbers(level), _NoDropout():
+            yield
+    finally:
+        for module, dropout in zip(inside, before, strict=True):
+            module.dropout = dropout
+
+
+_GRADIENT = opened(torch.autograd.grad)
+
+
+class _NoDropout(TorchFunctionMode):
+    """Dropout is the identity."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention:
+            if len(args) > 4:  # (query, key, value, mask, dropout_p)
+                args = (*args[:4], 0.0, *args[5:])
+            else:
+                kwargs = {**kwargs, "dropout_p": 0.0}
+        if func is torch.autograd.grad:
+            with self:  # a mode is off in its own handler, and a checkpoint's forward runs in there
+                return _GRADIENT(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+_DROPOUTS = frozenset(
+    getattr(module, kind + ending)
+    for module in (F, torch)
+    for kind in (
+        "dropout",
+        "alpha_dropout",
+        "feature_dropout",
+        "feature_alpha_dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+    )
+    for ending in ("", "_")
+    if hasattr(module, kind + ending)
+)
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that sees every operation."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch's compiler is loaded when a mode sees its first operation: seconds.
+        return False
+
+
+class _ConstantNumbers(_Operations):  # type: ignore[no-untyped-call]
+    """Random tensors hold one quantile of their distribution."""
+
+    def __init__(self, level: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._level = level
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        value_of = _QUANTILES.get(func.overloadpacket) if _is_random(func) else None
+        # A generator of the model's own stays: it is refused for what it is.
+        if value_of is None or _generator_of(func, args, kwargs) is not None:
+            return func(*args, **kwargs)
+        value = value_of(self._level, args, kwargs)  # first: the operation may write over its argument
+        out = func(*args, **kwargs)
+        return out.copy_(value) if isinstance(value, Tensor) else out.fill_(value)
+
+
+def _is_random(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _generator_of(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.Generator | None:
+    """The generator that an operation was given."""
+    if kwargs.get("generator") is not None:
+        generator: torch.Generator = kwargs["generator"]
+        return generator
+    return next((value for value in args if isinstance(value, torch.Generator)), None)
+
+
+def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name, default)
+
+
+def _uniform(level: float, args: Any, kwargs: Any) -> Any:
+    return level
+
+
+def _uniform_between(level: float, args: Any, kwargs: Any) -> Any:
+    low, high = _argument(args, kwargs, 1, "from", 0.0), _argument(args, kwargs, 2, "to", 1.0)
+    return low + (high - low) * level
+
+
+def _standard_normal(level: float, args: Any, kwargs: Any) -> Any:
+    return NormalDist().inv_cdf(level)
+
+
+def _normal(level: float, args: Any, kwargs: Any) -> Any:
+    mean, std = _argument(args, kwargs, 0, "mean", 0.0), _argument(args, kwargs, 1, "std", 1.0)
+    return mean + std * NormalDist().inv_cdf(level)
+
+
+def _normal_in_place(level: float, args: Any, kwargs: Any) -> Any:
+    return _normal(level, args[1:], kwargs)
+
+
+def _chance(level: float, args: Any, kwargs: Any) -> Any:
+    """1 where the probability is above the level; without `p` the tensor holds the probabilities."""
+    return torch.as_tensor(_argument(args, kwargs, 1, "p", args[0])) > level
+
+
+def _chance_in_place(level: float, args: Any, kwargs: Any) -> Any:
+    return torch.as_tensor(_argument(args, kwargs, 1, "p", 0.5)) > level
+
+
+def _exponential(level: float, args: Any, kwargs: Any) -> Any:
+    return -math.log(1 - level) / _argument(args, kwargs, 1, "lambd", 1.0)
+
+
+def _integer(level: float, args: Any, kwargs: Any) -> Any:
+    """For `randint(high, size)`, `randint(low, high, size)` and the forms that begin with a tensor."""
+    ends = [end for end in args if isinstance(end, int)]
+    low, high = ends[:2] if len(ends) > 1 else (kwargs.get("low", 0), ends[0] if ends else kwargs["high"])
+    return low + int(level * (high - low))
+
+
+#: What random operations give in place of random numbers: value(level, args, kwargs).
+_QUANTILES: dict[Any, Callable[..., Any]] = {
+    aten.rand: _uniform,
+    aten.rand_like: _uniform,
+    aten.uniform_: _uniform_between,
+    aten.randn: _standard_normal,
+    aten.randn_like: _standard_normal,
+    aten.normal: _normal,
+    aten.normal_: _normal_in_place,
+    aten.bernoulli: _chance,
+    aten.bernoulli_: _chance_in_place,
+    aten.exponential_: _exponential,
+    aten.randint: _integer,
+    aten.randint_like: _integer,
+}
+
+
+# ---- whose they are
+
+
+def draws_random_numbers(run: Callable[[], Any], *devices: torch.device) -> bool:
+    """Whether `run` takes numbers from a global generator of torch, NumPy or Python; they are put back."""
+    with random_numbers_from(0, *devices):
+        before = GlobalState(*devices)
+        run()
+        return bool(before.moved())
+
+
+class _RandomCalls(_Operations):  # type: ignore[no-untyped-call]
+    """Notes the shapes that random operations give, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[tuple[Any, list[torch.Size]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if _is_random(func):
+            self.calls.append((func, [t.shape for t in _tensors(out)]))
+        return out
+
+
+class _OtherNumbers(_Operations):  # type: ignore[no-untyped-call]
+    """Some records get other random numbers, those of the rest stay what they were.
+
+    Args:
+        chosen: whether a record gets others, [records].
+        axes: of each random operation in turn, where its result has the records.
+        minor: along an axis of k times as many entries, the k of a record are `records` apart, not together.
+        level: the quantile that they get where it is known; None draws anew.
+    """
+
+    def __init__(self, chosen: Tensor, axes: Sequence[int], minor: bool, level: float | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._chosen, self._minor, self._level = chosen, minor, level
+        self._axes = iter(axes)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not _is_random(func):
+            return func(*args, **kwargs)
+        axis, records = next(self._axes), len(self._chosen)
+        value_of = None if self._level is None else _QUANTILES.get(func.overloadpacket)
+        if value_of is not None:
+            value = value_of(self._level, args, kwargs)
+            out = func(*args, **kwargs)
+            others = [torch.as_tensor(value, dtype=out.dtype, device=out.device).expand(out.shape)]
+        else:
+            in_place = func._schema.name.endswith("_")
+            again = (args[0].clone(), *args[1:]) if in_place else args
+            out = func(*args, **kwargs)
+            generator = _generator_of(func, args, kwargs) or _global_generator(_tensors(out)[0].device)
+            state = generator.get_state()
+            others = _tensors(func(*again, **kwargs))
+            generator.set_state(state)
+        for one, other in zip(_tensors(out), others, strict=True):
+            places = torch.arange(one.shape[axis])
+            owners = places % records if self._minor else places // (one.shape[axis] // records)
+            theirs = self._chosen[owners].nonzero().flatten().to(one.device)
+            one.index_copy_(axis, theirs, other.index_select(axis, theirs))
+        return out
+
+
+def _global_generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
+
+
+#: Their numbers are not independent from record to record, or not seen apart.
+_JOINT = frozenset({aten.randperm, aten.multinomial})
+
+
+RandomUse = Literal["none", "own", "shared"]
+"""Whose random numbers a computation takes: nobody's, each record its own, or some for several records."""
+
+
+#: Seeds, and what some records' random numbers become: others, or a quantile, to meet rare branches.
+_OTHERS = ((0, None), (1, 0.04), (2, 0.96), (3, None))
+
+
+def use_of_random_numbers(
+    run: Callable[[int], Tensor], small: int, large: int, *devices: torch.device
+) -> RandomUse:
+    """Whether the random numbers that `run` takes belong to single records.
+
+    If so, it does not matter which others stand beside a record. A number for the whole batch (a coin for a
+    layer, the time of a diffusion) is shared. So is what Python or NumPy give, and what is not understood.
+
+    Args:
+        run: run(number of records) -> losses [number of records]; the same records in all calls.
+        small, large: two numbers of records, whose shapes are compared.
+        devices: where it runs.
+
+    >>> use_of_random_numbers(lambda count: torch.rand(count), 2, 3)
+    'own'
+    >>> use_of_random_numbers(lambda count: torch.rand(()) * torch.ones(count), 2, 3)
+    'shared'
+    >>> use_of_random_numbers(lambda count: torch.rand(count)[0] * torch.ones(count), 2, 3)
+    'shared'
+    """
+
+    def attempt(count: int, seed: int, mode: TorchDispatchMode) -> Tensor:
+        with random_numbers_from(seed, *devices), mode:
+            return run(count).detach().clone().cpu()
+
+    with random_numbers_from(0, *devices):
+        before = GlobalState(*devices)
+        few, many = _RandomCalls(), _RandomCalls()
+        for count, calls in ((small, few), (large, many)):
+            with calls:
+                run(count)
+        moved = before.moved()
+    if not moved and not many.calls:
+        return "none"
+    axes = _record_axes(few, many, small, large)
+    if axes is None or not axes or set(moved) - {"torch"}:
+        return "shared"
+
+    def kept(seed: int, level: float | None, minor: bool) -> bool:
+        """Whether other numbers for some records leave the losses of the rest, and the other way round."""
+        usual = attempt(large, seed, _RandomCalls())
+        part = torch.rand(large, generator=torch.Generator().manual_seed(seed)).argsort() < large // 2
+        for chosen in (part, ~part):
+            changed = attempt(large, seed, _OtherNumbers(chosen, axes, minor, level))
+            # Rounding may follow what stands beside a record; another number moves far more.
+            if not torch.allclose(usual[~chosen], changed[~chosen], rtol=1e-3, atol=1e-5, equal_nan=True):
+                return False
+        return True
+
+    # One reading of folded axes has to fit all.
+    fits = any(all(kept(seed, level, minor) for seed, level in _OTHERS) for minor in (False, True))
+    return "own" if fits else "shared"
+
+
+def _record_axes(small: _RandomCalls, large: _RandomCalls, few: int, many: int) -> list[int] | None:
+    """The record axis of each random operation; None if one has none, or the operations differ."""
+    if [func for func, _ in small.calls] != [func for func, _ in large.calls]:
+        return None
+    axes = []
+    for (func, shapes), (_, larger) in zip(small.calls, large.calls, strict=True):
+        if func.overloadpacket in _JOINT or len(shapes) != len(larger):
+            return None
+        found = {_record_axis(a, b, few, many) for a, b in zip(shapes, larger, strict=True)}
+        if len(found) != 1 or None in found:
+            return None
+        axes += [axis for axis in found if axis is not None]
+    return axes
+
+
+def _record_axis(small: torch.Size, large: torch.Size, few: int, many: int) -> int | None:
+    if len(small) != len(large):
+        return None
+    changed = [axis for axis, (s, l) in enumerate(zip(small, large, strict=True)) if s != l]
+    if len(changed) != 1:
+        return None
+    axis = changed[0]
+    fits = small[axis] % few == 0 and small[axis] // few * many == large[axis]
+    return axis if fits else None
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    outs = out if isinstance(out, (tuple, list)) else (out,)
+    return [value for value in outs if isinstance(value, Tensor)]
