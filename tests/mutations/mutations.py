@@ -540,7 +540,7 @@ MUTATIONS = (
         "training/context.py",
         (
             (
-                "secret_randomness(self.token, self._processes.rank, *part.place)",
+                "secret_randomness(self.token, self._processes.rank, part.number)",
                 "secret_randomness(self.token, self._processes.rank)",
             ),
         ),
