@@ -166,7 +166,7 @@ ARGUMENTS = {
     "a class of methods": ({"method": eq.DPSGD}, TypeError, "call it"),
     "a budget of two numbers": ({"budget": (3.0, 1e-5)}, TypeError, "give Budget"),
     "no budget and no noise": ({"method": eq.DPSGD()}, ValueError, "budget is missing"),
-    "no views": ({"views": 0}, ValueError, "at least one view"),
+    "no views": ({"views": 0}, ValueError, "views=0 must be at least 1"),
     "views of nothing": ({"views": 2}, ValueError, "give augmentation"),
     "an average that never moves": ({"ema_decay": 1.0}, ValueError, "ema_decay=1.0"),
     "micro-batches of nobody": ({"micro_batch_size": 0}, ValueError, "micro_batch_size=0"),

@@ -39,6 +39,7 @@ from equipoise.privacy import (
     digest,
     sampling_from,
 )
+from equipoise.privacy.accounting.epsilon import check_relation
 from equipoise.privacy.ledger.run_record import other_runs
 from equipoise.training.distributed import Processes
 from equipoise.training.input_checks import (
@@ -88,27 +89,18 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         for name in ("reproducible", "hardened", "allow_public_duplicates"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name}={getattr(self, name)!r} is no truth value; give True or False")
-        for name in ("seed", "views"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}={value!r} is a {type(value).__name__}; give a whole number")
-        if self.views < 1:
-            raise ValueError(f"views={self.views}: a record needs at least one view")
-        for name in ("micro_batch_size", "epsilon_every"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(
-                    f"{name}={value!r}: give a whole number of at least 1, or None for the default"
-                )
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise ValueError(
-                f"ema_decay={self.ema_decay!r}: a decay lies in (0, 1), for instance 0.99; None switches it "
-                "off"
-            )
-        if self.relation not in ("add_or_remove_one", "replace_one"):
-            raise ValueError(f"relation={self.relation!r}: give 'add_or_remove_one' or 'replace_one'")
+            _validate.instance(bool, "False", **{name: getattr(self, name)})
+        if isinstance(self.seed, bool):
+            raise TypeError(f"seed={self.seed!r} is a bool: give an int, such as 0")
+        _validate.instance(int, "0", seed=self.seed)
+        _validate.count("the number of augmented views of a record", views=self.views)
+        if self.micro_batch_size is not None:
+            _validate.count("the number of records held at once", micro_batch_size=self.micro_batch_size)
+        if self.epsilon_every is not None:
+            _validate.count("the steps between computations of epsilon", epsilon_every=self.epsilon_every)
+        if self.ema_decay is not None:
+            _validate.share(ema_decay=self.ema_decay)
+        check_relation(self.relation)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `TrainingSettings(**values)` brings them back."""
