@@ -1,56 +1,61 @@
 """What a training's guarantee rests on, in the words of its statement.
 
-A statement names each sentence that holds for its run; `consistency` knows them all.
+A statement names each sentence that holds for its run. `consistency` knows them all: those that follow from
+config.json it asks for, and those of `Measured` it lets stand.
 """
 
 from __future__ import annotations
 
-SCANNED = "no record holds NaN or infinity (all were checked before the start)"
-TRUSTED = (
-    "records that are read on demand were not checked for NaN and infinity before the start; one that holds "
-    "some has weight zero"
-)
+from enum import StrEnum
 
-ALLOWED = "public and private records belong to different persons, also where they are equal"
-NOT_COMPARED = "public records were not compared with the private ones"
+# ---- what follows from the settings of a run
 
 ALONE = (
     "the loss treats each record by itself: which records stand beside it and where it stands change nothing "
     "(tried on a few records before the start)"
 )
-
-KEPT = (
-    "a record's gradient rounds alike at every place of a micro-batch (tried on a few records before the "
-    "start)"
-)
-ROUNDING = (
-    "a record's gradient rounds differently with its place in a micro-batch (measured before the start); "
-    "where the loss has no kinks this moves the sum by rounding alone"
-)
-ROUNDING_UNKNOWN = (
-    "whether a record's gradient rounds differently with its place in a micro-batch was not measured: the "
-    "model draws random numbers"
-)
-
-FILLED_BY_A_RECORD = (
-    "copies of a drawn record fill up the micro-batches, with weight zero: the model takes no records of "
-    "zeros or ones"
-)
-
-RANDOM_PIPELINE = (
-    "collating and augmenting treat each record by itself: they draw random numbers, or few records could be "
-    "read, so that not all of it could be tried before the start"
-)
-OWN_NUMBERS = (
-    "every random number of the model, the loss, the augmentation and the collate function belongs to one "
-    "record (tried on a few records before the start)"
-)
-SHAPES = (
-    "batches have the same shape whichever records they hold: padding to the longest record rounds others "
-    "anew"
-)
+ALLOWED = "public and private records belong to different persons, also where they are equal"
+NOT_COMPARED = "public records were not compared with the private ones"
 
 
-def rounding_assumptions(keeps_bits: bool | None) -> list[str]:
-    """What is assumed of rounding, by whether rows keep their bits at every place."""
-    return {True: [KEPT], False: [ROUNDING], None: [ROUNDING_UNKNOWN]}[keeps_bits]
+class Measured(StrEnum):
+    """What a training finds out of its data, model and loss, and no published file shows."""
+
+    SCANNED = "no record holds NaN or infinity (all were checked before the start)"
+    TRUSTED = (
+        "records that are read on demand were not checked for NaN and infinity before the start; one that "
+        "holds some has weight zero"
+    )
+    KEPT = (
+        "a record's gradient rounds alike at every place of a micro-batch (tried on a few records before the "
+        "start)"
+    )
+    ROUNDING = (
+        "a record's gradient rounds differently with its place in a micro-batch (measured before the start); "
+        "where the loss has no kinks this moves the sum by rounding alone"
+    )
+    ROUNDING_UNKNOWN = (
+        "whether a record's gradient rounds differently with its place in a micro-batch was not measured: "
+        "the model draws random numbers"
+    )
+    OWN_NUMBERS = (
+        "every random number of the model, the loss, the augmentation and the collate function belongs to "
+        "one record (tried on a few records before the start)"
+    )
+    FILLED_BY_A_RECORD = (
+        "copies of a drawn record fill up the micro-batches, with weight zero: the model takes no records of "
+        "zeros or ones"
+    )
+    RANDOM_PIPELINE = (
+        "collating and augmenting treat each record by itself: they draw random numbers, or few records "
+        "could be read, so that not all of it could be tried before the start"
+    )
+    SHAPES = (
+        "batches have the same shape whichever records they hold: padding to the longest record rounds "
+        "others anew"
+    )
+
+    @classmethod
+    def of_rounding(cls, keeps_bits: bool | None) -> Measured:
+        """What is assumed of rounding, by whether rows keep their bits at every place."""
+        return {True: cls.KEPT, False: cls.ROUNDING, None: cls.ROUNDING_UNKNOWN}[keeps_bits]

@@ -24,19 +24,9 @@ from equipoise.methods import Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling, mark, unmark
 from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
-from equipoise.training.assumptions import (
-    ALONE,
-    FILLED_BY_A_RECORD,
-    OWN_NUMBERS,
-    RANDOM_PIPELINE,
-    SCANNED,
-    SHAPES,
-    TRUSTED,
-    rounding_assumptions,
-)
 from equipoise.training.checkpoint import CheckpointError, collect_state, restore_state, write_atomically
 from equipoise.training.describe import Description, describe
-from equipoise.training.input_checks import Loss, public_assumptions
+from equipoise.training.input_checks import Loss
 from equipoise.training.metrics import MetricsLog, MetricWriter
 from equipoise.training.progress import progress_bar
 from equipoise.training.record_rows import moved
@@ -334,25 +324,14 @@ class PrivateTraining:
         if not self.processes.is_first and self._finished_with is not None:
             return self._finished_with
         ledger = own_ledger(self.ledger)
-        setup, method, source = self._setup, self.method, self._setup.rows.source
+        setup, method = self._setup, self.method
         claimed = method.claimed_epsilon(setup.method_plan, self.delta)
-        assumptions = [
-            SCANNED if source.is_scanned else TRUSTED,
-            ALONE,
-            *rounding_assumptions(setup.keeps_bits),
-            *([OWN_NUMBERS] if setup.random_use == "own" else []),
-            *([] if setup.pipeline_tried else [RANDOM_PIPELINE]),
-            *([] if source.is_scanned else [SHAPES]),
-            *([FILLED_BY_A_RECORD] if setup.rows.filler is None else []),
-            *method.assumptions(setup.method_plan),
-            *public_assumptions(source, method, setup.settings.allow_public_duplicates),
-        ]
         return statement_of(
             ledger,
             delta=self.delta,
             recipe=method.recipe,
             epsilon_claimed=claimed,
-            assumptions=assumptions,
+            assumptions=setup.assumptions(),
             stop_fixed_beforehand=stop_fixed_beforehand,
         )
 

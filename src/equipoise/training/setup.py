@@ -41,6 +41,7 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.accounting.epsilon import check_relation
 from equipoise.privacy.ledger.run_record import other_runs
+from equipoise.training.assumptions import ALONE, Measured
 from equipoise.training.distributed import Processes
 from equipoise.training.input_checks import (
     Loss,
@@ -52,6 +53,7 @@ from equipoise.training.input_checks import (
     check_scheduler,
     choose_filler,
     copy_of,
+    public_assumptions,
     trainable,
 )
 from equipoise.training.memory_use import bytes_per_record, fitting, micro_batch_sizes
@@ -256,6 +258,24 @@ def watch_modes(model: nn.Module) -> Callable[[], None]:
 
 
 @dataclass(frozen=True)
+class Measurements:
+    """What was found out by running model and loss on a few records.
+
+    Attributes:
+        record_bytes: memory that one record takes in a step.
+        keeps_bits: whether a record's row has the same bits wherever it stands in a micro-batch; None where
+            that could not be measured.
+        random_use: whose random numbers are drawn while records are joined, augmented and run.
+        pipeline_tried: whether reading, collating and augmenting could be tried in all ways.
+    """
+
+    record_bytes: float
+    keeps_bits: bool | None
+    random_use: RandomUse
+    pipeline_tried: bool
+
+
+@dataclass(frozen=True)
 class TrainingSetup:
     """What a training is made of.
 
@@ -268,11 +288,7 @@ class TrainingSetup:
         processes: who shares the work.
         method_plan: what the method will release, and what else it fixed beforehand.
         rows: makes gradient rows of records.
-        record_bytes: memory that one record takes in a step.
-        keeps_bits: whether a record's row has the same bits wherever it stands in a micro-batch; None where
-            that could not be measured.
-        pipeline_tried: whether reading, collating and augmenting could be tried in all ways.
-        random_use: whose random numbers are drawn while records are joined, augmented and run.
+        measured: what was found out by running the loss on a few records.
         average: the moving average of the parameters, or None.
         restore_modes: puts the modules back into the modes that they had.
     """
@@ -289,10 +305,7 @@ class TrainingSetup:
     processes: Processes
     method_plan: Plan
     rows: RowSource
-    record_bytes: float
-    keeps_bits: bool | None
-    pipeline_tried: bool
-    random_use: RandomUse
+    measured: Measurements
     average: MovingAverage | None
     restore_modes: Callable[[], None]
 
@@ -323,6 +336,26 @@ class TrainingSetup:
     def plan(self) -> PrivacyPlan:
         """The releases of the method's plan."""
         return self.method_plan.releases
+
+    def assumptions(self) -> list[str]:
+        """What the guarantee rests on besides population and sampling, in the words of the statement."""
+        source, measured = self.rows.source, self.measured
+        found = [Measured.of_rounding(measured.keeps_bits)]
+        if measured.random_use == "own":
+            found.append(Measured.OWN_NUMBERS)
+        if not measured.pipeline_tried:
+            found.append(Measured.RANDOM_PIPELINE)
+        if not source.is_scanned:
+            found.append(Measured.SHAPES)
+        if self.rows.filler is None:
+            found.append(Measured.FILLED_BY_A_RECORD)
+        return [
+            str(Measured.SCANNED if source.is_scanned else Measured.TRUSTED),
+            ALONE,
+            *map(str, found),
+            *self.method.assumptions(self.method_plan),
+            *public_assumptions(source, self.method, self.settings.allow_public_duplicates),
+        ]
 
     def kernels(self) -> str:
         """Digest of what the released numbers depend on besides parameters and records.
@@ -356,27 +389,79 @@ class Begun:
     other_runs: Callable[[], Sequence[tuple[DpEvent, ...]]]
 
 
-def _plan_as_begun(
-    plan_beside: Callable[[tuple[DpEvent, ...]], Plan], begun: Begun, processes: Processes
+def _plan_of(
+    method: Method,
+    sampling: Sampling,
+    budget: Budget | None,
+    settings: TrainingSettings,
+    begun: Begun | None,
+    processes: Processes,
 ) -> Plan:
-    """The plan that a run had when it began, beside one of the states of the other runs in its journal.
+    """The method's plan, beside what the other runs in its journal cost.
+
+    A run that goes on has the plan that it had when it began, beside one of the states of the other runs.
 
     Raises:
-        BudgetError, ValueError: no state gives that plan.
+        BudgetError, ValueError: there is none within the budget, or no state gives the plan of a run that
+            goes on.
     """
+
+    def beside(others: tuple[DpEvent, ...]) -> Plan:
+        setting = Setting(
+            sampling=sampling,
+            budget=budget,
+            relation=settings.relation,
+            other_runs=others,
+            public_seed=derive_seed(settings.seed, "plan"),
+        )
+        plan = method.plan(setting)
+        return replace(plan, releases=plan.releases.hardened()) if settings.hardened else plan
+
+    if begun is None:
+        return beside(processes.first(lambda: other_runs(settings.ledger_file, settings.relation)))
     states = processes.first(begun.other_runs)
     for others in states:
         try:
-            plan = plan_beside(others)
+            plan = beside(others)
         except (BudgetError, ValueError):
             continue  # another state may leave the budget that this one does not
         if plan.releases.fingerprint() == begun.plan:
             return plan
-    plan_beside(states[0])  # its own error says more, if it has one
+    beside(states[0])  # its own error says more, if it has one
     raise ValueError(
         "the privacy plan differs from the one that the run was started with: give the same method and "
         "settings. Nothing was spent."
     )
+
+
+def _sizes_to_try(
+    given: int | None,
+    most: int,
+    sampling: Sampling,
+    processes: Processes,
+    begun: Begun | None,
+    random_use: RandomUse,
+) -> list[int]:
+    """Micro-batch sizes, the best first.
+
+    Args:
+        given: the size in the settings.
+        most: how many records fit into the memory.
+        sampling: of the training.
+        processes: who share the records of a draw.
+        begun: of a run that goes on.
+        random_use: whether places are kept for more records than are drawn.
+    """
+    if begun is not None and given is not None:
+        return [given]  # a run that goes on has its size: another would be another question
+    mean, deviation = sampling.expected_size / processes.count, sampling.size_deviation / processes.count
+    if random_use == "shared":
+        mean, deviation = sampling.largest_size / processes.count, 0.0
+    if given is None:
+        return micro_batch_sizes(most, mean, deviation)
+    # As given, but no larger than any draw will be: the rest would be filler.
+    most = min(given, max(1, math.ceil(mean + 6 * deviation)))
+    return [most, *micro_batch_sizes(most, mean, deviation)]
 
 
 #: How many micro-batch sizes are tried for one in which rows keep their bits.
@@ -423,6 +508,21 @@ def _use_of_random_numbers(
         raise
     except Exception:  # not understood; places that stay the same are right for all models
         return "shared"
+
+
+def _losses_of(
+    engine: GradientEngine, source: Source, prepare_batch: Preparation, seed: int
+) -> Callable[[Tensor, int, int], Tensor]:
+    """The losses of records as `check_pipeline` asks for them: by number, under numbered randomness."""
+
+    def losses(ids: Tensor, items: int, rest: int) -> Tensor:
+        randomness = public_randomness(seed, "example", rest)
+        with random_numbers_from(randomness("records"), prepare_batch.device):
+            batch = source.take(ids, public_randomness(seed, "example", items))
+            prepared = prepare_batch(batch, randomness)
+        return engine.undisturbed_losses(prepared)
+
+    return losses
 
 
 def _check_population(source: Source, sampling: Sampling) -> None:
@@ -474,26 +574,10 @@ def prepare(
     with processes.together():
         source = Source(data, collate)
         check_public(source, method, settings.allow_public_duplicates)
+        # Before the first forward: a model may keep something of the first records that it meets.
         untouched = copy_of(model, loss, place)
         example, probes = check_loss(model, loss, source, place)
-
-        def plan_beside(others: tuple[DpEvent, ...]) -> Plan:
-            setting = Setting(
-                sampling=sampling,
-                budget=budget,
-                relation=settings.relation,
-                other_runs=others,
-                public_seed=derive_seed(settings.seed, "plan"),
-            )
-            plan = method.plan(setting)
-            return replace(plan, releases=plan.releases.hardened()) if settings.hardened else plan
-
-        if begun is None:
-            method_plan = plan_beside(
-                processes.first(lambda: other_runs(settings.ledger_file, settings.relation))
-            )
-        else:
-            method_plan = _plan_as_begun(plan_beside, begun, processes)
+        method_plan = _plan_of(method, sampling, budget, settings, begun, processes)
         if settings.views > 1:
             loss = averaged_over_views(loss, settings.views)
             if untouched is not None:
@@ -501,39 +585,21 @@ def prepare(
         prepare_batch = Preparation(place, augmentation, settings.views)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
         check_repeatable(model, loss, untouched, prepared)
-        del untouched
+        del untouched  # its memory counts as free in what follows
         engine = GradientEngine(model, loss, prepared)
         record_bytes = bytes_per_record(model, loss, prepared)
         random_use = _use_of_random_numbers(model, loss, source, probes, prepare_batch, settings.seed)
-        mean, deviation = sampling.expected_size / processes.count, sampling.size_deviation / processes.count
         if random_use == "shared":
             _check_population(source, sampling)
-            mean, deviation = sampling.largest_size / processes.count, 0.0
-        given = settings.micro_batch_size
-        if begun is not None and given is not None:
-            sizes = [given]  # a run that goes on has its size: another would be another question
-        elif given is None:
-            most = fitting(record_bytes, sum(p.numel() for p in parameters.values()), place)
-            sizes = micro_batch_sizes(most, mean, deviation)
-        else:
-            # As given, but no larger than any draw will be: the rest would be filler.
-            most = min(given, max(1, math.ceil(mean + 6 * deviation)))
-            sizes = [most, *micro_batch_sizes(most, mean, deviation)]
+        most = fitting(record_bytes, sum(p.numel() for p in parameters.values()), place)
+        sizes = _sizes_to_try(settings.micro_batch_size, most, sampling, processes, begun, random_use)
         # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
         size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, prepared, sizes))
         # Once more at the very shape: a model may treat 16 records in another way than 8.
         engine.refuse_mixing(repeat_to(prepared, max(2, size)), most=2)
-        pipeline_tried = True
-        if augmentation is not None or not source.is_scanned:
-
-            def losses(ids: Tensor, items: int, rest: int) -> Tensor:
-                randomness = public_randomness(settings.seed, "example", rest)
-                with random_numbers_from(randomness("records"), place):
-                    batch = source.take(ids, public_randomness(settings.seed, "example", items))
-                    prepared = prepare_batch(batch, randomness)
-                return engine.undisturbed_losses(prepared)
-
-            pipeline_tried = check_pipeline(losses, source, size)
+        pipeline_tried = (source.is_scanned and augmentation is None) or check_pipeline(
+            _losses_of(engine, source, prepare_batch, settings.seed), source, size
+        )
         settings = replace(settings, micro_batch_size=size)
         randomness = public_randomness(settings.seed, "example")
         filler = choose_filler(lambda batch: engine(prepare_batch(batch, randomness)), example, size)
@@ -563,10 +629,7 @@ def prepare(
         processes=processes,
         method_plan=method_plan,
         rows=rows,
-        record_bytes=record_bytes,
-        keeps_bits=keeps_bits,
-        pipeline_tried=pipeline_tried,
-        random_use=random_use,
+        measured=Measurements(record_bytes, keeps_bits, random_use, pipeline_tried),
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
         restore_modes=watch_modes(model),
     )
