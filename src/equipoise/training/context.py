@@ -277,25 +277,25 @@ class Noised:
 
 
 class StepLedger:
-    """The ledger in one step: takes the draws that methods hold, and notes the noise of each release.
+    """The ledger in one step: takes the draws that methods hold, and notes the noise of the last release.
 
     Args:
         ledger: of the run.
 
     Attributes:
-        noised: the noise of the step's releases, in their order.
+        noised: the noise of the step's last release; None before the first.
     """
 
     def __init__(self, ledger: Ledger | SharedLedger) -> None:
         self._ledger = ledger
-        self.noised: list[Noised] = []
+        self.noised: Noised | None = None
 
     def release(self, draw: TrainingDraw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
         """As `Ledger.release`."""
         released = self._ledger.release(draw.token, sums)
         name, first = next(iter(sums.items()))
         std = self._ledger.plan[name].mechanism.standard_deviation(name, first.add_remove)
-        self.noised.append(Noised(std, first.add_remove))
+        self.noised = Noised(std, first.add_remove)
         return released
 
     def release_unproven(
@@ -303,8 +303,9 @@ class StepLedger:
     ) -> dict[str, Tensor]:
         """As `Ledger.release_unproven`."""
         released = self._ledger.release_unproven(draw.token, name, value, std, **options)
-        bound = self.noised[-1].bound if self.noised else 0.0
-        self.noised.append(Noised(std, bound))
+        # Nothing bounds it: the metrics show the bound of the release before, if there was one.
+        bound = 0.0 if self.noised is None else self.noised.bound
+        self.noised = Noised(std, bound)
         return released
 
     def disclose(self, value: Any, hole: str) -> Any:

@@ -149,9 +149,8 @@ class StepRunner:
                     parameter.grad = None
         # float() refuses private numbers
         metrics = {name: float(value) for name, value in setup.method.metrics(state).items()}
-        noised = context.ledger.noised[-1] if context.ledger.noised else None
         seconds = time.perf_counter() - started
-        return StepOutcome(estimate, noised, rate, context.diagnostics, seconds, metrics)
+        return StepOutcome(estimate, context.ledger.noised, rate, context.diagnostics, seconds, metrics)
 
     def move(self, values: Parameters) -> None:
         """Someone else moves the parameters (a server, a warm start); the method takes note.
