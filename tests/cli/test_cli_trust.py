@@ -15,7 +15,7 @@ from equipoise._rounding import rounded_up
 from equipoise.privacy import Journal
 from equipoise.report import write_report
 from equipoise.statements import statement_from_journal
-from equipoise.training.assumptions import ALONE, Measured
+from equipoise.training.assumptions import ALONE, Assumption
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_journal_and_statement_edited_together_are_caught_by_the_signature(run, 
     left = [entry for entry in entries if entry.get("index") != last]
     journal.write_text("".join(json.dumps(entry) + "\n" for entry in left))
     assumptions = [
-        Measured.TRUSTED if Measured.TRUSTED in statement["assumptions"] else Measured.SCANNED,
+        Assumption.TRUSTED if Assumption.TRUSTED in statement["assumptions"] else Assumption.SCANNED,
         ALONE,
     ]
     entries = Journal(journal, read_only=True).entries()
@@ -137,7 +137,7 @@ MISLEADING = {
     "a claim of the library": of_statement(lambda s: s.update(epsilon_claimed=0.05)),
     "a fact": of_statement(lambda s: s.update(facts={"independently certified epsilon": 0.05})),
     "an assumption left out": of_statement(lambda s: s["assumptions"].remove(VALIDATED)),
-    "two that exclude each other": of_statement(lambda s: s["assumptions"].append(Measured.TRUSTED)),
+    "two that exclude each other": of_statement(lambda s: s["assumptions"].append(Assumption.TRUSTED)),
     "no text": of_statement(lambda s: s["assumptions"].append({"a": 1})),
     "a key left out": of_statement(lambda s: s.pop("noise")),
     "more steps": of_config(lambda c: c["sampling"].update(steps=999)),

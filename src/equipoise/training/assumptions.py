@@ -1,7 +1,7 @@
 """What a training's guarantee rests on, in the words of its statement.
 
 A statement names each sentence that holds for its run. `consistency` knows them all: those that follow from
-config.json it asks for, and those of `Measured` it lets stand.
+config.json it asks for, and those of `Assumption` it lets stand.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ ALLOWED = "public and private records belong to different persons, also where th
 NOT_COMPARED = "public records were not compared with the private ones"
 
 
-class Measured(StrEnum):
-    """What a training finds out of its data, model and loss, and no published file shows."""
+class Assumption(StrEnum):
+    """What a training finds out of its data, model and loss; no published file shows it."""
 
     SCANNED = "no record holds NaN or infinity (all were checked before the start)"
     TRUSTED = (
@@ -56,6 +56,6 @@ class Measured(StrEnum):
     )
 
     @classmethod
-    def of_rounding(cls, keeps_bits: bool | None) -> Measured:
+    def of_rounding(cls, keeps_bits: bool | None) -> Assumption:
         """What is assumed of rounding, by whether rows keep their bits at every place."""
         return {True: cls.KEPT, False: cls.ROUNDING, None: cls.ROUNDING_UNKNOWN}[keeps_bits]

@@ -17,7 +17,7 @@ from equipoise.methods.registry import registered
 from equipoise.statements import Finding
 from equipoise.statements.recompute import MALFORMED, finite_number
 from equipoise.statements.statement import GUARANTEES, OF_THE_LEDGER, sampling_assumptions
-from equipoise.training.assumptions import ALLOWED, ALONE, NOT_COMPARED, Measured
+from equipoise.training.assumptions import ALLOWED, ALONE, NOT_COMPARED, Assumption
 from equipoise.training.setup import rebuild_method
 
 __all__ = [
@@ -171,11 +171,11 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     wanted += _of_method(methods[-1]) if methods else []
     if counts and isinstance(settings, Mapping) and settings.get("allow_public_duplicates") is True:
         wanted.append(ALLOWED)
-    elif counts and Measured.TRUSTED in named:
+    elif counts and Assumption.TRUSTED in named:
         wanted.append(NOT_COMPARED)
     wrong = [text for text in wanted if text not in named]
-    if (Measured.SCANNED in named) is (Measured.TRUSTED in named):
-        wrong.insert(0, f"one of {Measured.SCANNED.value!r} and {Measured.TRUSTED.value!r}")
+    if (Assumption.SCANNED in named) is (Assumption.TRUSTED in named):
+        wrong.insert(0, f"one of {Assumption.SCANNED.value!r} and {Assumption.TRUSTED.value!r}")
     if wrong:
         detail = f"the statement does not name what it rests on: {'; '.join(wrong)}"
         return [Finding("assumptions", False, detail[:300])]
@@ -184,7 +184,7 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
         draws = sampling_assumptions([*statement["releases"], *statement["unproven"]])
     except MALFORMED:
         return found  # the checks of the statement report it
-    known = {*wanted, *draws, *Measured, *OF_THE_LEDGER}
+    known = {*wanted, *draws, *Assumption, *OF_THE_LEDGER}
     own = [text for text in named if text not in known]
     if own:
         detail = f"the issuer's own words, which no file here bears out: {'; '.join(own)}"

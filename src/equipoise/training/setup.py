@@ -41,7 +41,7 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.accounting.epsilon import check_relation
 from equipoise.privacy.ledger.run_record import other_runs
-from equipoise.training.assumptions import ALONE, Measured
+from equipoise.training.assumptions import ALONE, Assumption
 from equipoise.training.distributed import Processes
 from equipoise.training.input_checks import (
     Loss,
@@ -340,17 +340,17 @@ class TrainingSetup:
     def assumptions(self) -> list[str]:
         """What the guarantee rests on besides population and sampling, in the words of the statement."""
         source, measured = self.rows.source, self.measured
-        found = [Measured.of_rounding(measured.keeps_bits)]
+        found = [Assumption.of_rounding(measured.keeps_bits)]
         if measured.random_use == "own":
-            found.append(Measured.OWN_NUMBERS)
+            found.append(Assumption.OWN_NUMBERS)
         if not measured.pipeline_tried:
-            found.append(Measured.RANDOM_PIPELINE)
+            found.append(Assumption.RANDOM_PIPELINE)
         if not source.is_scanned:
-            found.append(Measured.SHAPES)
+            found.append(Assumption.SHAPES)
         if self.rows.filler is None:
-            found.append(Measured.FILLED_BY_A_RECORD)
+            found.append(Assumption.FILLED_BY_A_RECORD)
         return [
-            str(Measured.SCANNED if source.is_scanned else Measured.TRUSTED),
+            str(Assumption.SCANNED if source.is_scanned else Assumption.TRUSTED),
             ALONE,
             *map(str, found),
             *self.method.assumptions(self.method_plan),
