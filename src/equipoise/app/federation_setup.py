@@ -44,7 +44,7 @@ SAMPLING_RATE = 0.1
 CLIP_NORM = 1.0
 
 
-# Assumption on training records of MNIST, Fashion-MNIST and digits that were held out: see
+# Measured on training records of MNIST, Fashion-MNIST and digits that were held out: see
 # docs/measurements/federated.md.
 TOTAL_NOISE = 15.0
 

@@ -5,7 +5,7 @@ the training is (epsilon, delta)-private for the presence of a record, any score
 
     TPR <= min(e^epsilon FPR + delta, 1 - e^-epsilon (1 - delta - FPR)).
 
-Assumption rates scatter around the true ones, so a point a little above the bound refutes nothing; `bounds`
+Measured rates scatter around the true ones, so a point a little above the bound refutes nothing; `bounds`
 certifies.
 
 Source: Wasserman and Zhou 2010 (the bound on tests); Carlini et al. 2022 (rates at few false positives).
