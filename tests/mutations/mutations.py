@@ -73,6 +73,47 @@ MUTATIONS = (
         ("tests/statements/test_verify_run.py::test_epochs_are_charged_by_the_draws_that_lie_in_them",),
     ),
     Mutation(
+        "a clip rule may hold a private number",
+        "privacy/bounds/requirements.py",
+        (("answer.by_record and answer.draw is None):", "True):"),),
+        ("tests/privacy/test_bounded.py::test_a_rule_looks_at_public_numbers_and_its_norm_alone",),
+    ),
+    Mutation(
+        "a clip rule may answer the same question in two ways",
+        "privacy/bounds/requirements.py",
+        (("if _PURE.get(id(rule)) is not rule:", "if False:"),),
+        ("tests/privacy/test_bounded.py::test_a_rule_that_answers_the_same_question_in_two_ways_is_refused",),
+    ),
+    Mutation(
+        "the gates of an LSTM change places",
+        "gradients/capture/compositions.py",
+        (("i, f, g, o = (u + v)", "f, i, g, o = (u + v)"),),
+        ("tests/gradients/test_layers.py::test_recurrent_layer",),
+    ),
+    Mutation(
+        "a recurrent layer's second bias is left out",
+        "gradients/capture/compositions.py",
+        (("u_all, b_hh = u_all + b_hh, None", "b_hh = None"),),
+        ("tests/gradients/test_layers.py::test_recurrent_layer",),
+    ),
+    Mutation(
+        "the way back of a recurrent layer goes forwards",
+        "gradients/capture/compositions.py",
+        (("reversed(steps) if backwards else steps", "steps"),),
+        ("tests/gradients/test_layers.py::test_recurrent_layer",),
+    ),
+    Mutation(
+        "many uses of a weight lose one",
+        "gradients/factors/base.py",
+        (
+            (
+                "[use.a for use in uses], 1), torch.cat([use.b for use in uses], 1)",
+                "[use.a for use in uses[1:]], 1), torch.cat([use.b for use in uses[1:]], 1)",
+            ),
+        ),
+        ("tests/gradients/test_layers.py::test_recurrent_layer",),
+    ),
+    Mutation(
         "a clip rule may follow the number of records",
         "privacy/bounds/requirements.py",
         (("block.new_ones(BLOCK - len(block))", "block.new_ones(0)"),),

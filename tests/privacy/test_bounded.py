@@ -208,19 +208,68 @@ def test_a_rule_cannot_count_records(rule, records):
         assert torch.equal(found, longest[: len(found)])
 
 
-class SortedParity(Parity):
-    """The same with an operation that may mix records, so that it is asked in other company."""
+class Flipped:
+    """Right in the end, by operations that may mix records: nothing shows that it keeps them apart."""
 
     def weights(self, norms, threshold):
-        return super().weights(norms.flip(0).flip(0), threshold)
+        return (threshold / norms.flip(0).flip(0)).clamp(max=1)
 
 
-@pytest.mark.parametrize("threshold", [1.0, 1e-25])
-@pytest.mark.parametrize("count", [100, 101])
-def test_a_rule_that_may_mix_records_and_counts_them_is_refused(count, threshold):
-    """On both sides of a jump; with tiny thresholds too, whose weights are small numbers."""
-    with pytest.raises(PrivateError, match="how many"):
-        clip(PrivateRows(rows(*[[1.0 * threshold]] * count)), SortedParity(), threshold)
+class Holds:
+    """A rule with a number of the private side."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def weights(self, norms, threshold):
+        return (threshold / (norms + self.number)).clamp(max=1)
+
+
+class Public:
+    """Weights that the norms do not enter: nobody knows where they come from."""
+
+    def weights(self, norms, threshold):
+        return torch.full((len(norms),), 0.5)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Flipped(),
+        Public(),
+        Holds(Private(torch.tensor(3.0), DRAW)),
+        Holds(Private(torch.tensor(3.0))),
+        Holds(Private(torch.ones(1024), DRAW)),
+    ],
+    ids=["flipped", "public", "scalar", "scalar without a draw", "as many as a block"],
+)
+def test_a_rule_looks_at_public_numbers_and_its_norm_alone(rule):
+    with pytest.raises(PrivateError, match="each norm on its own"):
+        clip(PrivateRows(rows([3.0], [4.0])), rule, 1.0)
+
+
+class Counting:
+    """Other weights at every call."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def weights(self, norms, threshold):
+        self.calls += 1
+        return (threshold / norms).clamp(max=1) / self.calls
+
+
+class Coin:
+    """A random number that the records of a call share."""
+
+    def weights(self, norms, threshold):
+        return (threshold / norms).clamp(max=1) * torch.rand(())
+
+
+@pytest.mark.parametrize("rule", [Counting(), Coin()], ids=["counter", "coin"])
+def test_a_rule_that_answers_the_same_question_in_two_ways_is_refused(rule):
+    with pytest.raises(PrivateError, match="asked the same again"):
+        clip(PrivateRows(rows([3.0], [4.0])), rule, 1.0)
 
 
 def test_a_bound_cannot_be_forged():

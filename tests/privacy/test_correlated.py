@@ -74,7 +74,7 @@ def test_shared_noise_that_float32_cannot_carry_is_refused():
 
 def test_radial_weights_that_look_at_other_records_are_refused():
     noise = JointGaussian(
-        ("residual",), [[2.0]], lambda n: n.clamp(max=1.0 if len(n) > 3 else 0.5)[:, None], (0.5, 1.0)
+        ("residual",), [[2.0]], lambda n: (n.clamp(max=1.0) * n.amin() / 3)[:, None], (0.5, 1.0)
     )
     with pytest.raises(PrivateError, match="radial_weights"):
         clip_jointly(PrivateRows(rows([3.0], [3.0], [3.0])), noise)
@@ -139,7 +139,7 @@ def test_a_sum_without_noise_of_its_own_is_refused():
     def twice(n):
         return n.clamp(max=1.0)[:, None].expand(-1, 2)
 
-    with pytest.raises(ValueError, match="release such sums once"):
+    with pytest.raises(ValueError, match="Release such sums once"):
         JointGaussian(("a", "b"), [[1.0, 0.0], [1.0, 0.0]], twice, (1.0,))
 
 

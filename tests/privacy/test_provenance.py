@@ -58,6 +58,8 @@ APART = {
     "weighted rows": lambda x: x / x.norm(dim=1)[:, None].clamp(min=1e-3),
     "chosen": lambda x: torch.where(x[:, 0] > 1, x[:, 1], torch.zeros_like(x[:, 1])),
     "in place": in_place,
+    "stacked": lambda x: torch.stack([x[:, 0], 2 * x[:, 1]], dim=1),
+    "joined columns": lambda x: torch.cat([x, x * x], dim=-1),
     "integers": lambda x: (x[:, 0] * 100).long() * 3 >> 1 ^ 5,
 }
 MIXED = {
@@ -75,6 +77,9 @@ MIXED = {
     "indexed": lambda x: x[torch.tensor([0, 0, 1, 2, 3])],
     "tail": lambda x: x[1:],
     "doubled": lambda x: torch.cat([x, x]),
+    "stacked first": lambda x: torch.stack([x[:, 0], x[:, 1], x[:, 2]]),
+    "stacked with mixed": lambda x: torch.stack([x[:, 0], x[:, 1].flip(0)], dim=1),
+    "joined with positions": lambda x: torch.cat([x, torch.arange(5.0)[:, None]], dim=1),
     "noise": lambda x: x + torch.rand_like(x),
     "in place": mixed_in_place,
     "through a view": mixed_through_a_view,

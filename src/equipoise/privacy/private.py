@@ -26,7 +26,8 @@ tensors of one length with numbers and  first axis; a mixture with a private val
 with public tensors that are constant   record; a public tensor that differs from row to row (a row's
 along the first axis                    position depends on who else is there); randomness
 reductions, slices and new axes behind
-the first; products ``[B, K] @ public``
+the first; tensors joined there;
+products ``[B, K] @ public``
 ======================================  =============================================================
 
 Whatever is not in the left column loses the mark, and is refused where a bound needs it. The mark cannot tell
@@ -178,6 +179,11 @@ def _keeps_records_apart(
     if operation.elementwise:
         return _all_fit([leaf for leaf in values if isinstance(leaf, torch.Tensor)], out)
     packet, first = func.overloadpacket, args[0]
+    if packet in (_aten.stack, _aten.cat):
+        parts = [part for part in first if isinstance(part, Private) and part.by_record]
+        return len(parts) == len(first) and _avoids_records(
+            _argument(func, args, kwargs, "dim") or 0, out.ndim
+        )
     if not (isinstance(first, Private) and first.by_record):
         return False
     if packet is _aten.mm:

@@ -13,7 +13,7 @@ import torch
 
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded
 from equipoise.privacy.bounds.clipping import as_private, require_rows, usable_rows, weights_for, with_cut
-from equipoise.privacy.bounds.requirements import check_groups, public_threshold, require_each_alone
+from equipoise.privacy.bounds.requirements import answers_by_record, check_groups, public_threshold
 from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian
 from equipoise.privacy.private import unwrap
 from equipoise.privacy.rows import PrivateRows
@@ -72,8 +72,7 @@ def _joint_weights(noise: JointGaussian, norms: torch.Tensor, share: float) -> t
     """Weights [B, m] of rows with these norms [B]: s w_j(n / s) / n, less where n is too small to be read."""
     # Raised by some units in the last place: rounding must not carry a record above its length.
     relative = norms * ((1 + 4 * torch.finfo(norms.dtype).eps) / share)
-    lengths = noise.lengths(relative)
-    require_each_alone("radial_weights", noise.lengths, relative, lengths, max(noise.bounds))
+    lengths = answers_by_record("radial_weights", noise.radial_weights, noise.lengths, relative)
     weights = weights_for(lengths * noise.shrinkage(lengths)[:, None], relative)
     # Beyond the largest floats: such rows count nothing.
     return torch.where(torch.isfinite(weights), weights, torch.zeros_like(weights))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -85,83 +87,66 @@ def require_by_record(name: str, values: Private) -> torch.Tensor:
 
 
 def answers_by_record(
-    name: str, rule: Callable[[torch.Tensor], torch.Tensor], norms: torch.Tensor, scale: float
+    name: str, rule: object, ask: Callable[[torch.Tensor], torch.Tensor], norms: torch.Tensor
 ) -> torch.Tensor:
-    """The raw weights [B] that a rule gives records of these norms, each for its own record alone.
+    """The raw answers [B] or [B, m] of a rule for records of these norms, each for its own record alone.
 
-    The rule computes on `Private` norms, so that its operations show whether they keep records apart. It sees
-    them in blocks of one length, the last filled up, so that it cannot tell how many there are. What may mix
-    records is asked in other company too; see `require_each_alone`.
+    The rule computes on `Private` norms: its operations must keep records apart, and it can hold no other
+    private number. It sees the norms in blocks of one length, the last filled up, so that it cannot tell how
+    many there are. A rule that answers the same question in two ways is refused at its first use.
 
     Args:
-        name: of the rule.
-        rule: from norms to one weight per record.
+        name: of the rule, for messages.
+        rule: the object that stands behind `ask`.
+        ask: from norms to one answer per record.
         norms: raw norms [B].
-        scale: the sum's bound.
 
     Raises:
-        PrivateError: the rule looks at other records.
-        ValueError: it does not return one weight per record.
+        PrivateError: the rule looks at other records, or its answers differ from call to call.
+        ValueError: it does not return one answer per record.
     """
-    found = []
-    for block in torch.split(norms, BLOCK):
-        whole = torch.cat([block, block.new_ones(BLOCK - len(block))])
-        answer = rule(Private(whole))
-        if answer.shape != whole.shape:
-            raise ValueError(
-                f"{name} returned shape {tuple(answer.shape)} for norms of shape {tuple(whole.shape)}; it "
-                "must return one weight per record"
-            )
-        if not (isinstance(answer, Private) and answer.by_record):
-            weights = unwrap(rule(Private(norms)))
-            lengths = weights.double() * norms.double()
-            require_each_alone(
-                name, lambda some: unwrap(rule(Private(some))).double() * some.double(), norms, lengths, scale
-            )
-            return weights
-        found.append(unwrap(answer)[: len(block)])
-    return torch.cat(found)
+    if _PURE.get(id(rule)) is not rule:
+        _require_pure(name, rule, ask, norms)
+    return torch.cat([_answer(name, ask, block) for block in torch.split(norms, BLOCK)])
 
 
-def require_each_alone(
-    name: str,
-    ask: Callable[[torch.Tensor], torch.Tensor],
-    norms: torch.Tensor,
-    parts: torch.Tensor,
-    scale: float,
+#: Rules that gave one answer to one question, by identity; a rule that is gone leaves.
+_PURE: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
+
+
+def _require_pure(
+    name: str, rule: object, ask: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
 ) -> None:
-    """Refuse a rule whose answer for one record depends on the others, or on how many they are.
-
-    The rule is asked again with one record more in front and with one less, as neighbouring data have, so
-    that both of two neighbours are refused. It is also asked in halves.
-
-    Args:
-        name: of the rule.
-        ask: from norms [B] to the lengths [B] or [B, m] that the rule gives records of these norms.
-        norms: raw norms [B].
-        parts: its answer for them.
-        scale: the sum's bound; lengths that agree to 1e-7 of it, or to 1e-4 of themselves, are the same.
-
-    Raises:
-        PrivateError: naming the rule.
-    """
-    if not len(norms):
-        return
-    # Of two neighbours one has a record more: a rule that counts is refused on both, or neither, so that the
-    # refusal itself tells nothing.
-    again = [(ask(torch.cat([norms[:1], norms]))[1:], parts)]
-    if len(norms) > 1:
-        again.append((ask(norms[1:]), parts[1:]))
-        again.append((torch.cat([ask(half) for half in norms.chunk(2)]), parts))
-    for found, expected in again:
-        same = found.shape == expected.shape and torch.allclose(
-            found.double(), expected.double(), rtol=1e-4, atol=1e-7 * scale, equal_nan=True
+    """Ask the same three times; a counter or a random number inside the rule shows."""
+    public = torch.logspace(-6, 6, BLOCK, dtype=like.dtype, device=like.device)
+    first, *others = (_answer(name, ask, public) for _ in range(3))
+    if any(not torch.equal(first.nan_to_num(), other.nan_to_num()) for other in others):
+        raise PrivateError(
+            f"{name} gave other answers when it was asked the same again; it must be a function of the norm "
+            "and the threshold alone. Random numbers and counters differ between the micro-batches of a "
+            "draw, and a record that enters moves others into the next one"
         )
-        if not same:
-            raise PrivateError(
-                f"{name} gives a record another weight when other records are there; it must look at each "
-                "norm on its own, and not at how many there are, since the sum has no bound otherwise"
-            )
+    with contextlib.suppress(TypeError):  # what cannot be remembered is asked at every use
+        _PURE[id(rule)] = rule
+
+
+def _answer(name: str, ask: Callable[[torch.Tensor], torch.Tensor], block: torch.Tensor) -> torch.Tensor:
+    """The rule's raw answers for at most `BLOCK` norms."""
+    whole = torch.cat([block, block.new_ones(BLOCK - len(block))])
+    answer = ask(Private(whole))
+    if answer.shape[:1] != whole.shape:
+        raise ValueError(
+            f"{name} returned shape {tuple(answer.shape)} for norms of shape {tuple(whole.shape)}; it must "
+            "return one weight per record"
+        )
+    # The norms were wrapped without a draw: an answer that has one looked at other private numbers.
+    if not (isinstance(answer, Private) and answer.by_record and answer.draw is None):
+        raise PrivateError(
+            f"{name} must look at each norm on its own, with elementwise operations and public numbers. A "
+            "sort, a mean, an index, a number of its own from private records: each may give a record "
+            "another weight when other records are there, and the sum has no bound then"
+        )
+    return unwrap(answer)[: len(block)]
 
 
 def require_length(name: str, values: torch.Tensor, norms: torch.Tensor) -> None:
