@@ -18,7 +18,7 @@ from equipoise.gradients import CoverageError, CrossRecordError, GradientEngine
 from equipoise.privacy import Draw, Ledger
 from equipoise.privacy.private import unwrap
 from equipoise.training import context, load_model, save_model
-from equipoise.training.assumptions import RANDOM_PIPELINE
+from equipoise.training.assumptions import Assumption
 from equipoise.training.context import _dealt
 from equipoise.training.distributed import Processes
 from equipoise.training.randomness import public_randomness
@@ -152,7 +152,7 @@ def test_an_item_has_its_random_numbers_whatever_is_read_beside_it(draw):
     assert torch.equal(several[1:2], alone)
     assert not torch.equal(alone[0], source.take(torch.tensor([7]), public_randomness(1))["x"][0])
     run = listening(nn.Linear(3, 1), least_squares, Transformed(data, draw))
-    assert RANDOM_PIPELINE not in run.statement().assumptions  # all of it could be tried
+    assert Assumption.RANDOM_PIPELINE not in run.statement().assumptions  # all of it could be tried
     assert not run._setup.rows.dealt
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -201,8 +202,10 @@ class TrainingDraw:
         rows, randomness = self._rows, secret_randomness(self.token, self._processes.rank, part.number)
         was_read = False
         try:
-            # Reading, collating and augmenting may draw random numbers, each in its own way.
-            with random_numbers_from(randomness("records"), rows.prepare.device):
+            # Reading, collating and augmenting may draw random numbers, each in its own way; taking rows of
+            # tensors draws none.
+            quiet = rows.source.is_tensors and rows.prepare.augmentation is None
+            with nullcontext() if quiet else random_numbers_from(randomness("records"), rows.prepare.device):
                 records = rows.source.take(part.ids, secret_randomness(self.token))
                 was_read = True
                 return rows.of_records(records, points, randomness, part.places)
@@ -349,7 +352,8 @@ class StepContext:
         """Take the next sample of records for the planned draw of this name."""
         token = self._run_ledger.open(name, self._depends_on)
         ids = self._run_ledger.sample(token, len(self._rows.source))
-        places = self.plan.releases.sampling_of(name).largest_size
+        # Only records that share random numbers are dealt to places; the bound takes a search.
+        places = self.plan.releases.sampling_of(name).largest_size if self._rows.dealt else 0
         return TrainingDraw(token, ids, places, self._rows, self._processes, self.diagnostics)
 
     def public_gradients(self, batch: Any, at: Parameters | None = None, step: int | None = None) -> Any:

@@ -96,6 +96,11 @@ class Source:
         return num_records(self._nest) if self._nest is not None else len(self._data)
 
     @property
+    def is_tensors(self) -> bool:
+        """Whether records are rows of tensors: taking them runs nobody's code."""
+        return self._nest is not None
+
+    @property
     def is_scanned(self) -> bool:
         """Whether all records were looked at beforehand; items made on demand were not."""
         return bool(self.leaves())
