@@ -8,6 +8,7 @@ import pytest
 from federated_problem import LOCAL_STEPS, ask, charges, client, loss, network, records, same, start, train
 
 from equipoise.federated import (
+    AveragedIterate,
     FedLRS,
     Moon,
     MoonLoss,
@@ -47,6 +48,7 @@ AROUND = {
     "scaffold": lambda: (Scaffold(follower(), local_steps=LOCAL_STEPS, learning_rate=0.3), loss),
     "fedlrs": lambda: (FedLRS(follower(), bound=0.1, share=0.3), loss),
     "projected upload": lambda: (ProjectedUpload(follower(), directions()), loss),
+    "averaged iterate": lambda: (AveragedIterate(follower()), loss),
     "moon": contrastive,
     "moon inside": inside,
 }

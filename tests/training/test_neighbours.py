@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 import equipoise as eq
 from equipoise.gradients import CoverageError, CrossRecordError, GradientEngine
@@ -131,6 +132,26 @@ def test_random_transforms_are_secret(draw):
         random.seed(0)
         model = nn.Linear(3, 1)
         sums.append(raw_sum(model, least_squares, Transformed(data, draw)))
+    assert (sums[0] - sums[1]).norm() > 1e-3
+
+
+@pytest.mark.parametrize("where", ["collate", "augmentation"])
+def test_what_joins_and_augments_draws_secret_numbers(where):
+    """An augmentation may ignore its generator."""
+
+    def noised(batch):
+        return {**batch, "x": batch["x"] + torch.randn_like(batch["x"])}
+
+    options = {
+        "collate": {"collate": lambda items: noised(default_collate(items))},
+        "augmentation": {"augmentation": lambda batch, generator: noised(batch)},
+    }
+    data = Transformed({"x": torch.randn(40, 3), "y": torch.randn(40)}, lambda: torch.zeros(3))
+    sums = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        sums.append(raw_sum(model, least_squares, data, **options[where]))
     assert (sums[0] - sums[1]).norm() > 1e-3
 
 

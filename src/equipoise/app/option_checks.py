@@ -93,8 +93,8 @@ def noise_warning(noise_multiplier: float, parameters: int, batch_size: float, s
     length z (d T)^1/2 / B.
 
     >>> noise_warning(6.3, 4810, 718.5, 80)
-    >>> noise_warning(410, 4810, 718.5, 80)[:78]
-    'The noise moves the model 4.4 times as far as all gradients can, so it learns l'
+    >>> noise_warning(410, 4810, 718.5, 80)[:64]
+    'The noise moves the model 4.4 times as far as all gradients can,'
     """
     ratio = noise_multiplier * math.sqrt(parameters / steps) / batch_size
     if ratio <= LITTLE_LEARNED:
