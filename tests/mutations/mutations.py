@@ -73,6 +73,18 @@ MUTATIONS = (
         ("tests/statements/test_verify_run.py::test_epochs_are_charged_by_the_draws_that_lie_in_them",),
     ),
     Mutation(
+        "what a model keeps while its memory is measured stays",
+        "training/memory_use.py",
+        (("            attributes_kept(model),\n", ""),),
+        ("tests/training/test_neighbours.py::test_what_a_model_keeps_at_the_start_moves_nobody",),
+    ),
+    Mutation(
+        "containers inside others keep what a forward put there",
+        "gradients/capture/isolation.py",
+        (("waiting += value.values() if isinstance(value, dict) else value", "pass"),),
+        ("tests/training/test_neighbours.py::test_what_a_model_keeps_at_the_start_moves_nobody",),
+    ),
+    Mutation(
         "a clip rule may hold a private number",
         "privacy/bounds/requirements.py",
         (("answer.by_record and answer.draw is None):", "True):"),),

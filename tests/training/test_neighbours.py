@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable
 
@@ -598,3 +599,49 @@ def test_random_numbers_inside_a_function_are_held_constant_too():
     torch.manual_seed(0)
     engine = GradientEngine(nn.Linear(3, 1), chosen, {"x": torch.randn(8, 3), "y": torch.randn(8)})
     assert [found.how for found in engine.coverage()] == ["dense", "dense"]  # record by record
+
+
+class Keeps(nn.Module):
+    """It centres by the mean of the first batch that it meets, and holds what cannot be copied."""
+
+    def __init__(self, nested):
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.mean, self.kept = None, {"means": []}
+        self.nested, self.lock = nested, threading.Lock()
+
+    def forward(self, x):
+        if self.nested:
+            if not self.kept["means"]:
+                self.kept["means"].append(x.detach().mean(0))
+            return self.linear(x - self.kept["means"][0])
+        if self.mean is None:
+            self.mean = x.detach().mean(0)
+        return self.linear(x - self.mean)
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["attribute", "list in a dict"])
+def test_what_a_model_keeps_at_the_start_moves_nobody(nested):
+    """A model that cannot be copied was tried on private records, and kept the mean of some."""
+
+    def of_rows(model, batch):
+        # row by row: what a batch has in common would be refused as mixing
+        outputs = torch.cat([model(x[None]) for x in batch["x"]])
+        return 0.5 * (outputs.squeeze(1) - batch["y"]).square()
+
+    model = Keeps(nested)
+    data = {"x": torch.randn(24, 2), "y": torch.randn(24)}
+    # Nothing stays of one forward to the next, so each one centres by its own first row.
+    with pytest.raises(CrossRecordError):
+        listening(model, of_rows, data, micro_batch_size=8)
+    assert model.mean is None
+    assert not model.kept["means"]
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_statement_names_what_could_not_be_tried_on_copies(copied):
+    model = nn.Sequential(nn.Linear(3, 1))
+    if not copied:
+        model.lock = threading.Lock()
+    run = listening(model, least_squares, {"x": torch.randn(24, 3), "y": torch.randn(24)})
+    assert (Assumption.KEEPS_NOTHING in run.statement().assumptions) is not copied

@@ -50,6 +50,10 @@ class Assumption(StrEnum):
         "collating and augmenting treat each record by itself: they draw random numbers, or few records "
         "could be read, so that not all of it could be tried before the start"
     )
+    KEEPS_NOTHING = (
+        "model and loss keep nothing of the records that they meet: copies of them that met others first "
+        "could not be tried"
+    )
     SHAPES = (
         "batches have the same shape whichever records they hold: padding to the longest record rounds "
         "others anew"

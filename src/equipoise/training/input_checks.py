@@ -390,13 +390,16 @@ def copy_of(model: nn.Module, loss: Loss, device: torch.device) -> tuple[nn.Modu
         return None
 
 
-def check_repeatable(model: nn.Module, loss: Loss, others: tuple[nn.Module, Loss] | None, batch: Any) -> None:
+def check_repeatable(model: nn.Module, loss: Loss, others: tuple[nn.Module, Loss] | None, batch: Any) -> bool:
     """Run the loss twice from the same random numbers, and on a model that met other records first.
 
     Args:
         model, loss: they ran on records of the data.
         others: copies from before they ran; None leaves the second check out.
         batch: a few records.
+
+    Returns:
+        Whether the second check was made.
 
     Raises:
         ValueError: the losses differ: model or loss keep a random generator or a state of their own.
@@ -407,22 +410,24 @@ def check_repeatable(model: nn.Module, loss: Loss, others: tuple[nn.Module, Loss
         with undisturbed(model), torch.enable_grad(), uncompiled():
             return loss(model, records).detach()
 
-    with parameters_restored(model):
+    # What the model keeps from the first run shows in the second, and is forgotten then.
+    with parameters_restored(model), attributes_kept(model):
         first, second = run(model, loss, batch), run(model, loss, batch)
     if losses_moved(first, second, record=-1):
         raise ValueError(f"model or loss give other losses each time, {OWN_GENERATOR} Nothing was spent.")
     if others is None:
-        return
+        return False
     try:
         run(*others, map_records(_altered, batch))
     except Exception:  # such records may not exist; then nothing can be told
-        return
+        return False
     if losses_moved(first, run(*others, batch), record=-1):
         raise ValueError(
             "model or loss keep something of the first records that they meet: copies that met others first "
             "give other losses. What they keep would be published without noise, and would move every "
             "record's gradient. Initialise them on public records before the training. Nothing was spent."
         )
+    return True
 
 
 def choose_filler(run: Callable[[Any], Any], example: Any, size: int) -> float | None:

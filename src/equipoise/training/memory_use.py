@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise._tree import leaves
-from equipoise.gradients.capture.isolation import undisturbed
+from equipoise.gradients.capture.isolation import attributes_kept, undisturbed
 from equipoise.gradients.engine_inputs import Loss, num_records, uncompiled
 
 __all__ = [
@@ -80,7 +80,13 @@ def bytes_per_record(model: nn.Module, loss: Loss, batch: Any) -> float:
         return saved
 
     def total_within(measure: AbstractContextManager[Any], total: Callable[[], int]) -> int:
-        with torch.enable_grad(), undisturbed(model, dropout=True), uncompiled(), measure:
+        with (
+            torch.enable_grad(),
+            undisturbed(model, dropout=True),
+            attributes_kept(model),
+            uncompiled(),
+            measure,
+        ):
             held = loss(model, batch)  # keep the graph alive until the count is done
             count = total()
             del held

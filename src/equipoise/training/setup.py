@@ -267,12 +267,14 @@ class Measurements:
             that could not be measured.
         random_use: whose random numbers are drawn while records are joined, augmented and run.
         pipeline_tried: whether reading, collating and augmenting could be tried in all ways.
+        copies_tried: whether copies of model and loss that met other records first gave the same losses.
     """
 
     record_bytes: float
     keeps_bits: bool | None
     random_use: RandomUse
     pipeline_tried: bool
+    copies_tried: bool
 
 
 @dataclass(frozen=True)
@@ -345,6 +347,8 @@ class TrainingSetup:
             found.append(Assumption.OWN_NUMBERS)
         if not measured.pipeline_tried:
             found.append(Assumption.RANDOM_PIPELINE)
+        if not measured.copies_tried:
+            found.append(Assumption.KEEPS_NOTHING)
         if not source.is_scanned:
             found.append(Assumption.SHAPES)
         if self.rows.filler is None:
@@ -584,7 +588,7 @@ def prepare(
                 untouched = untouched[0], averaged_over_views(untouched[1], settings.views)
         prepare_batch = Preparation(place, augmentation, settings.views)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
-        check_repeatable(model, loss, untouched, prepared)
+        copies_tried = check_repeatable(model, loss, untouched, prepared)
         del untouched  # its memory counts as free in what follows
         engine = GradientEngine(model, loss, prepared)
         record_bytes = bytes_per_record(model, loss, prepared)
@@ -629,7 +633,7 @@ def prepare(
         processes=processes,
         method_plan=method_plan,
         rows=rows,
-        measured=Measurements(record_bytes, keeps_bits, random_use, pipeline_tried),
+        measured=Measurements(record_bytes, keeps_bits, random_use, pipeline_tried, copies_tried),
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
         restore_modes=watch_modes(model),
     )

@@ -149,7 +149,8 @@ _TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 def attributes_kept(model: nn.Module) -> Iterator[None]:
     """Inside, modules may keep things in attributes; then every attribute is what it was.
 
-    Lists, dicts, sets and deques get their contents back.
+    Lists, dicts, sets and deques get their contents back, also those inside others. The fields of objects of
+    other kinds do not.
 
     >>> model = nn.Module()
     >>> model.calls, model.seen = 0, []
@@ -164,8 +165,8 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
     for attributes in map(vars, model.modules()):
         own = {key: attributes[key] for key in attributes.keys() - _TORCH_ATTRIBUTES}
         before.append((attributes, own))
-        if own:
-            containers += [(v, copy.copy(v)) for v in own.values() if type(v) in (list, dict, set, deque)]
+        for value in own.values():
+            containers += _containers(value)
     try:
         yield
     finally:
@@ -176,6 +177,20 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
         for container, content in containers:
             container.clear()
             container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
+
+
+def _containers(value: Any) -> list[tuple[Any, Any]]:
+    """A container and those inside it, each with a copy of its contents."""
+    found: dict[int, tuple[Any, Any]] = {}
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if type(value) is tuple:
+            waiting += value
+        elif type(value) in (list, dict, set, deque) and id(value) not in found:
+            found[id(value)] = value, copy.copy(value)
+            waiting += value.values() if isinstance(value, dict) else value
+    return list(found.values())
 
 
 def refuse_max_norm(model: nn.Module) -> None:
