@@ -17,7 +17,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.methods import Abadi
 from equipoise.methods.base import Plan
-from equipoise.privacy import Gaussian, PrivacyPlan, Release, clip
+from equipoise.privacy import Gaussian, PlanUsedUpError, PrivacyPlan, Release, clip
 from equipoise.privacy.private import unwrap
 from equipoise.statements.statement import STOPPED
 from equipoise.training.run_folder import RunFolder
@@ -475,6 +475,25 @@ def test_a_stop_that_was_fixed_beforehand_claims_the_steps_taken(tmp_path):
     checked = eq.verify_run(tmp_path / "run")
     assert checked.consistent
     assert any("fixed beforehand" in text for text in checked.not_checked)
+
+
+def test_a_stop_is_booked_before_it_is_published(tmp_path, monkeypatch):
+    """Killed in between, the run cannot go on beyond what its statement claims."""
+    run = training(steps=3, run_dir=tmp_path / "run")
+    run.take_step()
+    spent = run.epsilon_so_far()
+
+    def killed(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("equipoise.training.loop.write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.finish(stop_fixed_beforehand=True)
+    with pytest.raises(PlanUsedUpError):
+        run.take_step()
+    assert run.finish().epsilon == spent
+    assert eq.verify_run(tmp_path / "run").consistent
 
 
 def test_a_stop_is_booked_once(tmp_path):

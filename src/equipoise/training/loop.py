@@ -474,6 +474,9 @@ class PrivateTraining:
         statement = self._finished_with = self.processes.first(
             lambda: self.statement(stop_fixed_beforehand=stop_fixed_beforehand)
         )
+        if stop_fixed_beforehand:
+            # Before it is published: a run that went on would make the smaller claim untrue.
+            self.processes.first(lambda: own_ledger(self.ledger).close(stop_fixed_beforehand=True))
         if finished and average is not None:
             average.move_in()
         if folder is not None and self.processes.is_first:
