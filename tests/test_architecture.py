@@ -133,6 +133,8 @@ def test_a_wrong_arrow_is_seen(tmp_path: Path) -> None:
     (room / "hidden.py").write_text("if TYPE_CHECKING:\n    from equipoise.gradients import x")
     assert imports_of(room / "hidden.py", tmp_path, at_run_time=True) == set()
     assert imports_of(room / "hidden.py", tmp_path, at_run_time=False) == {"gradients"}
+    (room / "named.py").write_text('HOME = "equipoise.gradients.engine:GradientEngine"')
+    assert named_in_strings(room / "named.py") == {"gradients"}
 
 
 @pytest.mark.parametrize("text", ["import reproduction.run", "from reproduction import papers"])
@@ -145,9 +147,34 @@ def test_the_library_does_not_know_what_stands_beside_it(text: str, tmp_path: Pa
 
 
 def test_models_and_noise_keep_apart() -> None:
-    """The privacy room has no word of torch.nn, the gradients room none of noise."""
+    """The privacy room has no word of torch.nn; the gradients room may not import it, and so no noise."""
     for path in (PACKAGE / "privacy").rglob("*.py"):
         assert "torch.nn" not in path.read_text(encoding="utf-8"), path
+    assert "privacy" not in ALLOWED["gradients"]
+
+
+def named_in_strings(path: Path) -> set[str]:
+    """The rooms of the modules that a file names in strings, which may be imported by name."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            parts = node.value.partition(":")[0].split(".")
+            if parts[0] == "equipoise" and len(parts) > 2 and parts[1] in ROOMS:
+                found.add(parts[1])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("room", "path"), modules(PACKAGE), ids=lambda v: v if isinstance(v, str) else v.stem
+)
+def test_arrows_hold_for_modules_named_in_strings(room: str, path: Path) -> None:
+    wrong = named_in_strings(path) - ALLOWED[room] - {room}
+    assert not wrong, f"{path.relative_to(PACKAGE)} names modules of {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("_[a-z]*.py")), ids=lambda path: path.stem)
+def test_what_all_rooms_build_on_knows_no_room(path: Path) -> None:
+    assert not imports_of(path, PACKAGE, at_run_time=False) | named_in_strings(path)
 
 
 # Names that may stand in several rooms, since they mean the same: what the files of a folder build on.
