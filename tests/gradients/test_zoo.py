@@ -73,9 +73,10 @@ def widened(records: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def single_rows(case: Case, model: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
     """Gradients of one record after another, in float64: [records, P]."""
-    wide, found = copy.deepcopy(model).double(), []
-    trained = [p for p in wide.parameters() if p.requires_grad]
+    found = []
     for number in range(len(records["x"])):
+        wide = copy.deepcopy(model).double()  # its first forward, for every record
+        trained = [p for p in wide.parameters() if p.requires_grad]
         record = {name: t[number : number + 1] for name, t in widened(records).items()}
         with undisturbed(wide), uncompiled():
             gradients = torch.autograd.grad(case.loss(wide, record).sum(), trained, allow_unused=True)

@@ -431,7 +431,7 @@ class Experts(nn.Module):
 
 
 class Counting(nn.Module):
-    """Centres the batch from its `start`-th call on, as layers with a warm-up do."""
+    """Centres the batch after `start` calls, as layers with a warm-up do; what it counts is forgotten."""
 
     def __init__(self, start: int) -> None:
         super().__init__()
@@ -846,6 +846,7 @@ RIGHT_CASES = {
     ),
     "custom function": Case(around(Squared.apply), squared, rows),
     "divided by the batch's length": Case(mlp, of(lambda losses, batch: losses / len(losses)), rows),
+    "warm-up of three calls": Case(lambda: Counting(3), squared, rows),
     "warm-up of forty calls": Case(lambda: Counting(40), squared, rows),
     "a bank of earlier records": Case(lambda: Bank(60), squared, rows),
     "hook on the batch's gradient": Case(lambda: Guarded(0.1), squared, rows),
@@ -955,7 +956,6 @@ REFUSED_CASES = {
     ),
     "another scale at every call": Case(Scaled, squared, rows, refused(r"state of their own")),
     "centred by the first batch": Case(Settling, squared, rows, refused(r"first records that they meet")),
-    "warm-up of three calls": Case(lambda: Counting(3), squared, rows, refused(r"mixed|state")),
     "scripted": Case(scripted, squared, rows, refused(r"scripted as a whole.*Give the Python module")),
     "traced part": Case(traced_part, squared, rows, refused(r"scripted at '0'.*Give the Python module")),
     "scripted activation": Case(
