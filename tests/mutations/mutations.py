@@ -76,7 +76,7 @@ MUTATIONS = (
         "what a model keeps while its memory is measured stays",
         "training/memory_use.py",
         (("            attributes_kept(model),\n", ""),),
-        ("tests/training/test_neighbours.py::test_what_a_model_keeps_at_the_start_moves_nobody",),
+        ("tests/training/test_neighbours.py::test_nothing_is_kept_while_memory_is_measured",),
     ),
     Mutation(
         "containers inside others keep what a forward put there",
@@ -265,7 +265,7 @@ MUTATIONS = (
                 "nullcontext()",
             ),
         ),
-        ("tests/training/test_neighbours.py::test_random_transforms_are_secret",),
+        ("tests/training/test_neighbours.py::test_what_joins_and_augments_draws_secret_numbers",),
     ),
     Mutation(
         "dropout masks follow the public seed",

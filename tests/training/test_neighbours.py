@@ -23,6 +23,7 @@ from equipoise.training import context, load_model, save_model
 from equipoise.training.assumptions import Assumption
 from equipoise.training.context import _dealt
 from equipoise.training.distributed import Processes
+from equipoise.training.memory_use import bytes_per_record
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_rows import Source
 
@@ -636,6 +637,12 @@ def test_what_a_model_keeps_at_the_start_moves_nobody(nested):
         listening(model, of_rows, data, micro_batch_size=8)
     assert model.mean is None
     assert not model.kept["means"]
+
+
+def test_nothing_is_kept_while_memory_is_measured():
+    model = Keeps(nested=False)
+    assert bytes_per_record(model, least_squares, {"x": torch.randn(8, 2), "y": torch.randn(8)}) > 0
+    assert model.mean is None
 
 
 @pytest.mark.parametrize("copied", [True, False])
