@@ -364,8 +364,8 @@ MUTATIONS = (
         "privacy/ledger/ledger.py",
         (
             (
-                "            self.journal.append(entry)\n            record.add(entry)\n",
-                "            record.add(entry)\n",
+                "            self._book(entry)\n        self._state",
+                "            record.add(entry)\n        self._state",
             ),
             (
                 "        return {name: out[name] for name in sums}\n",

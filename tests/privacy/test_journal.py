@@ -32,7 +32,7 @@ from equipoise.privacy.ledger.journal import (
 PLAN = PrivacyPlan([Release("sum", 5.0, Gaussian(2.0))], FullBatch(100, 4), unproven=[Unproven("raw")])
 DRAW = BookedDraw(index=0, name="batch", ordinal=0, digest="d", data="")
 ENTRIES = {
-    "run": RunEntry(run="a", plan=PLAN, data="", private=True, noise="grid"),
+    "run": RunEntry(run="a", plan=PLAN, data="", private=True),
     "release": ReleaseEntry(
         run="a",
         draw=DRAW,
@@ -109,12 +109,18 @@ def test_a_field_of_another_type_is_named_or_reads_back(kind):
                 assert len(text) < 600
 
 
+def test_the_noise_of_a_run_is_that_of_its_plan():
+    row = ENTRIES["run"].to_json()
+    assert row["noise"] == "floating_point"
+    with pytest.raises(JournalError, match=r"line 3 .*noise is 'grid', but the plan's is 'floating_point'"):
+        Entry.from_json(row | {"noise": "grid"}, line=3)
+
+
 def test_what_could_not_be_read_again_is_not_written(tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
     for wrong in (
         dataclasses.replace(ENTRIES["release"], bounds={"sum": float("inf")}),
         dataclasses.replace(ENTRIES["worst case"], worst_case_multiplier=0.0),
-        dataclasses.replace(ENTRIES["run"], noise="none"),
     ):
         with pytest.raises(JournalError):
             journal.append(wrong)

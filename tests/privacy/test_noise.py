@@ -93,7 +93,7 @@ def tensors(dtype, draw, bound):
 )
 def test_noise_that_the_type_cannot_carry_is_refused_and_free(multiplier, bound, dtype, hardened):
     plan = PrivacyPlan([Release("gradient", 1e305, Gaussian(multiplier))], FullBatch(10, 1))
-    ledger = Ledger(plan, hardened=hardened)
+    ledger = Ledger(plan.hardened() if hardened else plan)
     draw = ledger.open()
     with pytest.raises(LedgerError, match="cannot carry"):
         ledger.release(draw, {"gradient": tensors(dtype, draw, bound)})

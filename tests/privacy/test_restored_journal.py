@@ -31,7 +31,9 @@ def asked(secrets, kind, parameters="p", bound=1.0, value=0.0):
         if kind == "joint":
             mechanism = JointGaussian(("sum",), [[bound]], lambda n: n.clamp(max=bound)[:, None], (bound,))
         plan = PrivacyPlan([Release("sum", 2.0, mechanism)], FullBatch(10, 2))
-    ledger = Ledger(plan, journal=Journal(), secrets=secrets, hardened=kind == "hardened")
+    if kind == "hardened":
+        plan = plan.hardened()
+    ledger = Ledger(plan, journal=Journal(), secrets=secrets)
     draw = ledger.open("batch", parameters)
     raw = {"w": Private(torch.full((SIZE,), value, dtype=torch.float64), draw)}
     if kind == "unproven":

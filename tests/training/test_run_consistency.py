@@ -189,6 +189,7 @@ SETTLED = {
     "relation": "add_or_remove_one",
     "sampling": SAMPLING,
     "delta": 1e-5,
+    "releases": [{"name": "gradient"}],
 }
 CONFIGURED = {
     "plan": "a" * 64,
@@ -216,6 +217,12 @@ def test_a_statement_and_its_configuration_must_not_differ(key):
     (wrong,) = check_settings(SETTLED, CONFIGURED | CHANGES[key])
     assert (wrong.subject, wrong.ok) == ("configuration", False)
     assert key.split(",")[0] in wrong.detail
+
+
+def test_a_plan_without_releases_has_no_noise_that_could_be_hardened():
+    hardened = CONFIGURED | {"settings": {"hardened": True}}
+    assert fits(check_settings(SETTLED | {"releases": [], "unproven": []}, hardened))
+    assert not fits(check_settings(SETTLED | {"releases": [], "unproven": [{"name": "raw"}]}, hardened))
 
 
 def test_a_plan_may_hold_fewer_steps_where_some_draw_no_private_record():

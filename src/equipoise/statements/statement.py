@@ -367,7 +367,7 @@ def make_statement(
         epsilons=further,
         search=None if record.search is None else record.search.describe(),
         versions=dict(versions()),
-        noise=record.noise,
+        noise=plan.arithmetic,
         stop_fixed_beforehand=record.stop_fixed_beforehand,
     )
 

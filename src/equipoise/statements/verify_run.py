@@ -185,7 +185,6 @@ def _published_record(statement: Mapping[str, Any]) -> RunRecord:
         run=str(statement["run"]),
         plan=plan,
         private=statement["private"] is True,
-        noise=statement["noise"],
         search=None if search is None else PrivateSearch.from_description(search),
         stop_fixed_beforehand=statement.get(STOP_KEY, True) is True,
         used=used,

@@ -48,7 +48,7 @@ def check_settings(statement: Object, config: Object) -> list[Finding]:
     if "reproducible" in settings:
         public = settings["reproducible"]
         configured["private"] = not public if isinstance(public, bool) else None
-    if "hardened" in settings:
+    if "hardened" in settings and (statement.get("releases") or statement.get("unproven")):
         hardened = settings["hardened"]
         noise = "grid" if hardened else "floating_point"
         configured["noise"] = noise if isinstance(hardened, bool) else None

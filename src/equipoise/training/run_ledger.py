@@ -65,7 +65,6 @@ def open_ledger(
         options = {
             "data_fingerprint": setup.rows.source.fingerprint(),
             "kernels": setup.kernels(),
-            "hardened": settings.hardened,
         }
         journal = Journal(file, existing=resume)
         try:

@@ -21,8 +21,6 @@ from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.private import Draw
 
-NOISES = ("floating_point", "grid")
-
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
@@ -186,7 +184,6 @@ class RunEntry(Entry):
         plan: what the run may release.
         data: digest of the records.
         private: whether the key is secret.
-        noise: "floating_point" or "grid".
     """
 
     kind = "run"
@@ -195,17 +192,21 @@ class RunEntry(Entry):
         "fingerprint": _TEXT,
         "data": _TEXT,
         "private": ("true or false", bool),
-        "noise": (f"one of {', '.join(NOISES)}", NOISES.__contains__),
+        "noise": _TEXT,
     }
     plan: PrivacyPlan
     data: str
     private: bool
-    noise: str
 
     @property
     def fingerprint(self) -> str:
         """The name of the plan."""
         return self.plan.fingerprint()
+
+    @property
+    def noise(self) -> str:
+        """The arithmetic of the plan's noise."""
+        return self.plan.arithmetic
 
     def to_json(self) -> dict[str, Any]:
         return super().to_json() | {"plan": self.plan.describe()}
@@ -222,7 +223,9 @@ class RunEntry(Entry):
             raise _error(
                 line, "plan", "does not have the fingerprint that the line gives: the plan was edited"
             )
-        return cls(run=row["run"], plan=plan, data=row["data"], private=row["private"], noise=row["noise"])
+        if row["noise"] != plan.arithmetic:
+            raise _error(line, "noise", f"is {row['noise']!r}, but the plan's is {plan.arithmetic!r}")
+        return cls(run=row["run"], plan=plan, data=row["data"], private=row["private"])
 
 
 @dataclass(frozen=True, kw_only=True)

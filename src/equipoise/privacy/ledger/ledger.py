@@ -46,6 +46,7 @@ from equipoise.privacy.ledger.journal import (
     BookedDraw,
     CloseEntry,
     DisclosureEntry,
+    Entry,
     Journal,
     ReleaseEntry,
     RunEntry,
@@ -225,16 +226,13 @@ class Ledger:
         data_fingerprint: digest of the records; changed data are never answered with old noise.
         kernels: digest of kernel choices or of anything else that the numbers depend on.
         forbid_unproven: refuse `disclose` and `release_unproven` (proven recipes run under it in tests).
-        hardened: take the plan's noise on a grid of integers (`PrivacyPlan.hardened`), which resists attacks
-            on floating-point noise.
         history: keys of the noise that later releases may use again, as `ledger.history` gave them when the
             checkpoint was written.
 
     Raises:
         BudgetError: if the journal does not hold this run yet, and the plan with what it holds exceeds the
             budget.
-        LedgerError: if the journal holds this run with another plan or another kind of noise.
-        PlanError: if hardened, and some of the plan's noise has no form on a grid.
+        LedgerError: if the journal holds this run with another plan.
 
     Example:
         >>> from equipoise.privacy import Gaussian, Poisson, PrivateRows, Release, capped
@@ -258,17 +256,15 @@ class Ledger:
         data_fingerprint: str = "",
         kernels: str = "",
         forbid_unproven: bool = False,
-        hardened: bool = False,
         history: Mapping[str, Any] | None = None,
     ) -> None:
-        self.plan = plan = plan.hardened() if hardened else plan
+        self.plan = plan
         self.budget = budget
         self.journal = Journal() if journal is None else journal
         self.secrets = Secrets() if secrets is None else secrets
         self.data_fingerprint = data_fingerprint
         self.kernels = kernels
         self.forbid_unproven = forbid_unproven
-        self.noise = "grid" if hardened else plan.arithmetic
         self.run = self.secrets.identity
         self._fingerprint = plan.fingerprint()
         self._state = self._state_at(position, history or {})
@@ -293,10 +289,6 @@ class Ledger:
                 )
             if mine is None:
                 mine = self._begun(others)
-        if mine.noise != self.noise:
-            raise LedgerError(
-                f"the journal holds this run with another noise than {self.noise!r}; a run keeps its noise"
-            )
         if mine.plan.fingerprint() != self._fingerprint:
             raise LedgerError(
                 "the journal holds this run with another plan; a run keeps its plan. Start a new run folder "
@@ -319,7 +311,6 @@ class Ledger:
             plan=self.plan,
             data=self.data_fingerprint,
             private=self.secrets.is_private,
-            noise=self.noise,
         )
         self.journal.append(began)
         return RunRecord.begun(began)
@@ -425,8 +416,7 @@ class Ledger:
                 joint=joint,
             )
             # From this line on it is charged, whatever happens.
-            self.journal.append(entry)
-            record.add(entry)
+            self._book(entry)
         self._state.unreleased[draw] = False  # before the noise: no second try with other sums if that fails
         streams = self._streams(draw, draw.parameters, bounds, answer, joint)
         out: Sums = {}
@@ -442,9 +432,7 @@ class Ledger:
 
     def _void(self, draw: Draw) -> NoReturn:
         """Let no later draw repeat this index, and refuse this one."""
-        entry = VoidEntry(run=self.run, index=draw.index)
-        self.journal.append(entry)
-        self.record.add(entry)
+        self._book(VoidEntry(run=self.run, index=draw.index))
         self._state.unreleased[draw] = False
         raise ChangedQueryError(
             f"draw {draw.index} repeats a journaled release, but what would be released has changed: by the "
@@ -485,9 +473,7 @@ class Ledger:
         draws = {leaf.draw for leaf in leaves if isinstance(leaf, Private)} & self._state.unreleased.keys()
         for draw in draws or {None}:
             booked = None if draw is None else BookedDraw.of(draw, self.data_fingerprint)
-            entry = DisclosureEntry(run=self.run, hole=hole, draw=booked)
-            self.journal.append(entry)
-            self.record.add(entry)
+            self._book(DisclosureEntry(run=self.run, hole=hole, draw=booked))
         if isinstance(value, Mapping):
             return {name: unwrap(tensor) for name, tensor in value.items()}
         return unwrap(value)
@@ -539,8 +525,7 @@ class Ledger:
         if booked is None:
             self._check_open()
             check_unproven(self.plan, self.record.unproven_used, draw, name)
-            self.journal.append(entry)
-            self.record.add(entry)
+            self._book(entry)
         elif booked.question != entry.question:
             self._void(draw)
         purpose = f"unproven noise {name}"
@@ -646,6 +631,11 @@ class Ledger:
             self.record.add(CloseEntry(run=self.run, stop_fixed_beforehand=stop_fixed_beforehand))
 
     # ---- inside
+
+    def _book(self, entry: Entry) -> None:
+        """Write an entry of this run, and take it in."""
+        self.journal.append(entry)
+        self.record.add(entry)
 
     def _check_open(self) -> None:
         if self.record.closed:

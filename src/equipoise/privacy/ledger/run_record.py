@@ -95,7 +95,6 @@ class RunRecord:
         run: name of the run.
         plan: what it may release.
         private: whether its key is secret.
-        noise: "floating_point" or "grid".
         search: the search that the run is the outcome of.
         used: how many releases of each planned pattern are booked.
         epochs: by name of `FixedEpochs` draws, how many epochs their releases lie in. Draws that were opened
@@ -125,7 +124,6 @@ class RunRecord:
     run: str
     plan: PrivacyPlan
     private: bool
-    noise: str
     search: PrivateSearch | None = None
     used: Counter[Pattern] = field(default_factory=Counter)
     epochs: dict[str, int] = field(default_factory=dict)
@@ -174,7 +172,7 @@ class RunRecord:
                 f"the journal has entries of run {entry.run} without its plan; it is not a journal of this "
                 "library"
             )
-        record = cls(entry.run, entry.plan, entry.private, entry.noise, data={entry.data})
+        record = cls(entry.run, entry.plan, entry.private, data={entry.data})
         record._entries = 1
         return record
 
