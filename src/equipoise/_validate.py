@@ -143,5 +143,8 @@ def instance(kind: type, example: str, /, **named: Any) -> None:
     """
     for name, value in named.items():
         if not isinstance(value, kind):
-            wanted = f"{_with_article(kind.__name__)}, such as {example}"
-            raise TypeError(f"{name}={value!r} is {what_is(value)}: give {wanted}")
+            wanted = _with_article(kind.__name__)
+            choices = kind.kinds().values() if hasattr(kind, "kinds") else ()  # of an option of a method
+            if len(choices) > 1:
+                wanted += f" ({', '.join(choice.__name__ for choice in choices)})"
+            raise TypeError(f"{name}={value!r} is {what_is(value)}: give {wanted}, such as {example}")

@@ -132,6 +132,18 @@ def test_settings_of_another_version(trained, equipoise, tmp_path):
     assert "warp" in found.value["error"]
 
 
+def test_all_commands_say_the_same_of_a_folder_without_a_run(equipoise, tmp_path):
+    nowhere = {equipoise(command, tmp_path / "x").err for command in ("verify", "report", "audit", "resume")}
+    assert nowhere == {
+        f"equipoise: run={str(tmp_path / 'x')!r} is not a folder. Give the folder that a training made: "
+        "runs/DATA-TIME by default.\n"
+    }
+    for command in ("verify", "report", "audit", "resume", "predict"):
+        assert (
+            "no run was begun in it. Give the folder that a training made" in equipoise(command, tmp_path).err
+        )
+
+
 WITHOUT_TORCH = [
     ("--help", "calibrate"),
     ("--version", "equipoise"),
@@ -151,7 +163,7 @@ WITHOUT_TORCH = [
     ("predict {broken}", "model.safetensors is damaged (4 bytes)"),
     ("predict {broken} --output {broken}/no/file", "model.safetensors is damaged"),
     ("predict {damaged}", "settings.json is damaged"),
-    ("predict {broken}/nothing", "holds no checkpoint/settings.json"),
+    ("predict {broken}/nothing", "is not a folder"),
     ("resume {damaged}", "settings.json is damaged"),
     ("federate --method fedpcpd", "Did you mean fedpcdp?"),
     ("experiment", "python -m reproduction"),

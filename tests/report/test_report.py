@@ -75,7 +75,12 @@ def test_cut_last_line_of_metrics_is_left_out(run_folder):
 def test_folders_that_are_not_runs(tmp_path, run_folder):
     with pytest.raises(RunFolderError, match="is not a folder"):
         read_run(tmp_path / "nothing")
-    with pytest.raises(RunFolderError, match=r"no statement\.json"):
+    with pytest.raises(RunFolderError, match=r"no statement\.json, and no run was begun in it"):
+        read_run(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(
+        RunFolderError, match=r"no statement\.json: the run is not finished.*equipoise resume"
+    ):
         read_run(tmp_path)
     (run_folder / "statement.json").write_text("{")
     with pytest.raises(RunFolderError, match="not valid JSON"):

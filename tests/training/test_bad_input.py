@@ -68,7 +68,8 @@ DATA = {
     "a loader": (lambda: DataLoader(TensorDataset(torch.zeros(3, 12))), "DataLoader.*Give its dataset"),
     "wrong shape": (lambda: records() | {"input": torch.zeros(RECORDS, 7)}, "Check the labels' range"),
     "wrong type": (lambda: records() | {"input": torch.zeros(RECORDS, 12).long()}, "fails on"),
-    "a number": (lambda: 3, "data is a int without length"),
+    "a number": (lambda: 3, "data is an int; give a map-style dataset"),
+    "a class": (lambda: Records, "data is the class Records itself, not an object of it; give"),
     "no tensors": (lambda: {"input": "text"}, "where tensors"),
     "NumPy arrays": (
         lambda: {name: value.numpy() for name, value in records().items()},

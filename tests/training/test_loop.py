@@ -250,6 +250,18 @@ def test_describe_names_parameters_that_noise_alone_would_move():
     assert "freeze them" in str(found)
 
 
+@pytest.mark.parametrize("name", ["evaluate_every", "checkpoint_every"])
+def test_never_is_no_interval(name):
+    with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
+        training(steps=2).run(progress=False, **{name: 0})
+
+
+def test_a_result_prints_on_a_line():
+    result = training(steps=2).run(progress=False)
+    assert len(str(result)) < 200
+    assert result.statement is not None
+
+
 def test_a_finished_training_stops():
     run = finished(steps=2)
     with pytest.raises(RuntimeError, match="all 2 planned steps are done"):

@@ -11,7 +11,7 @@ from equipoise.app.option_checks import SettingsError, flag
 from equipoise.app.settings import FederationSettings, Settings
 from equipoise.report import RunFolderError, read_run
 from equipoise.report.json_files import read_json
-from equipoise.report.run_reader import damage_named
+from equipoise.report.run_reader import damage_named, file_of_run
 
 __all__ = [
     "FEDERATION_FILE",
@@ -45,13 +45,11 @@ def settings_of_run(folder: str) -> Settings:
         RunFolderError: the folder is not that of a run started from the command line.
     """
     name = FEDERATION_FILE if is_federation(folder) else SETTINGS_FILE
-    path = Path(folder) / name
-    if not path.is_file():
-        raise RunFolderError(
-            f"run={folder!r} holds no {SETTINGS_FILE}, so `equipoise train` did not start it or its "
-            "checkpoint was deleted. A training started from Python goes on with PrivateTraining.resume."
-        )
-    values = read_json(path)
+    otherwise = (
+        "`equipoise train` did not begin this run, or its checkpoint was deleted. One begun from Python goes "
+        "on with PrivateTraining.resume."
+    )
+    values = read_json(file_of_run(folder, name, otherwise))
     if name == FEDERATION_FILE and isinstance(values, dict):
         values = values.get("base")
     if not isinstance(values, dict):
@@ -153,11 +151,7 @@ def check_model_file(folder: str) -> None:
     Raises:
         RunFolderError: it is missing or damaged.
     """
-    path = Path(folder) / "model.safetensors"
-    if not path.is_file():
-        raise RunFolderError(
-            f"run={folder!r} holds no model.safetensors yet. Let the run finish: equipoise resume {folder}"
-        )
+    path = file_of_run(folder, "model.safetensors")
     # A safetensors file: the header's length in 8 bytes, the header in JSON, the tensors it describes.
     size = path.stat().st_size
     with path.open("rb") as file:

@@ -7,6 +7,7 @@ is ever read, so a report cannot show a number that the statement does not cover
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 
 from equipoise.report.json_files import RunFolderError, read_object, read_rows
 
-__all__ = ["PUBLISHABLE_FILES", "WITHHELD_FILES", "Run", "read_run"]
+__all__ = ["PUBLISHABLE_FILES", "WITHHELD_FILES", "Run", "damage_named", "file_of_run", "read_run"]
 
 
 PUBLISHABLE_FILES = (
@@ -29,6 +30,9 @@ PUBLISHABLE_FILES = (
 
 
 WITHHELD_FILES = ("checkpoint/", "private/")
+
+
+_BEGUN = ("config.json", "settings.json", "checkpoint")  # a run, a federation, a run whose settings are lost
 
 
 @dataclass(frozen=True)
@@ -105,24 +109,40 @@ class Run:
         return self.last("evaluation.accuracy")
 
 
+def file_of_run(folder: str | os.PathLike[str], name: str, otherwise: str | None = None) -> Path:
+    """The path of a file in a run folder.
+
+    Args:
+        folder: of the run.
+        name: of the file.
+        otherwise: why a run may lack it, and what to do; by default it is one that a finished run has.
+
+    Raises:
+        RunFolderError: no such folder, no run in it, or no such file.
+    """
+    path = Path(folder)
+    which = "Give the folder that a training made: runs/DATA-TIME by default."
+    if not path.is_dir():
+        raise RunFolderError(f"run={str(path)!r} is not a folder. {which}")
+    if not (path / name).is_file():  # a pipe would be waited for
+        if not any((path / begun).exists() for begun in _BEGUN):
+            raise RunFolderError(f"run={str(path)!r} holds no {name}, and no run was begun in it. {which}")
+        otherwise = otherwise or (
+            "the run is not finished, or the file was removed. Go on with the run: equipoise resume "
+            f"{shlex.quote(str(path))}, or PrivateTraining.resume where it was begun from Python."
+        )
+        raise RunFolderError(f"run={str(path)!r} holds no {name}: {otherwise}")
+    return path / name
+
+
 def read_run(folder: str | os.PathLike[str]) -> Run:
     """Read the publishable files of a run folder.
 
     Raises:
         RunFolderError: no such folder, no statement in it, or a file that is not what it should be.
     """
-    path = Path(folder)
-    if not path.is_dir():
-        raise RunFolderError(
-            f"run={str(path)!r} is not a folder. Give the folder that a training made: runs/DATA-TIME by "
-            "default."
-        )
-    statement_file = path / "statement.json"
-    if not statement_file.is_file():
-        raise RunFolderError(
-            f"run={str(path)!r} holds no statement.json, so it is not the folder of a run that has begun to "
-            "train. Give a folder that `equipoise train` made."
-        )
+    statement_file = file_of_run(folder, "statement.json")
+    path = statement_file.parent
     metrics_file = path / "metrics.jsonl"
     config_file = path / "config.json"
     return Run(

@@ -201,6 +201,29 @@ def collect_state(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler:
     }
 
 
+def _load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Put the model's state back.
+
+    Raises:
+        ValueError: another model, with some of the names that differ: torch lists them all.
+    """
+    try:
+        model.load_state_dict(saved)
+    except RuntimeError:
+        own = model.state_dict()
+        names = [
+            name
+            for name in dict.fromkeys([*own, *saved])
+            if getattr(own.get(name), "shape", None) != getattr(saved.get(name), "shape", None)
+        ]
+        if not names:
+            raise
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise ValueError(
+            f"the model is another one: {', '.join(names[:3])}{more} differ in name or shape"
+        ) from None
+
+
 def _check_optimizer(optimizer: torch.optim.Optimizer, kinds: list[dict[str, type]]) -> None:
     """Look whether the optimiser can go on with what was loaded: torch itself finds out in the next step.
 
@@ -237,7 +260,7 @@ def restore_state(
         ValueError: the pieces are not of the same make.
     """
     try:
-        model.load_state_dict(state["model"])
+        _load_model(model, state["model"])
         kinds = [{name: type(value) for name, value in group.items()} for group in optimizer.param_groups]
         optimizer.load_state_dict(state["optimizer"])
         _check_optimizer(optimizer, kinds)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
+from equipoise import _validate
 from equipoise.methods import Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling, mark, unmark
 from equipoise.report import write_report
@@ -422,8 +423,12 @@ class PrivateTraining:
             checkpoint_every: steps between checkpoints; 20 in all by default.
         """
         steps = self.sampling.steps
-        evaluate_every = evaluate_every or max(1, steps // 10)
-        checkpoint_every = checkpoint_every or max(1, steps // 20)
+        if evaluate_every is None:
+            evaluate_every = max(1, steps // 10)
+        if checkpoint_every is None:
+            checkpoint_every = max(1, steps // 20)
+        _validate.count("the steps between evaluations", evaluate_every=evaluate_every)
+        _validate.count("the steps between checkpoints", checkpoint_every=checkpoint_every)
         with (
             self.processes.together(),
             catch_interrupt() as interrupt,

@@ -22,6 +22,7 @@ from equipoise.privacy.ledger.journal import SearchEntry, read_journal
 from equipoise.privacy.ledger.run_record import RunRecord
 from equipoise.report import RunFolderError, report_as_made, write_report
 from equipoise.report.json_files import read_file, read_object, read_rows
+from equipoise.report.run_reader import file_of_run
 from equipoise.statements import (
     Finding,
     Signature,
@@ -327,10 +328,4 @@ def _check_page(folder: RunFolder) -> list[Finding]:
 
 
 def _read_statement(folder: RunFolder) -> dict[str, Any]:
-    try:
-        return read_object(folder.statement)
-    except FileNotFoundError:
-        raise RunFolderError(
-            f"run={str(folder.path)!r} holds no {folder.statement.name}. Give the folder that a training "
-            "made."
-        ) from None
+    return read_object(file_of_run(folder.path, folder.statement.name))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
+from equipoise import _validate
 from equipoise._tree import leaves, map_leaves
 from equipoise.gradients.capture.random_numbers import GlobalState, random_numbers_from
 from equipoise.gradients.engine_inputs import is_array, map_records, num_records, record_leaves, take_records
@@ -74,6 +75,11 @@ class Source:
                 "data is a DataLoader, which has a sampling of its own: that sampling would not be the one "
                 "the privacy guarantee is computed for. Give its dataset (loader.dataset)."
             )
+        if isinstance(data, type) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            raise DataError(
+                f"data is {_validate.what_is(data)}; give a map-style dataset (it has a length, and items by "
+                "number), a dict of tensors, or equipoise.data.Records"
+            )
         if isinstance(data, TensorDataset):
             self._nest = tuple(data.tensors)
         elif isinstance(data, (Tensor, dict, tuple)) or (
@@ -82,11 +88,6 @@ class Source:
             self._nest = data
         if self._nest is not None:
             self._check_nest()
-        if not hasattr(data, "__len__") or (self._nest is None and not hasattr(data, "__getitem__")):
-            raise DataError(
-                f"data is a {type(data).__name__} without length or item access; give a map-style dataset, a "
-                "dict of tensors, or equipoise.data.Records"
-            )
         if len(self) == 0:
             raise DataError(
                 "data holds no records: there is nothing to train on. Check the path or the split."

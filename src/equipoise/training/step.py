@@ -71,7 +71,7 @@ class Result:
     delta: float
     evaluation: dict[str, float] = field(default_factory=dict)
     run_dir: Path | None = None
-    statement: Statement | None = None
+    statement: Statement | None = field(default=None, repr=False)
 
 
 Answer = TypeVar("Answer")

@@ -486,12 +486,18 @@ def check_budget(plan: PrivacyPlan, others: OtherRuns, budget: Budget | None) ->
     total = epsilon(event, budget.delta, plan.relation).value
     # The noise was fitted with the same accountant; the sum over the runs may round in another order.
     if total > budget.epsilon * (1 + 1e-9):
+        over = f"at delta={budget.delta:g}, above the budget of {budget.epsilon:g}"
+        if not others:
+            raise BudgetError(
+                f"the plan costs epsilon={total:.4g} {over}. Nothing was spent. Give a larger "
+                "noise_multiplier, or none and the noise is fitted to the budget; take fewer steps, or raise "
+                "the budget"
+            )
         before = epsilon(compose_events(others.values()), budget.delta, plan.relation).value
         raise BudgetError(
-            f"the plan would bring the journal's total to epsilon={total:.4g} at delta={budget.delta:g}, "
-            f"above the budget of {budget.epsilon:g} (other runs: {before:.4g}). Nothing was spent. "
-            "Calibrate the plan to what is left, close runs whose early stop was fixed beforehand "
-            "(stop_fixed_beforehand=True), or raise the budget"
+            f"the plan would bring the journal's total to epsilon={total:.4g} {over} (other runs: "
+            f"{before:.4g}). Nothing was spent. Calibrate the plan to what is left, close runs whose early "
+            "stop was fixed beforehand (stop_fixed_beforehand=True), or raise the budget"
         )
 
 
