@@ -79,6 +79,12 @@ MUTATIONS = (
         ("tests/training/test_neighbours.py::test_nothing_is_kept_while_memory_is_measured",),
     ),
     Mutation(
+        "a resumed run's statement speaks for its last process",
+        "training/setup.py",
+        (("before = [] if begun is None else begun.found", "before: list[Assumption] = []"),),
+        ("tests/training/test_resume.py::test_a_statement_names_what_any_process_of_its_run_assumed",),
+    ),
+    Mutation(
         "containers inside others keep what a forward put there",
         "gradients/capture/isolation.py",
         (("waiting += value.values() if isinstance(value, dict) else value", "pass"),),

@@ -23,6 +23,19 @@ def records(count: int = RECORDS, dtype: torch.dtype = torch.float32, seed: int 
     return {"input": (centres[label] + noise).to(dtype), "label": label}
 
 
+class OnDemand(torch.utils.data.Dataset):
+    """Records that are made one by one, which nobody looks at beforehand."""
+
+    def __init__(self, data: dict[str, Tensor]) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data["label"])
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {name: values[i] for name, values in self.data.items()}
+
+
 def network(dropout: float = 0.0, dtype: torch.dtype = torch.float32, seed: int = 1) -> nn.Sequential:
     """A small tanh network with the same weights for the same seed."""
     with torch.random.fork_rng():

@@ -8,16 +8,18 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from killed_run import STEPS, start
-from small_problems import loss, network, parameters, records, training
+from small_problems import OnDemand, loss, network, parameters, records, training
 
 import equipoise as eq
 from equipoise.privacy import Secrets
 from equipoise.training import CheckpointError
+from equipoise.training.assumptions import Assumption
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +150,42 @@ def test_changed_data_get_fresh_noise_and_are_charged(tmp_path):
     same = again(tmp_path / "run")
     same.take_step()
     assert same.ledger.releases_left == {"batch": 2}
+
+
+@pytest.mark.parametrize("demanded", ["at the start", "in between", "at the end"])
+def test_a_statement_names_what_any_process_of_its_run_assumed(tmp_path, demanded):
+    """It had spoken for the last process alone: its data, and what it could try."""
+    folder, sampling = tmp_path / "run", eq.FixedEpochs(12, 60, 5)
+    unscanned = {"data": OnDemand(records())} if demanded == "at the start" else {}
+    run = begin(folder, 5, 2, sampling=sampling, **unscanned)
+    if demanded != "at the start":
+        assert Assumption.SCANNED in run.statement().assumptions
+        # What this process found stays, though it is killed before its first checkpoint.
+        again(folder, data=OnDemand(records())).take_step()
+    model = network()
+    if demanded != "at the end":
+        model.lock = threading.Lock()  # cannot be copied
+        again(folder, model=model).take_step()
+    again(folder).run(progress=False)
+    statement = json.loads((folder / "statement.json").read_text())
+    named = {Assumption.TRUSTED, Assumption.SHAPES}
+    named |= {Assumption.KEEPS_NOTHING} if demanded != "at the end" else set()
+    assert named <= set(statement["assumptions"])
+    assert Assumption.SCANNED not in statement["assumptions"]
+    assert eq.verify_run(folder).consistent
+    statement["assumptions"].remove(Assumption.SHAPES)
+    (folder / "statement.json").write_text(json.dumps(statement))
+    wrong = [finding.subject for finding in eq.verify_run(folder).findings if finding.ok is False]
+    assert "assumptions" in wrong
+
+
+def test_assumptions_that_were_edited_are_no_run(tmp_path):
+    begin(tmp_path / "run", 4, 1)
+    path = tmp_path / "run" / "config.json"
+    for edited in (["nothing is assumed"], "text", None, [1]):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"assumptions": edited}))
+        with pytest.raises(ValueError, match=r"assumptions in config.json.*damaged or edited"):
+            again(tmp_path / "run")
 
 
 def test_a_plan_that_is_used_up_early_ends_the_run(tmp_path):

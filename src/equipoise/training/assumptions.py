@@ -1,11 +1,13 @@
 """What a training's guarantee rests on, in the words of its statement.
 
-A statement names each sentence that holds for its run. `consistency` knows them all: those that follow from
-config.json it asks for, and those of `Assumption` it lets stand.
+A statement names each sentence that holds for its run. What the processes of the run found out (`Assumption`)
+stands in config.json, to which every process that goes on with the run adds. `consistency` asks for all that
+is there, and for what follows from the settings.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 # ---- what follows from the settings of a run
@@ -19,7 +21,7 @@ NOT_COMPARED = "public records were not compared with the private ones"
 
 
 class Assumption(StrEnum):
-    """What a training finds out of its data, model and loss; no published file shows it."""
+    """What a process finds out of its data, model and loss."""
 
     SCANNED = "no record holds NaN or infinity (all were checked before the start)"
     TRUSTED = (
@@ -63,3 +65,21 @@ class Assumption(StrEnum):
     def of_rounding(cls, keeps_bits: bool | None) -> Assumption:
         """What is assumed of rounding, by whether rows keep their bits at every place."""
         return {True: cls.KEPT, False: cls.ROUNDING, None: cls.ROUNDING_UNKNOWN}[keeps_bits]
+
+    @classmethod
+    def of_all(cls, found: Iterable[str]) -> list[Assumption]:
+        """Of what several processes found: all that is assumed, and what was checked only if all checked it.
+
+        Raises:
+            ValueError: a text that is none of these.
+
+        >>> both = Assumption.of_all([Assumption.SCANNED, Assumption.SHAPES, Assumption.TRUSTED])
+        >>> [one.name for one in both]
+        ['TRUSTED', 'SHAPES']
+        """
+        there = {cls(text) for text in found}
+        if cls.TRUSTED in there:
+            there.discard(cls.SCANNED)
+        if there & {cls.ROUNDING, cls.ROUNDING_UNKNOWN}:
+            there.discard(cls.KEPT)
+        return [one for one in cls if one in there]

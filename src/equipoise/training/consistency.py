@@ -173,23 +173,25 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
         wanted.append(ALLOWED)
     elif counts and Assumption.TRUSTED in named:
         wanted.append(NOT_COMPARED)
-    wrong = [text for text in wanted if text not in named]
+    found = config.get("assumptions")  # an edited file may hold the issuer's own words
+    found = [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+    wrong = [text for text in dict.fromkeys([*wanted, *found]) if text not in named]
     if (Assumption.SCANNED in named) is (Assumption.TRUSTED in named):
         wrong.insert(0, f"one of {Assumption.SCANNED.value!r} and {Assumption.TRUSTED.value!r}")
     if wrong:
         detail = f"the statement does not name what it rests on: {'; '.join(wrong)}"
         return [Finding("assumptions", False, detail[:300])]
-    found = [Finding("assumptions", True, "data, draws and what config.json tells of are named")]
+    findings = [Finding("assumptions", True, "data, draws and what config.json tells of are named")]
     try:
         draws = sampling_assumptions([*statement["releases"], *statement["unproven"]])
     except MALFORMED:
-        return found  # the checks of the statement report it
+        return findings  # the checks of the statement report it
     known = {*wanted, *draws, *Assumption, *OF_THE_LEDGER}
     own = [text for text in named if text not in known]
     if own:
         detail = f"the issuer's own words, which no file here bears out: {'; '.join(own)}"
-        found.append(Finding("further assumptions", None, detail[:600]))
-    return found
+        findings.append(Finding("further assumptions", None, detail[:600]))
+    return findings
 
 
 def _of_method(described: Object) -> list[str]:

@@ -159,7 +159,7 @@ def describe(setup: TrainingSetup, others: Mapping[str, DpEvent]) -> Description
         delta=setup.delta,
         relation=setup.settings.relation,
         memory_bytes=step_bytes(
-            setup.measured.record_bytes,
+            setup.record_bytes,
             setup.num_parameters,
             rows.micro_batch_size,
         ),

@@ -144,17 +144,22 @@ class Processes:
                 out[name][key] = value
         return {name: {key: out[name][key] for key in like[name]} for name in like}
 
+    def all_of(self, value: T) -> list[T]:
+        """The value of every process, in rank order."""
+        if self.count == 1:
+            return [value]
+        self.all_well()
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value)
+        return values
+
     def same(self, what: str, value: Any) -> None:
         """Check that every process has the same value (settings, initial parameters).
 
         Raises:
             RuntimeError: they differ.
         """
-        if self.count == 1:
-            return
-        self.all_well()
-        values: list[Any] = [None] * self.count
-        dist.all_gather_object(values, value)
+        values = self.all_of(value)
         if any(other != values[0] for other in values):
             raise RuntimeError(
                 f"the processes do not agree on {what}: give every process the same script, settings and "

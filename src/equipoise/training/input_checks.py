@@ -486,13 +486,13 @@ def check_public(source: Source, method: Method, allowed: bool) -> None:
             )
 
 
-def public_assumptions(source: Source, method: Method, allowed: bool) -> list[str]:
+def public_assumptions(is_scanned: bool, method: Method, allowed: bool) -> list[str]:
     """What the statement says of the comparison; it follows from the settings, not from the records."""
     if not method.public_batches():
         return []
     if allowed:
         return [ALLOWED]
-    return [] if source.is_scanned else [NOT_COMPARED]
+    return [] if is_scanned else [NOT_COMPARED]
 
 
 def _copies(public: Any, private: Any) -> int:

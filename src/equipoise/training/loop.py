@@ -36,6 +36,7 @@ from equipoise.training.run_ledger import open_ledger, others_at_start, own_ledg
 from equipoise.training.setup import (
     Begun,
     TrainingSettings,
+    found_before,
     prepare,
     rebuild,
     rebuild_method,
@@ -235,6 +236,10 @@ class PrivateTraining:
                     if on_create is not None:
                         self.processes.first(lambda: on_create(folder.path))
                     self.save_checkpoint()
+                elif folder is not None:
+                    # Before its first release: a run that is killed later keeps what this process found.
+                    found = {"assumptions": self.config()["assumptions"]}
+                    self.processes.first(lambda: folder.write_config(folder.read_config() | found))
             undo.pop_all()
 
     @classmethod
@@ -287,7 +292,7 @@ class PrivateTraining:
             collate=collate,
             writers=writers,
             **settings.to_json(),
-            _begun=Begun(plan, lambda: others_at_start(folder, settings)),
+            _begun=Begun(plan, lambda: others_at_start(folder, settings), found_before(config)),
         )
 
     # ---- what it will do, and what it may claim

@@ -274,7 +274,7 @@ def _check_signature(
     return signature, findings
 
 
-_COMPARED = ("settings", "sampling", "budget", "method", "plan")
+_COMPARED = ("settings", "sampling", "budget", "method", "plan", "assumptions")
 _SETTINGS = ("reproducible", "hardened", "relation", "allow_public_duplicates")
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from dp_accounting import DpEvent
@@ -67,6 +68,7 @@ __all__ = [
     "TrainingSetup",
     "averaged_over_views",
     "check_kinds",
+    "found_before",
     "move",
     "prepare",
     "rebuild",
@@ -258,26 +260,6 @@ def watch_modes(model: nn.Module) -> Callable[[], None]:
 
 
 @dataclass(frozen=True)
-class Measurements:
-    """What was found out by running model and loss on a few records.
-
-    Attributes:
-        record_bytes: memory that one record takes in a step.
-        keeps_bits: whether a record's row has the same bits wherever it stands in a micro-batch; None where
-            that could not be measured.
-        random_use: whose random numbers are drawn while records are joined, augmented and run.
-        pipeline_tried: whether reading, collating and augmenting could be tried in all ways.
-        copies_tried: whether copies of model and loss that met other records first gave the same losses.
-    """
-
-    record_bytes: float
-    keeps_bits: bool | None
-    random_use: RandomUse
-    pipeline_tried: bool
-    copies_tried: bool
-
-
-@dataclass(frozen=True)
 class TrainingSetup:
     """What a training is made of.
 
@@ -290,7 +272,8 @@ class TrainingSetup:
         processes: who shares the work.
         method_plan: what the method will release, and what else it fixed beforehand.
         rows: makes gradient rows of records.
-        measured: what was found out by running the loss on a few records.
+        record_bytes: memory that one record takes in a step.
+        found: what all processes of the run found out, those before this one too.
         average: the moving average of the parameters, or None.
         restore_modes: puts the modules back into the modes that they had.
     """
@@ -307,7 +290,8 @@ class TrainingSetup:
     processes: Processes
     method_plan: Plan
     rows: RowSource
-    measured: Measurements
+    record_bytes: float
+    found: Sequence[Assumption]
     average: MovingAverage | None
     restore_modes: Callable[[], None]
 
@@ -332,6 +316,7 @@ class TrainingSetup:
             "plan": self.method_plan.releases.fingerprint(),
             "optimizer": type(self.optimizer).__name__,
             "model": {"class": type(self.model).__qualname__, "parameters": self.num_parameters},
+            "assumptions": [str(one) for one in self.found],
         }
 
     @property
@@ -341,24 +326,12 @@ class TrainingSetup:
 
     def assumptions(self) -> list[str]:
         """What the guarantee rests on besides population and sampling, in the words of the statement."""
-        source, measured = self.rows.source, self.measured
-        found = [Assumption.of_rounding(measured.keeps_bits)]
-        if measured.random_use == "own":
-            found.append(Assumption.OWN_NUMBERS)
-        if not measured.pipeline_tried:
-            found.append(Assumption.RANDOM_PIPELINE)
-        if not measured.copies_tried:
-            found.append(Assumption.KEEPS_NOTHING)
-        if not source.is_scanned:
-            found.append(Assumption.SHAPES)
-        if self.rows.filler is None:
-            found.append(Assumption.FILLED_BY_A_RECORD)
+        is_scanned = Assumption.SCANNED in self.found
         return [
-            str(Assumption.SCANNED if source.is_scanned else Assumption.TRUSTED),
             ALONE,
-            *map(str, found),
+            *map(str, self.found),
             *self.method.assumptions(self.method_plan),
-            *public_assumptions(source, self.method, self.settings.allow_public_duplicates),
+            *public_assumptions(is_scanned, self.method, self.settings.allow_public_duplicates),
         ]
 
     def kernels(self) -> str:
@@ -387,10 +360,54 @@ class Begun:
         plan: fingerprint of its plan.
         other_runs: gives what the other runs in its journal may have cost when it was planned, the likeliest
             first. Called on rank 0.
+        found: what its processes found out so far.
     """
 
     plan: str
     other_runs: Callable[[], Sequence[tuple[DpEvent, ...]]]
+    found: Sequence[Assumption]
+
+
+def found_before(config: Mapping[str, Any]) -> list[Assumption]:
+    """What the processes of a run found out, from its `config.json`.
+
+    Raises:
+        ValueError: it was damaged or edited.
+    """
+    with _whole("assumptions"):
+        return Assumption.of_all(config["assumptions"])
+
+
+def _found(
+    source: Source,
+    keeps_bits: bool | None,
+    random_use: RandomUse,
+    pipeline_tried: bool,
+    copies_tried: bool,
+    filler: float | None,
+) -> list[Assumption]:
+    """What this process found out.
+
+    Args:
+        source: the records.
+        keeps_bits: whether a record's row has the same bits wherever it stands in a micro-batch; None where
+            that could not be measured.
+        random_use: whose random numbers are drawn while records are joined, augmented and run.
+        pipeline_tried: whether reading, collating and augmenting could be tried in all ways.
+        copies_tried: whether copies of model and loss that met other records first gave the same losses.
+        filler: what fills up a micro-batch; None for copies of a record.
+    """
+    holds = {
+        Assumption.SCANNED: source.is_scanned,
+        Assumption.TRUSTED: not source.is_scanned,
+        Assumption.of_rounding(keeps_bits): True,
+        Assumption.OWN_NUMBERS: random_use == "own",
+        Assumption.RANDOM_PIPELINE: not pipeline_tried,
+        Assumption.KEEPS_NOTHING: not copies_tried,
+        Assumption.SHAPES: not source.is_scanned,
+        Assumption.FILLED_BY_A_RECORD: filler is None,
+    }
+    return [one for one, is_so in holds.items() if is_so]
 
 
 def _plan_of(
@@ -592,7 +609,11 @@ def prepare(
         del untouched  # its memory counts as free in what follows
         engine = GradientEngine(model, loss, prepared)
         record_bytes = bytes_per_record(model, loss, prepared)
-        random_use = _use_of_random_numbers(model, loss, source, probes, prepare_batch, settings.seed)
+        # The worst of all processes': they deal the records of a draw in one way.
+        uses = processes.all_of(
+            _use_of_random_numbers(model, loss, source, probes, prepare_batch, settings.seed)
+        )
+        random_use = max(uses, key=get_args(RandomUse).index)
         if random_use == "shared":
             _check_population(source, sampling)
         most = fitting(record_bytes, sum(p.numel() for p in parameters.values()), place)
@@ -618,6 +639,9 @@ def prepare(
             probes,
             dealt=random_use == "shared",
         )
+        mine = _found(source, keeps_bits, random_use, pipeline_tried, copies_tried, filler)
+        before = [] if begun is None else begun.found
+        found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))
         processes.same("the model's parameters", digest(parameters))
         processes.same("the privacy plan", method_plan.releases.fingerprint())
     return TrainingSetup(
@@ -633,7 +657,8 @@ def prepare(
         processes=processes,
         method_plan=method_plan,
         rows=rows,
-        measured=Measurements(record_bytes, keeps_bits, random_use, pipeline_tried, copies_tried),
+        record_bytes=record_bytes,
+        found=found,
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
         restore_modes=watch_modes(model),
     )
