@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from equipoise.app.option_checks import check_federated
+from equipoise.federated.registry import find_federated
 from equipoise.methods.registry import find, registered
 from equipoise.training.setup import rebuild_method
 
@@ -104,6 +106,8 @@ def test_an_installed_method_is_listed(package, equipoise):
     (row,) = equipoise("methods half-step --json").value["methods"]
     assert row["options"]["factor"] == 0.5
     assert find("half-step").__name__ == "HalfStep"
+    check_federated("fedavg:half-step")
+    assert find_federated("fedavg:half-step").summary == row["summary"]
 
 
 def test_a_registered_method_has_a_card_of_its_own(package, equipoise):

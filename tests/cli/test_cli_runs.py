@@ -14,7 +14,6 @@ from equipoise.app import option_checks as names
 from equipoise.app.models import MODELS
 from equipoise.cli import screen
 from equipoise.data.named import NAMED
-from equipoise.federated.registry import FEDERATED
 
 
 def test_report_is_written_again(trained, equipoise):
@@ -219,4 +218,3 @@ def test_messages_name_options(equipoise):
 def test_what_is_known_before_loading_is_the_librarys():
     assert tuple(NAMED) == names.DATA_NAMES
     assert tuple(MODELS) == names.MODEL_NAMES
-    assert tuple(FEDERATED) == names.FEDERATED_NAMES

@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from equipoise.federated.registry import FEDERATED
 from equipoise.methods.registry import registered
 
 __all__ = [
     "DATA_NAMES",
-    "FEDERATED_NAMES",
     "MODEL_NAMES",
     "SettingsError",
     "check_choice",
@@ -40,12 +40,6 @@ DATA_NAMES = (
 
 MODEL_NAMES = (
     "mlp-tanh", "cnn-tanh", "cnn-cifar", "resnet20-gn", "linear", "logistic", "scatter-linear", "text-bag",
-)  # fmt: skip
-
-
-FEDERATED_NAMES = (
-    "dp-fedavg", "dp-fedavg-quantile", "dp-fedavg-normalised", "adaptdp-fedavg", "fedprox", "scaffold",
-    "moon", "fedlrs", "fedpcdp", "fedpdp", "projected-upload",
 )  # fmt: skip
 
 
@@ -203,11 +197,11 @@ def check_federated(method: str) -> None:
         ...
     equipoise.app.option_checks.SettingsError: --method is 'fedpcpd'. Did you mean fedpcdp? It must be ...
     """
-    local = tuple(f"fedavg:{name}" for name in registered())
-    if method not in (*FEDERATED_NAMES, *local):
+    names = (*FEDERATED, *(f"fedavg:{name}" for name in registered()))
+    if method not in names:
         raise SettingsError(
-            f"--method is {method!r}.{suggestion(method, (*FEDERATED_NAMES, *local))} It must be one of "
-            f"{', '.join(FEDERATED_NAMES)}, or fedavg:NAME with any name that `equipoise methods` lists."
+            f"--method is {method!r}.{suggestion(method, names)} It must be one of "
+            f"{', '.join(FEDERATED)}, or fedavg:NAME with any name that `equipoise methods` lists."
         )
 
 

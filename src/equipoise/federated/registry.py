@@ -2,7 +2,7 @@
 
 A new method is one line here: two functions of the public constants of a federation (`Setup`), one that makes
 the client's method and one that makes the server's strategy. `fedavg:NAME` names any method of the library
-at the clients, with plain averaging.
+at the clients, with plain averaging. The table loads neither torch nor any method.
 """
 
 from __future__ import annotations
@@ -10,25 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from equipoise import _validate, federated, methods
+from equipoise.methods.registry import find, registered
 
-from equipoise import _validate
-from equipoise.federated.methods.averaged_iterate import AveragedIterate, IterateAverage
-from equipoise.federated.methods.fedlrs import FedLRS, SparseAverage
-from equipoise.federated.methods.fedpcdp import ProjectedUpload, RoundPCDP, RoundPDP, SubspaceAverage
-from equipoise.federated.methods.moon import Moon, MoonLoss
-from equipoise.federated.methods.proximal import Proximal
-from equipoise.federated.methods.round_subspace import RoundSubspace
-from equipoise.federated.methods.scaffold import Scaffold, ScaffoldAverage
-from equipoise.federated.methods.server_quantile import QuantileFedAvg, ServerQuantile
-from equipoise.federated.methods.server_radius import AdaptDPFedAvg, PublishedServerRMS, ServerRMS
-from equipoise.federated.server import FedAvg, Strategy
-from equipoise.methods import DPSGD, METHODS, AutoS, Method, PublicRecords, ReleasedQuantile, find
-from equipoise.methods.adaptive_rms.radius import RMSRadius
-from equipoise.methods.configuration import defaults
-from equipoise.training.input_checks import Loss
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from equipoise.federated import RoundSubspace, Strategy
+    from equipoise.methods import Method, ReleasedQuantile
+    from equipoise.training.input_checks import Loss
 
 __all__ = ["FEDERATED", "FederatedMethod", "Setup", "find_federated"]
 
@@ -67,7 +59,7 @@ class Setup:
     def directions(self) -> RoundSubspace:
         """The subspace of public gradients; in one process clients and server share it."""
         options = {name: self.options[name] for name in ("dimension", "blocks")}
-        return RoundSubspace(self.model, self.loss, self.public, **options)
+        return federated.RoundSubspace(self.model, self.loss, self.public, **options)
 
 
 @dataclass(frozen=True)
@@ -105,7 +97,7 @@ def find_federated(name: str) -> FederatedMethod:
     if name in FEDERATED:
         return FEDERATED[name]
     kind, _, local = name.partition(":")
-    if kind == "fedavg" and local in METHODS:
+    if kind == "fedavg" and local in registered():
         return FederatedMethod(find(local).card.summary, lambda setup: _local(local, setup), _mean)
     raise ValueError(
         f"method={name!r} is no federated method. There are {', '.join(FEDERATED)}, and fedavg:NAME with any "
@@ -114,32 +106,37 @@ def find_federated(name: str) -> FederatedMethod:
 
 
 def _local(name: str, setup: Setup) -> Method:
+    from equipoise.methods.configuration import defaults
+
     kind = find(name)
     place = "inner.clip_norm" if "inner" in defaults(kind) else "clip_norm"
     words = {place: setup.clip_norm} if place.partition(".")[0] in defaults(kind) else {}
-    public = None if setup.public is None else PublicRecords(setup.public)
+    public = None if setup.public is None else methods.PublicRecords(setup.public)
     found: Method = kind.from_config({"name": kind.name, **words}, public)
     return found
 
 
 def _mean(setup: Setup) -> Strategy:
-    return FedAvg()
+    return federated.FedAvg()
 
 
 def _fixed(setup: Setup) -> Method:
-    return DPSGD(clip_norm=setup.clip_norm)
+    return methods.DPSGD(clip_norm=setup.clip_norm)
 
 
 def _quantile(setup: Setup) -> ReleasedQuantile:
-    return ReleasedQuantile(setup.clip_norm, quantile=setup.options["quantile"])
+    return methods.ReleasedQuantile(setup.clip_norm, quantile=setup.options["quantile"])
 
 
 def _moon(setup: Setup) -> Method:
-    return Moon(_fixed(setup), MoonLoss(setup.loss, _features, setup.model, **setup.options))
+    term = federated.MoonLoss(setup.loss, _features, setup.model, **setup.options)
+    return federated.Moon(_fixed(setup), term)
 
 
 def _features(model: nn.Module, batch: Any) -> Tensor:
     """The input of a network's last layer."""
+    from torch import nn
+
     if not isinstance(model, nn.Sequential) or len(model) < 2:
         raise ValueError(
             "method='moon' compares what goes into the last layer, and takes it from an nn.Sequential; this "
@@ -148,17 +145,13 @@ def _features(model: nn.Module, batch: Any) -> Tensor:
     return model[:-1](batch["input"]).flatten(1)
 
 
-def _projected(kind: type[RoundPCDP] | type[RoundPDP]) -> Callable[[Setup], Method]:
-    return lambda setup: kind(setup.directions, setup.clip_norm, form=setup.options["form"])
-
-
 def _subspace_server(setup: Setup) -> Strategy:
-    return SubspaceAverage(setup.directions)
+    return federated.SubspaceAverage(setup.directions)
 
 
 def _radius_client(setup: Setup) -> Method:
     method = _radius_method(setup)
-    return AveragedIterate(method) if setup.options["averaged_iterate"] else method
+    return federated.AveragedIterate(method) if setup.options["averaged_iterate"] else method
 
 
 def _radius_method(setup: Setup) -> Method:
@@ -170,24 +163,26 @@ def _radius_method(setup: Setup) -> Method:
                     "use recipe='library' for the others"
                 )
         rate = setup.options["radius_sampling_rate"]
-        return PublishedServerRMS(
+        return federated.PublishedServerRMS(
             clip_norm=setup.clip_norm, round_length=setup.local_steps, radius_sampling_rate=rate
         )
     own = {name: setup.options[name] for name in _RADIUS_AT_CLIENTS}
-    return ServerRMS(setup.clip_norm, round_length=setup.local_steps, **own)
+    return federated.ServerRMS(setup.clip_norm, round_length=setup.local_steps, **own)
 
 
 def _radius_server(setup: Setup) -> Strategy:
+    from equipoise.methods.adaptive_rms.radius import RMSRadius
+
     form = {name: setup.options[name] for name in ("variant", "initial_clip_norm")}
     elsewhere = {*form, "averaged_iterate", *_RADIUS_AT_CLIENTS}
     options = {name: value for name, value in setup.options.items() if name not in elsewhere}
     if setup.recipe == "as_published":
         options |= {"offset": "paper", "scale": "g_hat", "kappa": None}
     rule = RMSRadius(setup.clip_norm, **options)
-    strategy = AdaptDPFedAvg(rule, setup.rounds, setup.clients_per_round, **form)
+    strategy = federated.AdaptDPFedAvg(rule, setup.rounds, setup.clients_per_round, **form)
     averaged = setup.options["averaged_iterate"]
     _validate.instance(bool, "true or false", averaged_iterate=averaged)
-    return IterateAverage(strategy) if averaged else strategy
+    return federated.IterateAverage(strategy) if averaged else strategy
 
 
 _RADIUS_AT_CLIENTS = ("variant", "query_steps", "radius_share", "radius_sampling_rate")
@@ -207,13 +202,13 @@ FEDERATED: dict[str, FederatedMethod] = {
     "dp-fedavg": FederatedMethod("DP-SGD at a fixed clip norm, averaged", _fixed, _mean),
     "dp-fedavg-quantile": FederatedMethod(
         "DP-SGD at a quantile of all clients' gradient norms, from noised counts",
-        lambda setup: ServerQuantile(_quantile(setup)),
-        lambda setup: QuantileFedAvg(_quantile(setup)),
+        lambda setup: federated.ServerQuantile(_quantile(setup)),
+        lambda setup: federated.QuantileFedAvg(_quantile(setup)),
         {"quantile": 0.5},
     ),
     "dp-fedavg-normalised": FederatedMethod(
         "DP-SGD with normalised gradients, averaged",
-        lambda setup: DPSGD(clip_norm=setup.clip_norm, clip_rule=AutoS()),
+        lambda setup: methods.DPSGD(clip_norm=setup.clip_norm, clip_rule=methods.AutoS()),
         _mean,
     ),
     "adaptdp-fedavg": FederatedMethod(
@@ -225,16 +220,16 @@ FEDERATED: dict[str, FederatedMethod] = {
     ),
     "fedprox": FederatedMethod(
         "DP-SGD with a pull to the global model, after the noise",
-        lambda setup: Proximal(_fixed(setup), setup.options["strength"]),
+        lambda setup: federated.Proximal(_fixed(setup), setup.options["strength"]),
         _mean,
         {"strength": 0.1},
     ),
     "scaffold": FederatedMethod(
         "DP-SGD corrected by control variates from noised displacements",
-        lambda setup: Scaffold(
+        lambda setup: federated.Scaffold(
             _fixed(setup), local_steps=setup.local_steps, learning_rate=setup.learning_rate
         ),
-        lambda setup: ScaffoldAverage(
+        lambda setup: federated.ScaffoldAverage(
             setup.clients, local_steps=setup.local_steps, learning_rate=setup.learning_rate
         ),
     ),
@@ -246,27 +241,27 @@ FEDERATED: dict[str, FederatedMethod] = {
     ),
     "fedlrs": FederatedMethod(
         "DP-SGD pulled back beyond a bound; the update's largest entries are sent",
-        lambda setup: FedLRS(_fixed(setup), **setup.options),
-        lambda setup: SparseAverage(),
+        lambda setup: federated.FedLRS(_fixed(setup), **setup.options),
+        lambda setup: federated.SparseAverage(),
         {"bound": 1.0, "strength": 0.1, "share": 0.3},
     ),
     "fedpcdp": FederatedMethod(
         "local steps inside the span of public gradients, clipped after the projection",
-        _projected(RoundPCDP),
+        lambda setup: federated.RoundPCDP(setup.directions, setup.clip_norm, form=setup.options["form"]),
         _subspace_server,
         _SUBSPACE,
         needs_public=True,
     ),
     "fedpdp": FederatedMethod(
         "local steps inside the span of public gradients, clipped before the projection",
-        _projected(RoundPDP),
+        lambda setup: federated.RoundPDP(setup.directions, setup.clip_norm, form=setup.options["form"]),
         _subspace_server,
         _SUBSPACE,
         needs_public=True,
     ),
     "projected-upload": FederatedMethod(
         "DP-SGD; what is sent is projected on the span of public gradients, after PFA",
-        lambda setup: ProjectedUpload(_fixed(setup), setup.directions, form=setup.options["form"]),
+        lambda setup: federated.ProjectedUpload(_fixed(setup), setup.directions, form=setup.options["form"]),
         _subspace_server,
         _SUBSPACE,
         needs_public=True,
