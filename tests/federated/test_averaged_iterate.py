@@ -103,17 +103,16 @@ def dying(step):
     "mean",
     [
         {},
-        {"mean of 0.weight": torch.zeros(2)},
-        {name: torch.full_like(value, float("nan")) for name, value in start().items()},
+        {".mean.0.weight": torch.zeros(2)},
+        {f".mean.{name}": torch.full_like(value, float("nan")) for name, value in start().items()},
     ],
 )
 def test_a_mean_that_cannot_be_used_leaves_its_client_out(mean):
     server = IterateAverage(FedAvg())
-    good = {f"mean of {name}": value for name, value in start().items()}
-    sent = {**start(), **{f"mean of {name.removeprefix('mean of ')}": value for name, value in mean.items()}}
+    good = {f".mean.{name}": value for name, value in start().items()}
     request = Request(1, start())
     assert server.refusal(request, Reply({**start(), **good})) is None
-    assert server.refusal(request, Reply(sent)) is not None
+    assert server.refusal(request, Reply({**start(), **mean})) is not None
 
 
 def test_settings_of_other_strategies_are_refused():
@@ -121,3 +120,80 @@ def test_settings_of_other_strategies_are_refused():
         IterateAverage(FedAvg()).load_state_dict({"control": {}})
     with pytest.raises((TypeError, ValueError), match="averaged_iterate"):
         federation("adaptdp-fedavg", averaged_iterate="yes")
+
+
+def answer(request):
+    """A reply whose last iterate and mean of a round are the request's parameters plus one."""
+    value = {name: tensor + 1 for name, tensor in request.params.items()}
+    return Reply({**value, **{f".mean.{name}": tensor for name, tensor in value.items()}})
+
+
+class Failing(FedAvg):
+    """An average that fails the first time."""
+
+    failed = False
+
+    def aggregate(self, params, replies):
+        if not self.failed:
+            self.failed = True
+            raise RuntimeError("no average")
+        return super().aggregate(params, replies)
+
+
+class Twice(FedAvg):
+    """A round in two halves, from the model of the round before and from that of the first half."""
+
+    def round(self, number, params):
+        half = yield from super().round(number, params)
+        return (yield from super().round(number, half))
+
+
+def finish(server, number, params):
+    """Run a round with one client."""
+    requests = server.round(number, params)
+    request = next(requests)
+    while True:
+        try:
+            request = requests.send([answer(request)])
+        except StopIteration as finished:
+            return finished.value
+
+
+def test_a_round_counts_when_it_is_over():
+    server = IterateAverage(Failing())
+    with pytest.raises(RuntimeError, match="no average"):
+        finish(server, 1, {"w": torch.zeros(1)})
+    assert server.output({}) == {}
+    first = finish(server, 1, {"w": torch.zeros(1)})
+    finish(server, 2, first)
+    assert server.output({})["w"].item() == 1.5  # of 1 and 2
+
+
+def test_a_round_that_trains_twice_is_one_round():
+    server = IterateAverage(Twice())
+    first = finish(server, 1, {"w": torch.zeros(1)})  # 1 and 2
+    finish(server, 2, first)  # 3 and 4
+    assert server.output({})["w"].item() == 2.5
+    assert server.state_dict()["rounds"] == 2
+
+
+def test_a_folder_of_another_inner_strategy_is_refused(tmp_path):
+    method = noting()[0]
+    simulate(IterateAverage(FedAvg()), [client(AveragedIterate(method))], start(), 1, folder=tmp_path)
+    with pytest.raises(ValueError, match=r"IterateAverage\(FedAvg\).*IterateAverage\(Twice\)"):
+        simulate(IterateAverage(Twice()), [client(AveragedIterate(method))], start(), 1, folder=tmp_path)
+
+
+def test_no_name_of_a_parameter_is_taken_for_a_mean():
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_parameter("w", torch.nn.Parameter(torch.zeros(1)))
+            self.register_parameter("mean of w", torch.nn.Parameter(torch.zeros(1)))
+
+    params = dict(Odd().named_parameters())
+    server = IterateAverage(FedAvg())
+    assert finish(server, 1, params).keys() == server.output({}).keys() == params.keys()
+    for name in (".mean.w", ""):
+        with pytest.raises(KeyError):
+            Odd().register_parameter(name, None)

@@ -382,7 +382,7 @@ def test_runs_that_began_later_are_in_what_was_spent(tmp_path):
 
 def test_plan_over_budget_is_refused_before_anything(tmp_path):
     path = tmp_path / "journal.jsonl"
-    with pytest.raises(BudgetError, match="the plan costs epsilon=.*Nothing was spent") as refused:
+    with pytest.raises(BudgetError, match=r"the plan costs epsilon=.*Nothing was spent") as refused:
         Ledger(PLAN, Budget(0.1, 1e-5), Journal(path))
     assert "journal" not in str(
         refused.value

@@ -75,6 +75,11 @@ RoundRequests = Generator[Request, Sequence[Reply], Parameters]
 class Strategy(ABC):
     """The server's side of the training."""
 
+    @property
+    def name(self) -> str:
+        """Says in a server's folder which strategy, and which one inside, its rounds are of."""
+        return type(self).__name__
+
     @abstractmethod
     def round(self, number: int, params: Parameters) -> RoundRequests:
         """The requests of round `number`, which begins at the global model `params`.
@@ -426,7 +431,7 @@ class ServerFolder:
 
     def save(self, strategy: Strategy, history: FederationHistory) -> None:
         state = {
-            "plan": {**self._settings, "strategy": type(strategy).__name__},
+            "plan": {**self._settings, "strategy": strategy.name},
             "params": history.params,
             "strategy": strategy.state_dict(),
             "rounds": [
@@ -449,7 +454,7 @@ class ServerFolder:
         if not self._store.steps():
             return None
         _, state = self._store.load()
-        settings = {**self._settings, "strategy": type(strategy).__name__}
+        settings = {**self._settings, "strategy": strategy.name}
         if state["plan"] != settings:
             raise ValueError(
                 f"folder={str(self._path)!r} holds rounds under {state['plan']}, and now {settings} is asked "

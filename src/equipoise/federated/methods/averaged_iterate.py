@@ -30,8 +30,8 @@ from equipoise.methods.named_tensors import copied
 __all__ = ["AveragedIterate", "IterateAverage"]
 
 
-#: Before a parameter's name: the mean of its values in a round. No name of a parameter holds the space.
-_MEAN = "mean of "
+#: Before a parameter's name: the mean of its values in a round. No part of a parameter's name is empty.
+_MEAN = ".mean."
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class AveragedIterate(RoundWrapper):
 class IterateAverage(Strategy):
     """The server's half: any strategy, whose training gives the averaged iterate.
 
-    Clients weigh equally in a round, and rounds with replies among each other. `metrics`, requests and rounds
-    are the inner strategy's.
+    Clients weigh equally in a round, and rounds with replies among each other. A round that fails does not
+    count. `metrics`, requests and rounds are the inner strategy's.
 
     Args:
         inner: makes the next global model.
@@ -89,7 +89,7 @@ class IterateAverage(Strategy):
         >>> server, start = IterateAverage(FedAvg()), {"w": torch.zeros(1)}
         >>> requests = server.round(1, start)
         >>> request = next(requests)
-        >>> reply = Reply({"w": torch.full((1,), 4.0), "mean of w": torch.ones(1)})
+        >>> reply = Reply({"w": torch.full((1,), 4.0), ".mean.w": torch.ones(1)})
         >>> try:
         ...     requests.send([reply])
         ... except StopIteration as finished:
@@ -102,22 +102,28 @@ class IterateAverage(Strategy):
         self._mean: dict[str, Tensor] | None = None
         self._rounds = 0
 
+    @property
+    def name(self) -> str:
+        return f"{super().name}({self.inner.name})"
+
     def round(self, number: int, params: Parameters) -> RoundRequests:
-        requests = self.inner.round(number, params)
+        requests, means = self.inner.round(number, params), list[dict[str, Tensor]]()
         request = next(requests)
         while True:
             replies = yield request
-            if request.kind == "train" and replies:
-                means = [_parted(reply)[1] for reply in replies]
-                of_round = {name: torch.stack([mean[name] for mean in means]).mean(0) for name in params}
-                before = self._mean or {name: torch.zeros_like(value) for name, value in of_round.items()}
-                self._mean = _with_one_more(before, of_round, self._rounds)
-                self._rounds += 1
+            if request.kind == "train":
+                means += [_parted(reply)[1] for reply in replies]
             try:
                 request = requests.send([_parted(reply)[0] for reply in replies])
             except StopIteration as finished:
                 following: Parameters = finished.value
-                return following
+                break
+        if means:
+            of_round = {name: torch.stack([mean[name] for mean in means]).mean(0) for name in params}
+            before = self._mean or {name: torch.zeros_like(value) for name, value in of_round.items()}
+            self._mean = _with_one_more(before, of_round, self._rounds)
+            self._rounds += 1
+        return following
 
     def refusal(self, request: Request, reply: Any) -> str | None:
         """Also where the mean of a round is missing or does not fit the model."""
