@@ -13,9 +13,9 @@ from equipoise.app import compare as module
 from equipoise.app.compare import compare, tuning_grid
 from equipoise.app.contenders import Comparison, read_entries
 from equipoise.app.peak_memory import PeakMemory
-from equipoise.app.settings import Settings, SettingsError
+from equipoise.app.settings import RunSettings, SettingsError
 
-BASE = Settings(data="digits", epsilon=3.0, epochs=1.0, batch_size=300.0, subset=900, reproducible=True)
+BASE = RunSettings(data="digits", epsilon=3.0, epochs=1.0, batch_size=300.0, subset=900, reproducible=True)
 
 
 class MetricsLog(list):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from equipoise.app.method_settings import make_method, make_setting
-from equipoise.app.settings import Settings
+from equipoise.app.settings import RunSettings
 from equipoise.methods import find
 from equipoise.privacy import (
     BudgetError,
@@ -38,7 +38,7 @@ def journal(tmp_path):
 
 
 def settings(journal, method, **changes):
-    return Settings(
+    return RunSettings(
         data="digits", method=method, ledger=str(journal), **({"epsilon": 2.0, "delta": DELTA} | changes)
     )
 

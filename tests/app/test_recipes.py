@@ -6,7 +6,7 @@ import pytest
 
 from equipoise import cli
 from equipoise.app.recipes import DEFAULT_MODEL, FALLBACK, RECIPES, find_recipe
-from equipoise.app.settings import Settings
+from equipoise.app.settings import RunSettings
 
 # batch size, epochs, epsilon, clip norm, learning rate, decay of the averaged weights
 MEASURED = {
@@ -35,7 +35,7 @@ def test_recipes_are_those_that_were_measured(pair: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("pair", list(RECIPES), ids="-".join)
 def test_the_command_line_fills_every_gap_from_the_recipe(pair: tuple[str, str]) -> None:
-    settings = Settings(data=pair[0], model=pair[1]).resolved()
+    settings = RunSettings(data=pair[0], model=pair[1]).resolved()
     recipe = RECIPES[pair]
     assert settings.batch_size == recipe.batch_size
     assert settings.learning_rate == recipe.learning_rate
@@ -45,7 +45,7 @@ def test_the_command_line_fills_every_gap_from_the_recipe(pair: tuple[str, str])
 
 
 def test_what_the_user_says_beats_the_recipe() -> None:
-    settings = Settings(
+    settings = RunSettings(
         data="mnist", model="scatter-linear", clip_norm="0.5", ema=0.0, epsilon=1.0
     ).resolved()
     assert (settings.clip_norm, settings.ema, settings.epsilon) == ("0.5", 0.0, 1.0)

@@ -8,7 +8,7 @@ from equipoise.app.build import make_sampling
 from equipoise.app.federation_setup import federation
 from equipoise.app.method_settings import make_setting
 from equipoise.app.option_checks import SettingsError
-from equipoise.app.settings import FederationSettings, Settings
+from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.methods.adaptive_rms.adaptive_rms import sampling_at
 from equipoise.privacy import FixedEpochs, FullBatch, Poisson, WithoutReplacement
 from equipoise.privacy.sampling import SAMPLING_WORDS
@@ -25,7 +25,7 @@ EXPECTED = {
 @pytest.mark.parametrize("word", EXPECTED)
 def test_a_training_samples_as_it_is_told(word):
     """The fewest steps that make two passes, counted by what the scheme draws."""
-    settings = Settings(batch_size=64.0, epochs=2.0, sampling=word)
+    settings = RunSettings(batch_size=64.0, epochs=2.0, sampling=word)
     found = make_sampling(settings, 1000)
     assert found == EXPECTED[word]
     relation = "replace_one" if word == "without-replacement" else "add_or_remove_one"
@@ -46,7 +46,7 @@ def test_every_scheme_has_a_word():
 )
 def test_what_cannot_be_drawn_is_refused(given, words):
     with pytest.raises(SettingsError, match=words):
-        make_sampling(Settings(**{"batch_size": 64.0, "epochs": 2.0, **given}), 1000)
+        make_sampling(RunSettings(**{"batch_size": 64.0, "epochs": 2.0, **given}), 1000)
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,12 @@ def test_what_cannot_be_drawn_is_refused(given, words):
 )
 def test_subsets_of_a_fixed_size_need_a_public_number_of_records(given, words):
     with pytest.raises(SettingsError, match=words):
-        Settings(sampling="without-replacement", **given).check()
+        RunSettings(sampling="without-replacement", **given).check()
 
 
 def test_a_federation_trains_under_the_assumptions_of_the_papers_proof():
     """AdaptDP-FedAvg as published is proved for subsets without replacement under replace-one."""
-    base = Settings(
+    base = RunSettings(
         data="digits", subset=150, method="adaptdp-fedavg", recipe="as_published", epsilon=30.0, delta=1e-3,
         sampling="without-replacement",
     )  # fmt: skip

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import equipoise as eq
 from equipoise import data
 from equipoise.app.build import assemble
-from equipoise.app.settings import Settings
+from equipoise.app.settings import RunSettings
 from equipoise.app.train import insert_canaries
 from equipoise.audit.canary_records import CANARIES_FILE, InsertedCanaries, choose_canaries
 from equipoise.audit.canary_scores import Watched
@@ -61,7 +61,7 @@ CHANGES = {
 def test_one_training_record_changes_no_canary_and_nobody_elses_part(change):
     """The sum of clipped gradients of all records moves by that record's own part and no more."""
     digits = data.load("digits")
-    settings = Settings(data="digits", model="linear", canaries=100, reproducible=True)
+    settings = RunSettings(data="digits", model="linear", canaries=100, reproducible=True)
     worlds, sums = [], []
     for fields in (digits.train.fields, {n: CHANGES[change](v) for n, v in digits.train.fields.items()}):
         raw = replace(digits, train=Records(fields, num_classes=10))

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from equipoise.app.audit_shadow import audit_shadow
-from equipoise.app.settings import Settings
+from equipoise.app.settings import RunSettings
 from equipoise.audit.roc import bound_on_roc, roc
 from equipoise.audit.shadow import likelihood_ratios, scaled_confidence, train_shadows
 
@@ -119,7 +119,7 @@ def test_models_that_remember_are_seen_through():
 
 
 def test_a_small_attack_from_end_to_end(tmp_path):
-    settings = Settings(data="digits", subset=60, epochs=1, batch_size=30, epsilon=2.0, delta=1e-5)
+    settings = RunSettings(data="digits", subset=60, epochs=1, batch_size=30, epsilon=2.0, delta=1e-5)
     done = []
     found = audit_shadow(settings, 4, str(tmp_path), lambda *count: done.append(count))
     assert done[-1] == (8, 8)
@@ -139,7 +139,7 @@ def test_a_small_attack_from_end_to_end(tmp_path):
 
 @pytest.mark.slow
 def test_privacy_hides_members_and_plain_training_does_not(tmp_path):
-    found = audit_shadow(Settings(data="digits", epsilon=2.0, delta=1e-5), 16, str(tmp_path))
+    found = audit_shadow(RunSettings(data="digits", epsilon=2.0, delta=1e-5), 16, str(tmp_path))
     private, plain = (found["trainings"][name] for name in ("private", "not private"))
     assert abs(private["area_under_curve"] - 0.5) < 0.02
     assert plain["area_under_curve"] > private["area_under_curve"] + 0.03

@@ -8,7 +8,7 @@ import pytest
 
 from equipoise.app import audit_run
 from equipoise.app import audit_shadow as shadow_run
-from equipoise.app.settings import Settings
+from equipoise.app.settings import RunSettings
 from equipoise.audit import method_audit as mechanism
 from equipoise.audit import one_step
 
@@ -63,7 +63,7 @@ def test_neighbours(equipoise, trained):
 
 
 def test_neighbours_that_move_too_far_end_with_1(equipoise, monkeypatch):
-    found = audit_run.neighbours_of(Settings(epsilon=2.0, delta=1e-5), 1, 1, (1,))
+    found = audit_run.neighbours_of(RunSettings(epsilon=2.0, delta=1e-5), 1, 1, (1,))
     far = replace(found.pairs[0], movement=143.6)
     monkeypatch.setattr(audit_run, "neighbours_of", lambda *args: replace(found, pairs=(far,)))
     answer = equipoise("audit --neighbours")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.app.federation_setup import federation
-from equipoise.app.settings import FederationSettings, Settings
+from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.privacy import gaussian_mu
 
 SMALL = "federate --data digits --clients 3 --rounds 3 --local-steps 2"
@@ -234,7 +234,7 @@ def test_the_default_rate_follows_from_public_numbers():
     """Not from the recipe of central training; a rate or a clip norm that is given stands."""
 
     def settings(**given):
-        base = Settings(data="digits", method="dp-fedavg", epsilon=3.0, **given)
+        base = RunSettings(data="digits", method="dp-fedavg", epsilon=3.0, **given)
         return federation(FederationSettings(base=base).to_json()).settings.base
 
     found = settings()

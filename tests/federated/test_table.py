@@ -10,7 +10,7 @@ from federated_problem import LOCAL_STEPS, client, loss, network, records, same,
 
 import equipoise as eq
 from equipoise.federated import Moon, RoundSubspace, simulate
-from equipoise.federated.registry import FEDERATED, Setup, find_federated
+from equipoise.federated.registry import FEDERATED, FederationSetup, find_federated
 
 SETTINGS = [(name, recipe, {}) for name, line in FEDERATED.items() for recipe in line.recipes]
 FUSED = {"variant": "fused", "initial_clip_norm": 0.2, "scale": "self", "kappa": 4.0}
@@ -20,7 +20,7 @@ SMALL = {"dimension": 6, "quantile": 0.5}
 def federation(name, recipe="library", rounds=2, **given):
     """The line's strategy and two clients, made anew."""
     line = find_federated(name)
-    setup = Setup(
+    setup = FederationSetup(
         rounds=rounds, clients=2, clients_per_round=2, local_steps=LOCAL_STEPS, learning_rate=0.3,
         model=network(), loss=loss, clip_norm=0.5, recipe=recipe,
         options={key: (SMALL | given).get(key, value) for key, value in line.options.items()},

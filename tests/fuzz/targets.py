@@ -32,7 +32,7 @@ import equipoise as eq
 from equipoise.app import option_checks as options
 from equipoise.app import run_checks as saved
 from equipoise.app.contenders import parse_method_option, read_entries
-from equipoise.app.settings import Settings, parse_option
+from equipoise.app.settings import RunSettings, parse_option
 from equipoise.data.features import extractors as features
 from equipoise.data.readers import cifar, idx, medmnist, tables, text
 from equipoise.federated import Client, FedAvg, Reply, Request, simulate
@@ -460,7 +460,7 @@ def _words(word: str, folder: Path) -> None:
     from equipoise.cli import main
 
     readers: list[Callable[[str], Any]] = [parse_option, parse_method_option, read_entries]
-    readers += [options.parse_clip_norm, lambda w: Settings(data=w).resolved("mlp-tanh").command()]
+    readers += [options.parse_clip_norm, lambda w: RunSettings(data=w).resolved("mlp-tanh").command()]
     for reader in readers:
         with contextlib.suppress(ValueError):
             reader(word)
@@ -488,7 +488,7 @@ def targets() -> tuple[Target, ...]:
         inputs = mutated_bytes(seeds) if words is None else mutated_text(seeds, words)
         return Target(f"data: {label}", inputs, _data_file(name, read), share, seeds[0])
 
-    settings = json.dumps(asdict(Settings(data="digits", epsilon=3.0).resolved())).encode()
+    settings = json.dumps(asdict(RunSettings(data="digits", epsilon=3.0).resolved())).encode()
     begun_config = file_of(begun_run, "config.json")
     journal = file_of(_journaled, "private/journal.jsonl")
     return (

@@ -17,7 +17,7 @@ import torch
 from equipoise.app.build import assemble, cross_entropy
 from equipoise.app.method_settings import make_method
 from equipoise.app.run_checks import check_model_file, is_finished
-from equipoise.app.settings import Settings
+from equipoise.app.settings import RunSettings
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries
 from equipoise.audit.neighbours import NeighbourAudit, audit_neighbours
 from equipoise.audit.one_run import guess_by_score
@@ -31,7 +31,9 @@ from equipoise.training.run_folder import load_model
 __all__ = ["audit_run", "neighbours_of", "roc_curves", "save_roc_figure"]
 
 
-def neighbours_of(settings: Settings, positions: int, steps: int, threads: Sequence[int]) -> NeighbourAudit:
+def neighbours_of(
+    settings: RunSettings, positions: int, steps: int, threads: Sequence[int]
+) -> NeighbourAudit:
     """How far the sums of a training with these settings move by one record; nothing is spent.
 
     Args:
@@ -66,7 +68,7 @@ def neighbours_of(settings: Settings, positions: int, steps: int, threads: Seque
     )
 
 
-def audit_run(folder: str, settings: Settings, confidence: float = 0.95) -> dict[str, Any]:
+def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> dict[str, Any]:
     """Guess the canaries of a run and certify what the guesses prove.
 
     Black box: the final model's loss on each canary, low where it was trained on. White box: how far the

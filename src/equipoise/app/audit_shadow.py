@@ -29,7 +29,7 @@ from equipoise.app.build import (
     make_scheduler,
 )
 from equipoise.app.models import build_model, default_model
-from equipoise.app.settings import Settings
+from equipoise.app.settings import RunSettings
 from equipoise.audit.roc import Roc, bound_on_roc
 from equipoise.audit.shadow import scaled_confidence, train_shadows
 from equipoise.report.figures import Curve
@@ -48,7 +48,7 @@ UNCLIPPED = "1e9"  # a clip norm that no gradient reaches
 
 
 def audit_shadow(
-    settings: Settings,
+    settings: RunSettings,
     models: int = 32,
     folder: str | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -107,7 +107,7 @@ def audit_shadow(
     return values
 
 
-def _plain(settings: Settings) -> Settings:
+def _plain(settings: RunSettings) -> RunSettings:
     """The same model, data and batches under plain SGD."""
     assert settings.learning_rate is not None
     assert settings.clip_norm is not None

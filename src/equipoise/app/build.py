@@ -27,7 +27,7 @@ from equipoise import data
 from equipoise.app.method_settings import make_method
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError, check_choice
-from equipoise.app.settings import Settings, steps_of
+from equipoise.app.settings import RunSettings, steps_of
 from equipoise.audit.canary_records import InsertedCanaries
 from equipoise.audit.canary_scores import Watched
 from equipoise.data import DataSet, Records
@@ -70,7 +70,7 @@ class Experiment:
         canaries: made-up records, for an audit, or None.
     """
 
-    settings: Settings
+    settings: RunSettings
     dataset: DataSet
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -96,7 +96,9 @@ class Experiment:
         return {"accuracy": accuracy(model, self.dataset.test)}
 
 
-def assemble(settings: Settings, progress: Progress | None = None, raw: DataSet | None = None) -> Experiment:
+def assemble(
+    settings: RunSettings, progress: Progress | None = None, raw: DataSet | None = None
+) -> Experiment:
     """Load the data and build the pieces; nothing is spent.
 
     Args:
@@ -187,7 +189,7 @@ def build_training(
         ) from error
 
 
-def set_public_apart(settings: Settings, dataset: DataSet) -> tuple[DataSet, dict[str, Tensor] | None]:
+def set_public_apart(settings: RunSettings, dataset: DataSet) -> tuple[DataSet, dict[str, Tensor] | None]:
     """The data set without the records declared public (the last ones), and these as a batch."""
     count = settings.public_records
     if count is None:
@@ -203,7 +205,7 @@ def set_public_apart(settings: Settings, dataset: DataSet) -> tuple[DataSet, dic
     return replace(dataset, train=train, population=dataset.population - count), public
 
 
-def load_data(settings: Settings) -> DataSet:
+def load_data(settings: RunSettings) -> DataSet:
     """The data set that the settings name, or the first records of it.
 
     Raises:
@@ -222,7 +224,7 @@ def load_data(settings: Settings) -> DataSet:
     return replace(dataset, train=train, population=settings.subset)
 
 
-def _load_whole(settings: Settings) -> DataSet:
+def _load_whole(settings: RunSettings) -> DataSet:
     if ":" not in settings.data:
         dataset = data.load(settings.data, settings.data_dir)
         if settings.population is not None and settings.population != dataset.population:
@@ -246,7 +248,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "equipoise"
 
 
-def make_sampling(settings: Settings, population: int) -> Sampling:
+def make_sampling(settings: RunSettings, population: int) -> Sampling:
     """The sampling that the settings name, with as many steps as the epochs ask for."""
     assert settings.batch_size is not None
     assert settings.epochs is not None
@@ -265,7 +267,7 @@ def make_sampling(settings: Settings, population: int) -> Sampling:
     return replace(one, steps=steps_of(settings.epochs, population, one.expected_size))  # type: ignore[type-var]
 
 
-def sampling_kind(settings: Settings) -> type[Sampling]:
+def sampling_kind(settings: RunSettings) -> type[Sampling]:
     """The class of the sampling that the settings name; Poisson where they name none."""
     check_choice("sampling", settings.sampling, tuple(SAMPLING_WORDS))
     return SAMPLING_WORDS[settings.sampling or "poisson"]
@@ -276,7 +278,7 @@ def whole_draws(kind: type[Sampling]) -> bool:
     return any(item.name == "batch_size" for item in fields(kind))  # type: ignore[arg-type]
 
 
-def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(settings: RunSettings, model: nn.Module) -> torch.optim.Optimizer:
     """The torch optimiser that the settings name."""
     assert settings.learning_rate is not None
     rate, decay = settings.learning_rate, settings.weight_decay or 0.0
@@ -288,7 +290,7 @@ def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimize
     return torch.optim.SGD(parameters, lr=rate, momentum=settings.momentum or 0.0, weight_decay=decay)
 
 
-def make_scheduler(settings: Settings, optimizer: torch.optim.Optimizer, steps: int) -> Any:
+def make_scheduler(settings: RunSettings, optimizer: torch.optim.Optimizer, steps: int) -> Any:
     """Linear or cosine decay to zero over the run; None for a constant rate."""
     if settings.schedule == "linear":
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
@@ -300,7 +302,7 @@ def make_scheduler(settings: Settings, optimizer: torch.optim.Optimizer, steps: 
 
 
 def make_augmentation(
-    settings: Settings, dataset: DataSet
+    settings: RunSettings, dataset: DataSet
 ) -> Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]] | None:
     """Random shifts (and mirror images of colour pictures), where more than one view was asked for.
 

@@ -32,7 +32,7 @@ from equipoise.app.build import accuracy, assemble, build_training, load_data
 from equipoise.app.contenders import Comparison, Contender
 from equipoise.app.method_settings import make_method
 from equipoise.app.peak_memory import PeakMemory
-from equipoise.app.settings import Settings
+from equipoise.app.settings import RunSettings
 from equipoise.data import DataSet
 from equipoise.report.comparison_page import write_comparison
 from equipoise.report.json_files import read_object
@@ -150,7 +150,7 @@ class _Bench:
         # one half of the test records chooses the learning rates, the other judges
         self._halves = dict(zip(("trial", "result"), first.dataset.test.split(0.5, seed=0), strict=True))
         self.grids: list[tuple[float, ...]] = []
-        self._entries: dict[str, Settings] = {}
+        self._entries: dict[str, RunSettings] = {}
         for entry in comparison.entries:
             experiment = first if entry is comparison.entries[0] else assemble(entry.settings(base), raw=raw)
             make_method(experiment.settings, experiment.sampling, experiment.public)
@@ -182,7 +182,7 @@ class _Bench:
         return found
 
 
-def _train(settings: Settings, raw: DataSet, judges: Any) -> dict[str, Any]:
+def _train(settings: RunSettings, raw: DataSet, judges: Any) -> dict[str, Any]:
     """One training in memory: its curve, accuracy, statement, time and memory."""
     experiment = assemble(settings, raw=raw)
     device = torch.device(settings.device or "cpu")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from equipoise.app.option_checks import SettingsError, flag
-from equipoise.app.settings import Settings, parse_option
+from equipoise.app.settings import RunSettings, parse_option
 from equipoise.methods.registry import registered
 
 __all__ = ["SHORTHANDS", "Comparison", "Contender", "parse_method_option", "read_entries"]
@@ -38,13 +38,13 @@ class Contender:
 
     Attributes:
         label: the name.
-        changes: fields of `Settings` that differ from the comparison's.
+        changes: fields of `RunSettings` that differ from the comparison's.
     """
 
     label: str
     changes: Mapping[str, Any]
 
-    def settings(self, base: Settings) -> Settings:
+    def settings(self, base: RunSettings) -> RunSettings:
         """The comparison's settings with this entry's changes."""
         return replace(base, **self.changes)
 
@@ -67,7 +67,7 @@ class Comparison:
     """
 
     entries: Sequence[Contender]
-    base: Settings
+    base: RunSettings
     seeds: int = 3
     trials: int = 3
     learning_rates: Sequence[float] | None = None
@@ -129,8 +129,8 @@ def read_entries(methods: str, options: Sequence[tuple[str, Any]] = ()) -> list[
             raise SettingsError(f"--methods names {name!r}, but the methods are {known}.")
         order.append(label)
         found[label] = {"options": {}, **SHORTHANDS.get(name, {"method": name})}
-    texts = {field.name for field in fields(Settings) if str(field.type).startswith("str")}
-    own = {field.name for field in fields(Settings)} - _COMMON
+    texts = {field.name for field in fields(RunSettings) if str(field.type).startswith("str")}
+    own = {field.name for field in fields(RunSettings)} - _COMMON
     for where, value in options:
         label, _, name = where.partition(".")
         if label not in found or not name:

@@ -28,10 +28,10 @@ from equipoise.app.build import (
 )
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError
-from equipoise.app.settings import FederationSettings, Settings
+from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.data import DataSet
 from equipoise.federated import Client, Moon, Strategy, dirichlet, iid, one_class
-from equipoise.federated.registry import FederatedMethod, Setup, find_federated
+from equipoise.federated.registry import FederatedMethod, FederationSetup, find_federated
 from equipoise.federated.server import pick_clients
 from equipoise.privacy import Budget, gaussian_mu
 
@@ -80,7 +80,7 @@ class Federation:
     parts: list[Tensor]
     planned: list[int]
     public: dict[str, Tensor] | None
-    setup: Setup
+    setup: FederationSetup
     line: FederatedMethod
 
     def model(self) -> nn.Module:
@@ -214,7 +214,7 @@ def federation(text: str) -> Federation:
         base = replace(base, learning_rate=_learning_rate(settings, average, model))
         settings = replace(settings, base=base)
     assert base.learning_rate is not None
-    setup = Setup(
+    setup = FederationSetup(
         rounds=settings.rounds,
         clients=settings.clients,
         clients_per_round=picked,
@@ -270,7 +270,7 @@ def _radius(text: str | None) -> float:
         ) from None
 
 
-def _recipe(base: Settings, line: FederatedMethod) -> str:
+def _recipe(base: RunSettings, line: FederatedMethod) -> str:
     recipe = base.recipe or "library"
     if recipe not in line.recipes:
         raise SettingsError(
@@ -279,7 +279,7 @@ def _recipe(base: Settings, line: FederatedMethod) -> str:
     return recipe
 
 
-def _options(base: Settings, line: FederatedMethod, average: float) -> dict[str, Any]:
+def _options(base: RunSettings, line: FederatedMethod, average: float) -> dict[str, Any]:
     unknown = sorted(set(base.options) - set(line.options))
     if unknown:
         has = ", ".join(line.options) or "none"

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.app.option_checks import SettingsError, flag, parse_clip_norm
-from equipoise.app.settings import Settings
+from equipoise.app.settings import RunSettings
 from equipoise.methods import ExponentialDecay, Method, PublicRecords, ReleasedQuantile, Threshold, find
 from equipoise.methods.base import Setting
 from equipoise.methods.configuration import defaults
@@ -26,7 +26,7 @@ __all__ = ["check_options", "make_method", "make_setting", "read_clip_norm"]
 
 
 def make_method(
-    settings: Settings, sampling: Sampling, public: dict[str, Tensor] | None = None
+    settings: RunSettings, sampling: Sampling, public: dict[str, Tensor] | None = None
 ) -> tuple[Method, Budget]:
     """The method with the options it has, and the budget; a given noise multiplier decides the budget.
 
@@ -71,7 +71,7 @@ def make_method(
     return method, Budget(found, settings.delta)
 
 
-def make_setting(settings: Settings, sampling: Sampling, budget: Budget | None = None) -> Setting:
+def make_setting(settings: RunSettings, sampling: Sampling, budget: Budget | None = None) -> Setting:
     """What the method's plan is made from, as the training will make it."""
     return Setting(
         sampling=sampling,
@@ -82,7 +82,7 @@ def make_setting(settings: Settings, sampling: Sampling, budget: Budget | None =
     )
 
 
-def method_words(settings: Settings, kind: type[Method]) -> dict[str, Any]:
+def method_words(settings: RunSettings, kind: type[Method]) -> dict[str, Any]:
     """The settings of the method, as its `from_config` takes them; what it wraps gets what it does not have.
 
     Raises:

@@ -8,14 +8,14 @@ from typing import Any
 
 from equipoise.app.build import cache_folder, load_data, predictions
 from equipoise.app.models import build_model, default_model, prepare_data
-from equipoise.app.settings import Settings
+from equipoise.app.settings import RunSettings
 from equipoise.training import load_model
 
 __all__ = ["predict_run"]
 
 
 def predict_run(
-    folder: str, settings: Settings, *, output: str | None = None, device: str | None = None
+    folder: str, settings: RunSettings, *, output: str | None = None, device: str | None = None
 ) -> dict[str, Any]:
     """Predict the test records of a data set with the model of a run.
 

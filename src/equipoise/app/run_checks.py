@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from equipoise.app.option_checks import SettingsError, flag
-from equipoise.app.settings import FederationSettings, Settings
+from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.report import RunFolderError, read_run
 from equipoise.report.json_files import read_json
 from equipoise.report.run_reader import damage_named, file_of_run
@@ -38,7 +38,7 @@ def is_federation(folder: str) -> bool:
     return (path / FEDERATION_FILE).is_file() and not (path / SETTINGS_FILE).is_file()
 
 
-def settings_of_run(folder: str) -> Settings:
+def settings_of_run(folder: str) -> RunSettings:
     """The settings that a run was started with; of a federation, those of its data, model and budget.
 
     Raises:
@@ -54,10 +54,10 @@ def settings_of_run(folder: str) -> Settings:
         values = values.get("base")
     if not isinstance(values, dict):
         raise RunFolderError(f"run={folder!r}: {name} holds no settings. Restore it from a copy.")
-    return Settings.from_json(values)
+    return RunSettings.from_json(values)
 
 
-def check_own_code(folder: str, settings: Settings, **named: str | None) -> None:
+def check_own_code(folder: str, settings: RunSettings, **named: str | None) -> None:
     """Refuse to run code that nobody but the folder names: a folder from elsewhere could name any.
 
     Args:

@@ -1,6 +1,6 @@
 """The settings of each command, declared once: options, help texts, checks and saved files come from here.
 
-A setting that the user left open is None; `Settings.resolved` fills it from the recipe of the pair (data,
+A setting that the user left open is None; `RunSettings.resolved` fills it from the recipe of the pair (data,
 model). What is resolved is what goes into `config.json`, so that a run folder tells every number that was
 used, chosen or not. Nothing here needs torch.
 """
@@ -25,7 +25,7 @@ __all__ = [
     "AuditSettings",
     "CalibrationSettings",
     "FederationSettings",
-    "Settings",
+    "RunSettings",
     "check_saved",
     "parse_option",
     "setting",
@@ -96,7 +96,7 @@ def _check_delta(delta: float | None) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RunSettings:
     """What one training needs to know; None where the recipe decides."""
 
     data: str = setting("digits", "Name of a data set, or package.module:function.")
@@ -193,15 +193,15 @@ class Settings:
         None, "The run folder to make; runs/DATA-TIME by default.", path="DIR", metavar="DIR"
     )
 
-    def resolved(self, default_model: str | None = None) -> Settings:
+    def resolved(self, default_model: str | None = None) -> RunSettings:
         """The same settings with the recipe's values in the gaps, checked.
 
         Args:
             default_model: the model where neither the settings nor the table of recipes name one.
 
-        >>> Settings(data="digits").resolved().batch_size
+        >>> RunSettings(data="digits").resolved().batch_size
         718.5
-        >>> Settings(data="digits", epochs=-1).resolved()
+        >>> RunSettings(data="digits", epochs=-1).resolved()
         Traceback (most recent call last):
             ...
         equipoise.app.option_checks.SettingsError: --epochs is -1, but ...
@@ -274,7 +274,7 @@ class Settings:
     def neighbours(self) -> str:
         """The neighbouring relation: as given, or the one that the sampling is accounted under.
 
-        >>> Settings().neighbours(), Settings(sampling="without-replacement").neighbours()
+        >>> RunSettings().neighbours(), RunSettings(sampling="without-replacement").neighbours()
         ('add_or_remove_one', 'replace_one')
         """
         return self.relation or RELATIONS[self.sampling == SUBSETS]
@@ -282,7 +282,7 @@ class Settings:
     def said(self, name: str) -> str:
         """A setting in an error message, and whether it is the default.
 
-        >>> Settings(model="linear", batch_size=256).said("batch_size")
+        >>> RunSettings(model="linear", batch_size=256).said("batch_size")
         '--batch-size is 256, the default'
         """
         value = getattr(self, name)
@@ -312,7 +312,7 @@ class Settings:
         return shlex.join(words)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Settings:
+    def from_json(cls, values: Mapping[str, Any]) -> RunSettings:
         """The settings that `to_json` wrote.
 
         Raises:
@@ -331,7 +331,7 @@ class FederationSettings:
             `batch_size` what a client of average size expects to draw.
     """
 
-    base: Settings = field(default_factory=Settings)
+    base: RunSettings = field(default_factory=RunSettings)
     clients: int = setting(10, "Number of data owners, P.", at_least_one=True)
     rounds: int = setting(60, "Number of rounds, R.", at_least_one=True)
     clients_per_round: int | None = setting(
@@ -391,7 +391,7 @@ class FederationSettings:
         """
         try:
             values = json.loads(text)
-            base = Settings.from_json(values["base"])
+            base = RunSettings.from_json(values["base"])
         except SettingsError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -19,7 +19,7 @@ from equipoise._rounding import plain, rounded_up
 from equipoise.app.build import Experiment, Progress, assemble, build_training, cache_folder, cross_entropy
 from equipoise.app.option_checks import delta_warning, noise_warning, rate_warning
 from equipoise.app.run_checks import SETTINGS_FILE, is_finished
-from equipoise.app.settings import Settings
+from equipoise.app.settings import RunSettings
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
 from equipoise.audit.canary_scores import Watched
 from equipoise.methods import PublicRecords, find
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["describe_run", "insert_canaries", "resume_run", "train_run"]
 
 
-def train_run(settings: Settings, console: Console) -> dict[str, Any]:
+def train_run(settings: RunSettings, console: Console) -> dict[str, Any]:
     """Train and write the run folder; `runs/DATA-TIME` if the settings name none.
 
     Returns:
@@ -59,7 +59,7 @@ def train_run(settings: Settings, console: Console) -> dict[str, Any]:
     return _run(training, experiment, settings.run_dir, console, hint=not warned)
 
 
-def describe_run(settings: Settings, console: Console) -> dict[str, Any]:
+def describe_run(settings: RunSettings, console: Console) -> dict[str, Any]:
     """What a training would do and cost: nothing is spent, and no folder is left behind."""
     experiment = _assemble(settings, console)
     with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +81,7 @@ def describe_run(settings: Settings, console: Console) -> dict[str, Any]:
 
 
 def resume_run(
-    folder: str, settings: Settings, console: Console, *, stop_fixed_beforehand: bool = False
+    folder: str, settings: RunSettings, console: Console, *, stop_fixed_beforehand: bool = False
 ) -> dict[str, Any]:
     """Go on with a run from its last checkpoint.
 
@@ -153,7 +153,7 @@ def _hint(experiment: Experiment, accuracy: float | None, console: Console) -> N
         )
 
 
-def _answer(folder: str, settings: Settings, finished: bool, seconds: float) -> dict[str, Any]:
+def _answer(folder: str, settings: RunSettings, finished: bool, seconds: float) -> dict[str, Any]:
     """What a command answers about a run, whose folder and report are written."""
     run = read_run(folder)
     return {
@@ -219,7 +219,7 @@ def _new_folder(data: str) -> str:
     return str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-def _assemble(settings: Settings, console: Console) -> Experiment:
+def _assemble(settings: RunSettings, console: Console) -> Experiment:
     with _feature_progress(console) as progress:
         return assemble(settings, progress)
 

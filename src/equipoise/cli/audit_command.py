@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise.app.run_checks import check_own_code, settings_of_run
-from equipoise.app.settings import AuditSettings, Settings
+from equipoise.app.settings import AuditSettings, RunSettings
 from equipoise.cli.audit_views import show_method, show_neighbours, show_run, show_shadow, show_steps
 from equipoise.cli.screen import loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
@@ -123,7 +123,7 @@ def _audit_steps(asked: AuditSettings) -> list[Probe]:
 def _audit_neighbours(asked: AuditSettings, run: str | None, run_dir: str | None) -> NeighbourAudit:
     """Of the data, model and method of a run, or of those that the options name."""
     if run is None and run_dir is None:
-        settings = Settings(
+        settings = RunSettings(
             data=asked.data or "digits",
             data_dir=asked.data_dir,
             model=asked.model,
@@ -151,7 +151,7 @@ def _audit_neighbours(asked: AuditSettings, run: str | None, run_dir: str | None
 def _audit_shadow(asked: AuditSettings, run_dir: str | None) -> dict[str, Any]:
     from equipoise.app.audit_shadow import audit_shadow
 
-    settings = Settings(
+    settings = RunSettings(
         data=asked.data or "digits", data_dir=asked.data_dir, epsilon=asked.epsilon, delta=asked.delta
     )
     with open_console(True).status("training shadow models") as status:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from equipoise.app.contenders import Comparison, parse_method_option, read_entries
-from equipoise.app.settings import Settings
+from equipoise.app.settings import RunSettings
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import Json, RunDir, UsageError
@@ -16,7 +16,7 @@ __all__ = ["compare"]
 
 
 @settings_options(
-    Settings,
+    RunSettings,
     "data", "data_dir", "population", "subset", "public_records", "model", "epsilon", "delta", "epochs",
     "batch_size", "learning_rate", "clip_norm", "optimizer", "momentum", "schedule", "ema",
     "micro_batch_size", "device", "reproducible",
@@ -29,7 +29,7 @@ __all__ = ["compare"]
     },
 )  # fmt: skip
 def compare(
-    base: Settings,
+    base: RunSettings,
     methods: Annotated[
         str, typer.Option(help="Methods, separated by commas; LABEL=METHOD for a second form of one.")
     ] = "dp-sgd,auto-s,quantile-clipping",

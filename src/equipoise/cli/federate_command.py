@@ -8,7 +8,7 @@ from pathlib import Path
 
 from equipoise.app.option_checks import DATA_NAMES, MODEL_NAMES, check_name
 from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
-from equipoise.app.settings import FederationSettings, Settings
+from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import Json, RunDir
@@ -17,7 +17,7 @@ __all__ = ["federate", "resume_folder"]
 
 
 @settings_options(
-    Settings,
+    RunSettings,
     "method", "data", "data_dir", "epsilon", "delta", "batch_size", "sampling", "relation", "learning_rate",
     "clip_norm", "model", "recipe", "options", "population", "subset", "public_records", "micro_batch_size",
     "seed", "reproducible", "hardened",
@@ -39,7 +39,7 @@ __all__ = ["federate", "resume_folder"]
     parameter="federation",
 )  # fmt: skip
 def federate(
-    base: Settings,
+    base: RunSettings,
     federation: FederationSettings,
     json_output: Json = False,
     run_dir: RunDir = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise.app.settings import Settings
+from equipoise.app.settings import RunSettings
 from equipoise.cli.federate_command import resume_folder
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["resume", "train"]
 
 
-@settings_options(Settings)
+@settings_options(RunSettings)
 def train(
-    settings: Settings,
+    settings: RunSettings,
     signing_key: Annotated[
         str | None,
         typer.Option("--sign", help="Sign the statement with this Ed25519 private key.", metavar="KEY"),

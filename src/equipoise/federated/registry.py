@@ -1,8 +1,8 @@
 """The table of federated methods: what runs at each client, and what at the server.
 
-A new method is one line here: two functions of the public constants of a federation (`Setup`), one that makes
-the client's method and one that makes the server's strategy. `fedavg:NAME` names any method of the library
-at the clients, with plain averaging. The table loads neither torch nor any method.
+A new method is one line here: two functions of the public constants of a federation (`FederationSetup`), one
+that makes the client's method and one that makes the server's strategy. `fedavg:NAME` names any method of the
+library at the clients, with plain averaging. The table loads neither torch nor any method.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from equipoise.methods import Method, ReleasedQuantile
     from equipoise.training.input_checks import Loss
 
-__all__ = ["FEDERATED", "FederatedMethod", "Setup", "find_federated"]
+__all__ = ["FEDERATED", "FederatedMethod", "FederationSetup", "find_federated"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class FederationSetup:
     """Public constants of a federation.
 
     Attributes:
@@ -71,14 +71,14 @@ class FederatedMethod:
         method: what estimates the gradient at a client; every client gets one of its own. Of a `Moon` the
             term is the client's loss.
         strategy: the server's side.
-        options: the method's own settings and their defaults; `Setup.options` holds all of them.
+        options: the method's own settings and their defaults; `FederationSetup.options` holds all of them.
         recipes: which the method has.
         needs_public: whether it asks for public records.
     """
 
     summary: str
-    method: Callable[[Setup], Method]
-    strategy: Callable[[Setup], Strategy]
+    method: Callable[[FederationSetup], Method]
+    strategy: Callable[[FederationSetup], Strategy]
     options: Mapping[str, Any] = field(default_factory=dict)
     recipes: tuple[str, ...] = ("library",)
     needs_public: bool = False
@@ -105,7 +105,7 @@ def find_federated(name: str) -> FederatedMethod:
     )
 
 
-def _local(name: str, setup: Setup) -> Method:
+def _local(name: str, setup: FederationSetup) -> Method:
     from equipoise.methods.configuration import defaults
 
     kind = find(name)
@@ -116,19 +116,19 @@ def _local(name: str, setup: Setup) -> Method:
     return found
 
 
-def _mean(setup: Setup) -> Strategy:
+def _mean(setup: FederationSetup) -> Strategy:
     return federated.FedAvg()
 
 
-def _fixed(setup: Setup) -> Method:
+def _fixed(setup: FederationSetup) -> Method:
     return methods.DPSGD(clip_norm=setup.clip_norm)
 
 
-def _quantile(setup: Setup) -> ReleasedQuantile:
+def _quantile(setup: FederationSetup) -> ReleasedQuantile:
     return methods.ReleasedQuantile(setup.clip_norm, quantile=setup.options["quantile"])
 
 
-def _moon(setup: Setup) -> Method:
+def _moon(setup: FederationSetup) -> Method:
     term = federated.MoonLoss(setup.loss, _features, setup.model, **setup.options)
     return federated.Moon(_fixed(setup), term)
 
@@ -145,16 +145,16 @@ def _features(model: nn.Module, batch: Any) -> Tensor:
     return model[:-1](batch["input"]).flatten(1)
 
 
-def _subspace_server(setup: Setup) -> Strategy:
+def _subspace_server(setup: FederationSetup) -> Strategy:
     return federated.SubspaceAverage(setup.directions)
 
 
-def _radius_client(setup: Setup) -> Method:
+def _radius_client(setup: FederationSetup) -> Method:
     method = _radius_method(setup)
     return federated.AveragedIterate(method) if setup.options["averaged_iterate"] else method
 
 
-def _radius_method(setup: Setup) -> Method:
+def _radius_method(setup: FederationSetup) -> Method:
     if setup.recipe == "as_published":
         for name in ("variant", "query_steps"):
             if setup.options[name] != _RADIUS[name]:
@@ -170,7 +170,7 @@ def _radius_method(setup: Setup) -> Method:
     return federated.ServerRMS(setup.clip_norm, round_length=setup.local_steps, **own)
 
 
-def _radius_server(setup: Setup) -> Strategy:
+def _radius_server(setup: FederationSetup) -> Strategy:
     from equipoise.methods.adaptive_rms.radius import RMSRadius
 
     form = {name: setup.options[name] for name in ("variant", "initial_clip_norm")}

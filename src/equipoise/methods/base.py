@@ -249,8 +249,8 @@ class Plan:
 class Method(ABC):
     """A differentially private estimator of the gradient: a frozen dataclass whose fields are its settings.
 
-    A method of the library is its file, one line in `equipoise.methods.registry` and one in the table of the
-    law tests. Nothing is remembered on the object: what a run needs is in its plan and in its state.
+    Nothing is remembered on the object: what a run needs is in its plan and in its state. The page
+    `docs/extending.md` lists the files that a new method of the library touches.
     """
 
     name: ClassVar[str]
