@@ -6,7 +6,7 @@ Whatever is no container is a leaf. Containers keep their types, mappings their 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 __all__ = ["leaves", "map_leaves", "named_leaves"]
@@ -15,20 +15,35 @@ __all__ = ["leaves", "map_leaves", "named_leaves"]
 def leaves(tree: Any) -> list[Any]:
     """The leaves, in a fixed order.
 
+    Raises:
+        ValueError: a container holds itself.
+
     >>> leaves({"x": (1, [2]), "y": 3})
     [1, 2, 3]
+    >>> endless = []
+    >>> endless.append(endless)
+    >>> leaves(endless)
+    Traceback (most recent call last):
+    ValueError: a nest in a list does not end: a container holds itself. Take it out of itself.
     """
     found: list[Any] = []
-    waiting = [tree]
-    while waiting:  # no recursion: every operation of a captured forward pass asks for its tensors
-        value = waiting.pop()
-        if isinstance(value, (tuple, list)):
-            waiting.extend(reversed(value))
-        elif isinstance(value, Mapping):
-            waiting.extend(reversed(list(value.values())))
-        else:
-            found.append(value)
+    try:
+        _add_leaves((tree,), found)
+    except RecursionError:
+        raise ValueError(
+            f"a nest in a {type(tree).__name__} does not end: a container holds itself. Take it out of itself."
+        ) from None
     return found
+
+
+def _add_leaves(parts: Iterable[Any], found: list[Any]) -> None:
+    for part in parts:  # no call per leaf: every operation of a captured forward pass asks for its tensors
+        if isinstance(part, (tuple, list)):
+            _add_leaves(part, found)
+        elif isinstance(part, Mapping):
+            _add_leaves(part.values(), found)
+        else:
+            found.append(part)
 
 
 def named_leaves(tree: Any, name: str = "") -> dict[str, Any]:

@@ -196,6 +196,30 @@ def test_a_custom_layer_that_mixes_records_is_refused_by_path(place):
         GradientEngine(nn.Sequential(*layers).double(), squared, floats(6, 5))
 
 
+class StatisticGiven(nn.Module):
+    """A model that gives its layer a statistic over the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.second(x - x.mean(0))
+
+
+@pytest.mark.parametrize(
+    "model, loss, place",
+    [
+        (StatisticGiven(), squared, r"'second' \(Linear\)"),
+        (nn.Linear(5, 3), lambda model, x: squared(model, x / x.norm()), r"'\(the model itself\)' \(Linear\)"),
+    ],
+)
+def test_a_layer_is_not_blamed_for_what_it_is_given(model, loss, place):
+    with pytest.raises(CrossRecordError, match=f"computed for the input of module {place}"):
+        GradientEngine(model.double(), loss, floats(6, 5))
+
+
 class Blend(nn.Module):
     """A layer that mixes records in a way that one small change of the first record does not show."""
 

@@ -384,9 +384,7 @@ def test_plan_over_budget_is_refused_before_anything(tmp_path):
     path = tmp_path / "journal.jsonl"
     with pytest.raises(BudgetError, match=r"the plan costs epsilon=.*Nothing was spent") as refused:
         Ledger(PLAN, Budget(0.1, 1e-5), Journal(path))
-    assert "journal" not in str(
-        refused.value
-    )  # there is no other run, and who has one run knows of no journal
+    assert "journal" not in str(refused.value)  # who has one run was told of none
     assert path.read_bytes() == b""
 
 

@@ -35,16 +35,17 @@ class CoverageError(RuntimeError):
 class CrossRecordError(RuntimeError):
     """A record's loss depends on other records of the batch, so that it has no gradient of its own."""
 
-    def __init__(self, module_path: str | None, module_type: str | None) -> None:
+    def __init__(self, module_path: str | None, module_type: str | None, in_its_input: bool = False) -> None:
         self.module_path = module_path
         where = (
             "the loss function, or something outside the model's modules"
             if module_path is None
-            else f"module {module_path or '(the model itself)'!r} ({module_type})"
+            else f"{'what is computed for the input of ' if in_its_input else ''}"
+            f"module {module_path or '(the model itself)'!r} ({module_type})"
         )
         remedy = (
             "replace BatchNorm with equipoise.replace_batch_norm(model), which uses GroupNorm instead"
-            if module_type is not None and "BatchNorm" in module_type
+            if module_type is not None and "BatchNorm" in module_type and not in_its_input
             else "make it treat every record by itself (equipoise.replace_batch_norm replaces BatchNorm; a "
             "statistic over the batch has to go)"
         )

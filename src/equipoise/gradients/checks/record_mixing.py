@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from equipoise.gradients.capture.recorder import tensors_in
 from equipoise.gradients.engine_inputs import map_records, num_records, perturb_record, take_records
@@ -134,33 +134,41 @@ def losses_moved(before: Tensor, after: Tensor, record: int = 0, slack: float = 
 
 def find_mixing_module(
     model: nn.Module, run: Callable[[Any], Tensor], batch: Any, change: RecordChange | None = None
-) -> tuple[str | None, str | None]:
-    """Path and type of the first module whose output for other records moves with the changed one.
+) -> tuple[str | None, str | None, bool]:
+    """The first module whose input or output for other records moves with the changed one.
 
-    Watches through a global hook that lives for two runs; nothing is put on the model.
+    Watches through global hooks that live for two runs; nothing is put on the model.
+
+    Returns:
+        Its path and type, and whether it is its input.
     """
     change = change or RecordChange(0, perturb_record(batch, 0))
     names: Mapping[nn.Module, str] = {module: name for name, module in model.named_modules()}
-    outputs: list[tuple[nn.Module, list[Tensor]]] = []
+    seen: list[tuple[tuple[nn.Module, bool], list[Tensor]]] = []
 
-    def keep(module: nn.Module, _: Any, out: Any) -> None:
+    def keep(module: nn.Module, is_input: bool, values: Any) -> None:
         if module in names:
-            outputs.append((module, [t.detach().clone() for t in tensors_in(out)]))
+            seen.append(((module, is_input), [t.detach().clone() for t in tensors_in(values)]))
 
-    handle = register_module_forward_hook(keep)
+    handles = (
+        register_module_forward_pre_hook(lambda module, args: keep(module, True, args)),
+        register_module_forward_hook(lambda module, _, out: keep(module, False, out)),
+    )
     try:
         run(batch)
-        before, outputs = outputs, []
+        before, seen = seen, []
         run(change.batch)
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     records = run(batch).shape[0]
-    for (module, one), (other, two) in zip(before, outputs, strict=False):
-        if module is not other:
+    for (place, one), (other, two) in zip(before, seen, strict=False):
+        if place != other:
             break
         if any(_mixed(a, b, records, change.record) for a, b in zip(one, two, strict=False)):
-            return names[module], type(module).__name__
-    return None, None
+            module, is_input = place
+            return names[module], type(module).__name__, is_input
+    return None, None, False
 
 
 def _mixed(before: Tensor, after: Tensor, records: int, record: int) -> bool:
