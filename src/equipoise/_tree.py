@@ -24,14 +24,14 @@ def leaves(tree: Any) -> list[Any]:
     >>> endless.append(endless)
     >>> leaves(endless)
     Traceback (most recent call last):
-    ValueError: a nest in a list does not end: a container holds itself. Take it out of itself.
+    ValueError: a list does not end: a container in it holds itself. Take it out of itself.
     """
     found: list[Any] = []
     try:
         _add_leaves((tree,), found)
     except RecursionError:
         raise ValueError(
-            f"a nest in a {type(tree).__name__} does not end: a container holds itself. Take it out of itself."
+            f"a {type(tree).__name__} does not end: a container in it holds itself. Take it out of itself."
         ) from None
     return found
 

@@ -147,14 +147,19 @@ def test_default_model_suits(dataset: DataSet, name: str) -> None:
 
 def test_model_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_models_for_test.py").write_text(
-        "import torch\n"
-        "def good(dataset):\n    return torch.nn.Linear(3, dataset.num_classes)\n"
+        "import numpy, torch\n"
+        "def good(dataset):\n"
+        "    net = torch.nn.Linear(3, dataset.num_classes)\n"
+        "    torch.nn.init.constant_(net.bias, numpy.random.rand())\n"
+        "    return net\n"
         "def bad(dataset):\n    return 7\n"
     )
     monkeypatch.chdir(tmp_path)
     model = build_model("my_models_for_test:good", table(), seed=5)
     assert count(model) == 8
-    assert torch.equal(model.weight, build_model("my_models_for_test:good", table(), seed=5).weight)
+    again = build_model("my_models_for_test:good", table(), seed=5)
+    assert torch.equal(model.weight, again.weight)
+    assert torch.equal(model.bias, again.bias)  # NumPy's numbers follow the seed too
     with pytest.raises(TypeError, match="returned a int"):
         build_model("my_models_for_test:bad", table())
     assert extractor_of("my_models_for_test:good", table()) is None

@@ -209,10 +209,14 @@ class StatisticGiven(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "model, loss, place",
+    ("model", "loss", "place"),
     [
         (StatisticGiven(), squared, r"'second' \(Linear\)"),
-        (nn.Linear(5, 3), lambda model, x: squared(model, x / x.norm()), r"'\(the model itself\)' \(Linear\)"),
+        (
+            nn.Linear(5, 3),
+            lambda model, x: squared(model, x / x.norm()),
+            r"'\(the model itself\)' \(Linear\)",
+        ),
     ],
 )
 def test_a_layer_is_not_blamed_for_what_it_is_given(model, loss, place):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -255,6 +256,15 @@ def test_augmentation_or_collate_that_mixes_records_is_refused(tmp_path):
         assert not run_dir.exists()
     build(augmentation=jitter, views=2)
     build(data=Items(), augmentation=jitter)
+
+
+def test_a_population_far_above_the_data_is_warned_of():
+    with pytest.warns(UserWarning, match=r"population=1000 is more than ten times what data hold") as told:
+        training(population=1000)
+    assert str(RECORDS) not in str(told[0].message)  # how many there are is private
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        training(population=10 * RECORDS)
 
 
 def test_an_epsilon_out_of_reach(tmp_path):

@@ -1,8 +1,7 @@
 """The models that the command line offers: a table from a name to a small network of plain PyTorch layers.
 
 Every model takes ``batch["input"]`` and returns logits ``[B, num_classes]``. Initial weights follow the given
-seed and
-nothing else: they are public. Some models are trained on fixed features instead of the raw inputs;
+seed and nothing else: they are public. Some models are trained on fixed features instead of the raw inputs;
 `prepare_data` applies the extraction that belongs to a model and leaves the data alone for all others.
 
 Sources: "cnn-tanh" and "cnn-cifar" are the networks of N. Papernot, A. Thakurta, S. Song, S. Chien, U.
@@ -27,6 +26,7 @@ from equipoise.data.features.extractors import FeatureExtractor, ScatteringFeatu
 from equipoise.data.readers.custom import load_function
 from equipoise.data.readers.files import PathLike
 from equipoise.data.records import DataSet
+from equipoise.gradients.capture.random_numbers import random_numbers_from
 
 __all__ = ["MODELS", "ModelEntry", "build_model", "default_model", "extractor_of", "prepare_data"]
 
@@ -220,7 +220,7 @@ def build_model(name: str, dataset: DataSet, *, seed: int = 0) -> nn.Module:
     Args:
         name: a name of the table, or ``package.module:function`` with a function of the data set.
         dataset: the data as trained on, that is after :func:`prepare_data`.
-        seed: public; the global random state is left as it was.
+        seed: public; the global generators of torch, NumPy and Python start from it, and are then as before.
 
     Raises:
         ValueError: an unknown name, or inputs that do not suit the model.
@@ -240,8 +240,7 @@ def build_model(name: str, dataset: DataSet, *, seed: int = 0) -> nn.Module:
             "`def net(dataset): ...` returns a torch.nn.Module for dataset.input_shape and "
             "dataset.num_classes."
         ) from None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with random_numbers_from(seed):
         model = build(dataset)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model={name!r} returned a {type(model).__name__}, not a torch.nn.Module.")

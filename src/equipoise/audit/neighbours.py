@@ -415,7 +415,6 @@ class _Sides:
             micro_batch_size=settings.get("micro_batch_size"),
             views=settings.get("views", 1),
             relation=settings.get("relation", "add_or_remove_one"),
-            epsilon_every=10**9,
             hardened=settings.get("hardened", False),
             allow_public_duplicates=settings.get("allow_public_duplicates", False),
         )

@@ -112,7 +112,6 @@ def open_stage(
         reproducible=True,  # the attacker replays the same noise and draws
         micro_batch_size=max(1, records),  # canaries are cheap: one micro-batch per draw
         relation=relation,
-        epsilon_every=10**9,
         hardened=hardened,
         allow_public_duplicates=allow_public_duplicates,
     )

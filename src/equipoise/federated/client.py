@@ -59,6 +59,10 @@ __all__ = ["Client", "ClientSettings"]
 Answer = TypeVar("Answer")
 
 
+_AT_THE_END = 10**9
+"""An epsilon per step would cost more than the step, and the statement has one."""
+
+
 class ClientSettings(TypedDict, total=False):
     """The settings that a client hands on to its `PrivateTraining`."""
 
@@ -164,8 +168,7 @@ class Client:
                 method=method,
                 budget=budget,
                 run_dir=run,
-                epsilon_every=10
-                ** 9,  # an epsilon per step would cost more than the step; the statement has one
+                epsilon_every=_AT_THE_END,
                 **settings,
             )
         self._log = WriteAheadLog(None if run is None else rounds_file(run), durable=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -210,6 +211,15 @@ class PrivateTraining:
         # The next step needs a release of which the plan has none left.
         self._plan_used_up = False
         begins = _begun is None
+        if begins and self.processes.is_first and 10 * len(setup.rows.source) < sampling.population:
+            # Seen by the data owner alone, like the checks of the data; no number of records is told.
+            warnings.warn(
+                f"population={sampling.population} is more than ten times what data hold. The sampling rate "
+                "and the divisor follow it, so a step draws far fewer records than expected "
+                f"({sampling.expected_size:g}) and noise drowns them: epsilon holds, but little is learned. "
+                "State a public number close to the number of records.",
+                stacklevel=2,
+            )
         self._state_is_tried = begins  # a loaded state may not fit: the first step shows it
         self.folder = folder = RunFolder(run_dir) if run_dir is not None else None
         # From here on the disk is written. Where the rest fails nothing was released, so nothing may stand in
