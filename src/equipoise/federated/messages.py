@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from equipoise._tree import leaves
 from equipoise.methods.base import Parameters
 from equipoise.privacy import digest
 from equipoise.privacy.errors import JournalError, LedgerError
@@ -96,16 +97,16 @@ def size_in_bytes(value: Any) -> int:
         28
     """
     if isinstance(value, Request):
-        return size_in_bytes(value.params) + size_in_bytes(value.extras)
-    if isinstance(value, Reply):
-        return size_in_bytes(value.params) + size_in_bytes(value.reports)
-    if isinstance(value, Mapping):
-        return sum(map(size_in_bytes, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(size_in_bytes, value))
-    if isinstance(value, bytes | str):
-        return len(value)
-    return value.numel() * value.element_size() if isinstance(value, Tensor) else 8
+        value = value.params, value.extras
+    elif isinstance(value, Reply):
+        value = value.params, value.reports
+    return sum(map(_size, leaves(value)))
+
+
+def _size(leaf: Any) -> int:
+    if isinstance(leaf, bytes | str):
+        return len(leaf)
+    return leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 8
 
 
 def check_round(number: Any) -> None:

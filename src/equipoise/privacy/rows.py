@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from equipoise._tree import map_leaves
 from equipoise.privacy.private import Draw, Private, PrivateError, forbidden, refuse, unwrap
 
 
@@ -16,17 +17,17 @@ def wrap(value: Any, draw: Draw | None, by_record: bool = False) -> Any:
     Raises:
         PrivateError: for a plain number, which could not be guarded.
     """
-    if isinstance(value, torch.Tensor):
-        return Private(value, draw, by_record)
-    if isinstance(value, Mapping):
-        return {key: wrap(item, draw, by_record) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(wrap(item, draw, by_record) for item in value)
-    if hasattr(value, "row_norms"):
-        return PrivateRows(value, draw)
-    if value is not None:
-        refuse(f"a result of type {type(value).__name__}")
-    return None
+
+    def guarded(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return Private(leaf, draw, by_record)
+        if hasattr(leaf, "row_norms"):
+            return PrivateRows(leaf, draw)
+        if leaf is not None:
+            refuse(f"a result of type {type(leaf).__name__}")
+        return None
+
+    return map_leaves(guarded, value)
 
 
 class PrivateRows:
