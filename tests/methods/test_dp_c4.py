@@ -341,7 +341,7 @@ def test_the_published_recipe_claims_its_target_and_guarantees_nothing():
     statement = run.statement()
     assert (statement.guarantee, statement.epsilon) == ("none", None)
     assert statement.epsilon_claimed == pytest.approx(8.0)
-    assert "raw private number" in statement.paragraph()
+    assert "raw private number" in statement.markdown()
     assert eq.DPC4Plus().claimed_epsilon(run.method_plan, 1e-5) is None
 
 

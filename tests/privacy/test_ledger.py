@@ -421,9 +421,9 @@ def test_unproven_steps_cost_the_guarantee():
     assert float(raw) == 3.0
     statement = statement_of(ledger, recipe="as_published", epsilon_claimed=2.0)
     assert (statement.guarantee, statement.epsilon) == ("none", None)
-    assert "raw threshold" in statement.paragraph()
-    assert "no privacy guarantee" in statement.paragraph()
-    assert "claims epsilon = 2" in statement.paragraph()
+    assert "raw threshold" in statement.markdown()
+    assert "no privacy guarantee" in statement.markdown()
+    assert "claims epsilon = 2" in statement.markdown()
 
 
 def test_unproven_releases_are_planned_by_name_and_number():
@@ -546,15 +546,15 @@ def test_statement():
     ledger = Ledger(plan, Budget(50.0, 0.01), secrets=Secrets(reproducible_seed=1))
     step(ledger)
     statement = statement_of(ledger, assumptions=["100 public records, disjoint from the data"])
-    text = statement.paragraph()
-    assert text.startswith("NOT PRIVATE")
+    text = statement.markdown()
+    assert text.startswith("## Privacy\n\nNOT PRIVATE")
     assert "population 1000" in text
     assert "1 of 100 times" in text
     assert "delta=0.01 is not below 1/population" in text
     assert statement.accountant == "pld"
     assert type(statement).from_json(statement.to_json()) == statement
     private = Ledger(plan, Budget(50.0, 1e-5))
-    assert "NOT PRIVATE" not in statement_of(private).paragraph()
+    assert "NOT PRIVATE" not in statement_of(private).markdown()
     assert statement_of(private).warnings == []
     with pytest.raises(TypeError):
         statement_of(private, recipee="library")

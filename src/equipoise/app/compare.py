@@ -139,8 +139,7 @@ class _Bench:
     """Makes runs of a comparison, or takes them from the folder."""
 
     def __init__(self, comparison: Comparison, folder: Path) -> None:
-        self._comparison, self._folder = comparison, folder / "runs"
-        base = comparison.base
+        self._folder, base = folder / "runs", comparison.base
         raw = load_data(base)
         # assembled once: what cannot be used is found before the first run, and the raw data can go
         first = assemble(comparison.entries[0].settings(base), raw=raw)

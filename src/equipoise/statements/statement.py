@@ -204,12 +204,6 @@ class Statement:
             parts.append(f"The figure includes {self.other_runs} other run(s) over the same data.")
         return parts
 
-    def paragraph(self) -> str:
-        """The statement as one paragraph, for where lines and lists cannot stand."""
-        (_, promise), *lists = self.sections()
-        parts = [*promise, *(f"{heading}: {'; '.join(rows)}." for heading, rows in lists)]
-        return " ".join(parts)
-
     def markdown(self) -> str:
         """The statement as Markdown: a heading and a paragraph or a list per section."""
         (heading, promise), *lists = self.sections()
