@@ -25,6 +25,7 @@ from equipoise.gradients.engine_inputs import (
     trainable_parameters,
 )
 from equipoise.gradients.operator import DenseGradients
+from equipoise.gradients.rules.local import over_records
 
 __all__ = ["dense_gradients", "dense_rows"]
 
@@ -72,7 +73,7 @@ def dense_rows(
             if method == "loop":
                 raise NotImplementedError
             gradient = torch.func.grad(one_loss, has_aux=True)
-            rows = torch.func.vmap(
+            rows = over_records(
                 gradient,
                 in_dims=(None,) + (0,) * len(leaves),
                 randomness="different",

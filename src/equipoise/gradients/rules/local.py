@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,7 +13,24 @@ from equipoise._tree import leaves, map_leaves
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.rules.operation import Finish, Layout, Operation, record_first
 
-__all__ = ["local"]
+__all__ = ["local", "over_records"]
+
+
+def over_records(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`torch.func.vmap` without its warning of operations that it takes one by one: no user chose it.
+
+    Args:
+        function: of one record.
+        options: as for `torch.func.vmap`.
+    """
+    vectorised = torch.func.vmap(function, **options)
+
+    def run(*args: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop because", UserWarning)
+            return vectorised(*args)
+
+    return run
 
 
 def local(op: Operation) -> Finish | None:
@@ -54,7 +75,7 @@ def local(op: Operation) -> Finish | None:
             return torch.func.vjp(run, *values.values())[1](b_record)
 
         inputs = [block(kept[i], layout) for i, layout in places.items()]
-        rows = torch.func.vmap(one)(block(b, out_layout), *inputs)
+        rows = over_records(one)(block(b, out_layout), *inputs)
         return [(t, DenseFactor(g)) for t, g in zip(targets.values(), rows, strict=True)]
 
     return finish
