@@ -8,7 +8,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.audit.canaries import Rows, canary_loss
-from equipoise.audit.neighbours import SLACK, audit_neighbours
+from equipoise.audit.neighbours import CHANGES, SLACK, audit_neighbours
 from equipoise.methods import Abadi, TopShare
 from equipoise.privacy import clip
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
@@ -59,8 +59,9 @@ def test_one_record_moves_the_sum_by_its_bound_and_nothing_else_moves(model, opt
     found = audited(model(), **options)
     assert found.holds
     assert found.draws_numbers is draws_numbers
-    kinds = ("replace",) if "relation" in options else ("add", "remove", "replace", "silent")
+    kinds = ("replace",) if "relation" in options else CHANGES
     assert [pair.change for pair in found.pairs] == [*kinds, *kinds]
+    assert sorted([*kinds, *found.left_out]) == sorted(CHANGES)
     if "method" not in options:  # DiceSGD's bound is that of two sums together
         assert max(pair.movement for pair in found.pairs if pair.change != "silent") > 0.3
     for pair in found.pairs:
@@ -97,6 +98,85 @@ def test_a_model_that_mixes_records_late_is_seen():
     assert found.worst.movement > 1000 * SLACK
 
 
+class FarAway(nn.Module):
+    """Centres the batch where it holds a record that is large, though not as large as those of the start."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(5, 1)
+
+    def forward(self, x):
+        size = x.abs().amax(1)
+        return self.linear(x - x.mean(0) * ((size > 12) & (size < 60)).any())
+
+
+@pytest.mark.parametrize("items", [False, True])
+def test_records_that_enter_are_larger_than_those_of_the_data(items):
+    """Only copies of the data's own had entered."""
+    found = audited(FarAway(), Items(records()) if items else None)
+    assert not found.holds
+    assert (found.worst.change, found.worst.scale) == ("silent", -10.0)
+
+
+class Items(torch.utils.data.Dataset):
+    """Records that are made one by one."""
+
+    def __init__(self, data, noise=0.0):
+        self.data, self.noise = data, noise
+
+    def __len__(self):
+        return len(self.data["y"])
+
+    def __getitem__(self, i):
+        x = self.data["x"][i]
+        return {"x": x + self.noise * torch.randn(x.shape), "y": self.data["y"][i]}
+
+
+def test_no_record_is_replaced_by_itself():
+    """The middle one had been; all but the last are alike here."""
+    data = {name: values[:1].expand(60, *values.shape[1:]).clone() for name, values in records().items()}
+    data["x"][-1] += 1
+    found = audited(data=data, changes=("replace",))
+    assert min(pair.movement for pair in found.pairs) > 0.01
+
+
+def test_items_with_random_numbers_are_tried_at_every_position():
+    """They have random numbers of their own, whichever stand before them."""
+    found = audited(data=Items(records(), noise=0.5))
+    assert found.holds
+    assert not found.draws_numbers
+    assert max(pair.position for pair in found.pairs) > 0
+    assert min(pair.position for pair in found.pairs) == 0
+
+
+def test_a_random_data_set_does_not_hide_padding_with_a_mean_of_the_batch():
+    def padded(items):
+        mean = torch.stack([item["x"] for item in items]).mean(0)
+        return {
+            "x": torch.stack([torch.cat([item["x"][:3], mean[3:]]) for item in items]),
+            "y": torch.stack([item["y"] for item in items]),
+        }
+
+    with pytest.raises(ValueError, match="mixes records"):
+        audited(data=Items(records(), noise=0.5), collate=padded)
+
+
+def test_a_population_of_no_more_than_the_records_will_do():
+    """Where records are dealt to places one more than the population would be refused."""
+
+    class Skipping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = network()
+
+        def forward(self, x):
+            return self.network(x * (torch.rand(()) < 0.5))
+
+    found = audited(Skipping(), sampling=eq.Poisson(20, 60, 100), micro_batch_size=8)
+    assert found.holds
+
+
 def test_a_threshold_that_follows_from_the_records_is_seen():
     """Its noise would, too."""
 
@@ -123,6 +203,8 @@ def test_a_threshold_that_follows_from_the_records_is_seen():
         ({"sampling": eq.WithoutReplacement(20, 60, 4), "changes": ("add",)}, "replace-one alone"),
         ({"method": eq.published.DiceSGD(clip_norm=1.0, noise_multiplier=1.0)}, "without a proof"),
         ({"positions": 0}, "positions"),
+        ({"threads": ()}, r"threads=\(\) holds no number"),
+        ({"threads": (0,)}, "threads=0 must be at least 1"),
     ],
 )
 def test_what_cannot_be_audited_is_refused(options, words):
@@ -141,13 +223,14 @@ def test_model_and_data_stay_as_they_were():
 def against_the_edge_of_the_tail():
     """A record that enters the tail, and one of opposite gradient that it pushes out.
 
-    Every record has a coordinate of its own but these two. Their norms fall from 100, so that the twelfth is
-    the last of the tail: with a fifth of 60 it is in, and out when a record enters above it.
+    Every record has a coordinate of its own but these two. Their norms fall from 100, and record 0 leaves, so
+    that the twelfth of the other 60 is the last of the tail, which is a fifth: it is in, and out when a copy
+    of record 30 enters above it.
     """
-    index, scale = torch.arange(60), torch.zeros(60, 1)
-    order = [30, *(i for i in range(60) if i != 30)]
-    scale[order, 0] = torch.tensor([100.0, *(60.0 - k for k in range(59))])
-    edge = order[11]
+    index, scale = torch.arange(61), torch.zeros(61, 1)
+    order = [30, *(i for i in range(61) if i != 30)]
+    scale[order, 0] = torch.tensor([100.0, *(60.0 - k for k in range(60))])
+    edge = order[12]
     index[edge] = 30
     scale[edge] *= -1
     return {"index": index, "scale": scale}
@@ -161,7 +244,7 @@ def test_the_tail_of_a_whole_draw_moves_by_its_whole_bound(monkeypatch):
 
     def audited_tail():
         return audit_neighbours(
-            Rows(60),
+            Rows(61),
             canary_loss(),
             against_the_edge_of_the_tail(),
             method=eq.DCDPSGD(variant=TopShare(), noise_multiplier=2.0),
@@ -172,6 +255,7 @@ def test_the_tail_of_a_whole_draw_moves_by_its_whole_bound(monkeypatch):
     assert found.holds
     assert found.worst_of("add").movement == pytest.approx(1.0, abs=1e-5)
     assert found.worst_of("silent") is None  # its score belongs to the draw, and cannot be left out
+    assert found.to_json()["left_out"] == {"silent": "the method looks at all rows of a draw at once"}
     raw_sums = replay._raw_sums
     monkeypatch.setattr(
         replay,

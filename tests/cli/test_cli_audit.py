@@ -56,20 +56,30 @@ def test_neighbours(equipoise, trained):
     found = equipoise("audit --neighbours --positions 1 --json")
     assert (found.code, found.value["holds"]) == (0, True)
     assert {pair["change"] for pair in found.value["pairs"]} == {"add", "remove", "replace", "silent"}
+    assert found.value["left_out"] == {}
     said = equipoise("audit --neighbours --positions 1 --threads 2", trained[0])
     assert said.code == 0
     assert "no sum moved farther than it may" in said.out
     assert "1 and 2 threads" in said.out
 
 
+def test_neighbours_that_were_not_tried_are_told(equipoise):
+    command = "audit --neighbours --positions 1 --method dc-dpsgd --variant top_share"
+    found = equipoise(f"{command} --json")
+    assert found.value["left_out"] == {"silent": "the method looks at all rows of a draw at once"}
+    said = equipoise(command).out
+    assert "Not tried: added, without its own part. The reason: the method looks at all rows" in said
+
+
 def test_neighbours_that_move_too_far_end_with_1(equipoise, monkeypatch):
     found = audit_run.neighbours_of(RunSettings(epsilon=2.0, delta=1e-5), 1, 1, (1,))
-    far = replace(found.pairs[0], movement=143.6)
+    far = replace(found.pairs[0], movement=143.6, scale=-10.0)
     monkeypatch.setattr(audit_run, "neighbours_of", lambda *args: replace(found, pairs=(far,)))
     answer = equipoise("audit --neighbours")
     assert answer.code == 1
     assert "TOO FAR" in answer.out
-    assert "one record added, at place 0 with 1 thread(s), moved a sum by 143.6" in answer.out
+    assert "one record added (the entering one's numbers times -10), at place 0" in answer.out
+    assert "with 1 thread(s), moved a sum by 143.6" in answer.out
     assert "guarantee does not hold" in answer.out
 
 

@@ -247,6 +247,20 @@ def test_replace_ratio():
     assert a.event() == b.event()
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [Poisson(25, 1000, 100), FullBatch(1000, 5), FixedEpochs(100, 1000, 5)],
+)
+@pytest.mark.parametrize("ratio", [1.0, 2.0])
+def test_what_holds_for_a_replaced_record_holds_for_one_more(sampling, ratio):
+    """Canaries are there or not: that audits the claim for replaced records, too."""
+    release = Release("a", 1.0, Gaussian(2.0), replace_ratio=ratio)
+    more, replaced = (
+        PrivacyPlan([release], sampling, relation).epsilon(1e-5).value for relation in (ADD, REPLACE)
+    )
+    assert more <= replaced * (1 + 1e-6)
+
+
 def sums_and_squares(sampling):
     """Clipped sums and squares of one draw, (z, z_C) = (1, 3)."""
     squares = Release("squares", 1.0, Gaussian(3.0), replace_ratio=1.0)

@@ -1,15 +1,19 @@
 """Does anything else move? Steps on neighbouring data sets, with a model and data of your own.
 
 The guarantee says how far the released sum may move when one record enters, leaves or is replaced. Here it is
-measured. A training is prepared twice, once with one record more. Then a step is taken on either data set,
-and the difference of the exact sums is held against the bound that the noise follows. Several steps are
-compared under the same releases, so that both trainings stay at the same parameters.
+measured. A training is prepared, a step is taken on either data set, and the difference of the exact sums is
+held against the bound that the noise follows. Several steps are compared under the same releases, so that
+both stay at the same parameters.
 
-What is compared must differ by one record only. Every other record keeps its number, which keys its random
-numbers; the draws hold the same others; and the record that is audited is in every draw. Where the step draws
-random numbers (dropout, augmentation, places dealt at random) that record comes last in its draw, so that the
-others keep theirs: their law is the same with it and without, and the proof may leave them where they are.
-Otherwise it stands at a position of the draw that is tried.
+One record of the data leaves, at each position another one. What enters in its place is a copy of a record
+with other contents, and at every other position one whose floating-point numbers are far larger than those
+of the data (`SCALES`). So records of large gradients are met, too.
+
+What is compared must differ by one record only. Every other record keeps its number, which keys the random
+numbers of its item; the draws hold the same others; and the record that is audited is in every draw. Where
+collate, augmentation, model or loss draw random numbers (dropout, places dealt at random) that record comes
+last in its draw, so that the others keep theirs: their law is the same with it and without, and the proof may
+leave them where they are. Otherwise it stands at a position of the draw that is tried.
 
 A record whose own gradient is left out (`"silent"`) shows what else moves: nothing may.
 
@@ -31,22 +35,36 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import _validate
+from equipoise._tree import leaves, map_leaves
+from equipoise.gradients.engine_inputs import map_records
 from equipoise.methods import DPSGD, Method
-from equipoise.privacy import Bounded, Budget, Draw, FullBatch, Private, Sampling, Secrets, WithoutReplacement
+from equipoise.privacy import Bounded, Budget, Draw, FullBatch, Private, Sampling, WithoutReplacement
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.privacy.private import unwrap
+from equipoise.training.assumptions import Assumption
 from equipoise.training.input_checks import Loss
 from equipoise.training.record_rows import Source
 from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup import TrainingSettings, TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 
-__all__ = ["CHANGES", "SLACK", "NeighbourAudit", "NeighbourPair", "NeighbourSettings", "audit_neighbours"]
+__all__ = [
+    "CHANGES",
+    "SCALES",
+    "SLACK",
+    "NeighbourAudit",
+    "NeighbourPair",
+    "NeighbourSettings",
+    "audit_neighbours",
+]
 
 CHANGES = ("add", "remove", "replace", "silent")
 """What is done to one record; a silent one enters without a gradient of its own."""
+
+SCALES = (1.0, -10.0)
+"""What the floating-point numbers of a record that enters are multiplied by, in turn over the positions."""
 
 SLACK = 1e-5
 """What rounding may add, in units of the bound."""
@@ -59,6 +77,7 @@ class NeighbourPair:
     Attributes:
         change: one of `CHANGES`.
         position: of the record in its first draw.
+        scale: what the floating-point numbers of the record that enters were multiplied by; 1 if none does.
         threads: that the processor used.
         movement: the largest distance of two sums, in units of the bound of this change.
         epsilon: of these steps for this very pair, at the audit's delta.
@@ -67,6 +86,7 @@ class NeighbourPair:
 
     change: str
     position: int
+    scale: float
     threads: int
     movement: float
     epsilon: float
@@ -92,7 +112,8 @@ class NeighbourAudit:
         steps: that were taken on each.
         records: of the data set.
         micro_batch_size: as the training chose it.
-        draws_numbers: whether the steps draw random numbers about records.
+        draws_numbers: whether collate, augmentation, model or loss draw random numbers.
+        left_out: the changes that were not tried, and why.
         delta: that the epsilons are for.
         plan_epsilon: what the whole plan claims at delta.
     """
@@ -103,6 +124,7 @@ class NeighbourAudit:
     records: int
     micro_batch_size: int
     draws_numbers: bool
+    left_out: Mapping[str, str]
     delta: float
     plan_epsilon: float
 
@@ -163,7 +185,7 @@ def audit_neighbours(
         sampling: of the training; all records in every step by default.
         method: `DPSGD(noise_multiplier=1.0)` by default. One without a multiplier needs a `budget`.
         positions: how many records, spread over the draw, are added, removed and replaced.
-        changes: some of `CHANGES`; all that the sampling is accounted for by default.
+        changes: some of `CHANGES`; by default all that sampling and method have a place for.
         steps: to compare on each pair of data sets.
         threads: numbers of processor threads to try.
         seed: of the draws and of the places.
@@ -171,8 +193,8 @@ def audit_neighbours(
         settings: as for `PrivateTraining`.
 
     Raises:
-        ValueError: fewer than two records, a change that the sampling is not accounted for, a method whose
-            releases are not proved; and whatever refuses the training.
+        ValueError: fewer than two records, no number of threads, a change that sampling or method have no
+            place for, a method whose releases are not proved; and whatever refuses the training.
 
     Example:
         >>> records = {"x": torch.randn(50, 3), "y": torch.randn(50)}
@@ -183,35 +205,51 @@ def audit_neighbours(
         (True, 8)
     """
     _validate.count(positions=positions, steps=steps)
-    sampling, kinds = _checked(data, settings.get("collate"), sampling, changes, steps)
+    if not threads:
+        raise ValueError(
+            f"threads={threads!r} holds no number, so that nothing would be compared; give for instance "
+            "threads=(1, 2)"
+        )
+    for count in threads:
+        _validate.count("the number of processor threads", threads=count)
     unknown = settings.keys() - NeighbourSettings.__annotations__.keys()
     if unknown:
         raise TypeError(f"audit_neighbours takes no argument {min(unknown)!r}")
+    sampling, kinds = _checked(data, settings.get("collate"), sampling, changes, steps)
+    left_out = {} if changes is not None else {kind: FIXED_SIZE for kind in CHANGES if kind not in kinds}
     pairs: list[NeighbourPair] = []
     for count in threads:
         with _threads(count):
-            sides = _Sides(model, loss, data, sampling, method, seed, optimizer, settings)
+            audited = _Audited(model, loss, data, sampling, method, positions, seed, optimizer, settings)
             for number in range(positions):
                 for kind in kinds:
+                    if kind in left_out:
+                        continue
                     try:
-                        pairs.append(sides.compare(kind, number, positions, steps, count))
+                        pairs.append(audited.compare(kind, number, steps, count))
                     except _NotSilentError:
+                        left_out[kind] = WHOLE_DRAW
                         if changes is not None:
                             raise ValueError(
-                                f"changes={kind!r} is not for method {sides.without.method.name!r}, which "
-                                "looks at all rows of a draw at once; leave it out"
+                                f"changes={kind!r} is not for method {audited.setup.method.name!r}: "
+                                f"{WHOLE_DRAW}; leave it out"
                             ) from None
-    plan, delta = sides.without.plan, sides.without.delta
+    setup = audited.setup
     return NeighbourAudit(
         pairs=tuple(pairs),
-        method=sides.without.method.name,
+        method=setup.method.name,
         steps=steps,
-        records=sides.records,
-        micro_batch_size=int(sides.without.settings.micro_batch_size or 0),
-        draws_numbers=sides.draws_numbers,
-        delta=delta,
-        plan_epsilon=plan.epsilon(delta).value,
+        records=audited.records,
+        micro_batch_size=int(setup.settings.micro_batch_size or 0),
+        draws_numbers=audited.draws_numbers,
+        left_out=left_out,
+        delta=setup.delta,
+        plan_epsilon=setup.plan.epsilon(setup.delta).value,
     )
+
+
+FIXED_SIZE = "subsets of a fixed size are accounted under replace-one alone"
+WHOLE_DRAW = "the method looks at all rows of a draw at once"
 
 
 def _checked(
@@ -223,13 +261,13 @@ def _checked(
     sampling = FullBatch(records, steps) if sampling is None else sampling
     if steps > sampling.steps:
         raise ValueError(f"steps={steps}, but sampling plans {sampling.steps}; give at most as many")
-    fixed = isinstance(sampling, WithoutReplacement)  # accounted under replace-one, at one number of records
+    fixed = isinstance(sampling, WithoutReplacement)
     kinds = tuple(changes or (("replace",) if fixed else CHANGES))
     unknown = [kind for kind in kinds if kind not in CHANGES]
     if unknown:
         raise ValueError(f"changes={unknown[0]!r} is unknown; give some of {', '.join(CHANGES)}")
     if fixed and kinds != ("replace",):
-        raise ValueError("WithoutReplacement is accounted under replace-one alone: give changes=('replace',)")
+        raise ValueError(f"changes={changes!r}, but {FIXED_SIZE}; give changes=('replace',)")
     return sampling, kinds
 
 
@@ -243,28 +281,77 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# ---- data sets that differ by one record
+# ---- records that enter
 
 
-class _OneMore(torch.utils.data.Dataset):
-    """The items of a dataset, and one of them once more at the end."""
+@dataclass(frozen=True)
+class _Entering:
+    """A record that may enter: a copy of one of the data, its floating-point numbers scaled."""
 
-    def __init__(self, data: Any, again: int) -> None:
-        self._data, self._again = data, again
+    number: int
+    scale: float
+
+
+class _Extended(torch.utils.data.Dataset):
+    """The items of a dataset, and behind them those that may enter."""
+
+    def __init__(self, data: Any, entering: Sequence[_Entering]) -> None:
+        self._data, self._entering = data, entering
 
     def __len__(self) -> int:
-        return len(self._data) + 1
+        return len(self._data) + len(self._entering)
 
     def __getitem__(self, number: int) -> Any:
-        return self._data[self._again if number == len(self._data) else number]
+        count = len(self._data)
+        if number < count:
+            return self._data[number]
+        one = self._entering[number - count]
+
+        def scaled(leaf: Any) -> Any:
+            is_real = isinstance(leaf, float) or getattr(getattr(leaf, "dtype", None), "kind", "") == "f"
+            real_tensor = isinstance(leaf, Tensor) and leaf.is_floating_point()
+            return leaf * one.scale if is_real or real_tensor else leaf
+
+        return map_leaves(scaled, self._data[one.number])
 
 
-def _with_one_more(data: Any, collate: Any, again: int) -> Any:
-    """The data with a copy of one record as its last."""
-    source = Source(data, collate)
+def _extended(source: Source, data: Any, entering: Sequence[_Entering], collate: Any) -> Source:
+    """The records, and behind them those that may enter."""
     if not source.is_scanned:
-        return _OneMore(data, again)
-    return source.take(torch.tensor([*range(len(source)), again]))
+        return Source(_Extended(data, entering), collate)
+    scales = torch.tensor([one.scale for one in entering])
+
+    def scaled(leaf: Tensor) -> Tensor:
+        if leaf.is_floating_point():
+            factors = scales.to(leaf).reshape(-1, *[1] * (leaf.ndim - 1))
+            leaf[len(source) :] *= factors
+        return leaf
+
+    numbers = [*range(len(source)), *(one.number for one in entering)]
+    return Source(map_records(scaled, source.take(torch.tensor(numbers))), collate)
+
+
+def _unlike(source: Source, record: int) -> int:
+    """The number of a record with other contents, from half-way round on; of any if all are alike."""
+
+    def contents(number: int) -> list[Any] | None:
+        try:
+            return leaves(source.take(torch.tensor([number])))
+        except Exception:  # it has weight zero in a training, and would show nothing
+            return None
+
+    def differ(one: Any, other: Any) -> bool:
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            return not torch.equal(one, other)
+        return bool(one != other)
+
+    own, count = contents(record), len(source)
+    for step in range(count):
+        number = (record + count // 2 + step) % count
+        there = None if number == record else contents(number)
+        if there is not None and (own is None or any(map(differ, own, there))):
+            return number
+    return (record + 1) % count
 
 
 # ---- ledgers that decide who is drawn
@@ -276,17 +363,15 @@ class _Drawn:
 
     Attributes:
         others: the records with numbers below this are drawn by the sampling.
-        left_out: numbers of records that are in no draw.
+        old: the one of them that is in no draw by itself.
         record: the one that is audited, in every draw; None on the side without it.
         place: where it stands among the others, as a share of their number; 1 for the end.
-        everybody: the others are in every draw, whatever the sampling.
     """
 
     others: int
-    left_out: tuple[int, ...] = ()
+    old: int
     record: int | None = None
     place: float = 1.0
-    everybody: bool = False
 
 
 class _Drawing(RecordingLedger):
@@ -303,8 +388,8 @@ class _Drawing(RecordingLedger):
     def sample(self, draw: Draw, num_records: int) -> Tensor:
         drawn, sampling = self._drawn, self.plan.sampling_of(draw.name)
         # From the number of others, which is the same on either side.
-        ids = range(drawn.others) if drawn.everybody else _draw(sampling, self.secrets, draw, drawn.others)
-        kept = [i for i in ids if i not in drawn.left_out and i != drawn.record]
+        ids = sampling.sample(self.secrets, draw, drawn.others).tolist()
+        kept = [i for i in ids if i != drawn.old]
         if drawn.record is not None:
             if isinstance(sampling, WithoutReplacement):
                 kept = kept[: sampling.batch_size - 1]
@@ -317,10 +402,6 @@ class _Drawing(RecordingLedger):
     def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
         self.bounds.append({name: float(bounded.add_remove) for name, bounded in sums.items()})
         return super().release(draw, sums)
-
-
-def _draw(sampling: Sampling, secrets: Secrets, draw: Draw, others: int) -> list[int]:
-    return [int(i) for i in sampling.sample(secrets, draw, others)]
 
 
 class _Replaying(_Drawing, ReplayLedger):
@@ -392,8 +473,8 @@ class _NotSilentError(Exception):
 # ---- the comparison
 
 
-class _Sides:
-    """A training with and without one record more, both prepared as for a run."""
+class _Audited:
+    """A training, prepared as for a run, with records that may enter behind those of the data."""
 
     def __init__(
         self,
@@ -402,87 +483,79 @@ class _Sides:
         data: Any,
         sampling: Sampling,
         method: Method | None,
+        positions: int,
         seed: int,
         optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None,
         settings: NeighbourSettings,
     ) -> None:
         collate = settings.get("collate")
-        self.records, self._seed = len(Source(data, collate)), seed
+        source = Source(data, collate)
+        self.records, self._positions, self._seed = len(source), positions, seed
         self._optimizer = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1))
-        own = TrainingSettings(
-            seed=seed,
-            reproducible=True,  # both sides draw alike; nothing leaves
-            micro_batch_size=settings.get("micro_batch_size"),
-            views=settings.get("views", 1),
-            relation=settings.get("relation", "add_or_remove_one"),
-            hardened=settings.get("hardened", False),
-            allow_public_duplicates=settings.get("allow_public_duplicates", False),
+        copied = copy.deepcopy(model)
+        self.setup = setup = prepare(
+            copied,
+            self._optimizer([p for p in copied.parameters() if p.requires_grad]),
+            loss=loss,
+            data=data,
+            sampling=sampling,
+            method=method or DPSGD(noise_multiplier=1.0),
+            budget=settings.get("budget"),
+            scheduler=None,
+            settings=TrainingSettings(
+                seed=seed,
+                reproducible=True,  # both sides draw alike; nothing leaves
+                micro_batch_size=settings.get("micro_batch_size"),
+                views=settings.get("views", 1),
+                relation=settings.get("relation", "add_or_remove_one"),
+                hardened=settings.get("hardened", False),
+                allow_public_duplicates=settings.get("allow_public_duplicates", False),
+            ),
+            augmentation=settings.get("augmentation"),
+            device=settings.get("device"),
+            collate=collate,
         )
-
-        def prepared(records: Any) -> TrainingSetup:
-            copied = copy.deepcopy(model)
-            return prepare(
-                copied,
-                self._optimizer([p for p in copied.parameters() if p.requires_grad]),
-                loss=loss,
-                data=records,
-                sampling=sampling,
-                method=method or DPSGD(noise_multiplier=1.0),
-                budget=settings.get("budget"),
-                scheduler=None,
-                settings=own,
-                augmentation=settings.get("augmentation"),
-                device=settings.get("device"),
-                collate=collate,
-            )
-
-        self.without = prepared(data)
-        if self.without.plan.unproven or not self.without.plan.releases:
+        if setup.plan.unproven or not setup.plan.releases:
             raise ValueError(
-                f"method {self.without.method.name!r} has releases without a proof, or none at all: there is "
-                "no bound to hold a movement against"
+                f"method {setup.method.name!r} has releases without a proof, or none at all: there is no "
+                "bound to hold a movement against"
             )
-        # What enters is a copy of the middle record, which the model surely takes.
-        self.more = prepared(_with_one_more(data, collate, self.records // 2))
-        self._starts = {
-            id(side): {name: p.detach().clone() for name, p in side.parameters.items()}
-            for side in (self.without, self.more)
-        }
-        few = _Drawn(min(self.records, math.ceil(sampling.expected_size)), everybody=True)
-        first, second = (self._step(self.without, few, number, 1) for number in (0, 1))
-        # The records are the same, so what differs is what the key deals them.
-        self.draws_numbers = _distance(self.without, first, second)[0] > 0
+        self.draws_numbers = setup.rows.dealt or Assumption.OWN_NUMBERS in setup.found
+        self._entering = [
+            _Entering(_unlike(source, self._old(number)), SCALES[number % len(SCALES)])
+            for number in range(positions)
+        ]
+        self._rows = copy.copy(setup.rows)
+        self._rows.source = _extended(source, data, self._entering, collate)
+        self._start = {name: p.detach().clone() for name, p in setup.parameters.items()}
 
-    def compare(self, change: str, number: int, positions: int, steps: int, threads: int) -> NeighbourPair:
+    def _old(self, number: int) -> int:
+        """The record of the data that leaves or is replaced."""
+        return number * self.records // self._positions
+
+    def compare(self, change: str, number: int, steps: int, threads: int) -> NeighbourPair:
         """The number-th of several pairs of this change."""
-        n, new = self.records, self.records  # the copy has the last number
-        old = number * n // positions
-        place = 1.0 if self.draws_numbers else number / max(1, positions - 1)
-        if change == "remove":
-            one, other = _Drawn(n, record=old, place=place), _Drawn(n, left_out=(old,))
-        elif change == "replace":
-            one = _Drawn(n, record=old, place=place)
-            other = _Drawn(n, left_out=(old,), record=new, place=place)
-        else:
-            one, other = _Drawn(n), _Drawn(n, record=new, place=place)
-        left = self._step(self.without, one, number, steps)
-        right = self._step(
-            self.more, other, number, steps, left.transcript, new if change == "silent" else None
-        )
-        movement, square, allowed = _distance(self.without, left, right, change == "replace")
-        delta = self.without.delta
+        old, new = self._old(number), self.records + number
+        place = 1.0 if self.draws_numbers else number / max(1, self._positions - 1)
+        # The population that the user states need not hold a record more than the data.
+        without = _Drawn(self.records, old)
+        before, after = (replace(without, record=one, place=place) for one in (old, new))
+        one, other = {"remove": (before, without), "replace": (before, after)}.get(change, (without, after))
+        left = self._step(one, number, steps)
+        right = self._step(other, number, steps, left.transcript, new if change == "silent" else None)
+        movement, square, allowed = _distance(self.setup, left, right, change == "replace")
         return NeighbourPair(
             change=change,
             position=max(left.stood_at, right.stood_at),
+            scale=1.0 if change == "remove" else self._entering[number].scale,
             threads=threads,
             movement=movement,
-            epsilon=gaussian_epsilon(math.sqrt(square), delta),
-            claimed=gaussian_epsilon(math.sqrt(allowed), delta),
+            epsilon=gaussian_epsilon(math.sqrt(square), self.setup.delta),
+            claimed=gaussian_epsilon(math.sqrt(allowed), self.setup.delta),
         )
 
     def _step(
         self,
-        side: TrainingSetup,
         drawn: _Drawn,
         number: int,
         steps: int,
@@ -490,15 +563,15 @@ class _Sides:
         silent: int | None = None,
     ) -> _Drawing:
         """The ledger after these steps from the start, with draws and randomness of this number."""
-        start = self._starts[id(side)]
+        setup = self.setup
         with torch.no_grad():
-            for name, parameter in side.parameters.items():
-                parameter.copy_(start[name])
-        optimizer = self._optimizer(list(side.parameters.values()))
-        seeded = replace(side.settings, seed=1000 * self._seed + number)
-        here = replace(side, optimizer=optimizer, settings=seeded)
+            for name, parameter in setup.parameters.items():
+                parameter.copy_(self._start[name])
+        optimizer = self._optimizer(list(setup.parameters.values()))
+        seeded = replace(setup.settings, seed=1000 * self._seed + number)
+        here = replace(setup, optimizer=optimizer, settings=seeded, rows=self._rows)
         if silent is not None:
-            method: Any = _SilentMethod(side.method, silent)
+            method: Any = _SilentMethod(setup.method, silent)
             here = replace(here, method=method)
         made = partial(_Drawing, drawn) if transcript is None else partial(_Replaying, drawn, transcript)
         ledger = open_ledger(here, ledger_class=made)

@@ -143,6 +143,9 @@ def show_neighbours(found: NeighbourAudit, as_json: bool) -> bool:
             "" if pair.holds else "[bold red]TOO FAR[/]",
         )
     console.print(table)
+    for reason in dict.fromkeys(found.left_out.values()):
+        words = "; ".join(CHANGES[change] for change, why in found.left_out.items() if why == reason)
+        console.print(f"Not tried: {words}. The reason: {reason}.", soft_wrap=True)
     console.print(_verdict(found), soft_wrap=True)
     return found.holds
 
@@ -170,7 +173,9 @@ def _verdict(found: NeighbourAudit) -> str:
 
 
 def _place(pair: NeighbourPair) -> str:
-    return f"one record {CHANGES[pair.change]}, at place {pair.position} with {pair.threads} thread(s),"
+    scaled = "" if pair.scale == 1 else f" (the entering one's numbers times {pair.scale:g})"
+    words = f"one record {CHANGES[pair.change]}{scaled}"
+    return f"{words}, at place {pair.position} with {pair.threads} thread(s),"
 
 
 def show_shadow(found: dict[str, Any], as_json: bool) -> bool:
