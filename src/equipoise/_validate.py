@@ -5,8 +5,8 @@
     share(residual_share=share)
     one_of(("once", "every_step"), anchor_noise=anchor_noise)
 
-The values are public settings, never data. A value of another type than a number raises a `TypeError`, a
-number out of range a `ValueError`.
+The values are public settings. What somebody gives in their place may be data, so only plain values are
+printed. A value of another type than a number raises a `TypeError`, a number out of range a `ValueError`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,27 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["count", "instance", "non_negative", "one_of", "positive", "positive_if_given", "share", "what_is"]
+__all__ = [
+    "count",
+    "given",
+    "instance",
+    "non_negative",
+    "one_of",
+    "positive",
+    "positive_if_given",
+    "share",
+    "what_is",
+]
+
+
+def given(name: str, value: Any) -> str:
+    """An argument as an error names it: with its value, unless that may hold records.
+
+    >>> given("steps", 0), given("population", [0.3, 0.7])
+    ('steps=0', 'population')
+    """
+    plain = value is None or isinstance(value, (bool, int, float, str, type))
+    return f"{name}={value!r}" if plain else name
 
 
 def positive(remedy: str = "", /, **named: Any) -> None:
@@ -35,8 +55,8 @@ def positive(remedy: str = "", /, **named: Any) -> None:
         also = f", {remedy}" if remedy else ""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(
-                f"{name}={value!r} must be a number, not {type(value).__name__}: give a finite number above "
-                f"zero{also}"
+                f"{given(name, value)} must be a number, not {type(value).__name__}: give a finite number "
+                f"above zero{also}"
             )
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name}={value!r} must be positive and finite: it is a number above zero{also}")
@@ -54,7 +74,7 @@ def non_negative(**named: Any) -> None:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not (number and math.isfinite(value) and value >= 0):
             raise (ValueError if number else TypeError)(
-                f"{name}={value!r} must be a finite number of at least 0"
+                f"{given(name, value)} must be a finite number of at least 0"
             )
 
 
@@ -78,7 +98,9 @@ def count(meaning: str = "", /, **named: Any) -> None:
     for name, value in named.items():
         what = f"{meaning}, a whole number" if meaning else "a whole number"
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}={value!r} must be an integer, not {type(value).__name__}: it is {what}")
+            raise TypeError(
+                f"{given(name, value)} must be an integer, not {type(value).__name__}: it is {what}"
+            )
         if value < 1:
             raise ValueError(f"{name}={value!r} must be at least 1: it is {what}")
 
@@ -95,7 +117,7 @@ def share(**named: Any) -> None:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not (number and 0 < value < 1):
             raise (ValueError if number else TypeError)(
-                f"{name}={value!r} is a share: it must lie strictly between 0 and 1"
+                f"{given(name, value)} is a share: it must lie strictly between 0 and 1"
             )
 
 
@@ -110,7 +132,7 @@ def one_of(choices: Iterable[str], /, **named: Any) -> None:
     known = tuple(choices)
     for name, value in named.items():
         if value not in known:
-            raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(map(repr, known))}")
+            raise ValueError(f"{given(name, value)} is unknown; give one of {', '.join(map(repr, known))}")
 
 
 def what_is(value: Any) -> str:
@@ -147,4 +169,4 @@ def instance(kind: type, example: str, /, **named: Any) -> None:
             choices = kind.kinds().values() if hasattr(kind, "kinds") else ()  # of an option of a method
             if len(choices) > 1:
                 wanted += f" ({', '.join(choice.__name__ for choice in choices)})"
-            raise TypeError(f"{name}={value!r} is {what_is(value)}: give {wanted}, such as {example}")
+            raise TypeError(f"{given(name, value)} is {what_is(value)}: give {wanted}, such as {example}")

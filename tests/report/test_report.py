@@ -90,6 +90,18 @@ def test_folders_that_are_not_runs(tmp_path, run_folder):
         read_run(run_folder)
 
 
+def test_every_evaluation_is_shown(run_folder):
+    rows = [{"step": step, "evaluation.<rmse>": 2.0 / step, "evaluation.odd": "none"} for step in (1, 2, 3)]
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    run = read_run(run_folder)
+    assert run.other_evaluations == ["<rmse>"]
+    assert "&lt;rmse&gt;: 0.6667 at 3" in render_page(run)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(summary(run, "runs/digits-sample"))
+    assert "0.6667" in console.export_text()
+
+
 def test_summary_in_a_narrow_terminal(run_folder):
     console = Console(width=60, record=True, file=io.StringIO())
     console.print(summary(read_run(run_folder), "runs/digits-sample"))

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import equipoise as eq
 from equipoise.data import Records
-from equipoise.gradients import ForwardWritesError
+from equipoise.gradients import CrossRecordError, ForwardWritesError
 from equipoise.methods.clip_rules import ClipRule
 from equipoise.training import DataError
 
@@ -105,6 +105,17 @@ def test_every_kind_of_data_gives_the_same_training(data):
 
 LOSSES = {
     "a mean": (lambda m, b: loss(m, b).mean(), DataError, 'use reduction="none"'),
+    "every record with every other": (
+        lambda m, b: m(b["input"])[:, :1] - b["label"],
+        DataError,
+        r"shape \((\d), \1\).*an output \[B, 1\] met a target \[B\]",
+    ),
+    "a mean of every record with every other": (
+        lambda m, b: (m(b["input"])[:, :1] - b["label"]).square().mean(1),
+        CrossRecordError,
+        r"by the loss function.*an output \[B, 1\] minus a target \[B\]",
+    ),
+    "a function of outputs and labels": (F.cross_entropy, DataError, "It gets model and batch"),
     "two numbers a record": (
         lambda m, b: m(b["input"]),
         DataError,
@@ -175,6 +186,7 @@ ARGUMENTS = {
     "a seed of letters": ({"seed": "a"}, TypeError, "seed='a'"),
     "an unknown relation": ({"relation": "swap"}, ValueError, "relation='swap'"),
     "no such device": ({"device": "cuda"}, ValueError, "no CUDA device"),
+    "no device at all": ({"device": "gpu"}, ValueError, "device='gpu' is no device"),
     "nothing to train": ({"model": frozen()}, ValueError, "no trainable parameter"),
     "several evaluations a step": (
         {"optimizer": lambda m: torch.optim.LBFGS(m.parameters())},
@@ -208,6 +220,27 @@ ARGUMENTS = {
     ),
     "a lazy model": ({"model": nn.Sequential(nn.LazyLinear(3))}, ValueError, "no shape yet"),
 }
+
+
+@pytest.mark.parametrize("name", ["sampling", "method", "budget", "augmentation"])
+def test_records_in_place_of_an_argument_are_not_printed(name):
+    with pytest.raises(TypeError, match=f"^{name} is "):
+        build(**{name: records()["input"]})
+    with pytest.raises(TypeError, match=r"^population must be an integer, not Tensor: it is"):
+        eq.Poisson(12, records()["label"], 3)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "words"),
+    [
+        ({"accuracy": 0.5}, "evaluate is a dict; give a function"),
+        (lambda model: None, r"answers \{score: a NoneType\}; it must answer a number"),
+        (lambda model: {"rate": "0.5 %"}, r"answers \{rate: a str\}"),
+    ],
+)
+def test_an_evaluation_that_gives_no_numbers(evaluate, words):
+    with pytest.raises(TypeError, match=words):
+        training(steps=2).run(evaluate, progress=False)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)

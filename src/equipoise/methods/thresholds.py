@@ -248,8 +248,9 @@ def resolve_threshold(clip_norm: float | Callable[[int], float] | Threshold) -> 
     called = callable(clip_norm) and not isinstance(clip_norm, type)
     if isinstance(clip_norm, bool) or not (isinstance(clip_norm, (int, float)) or called):
         raise TypeError(
-            f"clip_norm={clip_norm!r} is {_validate.what_is(clip_norm)}; give a number above zero, a "
-            "function from the step to a number, or a threshold such as ReleasedQuantile(initial=0.1)"
+            f"{_validate.given('clip_norm', clip_norm)} is {_validate.what_is(clip_norm)}; give a number "
+            "above zero, a function from the step to a number, or a threshold such as "
+            "ReleasedQuantile(initial=0.1)"
         )
     if isinstance(clip_norm, (int, float)):
         return Fixed(float(clip_norm))

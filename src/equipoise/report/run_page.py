@@ -7,6 +7,7 @@ files of the run folder alone (see `equipoise.report.run_reader`).
 from __future__ import annotations
 
 import html
+import itertools
 import math
 import os
 import re
@@ -176,6 +177,16 @@ def _charts(run: Run) -> list[Mapping[str, Any]]:
             x_label="step",
             y_label="accuracy",
             percent=True,
+        ),
+        *itertools.chain.from_iterable(
+            chart(
+                name,
+                "As evaluated on public records along the way.",
+                [_curve(name, run.curve(f"evaluation.{name}"))],
+                x_label="step",
+                y_label="value",
+            )
+            for name in run.other_evaluations
         ),
         *chart(
             "Privacy loss so far",

@@ -69,6 +69,13 @@ class Run:
         return points[-1][1] if points else None
 
     @property
+    def other_evaluations(self) -> list[str]:
+        """What was evaluated beside the accuracy; a page has room for a few."""
+        prefix = "evaluation."
+        names = {key.removeprefix(prefix) for row in self.metrics for key in row if key.startswith(prefix)}
+        return [name for name in sorted(names - {"accuracy"}) if self.curve(prefix + name)][:6]
+
+    @property
     def details(self) -> Mapping[str, Any]:
         """How the run was set up: the command line's settings, or what the training itself noted."""
         experiment = self.config.get("experiment")

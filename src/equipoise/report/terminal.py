@@ -35,7 +35,7 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
 
 
 def summary(run: Run, folder: str, seconds: float | None = None) -> RenderableType:
-    """Accuracy, epsilon, guarantee and where the files are, as a rich renderable.
+    """Accuracy and other evaluations, epsilon, guarantee and where the files are, as a rich renderable.
 
     Args:
         run: what the publishable files say.
@@ -49,12 +49,14 @@ def summary(run: Run, folder: str, seconds: float | None = None) -> RenderableTy
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
-    accuracies = [y for _, y in run.curve("evaluation.accuracy")]
-    if accuracies:
-        line = Text(f"{accuracies[-1]:.1%}", style="bold")
-        if len(accuracies) > 2:
-            line.append("  " + sparkline(accuracies), style="blue")
-        grid.add_row("test accuracy", line)
+    for name in ("accuracy", *run.other_evaluations):
+        values = [y for _, y in run.curve(f"evaluation.{name}")]
+        if values:
+            share = name == "accuracy"
+            line = Text(f"{values[-1]:.1%}" if share else f"{values[-1]:.4g}", style="bold")
+            if len(values) > 2:
+                line.append("  " + sparkline(values), style="blue")
+            grid.add_row("test accuracy" if share else Text(name), line)
     not_private = not run.is_private
     if run.epsilon is None:
         spent = Text("no value: at least one step has no proof", style="bold red")

@@ -260,19 +260,25 @@ def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device,
         raise
     except Exception as error:
         shapes, said = _shapes(batch), f"{type(error).__name__}: {error}".rstrip(".")
+        called = (
+            " It gets model and batch, and runs the model itself." if isinstance(error, TypeError) else ""
+        )
         raise DataError(
             f"loss(model, batch) fails on {count} records of the data, among them those with the smallest "
-            f"and largest labels (batch: {shapes}): {said}. Check the labels' range "
-            "against the model's outputs, the shapes and the types. Nothing was spent."
+            f"and largest labels (batch: {shapes}): {said}.{called} Check the labels' range against the "
+            "model's outputs, the shapes and the types. Nothing was spent."
         ) from error
     if not isinstance(values, Tensor):
         raise TypeError(f"loss(model, batch) answers a {type(values).__name__}; it must answer a tensor [B]")
     if values.shape != (count,):
-        hint = (
-            ' A mean over the batch has no per-record gradients: use reduction="none".'
-            if values.ndim == 0
-            else " Average or sum what belongs to one record, for instance loss.mean(1) over tokens."
-        )
+        hint = " Average or sum what belongs to one record, for instance loss.mean(1) over tokens."
+        if values.ndim == 0:
+            hint = ' A mean over the batch has no per-record gradients: use reduction="none".'
+        elif values.shape == (count, count):
+            hint = (
+                " Perhaps an output [B, 1] met a target [B], and so every record every other: give both one "
+                "shape, for instance output.squeeze(1)."
+            )
         raise DataError(
             f"loss(model, batch) answers shape {tuple(values.shape)} for {count} records; it must be "
             f"({count},).{hint}"

@@ -438,6 +438,11 @@ class PrivateTraining:
             checkpoint_every: steps between checkpoints; 20 in all by default.
         """
         steps = self.sampling.steps
+        if not (evaluate is None or callable(evaluate)):
+            raise TypeError(
+                f"evaluate is {_validate.what_is(evaluate)}; give a function evaluate(model) that answers a "
+                "number or a dict of numbers"
+            )
         if evaluate_every is None:
             evaluate_every = max(1, steps // 10)
         if checkpoint_every is None:
@@ -473,7 +478,13 @@ class PrivateTraining:
         finally:
             self._setup.restore_modes()
         values = dict(found) if isinstance(found, Mapping) else {"score": found}
-        self._evaluation = {name: float(value) for name, value in values.items()}
+        try:
+            self._evaluation = {name: float(value) for name, value in values.items()}
+        except (TypeError, ValueError):
+            kinds = ", ".join(f"{name}: {_validate.what_is(value)}" for name, value in values.items())
+            raise TypeError(
+                f"evaluate(model) answers {{{kinds}}}; it must answer a number or a dict of numbers"
+            ) from None
         self._metrics.evaluation(self.steps_done, self._evaluation)
         return self._evaluation
 

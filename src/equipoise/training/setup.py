@@ -123,7 +123,7 @@ def check_kinds(
     if not isinstance(sampling, Sampling):
         hint = ". State the population yourself; it is never read from the data"
         raise TypeError(
-            f"sampling={sampling!r} is {_validate.what_is(sampling)}; give for instance "
+            f"{_validate.given('sampling', sampling)} is {_validate.what_is(sampling)}; give for instance "
             f"Poisson(expected_batch_size=256, population=60_000, steps=2_000){hint}"
         )
     if not isinstance(method, Method):
@@ -132,14 +132,16 @@ def check_kinds(
             if inspect.isclass(method)
             else ", for instance DPSGD()"
         )
-        raise TypeError(f"method={method!r} is no Method; give a method object{called}")
+        raise TypeError(f"{_validate.given('method', method)} is no Method; give a method object{called}")
     if budget is not None and not isinstance(budget, Budget):
         raise TypeError(
-            f"budget={budget!r} is {_validate.what_is(budget)}; give Budget(epsilon=3.0, delta=1e-5)"
+            f"{_validate.given('budget', budget)} is {_validate.what_is(budget)}; give Budget(epsilon=3.0, "
+            "delta=1e-5)"
         )
     if augmentation is not None and not callable(augmentation):
         raise TypeError(
-            f"augmentation={augmentation!r} is no function; give augmentation(batch, generator) -> batch"
+            f"{_validate.given('augmentation', augmentation)} is {_validate.what_is(augmentation)}; give a "
+            "function augmentation(batch, generator) -> batch"
         )
     if settings.views > 1 and augmentation is None:
         raise ValueError(
@@ -225,7 +227,10 @@ def move(
                 f"the model's parameters lie on several devices, {sorted(map(str, places))}; give device=..."
             )
         return next(iter(places))
-    target = torch.device(device)
+    try:
+        target = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"{_validate.given('device', device)} is no device; give 'cpu' or 'cuda'") from None
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device={device!r}: this machine has no CUDA device; give device='cpu' or leave it out"
@@ -585,7 +590,7 @@ def prepare(
     Raises:
         TypeError, ValueError, DataError: what cannot work, named.
     """
-    method = method or DPSGD()
+    method = DPSGD() if method is None else method
     check_kinds(sampling, method, budget, augmentation, settings)
     parameters = trainable(model)
     check_optimizer(optimizer, parameters)

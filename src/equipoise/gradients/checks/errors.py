@@ -44,11 +44,18 @@ class CrossRecordError(RuntimeError):
             f"module {module_path or '(the model itself)'!r} ({module_type})"
         )
         remedy = (
-            "replace BatchNorm with equipoise.replace_batch_norm(model), which uses GroupNorm instead"
-            if module_type is not None and "BatchNorm" in module_type and not in_its_input
-            else "make it treat every record by itself (equipoise.replace_batch_norm replaces BatchNorm; a "
+            "make it treat every record by itself (equipoise.replace_batch_norm replaces BatchNorm; a "
             "statistic over the batch has to go)"
         )
+        if module_type is None:
+            remedy = (
+                "compute it record by record (a statistic over the batch has to go; an output [B, 1] minus a "
+                "target [B] is [B, B], so give both one shape)"
+            )
+        elif "BatchNorm" in module_type and not in_its_input:
+            remedy = (
+                "replace BatchNorm with equipoise.replace_batch_norm(model), which uses GroupNorm instead"
+            )
         super().__init__(
             f"the records of a batch are mixed by {where}: changing one record changed another record's "
             f"result. Per-sample gradients are not defined there; {remedy}."
