@@ -64,6 +64,10 @@ DATA = {
     "a label below the range": (lambda: with_label(-1), r"loss\(model, batch\) fails.*labels"),
     "NaN": (lambda: with_input(float("nan")), r"1 records hold NaN or infinity \(the first is number 5\)"),
     "infinity": (lambda: with_input(float("inf")), "hold NaN or infinity"),
+    "NaN that was let pass": (
+        lambda: Records(with_input(float("nan")), check_finite=False),
+        r"1 records hold NaN or infinity \(the first is number 5\)",
+    ),
     "unequal lengths": (shorter, "same record axis"),
     "a stream": (Stream, "Stream, which has no record numbers"),
     "a loader": (lambda: DataLoader(TensorDataset(torch.zeros(3, 12))), "DataLoader.*Give its dataset"),
@@ -101,6 +105,13 @@ def test_every_kind_of_data_gives_the_same_training(data):
     list(training(expect, steps=3))
     list(training(got, data=data, loss=either, steps=3))
     torch.testing.assert_close(parameters(got), parameters(expect))
+
+
+def test_items_made_on_demand_were_not_looked_at_whatever_else_their_data_set_holds():
+    data = Items()
+    data.fields, data.fingerprint = {"input": torch.zeros(1)}, "of another library"
+    stated = training(data=data, steps=1).statement().assumptions
+    assert any("were not checked for NaN" in text for text in stated)
 
 
 LOSSES = {

@@ -32,7 +32,8 @@ class Records:
         fields: name -> tensor ``[n, ...]``; the field ``label``, if there is one, holds class numbers
             ``[n]``.
         num_classes: labels must lie in ``0 .. num_classes - 1``; None leaves the upper end unchecked.
-        check_finite: whether a NaN or an infinity in a floating-point field is an error.
+        check_finite: whether a NaN or an infinity in a floating-point field is an error. To a training it is
+            one in any case.
 
     Raises:
         DataFileError: no fields, no records, unequal lengths, labels that are not integers in range, values
@@ -242,8 +243,7 @@ def _check_finite(name: str, value: Tensor) -> None:
         rows = bad.nonzero().flatten()
         raise DataFileError(
             f"fields[{name!r}] has NaN or infinite values in {len(rows)} records (the first is number "
-            f"{int(rows[0])}). Repair or drop them before training, or pass check_finite=False to let "
-            "training give them weight zero."
+            f"{int(rows[0])}). Repair or drop them before training."
         )
 
 

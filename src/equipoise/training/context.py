@@ -204,7 +204,7 @@ class TrainingDraw:
         try:
             # Reading, collating and augmenting may draw random numbers, each in its own way; taking rows of
             # tensors draws none.
-            quiet = rows.source.is_tensors and rows.prepare.augmentation is None
+            quiet = rows.source.is_scanned and rows.prepare.augmentation is None
             with nullcontext() if quiet else random_numbers_from(randomness("records"), rows.prepare.device):
                 records = rows.source.take(part.ids, secret_randomness(self.token))
                 was_read = True

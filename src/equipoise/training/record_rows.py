@@ -9,7 +9,7 @@ numbers. `Preparation` moves a batch to the device and augments it. `RowSource` 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from equipoise import _validate
 from equipoise._tree import leaves, map_leaves
+from equipoise.data.records import Records
 from equipoise.gradients.capture.random_numbers import GlobalState, random_numbers_from
 from equipoise.gradients.engine_inputs import is_array, map_records, num_records, record_leaves, take_records
 from equipoise.methods.base import Parameters
@@ -82,6 +83,8 @@ class Source:
             )
         if isinstance(data, TensorDataset):
             self._nest = tuple(data.tensors)
+        elif type(data) is Records:  # another class may make its items in its own way
+            self._nest = dict(data.fields)
         elif isinstance(data, (Tensor, dict, tuple)) or (
             isinstance(data, list) and data and all(isinstance(part, Tensor) for part in data)
         ):
@@ -97,14 +100,11 @@ class Source:
         return num_records(self._nest) if self._nest is not None else len(self._data)
 
     @property
-    def is_tensors(self) -> bool:
-        """Whether records are rows of tensors: taking them runs nobody's code."""
-        return self._nest is not None
-
-    @property
     def is_scanned(self) -> bool:
-        """Whether all records were looked at beforehand; items made on demand were not."""
-        return bool(self.leaves())
+        """Whether records are rows of tensors: all were looked at beforehand, and taking them runs nobody's
+        code.
+        """
+        return self._nest is not None
 
     def take(self, ids: Tensor, randomness: Randomness | None = None) -> Any:
         """The batch of the records with these numbers, LongTensor [b], b >= 1; see `read`."""
@@ -120,8 +120,6 @@ class Source:
         """
         if self._nest is not None:
             return take_records(self._nest, ids)
-        if hasattr(self._data, "fingerprint"):  # equipoise.data.Records takes index tensors
-            return self._data[ids]
         if randomness is None:
             return [self._data[i] for i in ids.tolist()]
         if not self._draws_numbers:  # most data sets draw none, and need no streams
@@ -139,30 +137,23 @@ class Source:
 
     def join(self, read: Any) -> Any:
         """The batch of what `read` gave."""
-        made = self._nest is None and not hasattr(self._data, "fingerprint")
-        batch = self._collate(read) if made else read
+        batch = self._collate(read) if self._nest is None else read
         # Records are constants, also where a tensor of them asks for a gradient.
         return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
 
     def fingerprint(self) -> str:
         """A digest of the records, which is private; empty for datasets that make their items on demand."""
-        if hasattr(self._data, "fingerprint"):
-            return str(self._data.fingerprint())
+        if isinstance(self._data, Records):
+            return self._data.fingerprint()
         return "" if self._nest is None else digest({"data": self.leaves()})
 
     def batch(self) -> Any:
         """All records as one batch, where tensors hold them; None for datasets that make items on demand."""
-        if self._nest is not None:
-            return self._nest
-        fields = getattr(self._data, "fields", None)
-        return dict(fields) if isinstance(fields, Mapping) else None
+        return self._nest
 
     def leaves(self) -> list[Tensor]:
         """The tensors that hold all records, or an empty list for datasets that make items on demand."""
-        if self._nest is not None:
-            return [leaf for leaf in leaves(self._nest) if isinstance(leaf, Tensor)]
-        fields = getattr(self._data, "fields", None)
-        return list(fields.values()) if isinstance(fields, Mapping) else []
+        return [] if self._nest is None else leaves(self._nest)
 
     def probes(self, count: int) -> Tensor:
         """Numbers of a few records that show what the data can hold.
