@@ -53,6 +53,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
         yield
 
 
+@cache
 def _switches(device: torch.device) -> list[tuple[Any, str, Any]]:
     backends: Any = torch.backends
     if hasattr(backends, "fp32_precision"):

@@ -374,13 +374,13 @@ class FactoredGradients(PerSampleGradients):
         """Squared row norms of one parameter, kept: the factors never change."""
         if name not in self._squared:
             kept = self.factors[name]
-            own = [factor.norms_squared() for factor in kept]
-            sizes = self.magnitudes(name, own)
-            if len(kept) <= 1:
-                squares = guarded(own[0], sizes, self.terms(name)) if kept else self._zeros().double()
+            if not kept:
+                squares = self._zeros().double()
+            elif len(kept) == 1:
+                (factor,) = kept
+                squares = guarded(factor.norms_squared(), factor.magnitudes(), factor.positions)
             else:
-                assert sizes is not None
-                squares = self._squares_of_sum(name, kept, torch.stack(own).sum(0), sizes)
+                squares = self._squares_of_sum(name, kept)
             self._squared[name] = squares
         return self._squared[name]
 
@@ -398,7 +398,10 @@ class FactoredGradients(PerSampleGradients):
         """How many terms a row of one parameter adds, all uses together."""
         return sum(factor.positions for factor in self.factors[name])
 
-    def _squares_of_sum(self, name: str, kept: tuple[Factor, ...], terms: Tensor, sizes: Tensor) -> Tensor:
+    def _squares_of_sum(self, name: str, kept: tuple[Factor, ...]) -> Tensor:
+        own = [factor.norms_squared() for factor in kept]
+        terms, sizes = torch.stack(own).sum(0), self.magnitudes(name, own)
+        assert sizes is not None
         squares = terms.clone()  # float64: the cross terms are as large as the squares, and may cancel them
         for i, factor in enumerate(kept):
             for opposite in kept[i + 1 :]:

@@ -64,6 +64,7 @@ class Source:
         self._collate = collate or default_collate
         self._data = data
         self._nest: Any = None
+        self._length: int | None = None  # of tensors; another data set is asked each time
         self._draws_numbers = False
         if isinstance(data, (IterableDataset, Iterator)):
             raise DataError(
@@ -97,7 +98,7 @@ class Source:
             )
 
     def __len__(self) -> int:
-        return num_records(self._nest) if self._nest is not None else len(self._data)
+        return len(self._data) if self._length is None else self._length
 
     @property
     def is_scanned(self) -> bool:
@@ -183,6 +184,7 @@ class Source:
             raise DataError(
                 f"the tensors of data have shapes {shapes}: their first axes must be the same record axis"
             )
+        self._length = lengths.pop()
         for leaf in tensors:
             if leaf.is_floating_point() and not bool(torch.isfinite(leaf.sum())):
                 bad = ~torch.isfinite(leaf.reshape(len(leaf), -1)).all(1)

@@ -56,7 +56,7 @@ def derive(
         yield Expression(value, roots, parent if pull is not None else None, pull)
 
 
-def pull_back(expression: Expression, factor: Factor) -> Iterator[tuple[str, Factor]]:
+def pull_back(expression: Expression, factor: Factor) -> list[tuple[str, Factor]]:
     """Factors for the parameters behind ``expression`` from a factor for its value."""
     while expression.parent is not None and expression.pull is not None:
         try:
@@ -67,13 +67,10 @@ def pull_back(expression: Expression, factor: Factor) -> Iterator[tuple[str, Fac
     if len(expression.roots) == 1:
         (name, root), *_ = expression.roots.items()
         if root is expression.value:
-            yield name, factor
-            return
+            return [(name, factor)]
     rows = factor.materialise().to(expression.value.dtype)
     found = _vjp(expression.value, list(expression.roots.values()), rows)
-    for name, g in zip(expression.roots, found, strict=True):
-        if g is not None:
-            yield name, DenseFactor(g)
+    return [(n, DenseFactor(g)) for n, g in zip(expression.roots, found, strict=True) if g is not None]
 
 
 def _vjp(value: Tensor, roots: list[Tensor], rows: Tensor) -> list[Tensor | None]:

@@ -307,8 +307,8 @@ class Capture(Watch):
         return {name: [self._by_choice(part) for part in merged(parts)] for name, parts in factors.items()}
 
     def _by_choice(self, factor: Factor) -> Factor:
-        """The factor by the kernel that was chosen for its kind, if one was."""
-        kernel = None if factor.kind == "dense" else self.choices.get(factor.signature())
+        """The factor by the kernel that was chosen for its kind, if one was; it is not chosen twice."""
+        kernel = self.choices.get(factor.signature()) if factor.kernel == "auto" else None
         return factor if kernel is None else factor.with_kernel(kernel)
 
 

@@ -214,8 +214,8 @@ def require_carried(what: str, value: Mapping[str, torch.Tensor], stds: Sequence
     Raises:
         LedgerError: saying which.
     """
-    for tensor, raw in value.items():
-        dtype = released_type(raw)
+    one_of_each = {released_type(raw): tensor for tensor, raw in value.items()}
+    for dtype, tensor in one_of_each.items():
         wrong = [std for std in stds if not carries(dtype, std)]
         if wrong:
             raise LedgerError(
