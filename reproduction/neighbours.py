@@ -1,4 +1,4 @@
-"""Twenty ordinary models and data pipelines: does one record move anything besides its own part?
+"""Ordinary models and data pipelines: does one record move anything besides its own part?
 
 Each is written as one would write it without a thought of privacy: transforms that ask torch or NumPy for
 random numbers, a collate function that pads, dropout, layers that are skipped at random, sampled latents.
