@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections import UserDict
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from small_problems import RECORDS, loss, network, parameters, records, relative
 from torch import nn
 
 import equipoise as eq
+from equipoise.audit.neighbours import NeighbourSettings, audit_neighbours
+from equipoise.federated.client import Client, ClientSettings
 from equipoise.methods import Abadi
 from equipoise.methods.base import Plan
 from equipoise.privacy import Gaussian, PlanUsedUpError, PrivacyPlan, Release, clip
@@ -36,6 +39,15 @@ def test_a_setting_has_one_default():
     arguments = inspect.signature(eq.PrivateTraining).parameters
     for setting in dataclasses.fields(TrainingSettings):
         assert arguments[setting.name].default == setting.default, setting.name
+
+
+def test_what_clients_and_audits_take_are_arguments_of_a_training():
+    arguments = inspect.signature(eq.PrivateTraining).parameters
+    for settings, function in ((ClientSettings, Client), (NeighbourSettings, audit_neighbours)):
+        taken = get_type_hints(settings)
+        assert taken.keys() <= arguments.keys() - inspect.signature(function).parameters.keys()
+        with pytest.raises(TypeError, match=f"{function.__name__} takes no argument 'epsilon'"):
+            function(*[None] * 5 if function is Client else [None] * 3, epsilon=1.0)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])

@@ -27,9 +27,9 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ from equipoise.training.assumptions import Assumption
 from equipoise.training.input_checks import Loss
 from equipoise.training.record_rows import Source
 from equipoise.training.run_ledger import open_ledger
-from equipoise.training.setup import TrainingSettings, TrainingSetup, prepare
+from equipoise.training.setup import CommonSettings, TrainingSettings, TrainingSetup, prepare, refuse_unknown
 from equipoise.training.step import StepRunner
 
 __all__ = [
@@ -147,18 +147,14 @@ class NeighbourAudit:
         return {**asdict(self), "holds": self.holds, "slack": SLACK}
 
 
-class NeighbourSettings(TypedDict, total=False):
+class NeighbourSettings(CommonSettings, total=False):
     """Arguments that mean what they mean for `PrivateTraining`."""
 
+    views: int
     budget: Budget | None
     augmentation: Callable[[Any, torch.Generator], Any] | None
-    views: int
     collate: Callable[[list[Any]], Any] | None
-    micro_batch_size: int | None
-    relation: str
-    hardened: bool
     device: str | torch.device | None
-    allow_public_duplicates: bool
 
 
 def audit_neighbours(
@@ -212,9 +208,7 @@ def audit_neighbours(
         )
     for count in threads:
         _validate.count("the number of processor threads", threads=count)
-    unknown = settings.keys() - NeighbourSettings.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"audit_neighbours takes no argument {min(unknown)!r}")
+    refuse_unknown("audit_neighbours", settings, NeighbourSettings)
     sampling, kinds = _checked(data, settings.get("collate"), sampling, changes, steps)
     left_out = {} if changes is not None else {kind: FIXED_SIZE for kind in CHANGES if kind not in kinds}
     pairs: list[NeighbourPair] = []
@@ -490,6 +484,8 @@ class _Audited:
     ) -> None:
         collate = settings.get("collate")
         source = Source(data, collate)
+        given: dict[str, Any] = {**settings}
+        own = {item.name for item in fields(TrainingSettings)} & given.keys()
         self.records, self._positions, self._seed = len(source), positions, seed
         self._optimizer = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1))
         copied = copy.deepcopy(model)
@@ -500,20 +496,11 @@ class _Audited:
             data=data,
             sampling=sampling,
             method=method or DPSGD(noise_multiplier=1.0),
-            budget=settings.get("budget"),
-            scheduler=None,
+            # Reproducible: both sides draw alike. Nothing leaves.
             settings=TrainingSettings(
-                seed=seed,
-                reproducible=True,  # both sides draw alike; nothing leaves
-                micro_batch_size=settings.get("micro_batch_size"),
-                views=settings.get("views", 1),
-                relation=settings.get("relation", "add_or_remove_one"),
-                hardened=settings.get("hardened", False),
-                allow_public_duplicates=settings.get("allow_public_duplicates", False),
+                seed=seed, reproducible=True, **{name: given.pop(name) for name in own}
             ),
-            augmentation=settings.get("augmentation"),
-            device=settings.get("device"),
-            collate=collate,
+            **given,
         )
         if setup.plan.unproven or not setup.plan.releases:
             raise ValueError(

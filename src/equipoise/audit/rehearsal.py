@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from equipoise.privacy import Bounded, Budget, Draw, Ledger, PrivacyPlan, Sampli
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import NoiseHistory, Sums
 from equipoise.training.run_ledger import open_ledger
-from equipoise.training.setup import TrainingSettings, TrainingSetup, prepare
+from equipoise.training.setup import CommonSettings, TrainingSettings, TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 
 __all__ = ["CanaryTraining", "Rehearsal", "Stage", "Watching", "open_stage", "rehearse", "whitened"]
@@ -99,22 +99,13 @@ def open_stage(
     *,
     seed: int,
     learning_rate: float = 1.0,
-    relation: str = "add_or_remove_one",
-    hardened: bool = False,
-    allow_public_duplicates: bool = False,
     make_ledger: Callable[..., Any] = Watching,
     optimizer: torch.optim.Optimizer | None = None,
+    **settings: Unpack[CommonSettings],
 ) -> Stage:
     """A training whose ledger can be looked through; noise and draws follow the seed."""
-    records = len(next(iter(data.values())))
-    settings = TrainingSettings(
-        seed=seed,
-        reproducible=True,  # the attacker replays the same noise and draws
-        micro_batch_size=max(1, records),  # canaries are cheap: one micro-batch per draw
-        relation=relation,
-        hardened=hardened,
-        allow_public_duplicates=allow_public_duplicates,
-    )
+    # Canaries are cheap: one micro-batch per draw.
+    settings = {"micro_batch_size": max(1, len(next(iter(data.values())))), **settings}
     setup = prepare(
         model,
         optimizer or torch.optim.SGD(model.parameters(), lr=learning_rate),
@@ -123,11 +114,7 @@ def open_stage(
         sampling=sampling,
         method=method,
         budget=budget,
-        scheduler=None,
-        settings=settings,
-        augmentation=None,
-        device=None,
-        collate=None,
+        settings=TrainingSettings(seed=seed, reproducible=True, **settings),  # for the attacker's replays
     )
     ledger = open_ledger(setup, ledger_class=make_ledger)
     assert isinstance(ledger, Ledger)  # one process

@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import nn
@@ -52,6 +52,7 @@ from equipoise.training import PrivateTraining
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.input_checks import Loss
 from equipoise.training.run_ledger import own_ledger
+from equipoise.training.setup import CommonSettings, refuse_unknown
 
 __all__ = ["Client", "ClientSettings"]
 
@@ -63,16 +64,12 @@ _AT_THE_END = 10**9
 """An epsilon per step would cost more than the step, and the statement has one."""
 
 
-class ClientSettings(TypedDict, total=False):
+class ClientSettings(CommonSettings, total=False):
     """The settings that a client hands on to its `PrivateTraining`."""
 
-    relation: str
     seed: int
     reproducible: bool
-    micro_batch_size: int | None
     ledger_file: str | os.PathLike[str] | None
-    hardened: bool
-    allow_public_duplicates: bool
 
 
 class Client:
@@ -132,9 +129,7 @@ class Client:
         noise: str = "local",
         **settings: Unpack[ClientSettings],
     ) -> None:
-        unknown = settings.keys() - ClientSettings.__annotations__.keys()
-        if unknown:
-            raise TypeError(f"Client takes no argument {min(unknown)!r}")
+        refuse_unknown("Client", settings, ClientSettings)
         _validate.count(local_steps=local_steps)
         _check_claim(unit, noise, local_steps)
         check_passed_on(method)

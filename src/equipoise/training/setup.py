@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 import torch
 from dp_accounting import DpEvent
@@ -64,6 +64,7 @@ from equipoise.training.record_rows import DataError, Preparation, RowSource, So
 
 __all__ = [
     "Begun",
+    "CommonSettings",
     "TrainingSettings",
     "TrainingSetup",
     "averaged_over_views",
@@ -73,6 +74,7 @@ __all__ = [
     "prepare",
     "rebuild",
     "rebuild_method",
+    "refuse_unknown",
 ]
 
 
@@ -109,6 +111,26 @@ class TrainingSettings:
     def to_json(self) -> dict[str, Any]:
         """Plain values; `TrainingSettings(**values)` brings them back."""
         return dataclasses.asdict(self)
+
+
+class CommonSettings(TypedDict, total=False):
+    """The fields of `TrainingSettings` that clients and audits take, too, for the training that they make."""
+
+    micro_batch_size: int | None
+    relation: str
+    hardened: bool
+    allow_public_duplicates: bool
+
+
+def refuse_unknown(function: str, given: Mapping[str, Any], known: type) -> None:
+    """Refuse arguments by name that are none of a `TypedDict`.
+
+    Raises:
+        TypeError: naming the first of them.
+    """
+    unknown = given.keys() - known.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"{function} takes no argument {min(unknown)!r}")
 
 
 def check_kinds(
@@ -574,12 +596,12 @@ def prepare(
     data: Any,
     sampling: Sampling,
     method: Method | None,
-    budget: Budget | None,
-    scheduler: Any,
     settings: TrainingSettings,
-    augmentation: Callable[[Any, torch.Generator], Any] | None,
-    device: str | torch.device | None,
-    collate: Callable[[list[Any]], Any] | None,
+    budget: Budget | None = None,
+    scheduler: Any = None,
+    augmentation: Callable[[Any, torch.Generator], Any] | None = None,
+    device: str | torch.device | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
     begun: Begun | None = None,
 ) -> TrainingSetup:
     """Check everything, by what it does on a few records, and prepare it; see `PrivateTraining`.
