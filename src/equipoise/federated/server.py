@@ -25,7 +25,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -354,24 +354,10 @@ def run_rounds(
     silent = False
     for number in range(first_round + len(history.rounds), first_round + rounds):
         asked = pick_clients(len(exchange), count, seed, number)
-        present, absent = list(asked), dict[int, str]()
-        bytes_down = bytes_up = 0
-        requests = strategy.round(number, history.params)
-        request = next(requests)
-        while True:  # who gives no usable reply to a request gets no further one of the round
-            found = exchange.send(request, present)
-            bytes_down += len(present) * size_in_bytes(request)
-            replies, gone = usable_replies(strategy, request, present, found)
-            bytes_up += sum(map(size_in_bytes, replies.values()))
-            present, absent = list(replies), absent | gone
-            try:
-                request = requests.send(list(replies.values()))
-            except StopIteration as finished:
-                history.params = dict(finished.value)
-                break
-        if not present and not silent:
+        history.params, done = _one_round(strategy, exchange, number, asked, history.params)
+        if not done.answered and not silent:
             silent = True
-            client, why = next(iter(absent.items()))
+            client, why = next(iter(done.absent.items()))
             warnings.warn(
                 f"round {number}: no client answered, so the model stays as it is (client {client}: {why}). "
                 "`history.rounds[i].absent` has the reasons of this and later rounds",
@@ -382,7 +368,7 @@ def run_rounds(
         metrics = dict(strategy.metrics())
         if evaluate is not None:
             metrics |= evaluate(history.output)
-        done = RoundReport(number, asked, tuple(present), absent, metrics, bytes_down, bytes_up)
+        done = replace(done, metrics=metrics)
         history.rounds.append(done)
         if disk is not None:
             # Before anybody is told of the round: a server that restarts does not run it again.
@@ -390,6 +376,27 @@ def run_rounds(
         if on_round is not None:
             on_round(done)
     return history
+
+
+def _one_round(
+    strategy: Strategy, exchange: Exchange, number: int, asked: tuple[int, ...], params: Parameters
+) -> tuple[dict[str, Tensor], RoundReport]:
+    """The global model after a round with these clients, and what the server saw of it, metrics apart."""
+    present, absent = list(asked), dict[int, str]()
+    bytes_down = bytes_up = 0
+    requests = strategy.round(number, params)
+    request = next(requests)
+    while True:  # who gives no usable reply to a request gets no further one of the round
+        found = exchange.send(request, present)
+        bytes_down += len(present) * size_in_bytes(request)
+        replies, gone = usable_replies(strategy, request, present, found)
+        bytes_up += sum(map(size_in_bytes, replies.values()))
+        present, absent = list(replies), absent | gone
+        try:
+            request = requests.send(list(replies.values()))
+        except StopIteration as finished:
+            report = RoundReport(number, asked, tuple(present), absent, {}, bytes_down, bytes_up)
+            return dict(finished.value), report
 
 
 def picked_per_round(clients: int, clients_per_round: int | None) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from equipoise.gradients import ForwardWritesError
+from equipoise.gradients.capture.isolation import write_mark
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Ledger
@@ -208,7 +209,7 @@ class StepRunner:
     def _estimate(self, before: str) -> tuple[StepContext, Mapping[str, Tensor], State]:
         """The method's estimate of the gradient and its next state; nothing of the training changes."""
         method, parameters, state = self._setup.method, self._setup.parameters, self.state
-        marks = {name: _mark(parameter) for name, parameter in parameters.items()}
+        marks = {name: write_mark(parameter) for name, parameter in parameters.items()}
         if state is None:
             state = method.init(self._context(before, None))
         context = self._context(before, state)
@@ -223,7 +224,7 @@ class StepRunner:
         # The model or the method may have written private values into the parameters. The digest sees writes
         # through `.data` too, which move no version counter, but cannot tell which parameter it was.
         if self._ledger.digest(parameters) != before:
-            moved = [name for name, parameter in parameters.items() if _mark(parameter) != marks[name]]
+            moved = [name for name, parameter in parameters.items() if write_mark(parameter) != marks[name]]
             raise ForwardWritesError(moved or list(parameters), "before the optimizer's step")
         missing = parameters.keys() - estimate.keys()
         if missing:
@@ -245,8 +246,3 @@ class StepRunner:
             setup.rows,
             setup.processes,
         )
-
-
-def _mark(parameter: Tensor) -> tuple[int, int]:
-    """Where the values are and how often they changed; writes through `.data` do not count."""
-    return parameter.data_ptr(), parameter._version

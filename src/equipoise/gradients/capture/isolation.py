@@ -36,6 +36,7 @@ __all__ = [
     "parameters_watched",
     "refuse_max_norm",
     "undisturbed",
+    "write_mark",
 ]
 
 
@@ -91,7 +92,7 @@ class Buffers:
             yield
         finally:
             self._put_back(before)
-        moved = [place.path for place in before if _mark(place.value) != place.mark]
+        moved = [place.path for place in before if write_mark(place.value) != place.mark]
         if moved and not every:
             raise BufferWritesError(moved)
 
@@ -106,7 +107,7 @@ class Buffers:
             for own, copy in zip(before, copies, strict=True):
                 now = own.module._buffers.get(own.key)
                 # Assigned anew, changed in place, or changed through `.data`, which no count shows.
-                if now is not copy.value or _mark(now) != copy.mark or not _same_values(now, own.value):
+                if now is not copy.value or write_mark(now) != copy.mark or not _same_values(now, own.value):
                     found.append(own)
         finally:
             self._put_back(before)
@@ -115,7 +116,7 @@ class Buffers:
 
     def _snapshot(self) -> list[_Place[Tensor | None]]:
         return [
-            _Place(f"{path}.{key}" if path else key, module, key, buffer, _mark(buffer))
+            _Place(f"{path}.{key}" if path else key, module, key, buffer, write_mark(buffer))
             for path, module in self._modules
             for key, buffer in module._buffers.items()
         ]
@@ -228,7 +229,7 @@ def parameters_restored(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for (path, module, key, p, mark), (view, copy) in zip(before, values, strict=True):
                 changed = module._parameters.get(key) is not p or not _same_values(p.detach(), copy)
-                if changed or _mark(p) != mark:
+                if changed or write_mark(p) != mark:
                     moved.append(path)
                     module._parameters[key] = p
                     view.copy_(copy)
@@ -245,28 +246,28 @@ def parameters_watched(model: nn.Module, others: Mapping[str, Tensor] | None = N
         ForwardWritesError: one was changed, in place or by another in its place; its value is lost.
     """
     before = _parameters(model)
-    given = [(name, value, _mark(value)) for name, value in (others or {}).items()]
+    given = [(name, value, write_mark(value)) for name, value in (others or {}).items()]
     yield
     moved = [
         path
         for path, module, key, p, mark in before
-        if module._parameters.get(key) is not p or _mark(p) != mark
+        if module._parameters.get(key) is not p or write_mark(p) != mark
     ]
-    moved += [name for name, value, mark in given if _mark(value) != mark and name not in moved]
+    moved += [name for name, value, mark in given if write_mark(value) != mark and name not in moved]
     if moved:
         raise ForwardWritesError(moved, "it did not at attach; the values are lost")
 
 
 def _parameters(model: nn.Module) -> list[_Place[nn.Parameter]]:
     return [
-        _Place(f"{path}.{key}" if path else key, module, key, p, _mark(p))
+        _Place(f"{path}.{key}" if path else key, module, key, p, write_mark(p))
         for path, module in model.named_modules()
         for key, p in module._parameters.items()
         if p is not None and not is_lazy(p)
     ]
 
 
-def _mark(tensor: Tensor | None) -> tuple[int, int]:
+def write_mark(tensor: Tensor | None) -> tuple[int, int]:
     """Where the values are and how often they changed; inference tensors cannot change and have no count."""
     if tensor is None:
         return 0, 0
