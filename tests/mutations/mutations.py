@@ -75,7 +75,7 @@ MUTATIONS = (
     Mutation(
         "what a model keeps while its memory is measured stays",
         "training/memory_use.py",
-        (("            attributes_kept(model),\n", ""),),
+        (("evaluate_loss(model, loss, batch, None)", "loss(model, batch)"),),
         ("tests/training/test_neighbours.py::test_nothing_is_kept_while_memory_is_measured",),
     ),
     Mutation(
@@ -85,9 +85,15 @@ MUTATIONS = (
         ("tests/training/test_resume.py::test_a_statement_names_what_any_process_of_its_run_assumed",),
     ),
     Mutation(
+        "what a loss keeps stays",
+        "gradients/engine_inputs.py",
+        (("attributes_kept(model, loss)", "attributes_kept(model)"),),
+        ("tests/gradients/test_isolation.py::test_a_loss_forgets",),
+    ),
+    Mutation(
         "containers inside others keep what a forward put there",
         "gradients/capture/isolation.py",
-        (("waiting += value.values() if isinstance(value, dict) else value", "pass"),),
+        (("self._waiting += value.values() if isinstance(value, dict) else value", "pass"),),
         ("tests/training/test_neighbours.py::test_what_a_model_keeps_at_the_start_moves_nobody",),
     ),
     Mutation(

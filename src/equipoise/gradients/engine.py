@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from equipoise.gradients.capture.isolation import (
     Buffers,
-    attributes_kept,
     parameters_restored,
     parameters_watched,
     refuse_max_norm,
@@ -352,7 +351,7 @@ class GradientEngine:
         """
 
         def run() -> None:
-            with torch.enable_grad(), self._buffers.all_kept(), attributes_kept(self.model):
+            with torch.enable_grad(), self._buffers.all_kept():
                 evaluate_loss(self.model, self.loss, batch, None)
 
         usual = self.undisturbed_losses(batch)

@@ -197,12 +197,12 @@ def evaluate_loss(
 ) -> Tensor:
     """``loss(model, batch)``, [B], with some parameters and buffers exchanged for the call.
 
-    What modules keep in attributes is forgotten afterwards.
+    What model and loss keep in attributes is forgotten afterwards.
 
     Raises:
         ValueError: the result is not one number per record.
     """
-    with attributes_kept(model), uncompiled():
+    with attributes_kept(model, loss), uncompiled():
         if substitute:
             named = {f"model.{name}": value for name, value in substitute.items()}
             losses = torch.func.functional_call(_LossModule(model, loss), named, (batch,))

@@ -19,6 +19,7 @@ import copy
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from equipoise import _validate
 from equipoise._tree import leaves, named_leaves
 from equipoise.gradients import (
+    Buffers,
     ForwardWritesError,
     parameters_restored,
     refuse_max_norm,
@@ -253,7 +255,7 @@ def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device,
             undisturbed(model, dropout=True),
             parameters_restored(model),
             uncompiled(),
-            attributes_kept(model),
+            attributes_kept(model, loss),
         ):
             values = loss(model, batch)
     except ForwardWritesError:
@@ -413,21 +415,24 @@ def check_repeatable(model: nn.Module, loss: Loss, others: tuple[nn.Module, Loss
     """
 
     def run(model: nn.Module, loss: Loss, records: Any) -> Tensor:
-        with undisturbed(model), torch.enable_grad(), uncompiled():
+        own = Buffers(loss).all_kept() if isinstance(loss, nn.Module) else nullcontext()
+        with undisturbed(model), own, torch.enable_grad(), uncompiled():
             return loss(model, records).detach()
 
     # What the model keeps from the first run shows in the second, and is forgotten then.
-    with parameters_restored(model), attributes_kept(model):
+    with parameters_restored(model), attributes_kept(model, loss):
         first, second = run(model, loss, batch), run(model, loss, batch)
     if losses_moved(first, second, record=-1):
         raise ValueError(f"model or loss give other losses each time, {OWN_GENERATOR} Nothing was spent.")
     if others is None:
         return False
-    try:
-        run(*others, map_records(_altered, batch))
-    except Exception:  # such records may not exist; then nothing can be told
-        return False
-    if losses_moved(first, run(*others, batch), record=-1):
+    with attributes_kept(*others):  # a function's variables are not copied with it
+        try:
+            run(*others, map_records(_altered, batch))
+        except Exception:  # such records may not exist; then nothing can be told
+            return False
+        after_others = run(*others, batch)
+    if losses_moved(first, after_others, record=-1):
         raise ValueError(
             "model or loss keep something of the first records that they meet: copies that met others first "
             "give other losses. What they keep would be published without noise, and would move every "

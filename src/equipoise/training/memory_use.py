@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise._tree import leaves
-from equipoise.gradients.capture.isolation import attributes_kept, undisturbed
-from equipoise.gradients.engine_inputs import Loss, num_records, uncompiled
+from equipoise.gradients.capture.isolation import undisturbed
+from equipoise.gradients.engine_inputs import Loss, evaluate_loss, num_records
 
 __all__ = [
     "available_bytes",
@@ -83,11 +83,9 @@ def bytes_per_record(model: nn.Module, loss: Loss, batch: Any) -> float:
         with (
             torch.enable_grad(),
             undisturbed(model, dropout=True),
-            attributes_kept(model),
-            uncompiled(),
             measure,
         ):
-            held = loss(model, batch)  # keep the graph alive until the count is done
+            held = evaluate_loss(model, loss, batch, None)  # keep the graph alive until the count is done
             count = total()
             del held
             return count

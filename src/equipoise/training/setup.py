@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from equipoise import _validate
 from equipoise.gradients import Buffers, ForwardWritesError, GradientEngine, parameters_restored
-from equipoise.gradients.capture.isolation import attributes_kept
 from equipoise.gradients.capture.random_numbers import (
     RandomUse,
     random_numbers_from,
@@ -546,7 +545,7 @@ def _use_of_random_numbers(
 
     def run(count: int) -> Tensor:
         batch = prepare_batch(source.join(read[count]), public_randomness(seed, "example"))
-        with Buffers(model).all_kept(), attributes_kept(model):
+        with Buffers(model).all_kept():
             return evaluate_loss(model, loss, batch, None)
 
     try:
