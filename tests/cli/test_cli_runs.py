@@ -199,6 +199,20 @@ def test_help_and_slips_are_answered_before_torch_is_loaded(tmp_path):
         assert answer.endswith("False\n"), f"{words} loads torch"
 
 
+def test_without_arguments_help_alone_is_shown(equipoise):
+    shown = equipoise("")
+    assert "Commands" in shown.out
+    assert shown.err == ""
+
+
+def test_a_warning_shows_no_line_of_the_source():
+    code = "import warnings; from equipoise.cli import main; main(); warnings.warn('the noise is large')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "equipoise: the noise is large\n"
+
+
 def test_a_person_is_told_that_torch_is_loading(monkeypatch):
     out = io.StringIO()
     on_screen = Console(file=out, force_terminal=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -81,6 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
     equipoise 0.1.0
     0
     """
+    if arguments is None:  # a program of its own: who runs it wants no line of our source with a warning
+        warnings.formatwarning = lambda message, *_, **__: f"equipoise: {message}\n"
     return run_app(app, sys.argv[1:] if arguments is None else arguments, "equipoise")
 
 
@@ -105,7 +108,8 @@ def run_app(
     except Exception as error:
         if not is_taught(error, packages):
             raise
-        return fail(_words(error, chosen, words), as_json, 2, name)
+        said = _words(error, chosen, words)
+        return fail(said, as_json, 2, name) if said else 2  # without a word the parser has shown the help
     return int(code or 0)
 
 

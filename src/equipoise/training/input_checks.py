@@ -243,8 +243,8 @@ def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device,
         taken = source.take(ids)
     except Exception as error:
         raise DataError(
-            f"the records {ids.tolist()} of data cannot be read: {type(error).__name__}: {error}. Nothing "
-            "was spent."
+            f"the records {ids.tolist()} of data cannot be read: {type(error).__name__}: {error}. Items of "
+            "different sizes need collate=..., which pads them to one width. Nothing was spent."
         ) from error
     _check_leaves(taken)
     batch = moved(taken, device)
