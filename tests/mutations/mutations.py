@@ -431,13 +431,37 @@ MUTATIONS = (
     Mutation(
         "epsilon halved",
         "privacy/accounting/epsilon.py",
+        (("    return min(found)\n", "    return min(found)[0] / 2, 0.0\n"),),
+        ("tests/privacy/test_accounting.py::test_worked_numbers",),
+    ),
+    Mutation(
+        "one direction of add-or-remove alone",
+        "privacy/accounting/epsilon.py",
+        (('(1.0, ("remove", "add"))', '(1.0, ("add",))'),),
+        ("tests/privacy/test_accounting.py::test_worked_numbers",),
+    ),
+    Mutation(
+        "losses that are cut off do not count",
+        "privacy/accounting/loss_distribution.py",
+        (("float(gamma[-1]), part.count)", "0.0, part.count)"), ("_CUT = 1e-5", "_CUT = 1e-1")),
+        ("tests/privacy/test_losses.py::test_a_discrete_law_dominates_and_touches",),
+    ),
+    Mutation(
+        "the window of the transform is cut where the law still has mass",
+        "privacy/accounting/loss_distribution.py",
+        (("_OUTSIDE = 1e-9", "_OUTSIDE = 0.3"),),
+        ("tests/privacy/test_losses.py::test_compositions_are_those_of_the_library",),
+    ),
+    Mutation(
+        "between two points a loss law interpolates in epsilon from below",
+        "privacy/accounting/loss_distribution.py",
         (
             (
-                "return float(_composition(parts, relation, interval).get_epsilon_for_delta(delta))",
-                "return float(_composition(parts, relation, interval).get_epsilon_for_delta(delta)) / 2",
+                "left = np.insert(steps / -np.expm1(-gaps), 0, gamma[0])",
+                "left = np.insert(steps / gaps, 0, gamma[0])",
             ),
         ),
-        ("tests/privacy/test_accounting.py::test_worked_numbers",),
+        ("tests/privacy/test_losses.py::test_a_discrete_law_dominates_and_touches",),
     ),
     Mutation(
         "joint releases accounted as one",

@@ -19,14 +19,14 @@ from equipoise.privacy import (
 )
 
 CASES = [
-    pytest.param(Poisson(128, 1437, 80), 3.0, 1e-5, "add_or_remove_one", marks=pytest.mark.slow),
+    (Poisson(128, 1437, 80), 3.0, 1e-5, "add_or_remove_one"),
     (Poisson(80, 1600, 400), 0.3, 1e-5, "add_or_remove_one"),
     (Poisson(80, 1600, 400), 2.0, 1e-6, "replace_one"),
     (FullBatch(1000, 50), 1.0, 1e-5, "add_or_remove_one"),
     (FullBatch(1000, 50), 1.0, 1e-5, "replace_one"),
     (FixedEpochs(100, 1000, 30), 8.0, 1e-5, "add_or_remove_one"),
     pytest.param(WithoutReplacement(50, 1000, 20), 2.0, 1e-5, "replace_one", marks=pytest.mark.slow),
-    # below what the coarse accountant can tell from zero
+    # so little that rounding could be all of it
     (Poisson(256, 60_000, 2), 1e-6, 1e-5, "add_or_remove_one"),
 ]
 
@@ -36,6 +36,27 @@ def test_from_below_within_one_percent(sampling, target, delta, relation):
     z = calibrate_noise_multiplier(sampling, Budget(target, delta), relation)
     value = PrivacyPlan([Release("gradient", 1.0, Gaussian(z))], sampling, relation).epsilon(delta).value
     assert 0.99 * target <= value <= target
+
+
+@pytest.mark.parametrize("target", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize(
+    ("population", "batch", "steps"),
+    [
+        (10**4, 256, 10**3),
+        (60_000, 256, 4700),
+        (10**5, 1024, 10**4),
+        (10**6, 1024, 10**4),
+        (10**6, 1024, 10**5),
+        (10**7, 4096, 10**5),
+        pytest.param(10**8, 4096, 10**5, marks=pytest.mark.slow),  # ten seconds
+        pytest.param(10**9, 4096, 10**6, marks=pytest.mark.slow),
+    ],
+)
+def test_realistic_settings_from_small_to_large(population, batch, steps, target):
+    sampling, delta = Poisson(batch, population, steps), 0.1 / population
+    z = calibrate_noise_multiplier(sampling, Budget(target, delta))
+    found = epsilon(sampling.event(z, steps), delta, cross_check=False).value
+    assert 0.99 * target <= found <= target
 
 
 def test_one_scale_for_several_releases():

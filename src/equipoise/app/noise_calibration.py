@@ -11,7 +11,7 @@ from typing import Any
 
 from equipoise._roots import crossing
 from equipoise.app.settings import CalibrationSettings, steps_of
-from equipoise.privacy import Budget, Gaussian, PrivacyPlan, Release, calibrate, quick_epsilon
+from equipoise.privacy import Budget, Gaussian, PrivacyPlan, Release, calibrate, epsilon
 from equipoise.privacy.sampling import SAMPLING_WORDS
 
 __all__ = ["answer", "table"]
@@ -78,16 +78,16 @@ def table(asked: CalibrationSettings, centre: float) -> tuple[list[float], list[
 def _cell(asked: CalibrationSettings, epochs: float, batch_size: float, centre: float) -> float:
     here = replace(asked, batch_size=batch_size, steps=steps_of(epochs, asked.population, batch_size))
 
-    def epsilon(noise: float) -> float:
-        return quick_epsilon(_plan(here, noise).event(), asked.delta, asked.relation)
+    def spent(noise: float) -> float:
+        return epsilon(_plan(here, noise).event(), asked.delta, asked.relation, cross_check=False).value
 
     if asked.epsilon is None:
-        return epsilon(centre)
+        return spent(centre)
     goal = math.log(asked.epsilon)
 
     def excess(log_noise: float) -> float:
         # 1e-12: so much noise that the accountant gives 0, which has no logarithm
-        return math.log(max(epsilon(math.exp(log_noise)), 1e-12)) - goal
+        return math.log(max(spent(math.exp(log_noise)), 1e-12)) - goal
 
     # 0.0025 in the logarithm: the table shows three digits
     _, enough = crossing(excess, math.log(centre), 0.5, tolerance=0.0025)

@@ -13,7 +13,6 @@ from equipoise.privacy.accounting.epsilon import EpsilonResult as EpsilonResult
 from equipoise.privacy.accounting.epsilon import epsilon as epsilon
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon as gaussian_epsilon
 from equipoise.privacy.accounting.epsilon import gaussian_mu as gaussian_mu
-from equipoise.privacy.accounting.epsilon import quick_epsilon as quick_epsilon
 from equipoise.privacy.accounting.private_search import PrivateSearch as PrivateSearch
 from equipoise.privacy.bounds.bounded import Bounded as Bounded
 from equipoise.privacy.bounds.bounded import sums_of as sums_of

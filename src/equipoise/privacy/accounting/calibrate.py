@@ -1,13 +1,10 @@
 """Calibration: the least noise that meets a budget.
 
-epsilon falls as the noise grows. The common scale s of a plan's multipliers is found on a coarse accountant,
-as the root of
+epsilon falls as the noise grows. The common scale s of a plan's multipliers is the root of
 
-    log epsilon_coarse(s) - log target,   in log s.
+    log epsilon(s) - log target,   in log s,
 
-The exact accountant then tells by how much the coarse one errs there, and the target is moved by as much,
-until the exact epsilon lies at most 1% below the budget and never above it. Once or twice is enough, but for
-epsilons that the coarse accountant cannot tell from zero: there the root is found on the exact one.
+found from the side where epsilon is small enough.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ import dp_accounting
 
 from equipoise import _validate
 from equipoise._roots import NoCrossing, crossing
-from equipoise.privacy.accounting.epsilon import check_delta, epsilon, quick_epsilon
+from equipoise.privacy.accounting.epsilon import check_delta, epsilon
 from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
@@ -78,55 +75,29 @@ def calibrate(
         True
     """
 
-    def event_of(plan: PrivacyPlan) -> dp_accounting.DpEvent:
-        return dp_accounting.ComposedDpEvent([plan.event(), *other_events]) if other_events else plan.event()
-
-    def quick(log_scale: float) -> float:
+    def spent(log_scale: float) -> float:
         plan = plan_of_scale(math.exp(log_scale))
-        return _log(quick_epsilon(event_of(plan), budget.delta, plan.relation))
+        event = dp_accounting.ComposedDpEvent([plan.event(), *other_events]) if other_events else plan.event()
+        return epsilon(event, budget.delta, plan.relation, cross_check=False).value
 
-    def exact(plan: PrivacyPlan) -> float:
-        return epsilon(event_of(plan), budget.delta, plan.relation).value
+    # 1e-12: so much noise that the accountant gives 0, which has no logarithm.
+    goal = math.log(0.999 * budget.epsilon)
+
+    def excess(log_scale: float) -> float:
+        return math.log(max(spent(log_scale), 1e-12)) - goal
 
     limits = {"least": math.log(_SMALLEST), "most": math.log(_LARGEST)}
-    scale, step, goal = math.log(start), math.log(2), math.log(0.998 * budget.epsilon)
-    for _ in range(4):
-        # The coarse accountant is called some ten times, the exact one once: that one takes seconds.
-        try:
-            _, scale = crossing(lambda x, goal=goal: quick(x) - goal, scale, step, tolerance=3e-4, **limits)  # type: ignore[misc]
-        except NoCrossing as error:
-            raise _out_of_reach(budget, math.exp(quick(math.log(_LARGEST))), error.above) from None
-        plan = plan_of_scale(math.exp(scale))
-        value = exact(plan)
-        # Decided by the exact accountant alone: the coarse one may err on either side.
-        if 0.99 * budget.epsilon <= value <= budget.epsilon:
-            return plan
-        if not 0.5 < value / budget.epsilon < 2:  # the coarse accountant can tell nothing here
-            break
-        # In the middle of what is allowed, as far as the coarse accountant errs here as it does nearby.
-        goal = quick(scale) + math.log(0.996 * budget.epsilon) - _log(value)
-        step = 0.05
-    # Epsilons near zero are below what the coarse accountant can tell: the exact one takes over.
-    goal = math.log(0.996 * budget.epsilon)
     try:
-        below, scale = crossing(
-            lambda x: _log(exact(plan_of_scale(math.exp(x)))) - goal, scale, 0.5, tolerance=1e-4, **limits
-        )
+        below, scale = crossing(excess, math.log(start), math.log(2), tolerance=2e-4, **limits)
     except NoCrossing as error:
-        raise _out_of_reach(budget, exact(plan_of_scale(_LARGEST)), error.above) from None
-    plan = plan_of_scale(math.exp(scale))
-    if exact(plan) >= 0.99 * budget.epsilon:
-        return plan
+        raise _out_of_reach(budget, spent(limits["most"]), error.above) from None
+    if spent(scale) >= 0.99 * budget.epsilon:
+        return plan_of_scale(math.exp(scale))
     raise BudgetError(
         f"no scale gives an epsilon within 1% below {budget.epsilon}: at scale {math.exp(scale):.4g} the "
-        f"plan's epsilon falls from {exact(plan_of_scale(math.exp(below))):.4g} to {exact(plan):.4g}. "
+        f"plan's epsilon falls from {spent(below):.4g} to {spent(scale):.4g}. "
         "Let the noise grow continuously with the scale, or give a budget of one of these two"
     )
-
-
-def _log(value: float) -> float:
-    """The logarithm of an epsilon, which may be 0."""
-    return math.log(max(value, 1e-12))
 
 
 def _out_of_reach(budget: Budget, least: float, above: bool) -> BudgetError:

@@ -10,8 +10,7 @@
 | the best of a random number of runs of one of the above | where RDP has it | RDP | none available |
 
 **Convention.** Noise multipliers in events are relative to the sensitivity under the stated relation (see
-`PrivacyPlan.event`). dp-accounting's PLD accountant doubles the sensitivity by itself under replace-one and
-its RDP accountant does not; this module settles the difference.
+`PrivacyPlan.event`). A replaced record that moves a sum by 2 under noise z has the event of multiplier z / 2.
 
 **Closed form.** A composition of Gaussians of multipliers z_j is mu-GDP with mu^2 = sum 1/z_j^2, and
 
@@ -19,21 +18,8 @@ its RDP accountant does not; this module settles the difference.
 
 solved in the log domain, where it works for any mu. Source: Balle and Wang 2018; Dong, Roth and Su 2022.
 
-**Privacy loss distributions (PLD)** of Poisson-sampled Gaussians are dp-accounting's: the pessimistic
-"connect the dots" discretisation on multiples of an interval, between the same truncation points, from the
-hockey-stick divergences
-
-    delta(epsilon) = P(X <= x) - e^epsilon Q(X <= x),    loss(x) = epsilon
-
-of the mixtures P and Q. dp-accounting inverts the loss in a Python loop, 14 microseconds per cell. Here the
-inverse is one array expression, and the rest is dp-accounting's public functions. With sampling rate q, noise
-sigma and sensitivity 1 the inverses are
-
-    remove    x = -1/2 - sigma^2 log(1 + (e^epsilon - 1) / q)
-    add       x =  1/2 + sigma^2 log(1 + (e^-epsilon - 1) / q)
-    replace   x = sigma^2 (asinh(-a sinh(epsilon / 2)) - epsilon / 2),   a = e^(1 / (2 sigma^2)) (1 - q) / q
-
-Source: Doroshenko et al. 2022, arXiv:2207.04380.
+**Privacy loss distributions (PLD)** of Poisson-sampled Gaussians are composed in `loss_distribution.py`.
+Every value is an upper bound; the discretisation is made finer until the bound moves by less than 0.03%.
 
 **Parts.** An event is first read as a multiset of Gaussian parts (`parts_of`), which is what results are
 cached by, and what both accountants are fed with.
@@ -44,103 +30,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import dp_accounting
-import numpy as np
 from absl import logging
 from dp_accounting import rdp
-from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
 from scipy import special
 
 from equipoise import _validate
 from equipoise._roots import crossing
+from equipoise.privacy.accounting.loss_distribution import SampledGaussians, composed_epsilon
 from equipoise.privacy.errors import PlanError
-
-_Adjacency = privacy_loss_mechanism.AdjacencyType
-
-
-def sampled_gaussian(sigma: float, rate: float, relation: str, interval: float) -> Any:
-    """The discretised loss distribution of one Gaussian on a Poisson sample.
-
-    Args:
-        sigma: noise standard deviation; a record has norm 1 (under replace-one both records have).
-        rate: sampling rate in (0, 1].
-        relation: "add_or_remove_one" or "replace_one".
-        interval: width of a cell.
-
-    Returns:
-        A `dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution`.
-
-    Example:
-        >>> round(sampled_gaussian(2.0, 1.0, "add_or_remove_one", 1e-3).get_epsilon_for_delta(1e-5), 2)
-        1.99
-    """
-    if relation == "replace_one":
-        return privacy_loss_distribution.PrivacyLossDistribution(
-            _probabilities(sigma, rate, _Adjacency.REPLACE, interval)
-        )
-    remove = _probabilities(sigma, rate, _Adjacency.REMOVE, interval)
-    if rate == 1.0:
-        return privacy_loss_distribution.PrivacyLossDistribution(remove)
-    add = _probabilities(sigma, rate, _Adjacency.ADD, interval)
-    return privacy_loss_distribution.PrivacyLossDistribution(remove, add)
-
-
-def _probabilities(sigma: float, rate: float, adjacency: Any, interval: float) -> Any:
-    loss = privacy_loss_mechanism.GaussianPrivacyLoss(sigma, sampling_prob=rate, adjacency_type=adjacency)
-    bounds = loss.connect_dots_bounds()
-    # Outwards, so that no mass is lost between the last multiple of the interval and the truncation point.
-    low = math.floor(bounds.epsilon_lower / interval)
-    high = math.ceil(bounds.epsilon_upper / interval)
-    epsilons = np.arange(low, high + 1) * interval
-    x = _inverse(epsilons, sigma, rate, adjacency)
-    with np.errstate(over="ignore", invalid="ignore"):
-        deltas = loss.mu_upper_cdf(x) - np.exp(epsilons + loss.mu_lower_log_cdf(x))
-    # Where every loss is larger x is infinite, and 1 - e^epsilon has a form that keeps its digits.
-    deltas = np.where(np.isposinf(x), -np.expm1(np.minimum(epsilons, 0.0)), deltas)
-    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-        interval,
-        low,
-        high,
-        np.clip(deltas, 0.0, 1.0),  # rounding can carry a divergence below 0
-    )
-
-
-def _inverse(epsilons: np.ndarray, sigma: float, rate: float, adjacency: Any) -> np.ndarray:
-    """The largest x whose loss is at least epsilon; +inf where all losses are larger, -inf where none is."""
-    variance = sigma**2
-    if adjacency is _Adjacency.REMOVE:
-        return -0.5 - variance * _unsampled(epsilons, rate)
-    if adjacency is _Adjacency.ADD:
-        return 0.5 + variance * _unsampled(-epsilons, rate)
-    if rate == 1.0:
-        return -0.5 * variance * epsilons
-    half = np.abs(epsilons) / 2
-    with np.errstate(divide="ignore"):  # epsilon = 0 gives x = 0
-        log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
-    log_argument = log_sinh + 0.5 / variance + math.log1p(-rate) - math.log(rate)
-    # asinh(e^t) in the log domain: t + log(1 + sqrt(1 + e^-2t)) for t > 0.
-    small = np.minimum(log_argument, 0.0)
-    large = np.maximum(log_argument, 0.0)
-    asinh = np.where(
-        log_argument > 0, large + np.log1p(np.sqrt(1 + np.exp(-2 * large))), np.arcsinh(np.exp(small))
-    )
-    return -np.sign(epsilons) * variance * (asinh + half)
-
-
-def _unsampled(epsilons: np.ndarray, rate: float) -> np.ndarray:
-    """log(1 + (e^epsilon - 1) / q), the loss before sampling; -inf at or below log(1 - q)."""
-    if rate == 1.0:
-        return epsilons
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # Two forms of one expression: the first keeps the digits of a small epsilon, the second does not
-        # overflow for a large one.
-        near = np.log1p(np.maximum(np.expm1(np.minimum(epsilons, 1.0)) / rate, -1.0))
-        far = epsilons + np.log1p(-(1 - rate) * np.exp(-np.maximum(epsilons, 0.0))) - math.log(rate)
-    return np.where(epsilons > 1.0, far, near)
-
 
 _Gaussian = dp_accounting.GaussianDpEvent
 _Poisson = dp_accounting.PoissonSampledDpEvent
@@ -214,7 +114,6 @@ RELATIONS = {
 }
 
 
-_MAX_CELLS = 400_000  # cells of one discretised loss distribution
 _INTEGER_ORDERS = (*range(2, 64), 128, 256, 512, 1024)
 _SEARCH_ORDERS = (1.25, 1.5, 1.75, 2.5, 3.5, 4.5, *_INTEGER_ORDERS)
 
@@ -228,8 +127,8 @@ class EpsilonResult:
         delta: the delta that it holds at.
         relation: neighbouring relation.
         accountant: "pld", "gdp" (closed form) or "rdp", or "gdp, amplification ignored".
-        interval: discretisation of the privacy loss (PLD only).
-        cross_check: epsilon by RDP where it accounts for the event, else None.
+        interval: width of a cell of the loss distribution (PLD only).
+        cross_check: epsilon by RDP where it was asked for and accounts for the event, else None.
     """
 
     value: float
@@ -287,13 +186,20 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 # ---- the front door
-def epsilon(event: dp_accounting.DpEvent, delta: float, relation: str = "add_or_remove_one") -> EpsilonResult:
+def epsilon(
+    event: dp_accounting.DpEvent,
+    delta: float,
+    relation: str = "add_or_remove_one",
+    *,
+    cross_check: bool = True,
+) -> EpsilonResult:
     """Epsilon of `event` at `delta`.
 
     Args:
         event: Gaussian events; multipliers relative to the sensitivity under `relation`.
         delta: in (0, 1).
         relation: "add_or_remove_one" or "replace_one".
+        cross_check: compute it by RDP too, which takes longer than epsilon itself.
 
     Raises:
         PlanError: if no valid accountant exists for the event under the relation.
@@ -310,7 +216,11 @@ def epsilon(event: dp_accounting.DpEvent, delta: float, relation: str = "add_or_
     parts = parts_of(event)
     if parts is None:
         return EpsilonResult(math.inf, delta, relation, "none")
-    return _epsilon(parts, delta, relation)
+    found = _epsilon(parts, delta, relation)
+    # dp-accounting has no Renyi divergence of Poisson sampling under replace-one.
+    if cross_check and relation == "add_or_remove_one" and _Poisson in {type(part) for part, _ in parts}:
+        found = replace(found, cross_check=_rdp(parts, delta, relation))
+    return found
 
 
 def _events_of(event: dp_accounting.DpEvent) -> list[dp_accounting.DpEvent]:
@@ -361,89 +271,38 @@ def _epsilon(parts: Parts, delta: float, relation: str) -> EpsilonResult:
                 "first needs PLD, the second RDP, under replace_one; use one scheme for all draws"
             )
         return EpsilonResult(_rdp(parts, delta, relation), delta, relation, "rdp")
-    unamplified = gaussian_epsilon(mu, delta)
-    value, interval = _pld_refined(parts, delta, relation)
-    # dp-accounting has no Renyi divergence of Poisson sampling under replace-one.
-    cross = _rdp(parts, delta, relation) if relation == "add_or_remove_one" else None
     # Whoever knows who was drawn meets a plain Gaussian or none. So the cost without amplification is a bound
-    # too, and the better one where a coarse discretisation is above it.
-    if value is None or value > unamplified:
-        return EpsilonResult(unamplified, delta, relation, "gdp, amplification ignored", None, cross)
-    return EpsilonResult(value, delta, relation, "pld", interval, cross)
+    # too, and the better one where hardly anything is amplified.
+    unamplified = gaussian_epsilon(mu, delta)
+    value, interval = _by_loss_distribution(parts, delta, relation)
+    if value > unamplified:
+        return EpsilonResult(unamplified, delta, relation, "gdp, amplification ignored")
+    return EpsilonResult(value, delta, relation, "pld", interval)
 
 
-def pld_epsilon(parts: Parts, delta: float, relation: str, interval: float) -> float:
-    """Epsilon by the privacy loss distribution at one discretisation interval."""
-    return float(_composition(parts, relation, interval).get_epsilon_for_delta(delta))
+_FINENESS = (16, 32, 64, 128)
+"""Cells per deviation of a step's loss that are tried; the error falls with the square."""
 
 
-@functools.lru_cache(maxsize=4)  # a statement asks for several deltas of the same event
-def _composition(parts: Parts, relation: str, interval: float) -> Any:
-    total: Any = None
-    for part, count in parts:
-        if isinstance(part, _Gaussian):  # n Gaussians of multiplier z are one of multiplier z / sqrt(n)
-            piece = _distribution(_multiplier(part) / math.sqrt(count), 1.0, relation, interval)
-        else:
-            rate = part.sampling_probability
-            piece = _distribution(_multiplier(part), rate, relation, interval).self_compose(count)
-        total = piece if total is None else total.compose(piece)
-    return total
-
-
-@functools.lru_cache(maxsize=64)
-def _distribution(multiplier: float, rate: float, relation: str, interval: float) -> Any:
-    """Loss distribution of one sampled Gaussian; the multiplier as in the convention above."""
-    # The formulas double the sensitivity by themselves under replace-one: undo the relative convention.
-    scale = 2.0 if relation == "replace_one" else 1.0
-    return sampled_gaussian(multiplier * scale, rate, relation, interval)
-
-
-def _loss_range(parts: Parts) -> float:
-    """Rough width of the widest loss distribution that a PLD computation holds."""
-    single = max(1 / (2 * z**2) + 10 / z for z in (_multiplier(part) for part, _ in parts))
-    plain = math.sqrt(_inverse_squares(tuple(row for row in parts if isinstance(row[0], _Gaussian))))
-    return max(2 * single, 2 * (plain * plain / 2 + 10 * plain), 1.0)
-
-
-def _pld_refined(parts: Parts, delta: float, relation: str) -> tuple[float | None, float | None]:
-    """PLD at interval 1e-4, halved until epsilon moves by less than 0.1%; coarser to save memory."""
-    smallest = _loss_range(parts) / _MAX_CELLS
-    if smallest > 0.5:  # so little noise that a cell as wide as memory allows would say nothing
-        return None, None
-    interval = max(1e-4, smallest)
-    coarse = pld_epsilon(parts, delta, relation, 2 * interval)
-    fine = pld_epsilon(parts, delta, relation, interval)
-    # Each value is an upper bound, since the discretisation is pessimistic: to stop early is safe.
-    while abs(coarse - fine) > 1e-3 * fine + 1e-9 and interval / 2 >= max(smallest, 1e-6):
-        interval /= 2
-        coarse, fine = fine, pld_epsilon(parts, delta, relation, interval)
-    return fine, interval
-
-
-def quick_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str) -> float:
-    """Epsilon to about 1%, ten times faster than `epsilon`: for progress bars and brackets."""
-    if _holds_search(event):
-        return epsilon(event, delta, relation).value
-    parts = parts_of(event)
-    if parts is None:
-        return math.inf
-    return _quick(parts, check_delta(delta), check_relation(relation))
-
-
-@functools.lru_cache(maxsize=4096)
-def _quick(parts: Parts, delta: float, relation: str) -> float:
-    kinds = {type(part) for part, _ in parts}
-    if _Poisson not in kinds or _Subset in kinds:
-        return _epsilon(parts, delta, relation).value
-    unamplified = gaussian_epsilon(math.sqrt(_inverse_squares(parts)), delta)
-    smallest = 4 * _loss_range(parts) / _MAX_CELLS
-    if smallest > 0.5:
-        return unamplified
-    for interval in (1e-3, 1e-4, 1e-5):  # the error is in proportion to interval / epsilon
-        value = pld_epsilon(parts, delta, relation, max(interval, smallest))
-        if value > 700 * interval or interval <= smallest:
+def _by_loss_distribution(parts: Parts, delta: float, relation: str) -> tuple[float, float]:
+    """Epsilon and the width of a cell."""
+    # The laws of a replaced record lie at -1 and 1, twice the sensitivity that multipliers are relative to.
+    scale, directions = (2.0, ("replace",)) if relation == "replace_one" else (1.0, ("remove", "add"))
+    plain = tuple(row for row in parts if isinstance(row[0], _Gaussian))
+    # n Gaussians of multiplier z are one of multiplier z / sqrt(n).
+    rows = [SampledGaussians(scale * _inverse_squares(plain) ** -0.5, 1.0, 1)] if plain else []
+    rows += [
+        SampledGaussians(scale * _multiplier(part), part.sampling_probability, count)
+        for part, count in parts
+        if isinstance(part, _Poisson)
+    ]
+    found: list[tuple[float, float]] = []
+    for fineness in _FINENESS:
+        found.append(max(composed_epsilon(rows, delta, direction, fineness) for direction in directions))
+        # All are upper bounds: to stop early is safe.
+        if len(found) > 1 and abs(found[-2][0] - found[-1][0]) <= 3e-4 * found[-1][0]:
             break
-    return min(unamplified, value)
+    return min(found)
 
 
 def rdp_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str = "add_or_remove_one") -> float:
@@ -458,6 +317,7 @@ def rdp_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str = "add
     return math.inf if parts is None else _rdp(parts, check_delta(delta), check_relation(relation))
 
 
+@functools.lru_cache(maxsize=4096)
 def _rdp(parts: Parts, delta: float, relation: str) -> float:
     """Epsilon by Renyi differential privacy. Any set of orders gives a valid bound.
 

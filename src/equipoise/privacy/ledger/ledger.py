@@ -60,7 +60,6 @@ from equipoise.privacy.ledger.run_record import (
     events_of,
     records_of,
     spent,
-    spent_roughly,
 )
 from equipoise.privacy.mechanisms.base import Mechanism, NoiseHistory, Sums, history_key, require_carried
 from equipoise.privacy.noise.secrets import Secrets
@@ -587,14 +586,14 @@ class Ledger:
         return spent(self.record, self.other_runs(), self._delta(delta))
 
     def progress(self, delta: float | None = None) -> float:
-        """Epsilon so far to about 2%, cheap enough for a progress bar (interpolated, cached).
+        """Epsilon so far, without a cross-check and without a look at the journal.
 
         Infinite where nothing is guaranteed. The journal's other runs are those that `spent` or `other_runs`
         saw last, or that were there at the opening.
         """
         if self.guarantee == "none":
             return math.inf
-        return spent_roughly(self.record, self._state.others, self._delta(delta))
+        return spent(self.record, self._state.others, self._delta(delta), cross_check=False).value
 
     def other_runs(self) -> dict[str, DpEvent]:
         """What the journal's other runs cost, by name, as they are now: some may have begun meanwhile."""

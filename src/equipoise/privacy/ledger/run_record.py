@@ -17,17 +17,16 @@ the word that its stop had been fixed beforehand are the releases made claimed a
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import dp_accounting
 
 from equipoise.privacy.accounting.calibrate import Budget
-from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon, quick_epsilon
+from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.accounting.private_search import PrivateSearch
 from equipoise.privacy.errors import BudgetError, JournalError
 from equipoise.privacy.ledger.journal import (
@@ -501,45 +500,7 @@ def check_budget(plan: PrivacyPlan, others: OtherRuns, budget: Budget | None) ->
         )
 
 
-def spent(record: RunRecord, others: OtherRuns, delta: float) -> EpsilonResult:
+def spent(record: RunRecord, others: OtherRuns, delta: float, *, cross_check: bool = True) -> EpsilonResult:
     """Epsilon of the releases made, and of what other runs claim. Undefined if the guarantee is "none"."""
-    return epsilon(compose_events([record.event, *others.values()]), delta, record.plan.relation)
-
-
-def spent_roughly(record: RunRecord, others: OtherRuns, delta: float) -> float:
-    """Epsilon so far to about 2%: interpolated between cached values at 1, 1/2, 1/4, ... of the plan."""
-    plan, patterns = record.plan, record.patterns
-    used, total = sum(record.used.values()), sum(pattern.count for pattern in patterns)
-    # The steps between the cached values assume that releases were made in equal shares and without gaps.
-    gaps = bool(record.epochs) and plan.event(record.used) != plan.event(record.used, record.epochs)
-    if total == 0 or record.guarantee != "proven" or gaps:
-        return spent(record, others, delta).value
-
-    def after(fraction: float) -> float:
-        event = plan.event({p: min(p.count, math.ceil(fraction * p.count)) for p in patterns})
-        event = compose_events([record.with_holes(event), *others.values()])
-        return quick_epsilon(event, delta, plan.relation)
-
-    return interpolated_in_logarithms(after, used / total)
-
-
-def interpolated_in_logarithms(value_at: Callable[[float], float], fraction: float) -> float:
-    """`value_at(fraction)`, interpolated between the nearest powers of 1/2 around the fraction.
-
-    Example:
-        >>> round(interpolated_in_logarithms(lambda share: 8 * share**0.5, 0.3), 6) == round(8 * 0.3**0.5, 6)
-        True
-    """
-    if fraction <= 0:
-        return value_at(0.0)
-    octave = max(0, math.floor(-math.log2(min(fraction, 1.0)))) if fraction < 1 else 0
-    high = 2.0**-octave
-    upper = value_at(high)
-    if fraction >= high:
-        return upper
-    lower = value_at(high / 2)
-    if lower <= 0:
-        return upper
-    # Epsilon grows about as a power of the number of releases: a straight line in logarithms.
-    share = math.log(fraction / (high / 2)) / math.log(2)
-    return math.exp((1 - share) * math.log(lower) + share * math.log(upper))
+    event = compose_events([record.event, *others.values()])
+    return epsilon(event, delta, record.plan.relation, cross_check=cross_check)
