@@ -354,8 +354,8 @@ MUTATIONS = (
         "privacy/sampling.py",
         (
             (
-                "return (uniform < self.sampling_rate).nonzero().flatten()",
-                "return uniform.argsort()[: round(self.sampling_rate * num_records)].sort().values",
+                "return drawn[drawn < count]",
+                "return torch.randperm(count)[: round(rate * count)].sort().values",
             ),
         ),
         ("tests/privacy/test_sampling.py::test_poisson_frequencies_and_pairs",),
@@ -365,8 +365,8 @@ MUTATIONS = (
         "privacy/sampling.py",
         (
             (
-                "return (uniform < self.sampling_rate).nonzero().flatten()",
-                "return (uniform < self.expected_batch_size / num_records).nonzero().flatten()",
+                "draw, rate = as_draw(draw), self.sampling_rate",
+                "draw, rate = as_draw(draw), self.expected_batch_size / num_records",
             ),
         ),
         ("tests/privacy/test_sampling.py::test_rate_comes_from_the_public_population_alone",),

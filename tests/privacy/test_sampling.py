@@ -87,6 +87,42 @@ def test_rate_comes_from_the_public_population_alone():
     assert 100 < len(sampling.sample(SECRETS, 0, 30_000)) < 160  # half the records are there: half the batch
 
 
+@pytest.mark.parametrize("rate", [1e-4, 0.01, 0.3, 0.9, 1.0])
+def test_poisson_gaps_and_sizes(rate):
+    """Sizes are binomial and gaps geometric, from rare records to all of them."""
+    population, draws = 20_000, 300
+    sampling = Poisson(rate * population, population, draws)
+    sampled = [sampling.sample(SECRETS, index, population) for index in range(draws)]
+    sizes = np.array([len(ids) for ids in sampled])
+    deviation = np.sqrt(population * rate * (1 - rate))
+    assert abs(sizes.mean() - population * rate) <= 5 * deviation / np.sqrt(draws)
+    if rate == 1:
+        return
+    assert 0.8 < sizes.std() / deviation < 1.2
+    gaps = np.concatenate([np.diff(ids.numpy(), prepend=-1)[:3] for ids in sampled if len(ids) > 50] or [[]])
+    for limit in (1, 2, 5):
+        share = 1 - (1 - rate) ** limit
+        if len(gaps):
+            assert abs((gaps <= limit).mean() - share) <= 5 * np.sqrt(share * (1 - share) / len(gaps)) + 1e-12
+
+
+def test_a_further_record_changes_nothing_for_the_others():
+    sampling = Poisson(300, 1000, 5)
+    few, more = (sampling.sample(SECRETS, 2, count) for count in (900, 1000))
+    assert few.tolist() == [i for i in more.tolist() if i < 900]
+    assert sampling.sample(SECRETS, 2, 0).tolist() == []
+
+
+@pytest.mark.parametrize("population", [10**6, 10**9])
+def test_a_draw_costs_what_it_holds(population):
+    """No tensor of the population's size is made: that of 10^9 float64 numbers has 8 GB."""
+    sampling = Poisson(1000, population, 10)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        ids = sampling.sample(SECRETS, 0, population)
+    assert 800 < len(ids) < 1200
+    assert max(event.self_cpu_memory_usage for event in profile.key_averages()) < 10**6
+
+
 def test_unamplified_uses_every_record_once_an_epoch():
     sampling = FixedEpochs(batch_size=8, population=N, steps=10)
     for epoch in range(2):

@@ -143,6 +143,9 @@ def _check_records(num_records: int) -> int:
     return num_records
 
 
+_AT_ONCE = 1024  # gaps between records that are drawn
+
+
 @dataclass(frozen=True)
 class Poisson(Sampling):
     """Poisson sampling: every record enters a draw independently with probability q.
@@ -174,13 +177,26 @@ class Poisson(Sampling):
         return dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian)
 
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
-        """Sorted positions; every record enters by a random number of its own, of 53 bits."""
-        draw = as_draw(draw)
+        """Sorted positions, in time and memory that follow the draw and not the population.
+
+        From one record that is drawn to the next the records left out are counted: floor(log(U) / log(1 - q))
+        with U uniform in (0, 1], of 53 bits, which has the law of independent coins. Further records behind
+        those that are there change nothing for them.
+        """
+        draw, rate = as_draw(draw), self.sampling_rate
+        count = _check_records(num_records)
+        if rate == 1:
+            return torch.arange(count)
         generator = secrets.sampling_generator(draw.index, draw.parameters)
-        # One number per record that is there: who enters does not depend on how many others there are.
-        # float64, since the 24 bits of float32 would round the rate of a large population.
-        uniform = torch.rand(_check_records(num_records), generator=generator, dtype=torch.float64)
-        return (uniform < self.sampling_rate).nonzero().flatten()
+        parts, last = list[torch.Tensor](), -1
+        while last < count - 1:
+            # Always as many at a time: not even that follows how many records there are.
+            uniform = 1 - torch.rand(_AT_ONCE, generator=generator, dtype=torch.float64)
+            left_out = (uniform.log() / math.log1p(-rate)).clamp(max=2.0**52).to(torch.int64)
+            parts.append(last + (left_out + 1).cumsum(0))
+            last = int(parts[-1][-1])
+        drawn = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+        return drawn[drawn < count]
 
 
 @dataclass(frozen=True)
