@@ -529,6 +529,12 @@ MUTATIONS = (
         ("tests/methods/test_long_rows.py::test_a_long_constant_row_is_clipped_to_the_threshold",),
     ),
     Mutation(
+        "the guard of rows that cancel does not grow with their terms",
+        "gradients/numerics.py",
+        (("max(GUARD, terms / TERMS_PER_UNIT)", "GUARD"),),
+        ("tests/methods/test_sensitivity.py::test_terms_that_cancel_inside_a_record",),
+    ),
+    Mutation(
         "no guard for rows of many terms",
         "gradients/numerics.py",
         (("if terms > PARTIAL_SUM", "if terms < 0"),),
@@ -673,7 +679,7 @@ MUTATIONS = (
     Mutation(
         "every guard is smaller than the stated one",
         "gradients/numerics.py",
-        (("GUARD = 4\n", "GUARD = 3\n"),),
+        (("GUARD, TERMS_PER_UNIT = 4,", "GUARD, TERMS_PER_UNIT = 3,"),),
         ("tests/gradients/test_differences.py::test_guard_is_the_stated_one_and_is_carried_everywhere",),
     ),
     Mutation(

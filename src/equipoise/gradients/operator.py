@@ -378,7 +378,8 @@ class FactoredGradients(PerSampleGradients):
                 squares = self._zeros().double()
             elif len(kept) == 1:
                 (factor,) = kept
-                squares = guarded(factor.norms_squared(), factor.magnitudes(), factor.positions)
+                by_products = factor.route() == "gram"
+                squares = guarded(factor.norms_squared(), factor.magnitudes(), factor.positions, by_products)
             else:
                 squares = self._squares_of_sum(name, kept)
             self._squared[name] = squares

@@ -193,7 +193,7 @@ def gram_norms(a: Tensor, b: Tensor) -> Tensor:
         out[part] = product.sum((1, 2))
         terms[part] = product.diagonal(dim1=1, dim2=2).sqrt().sum(1).square_()
     out.abs_()  # rounding may leave a tiny negative number; a larger norm is the safe side
-    right = (out >= CANCELLATION_SHARE * terms) & (out < torch.inf)
+    right = (out >= CANCELLATION_SHARE**2 * terms) & (out < torch.inf)
     suspect = ~(right & (smallest >= TINY**2))
     if bool(suspect.any()):
         # A position whose squares vanish, such as a masked one with b = 0, rarely matters: see how much it

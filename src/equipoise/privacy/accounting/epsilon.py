@@ -296,6 +296,8 @@ def _by_loss_distribution(parts: Parts, delta: float, relation: str) -> tuple[fl
         for part, count in parts
         if isinstance(part, _Poisson)
     ]
+    if any(row.sigma < 1e-3 for row in rows):
+        return math.inf, math.inf  # epsilon is in the hundred thousands, whatever is amplified
     found: list[tuple[float, float]] = []
     for fineness in _FINENESS:
         found.append(max(composed_epsilon(rows, delta, direction, fineness) for direction in directions))
