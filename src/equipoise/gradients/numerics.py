@@ -13,8 +13,8 @@ M_i has
     n_i = |g_i| + max(4, T / 16) eps M_i
 
 with T terms, so that its clipped part in the sum stays below the threshold: rows of 256 to 1,000 terms that
-cancel were seen to err by up to T / 30. Longer rows keep their norm to the bit: to them 4 eps M_i is less than
-5e-6 in float32. (As for all rounding here: measured, not proved.)
+cancel were seen to err by up to T / 30. Longer rows keep their norm to the bit: to them 4 eps M_i is less
+than 5e-6 in float32. (As for all rounding here: measured, not proved.)
 
 *Long sums.* A sum of T terms that are all alike drifts: each of them is rounded the same way as it is added.
 Beyond 512 terms, convolutions with many positions and look-ups of one token drift by up to T eps / 12, in the
