@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 from collections import Counter
@@ -19,7 +20,7 @@ import equipoise as eq
 from equipoise.gradients import CoverageError, CrossRecordError, GradientEngine
 from equipoise.privacy import Draw, Ledger
 from equipoise.privacy.private import unwrap
-from equipoise.training import context, load_model, save_model
+from equipoise.training import context, input_checks, load_model, save_model
 from equipoise.training.assumptions import Assumption
 from equipoise.training.context import _dealt
 from equipoise.training.distributed import Processes
@@ -600,6 +601,106 @@ def test_random_numbers_inside_a_function_are_held_constant_too():
     torch.manual_seed(0)
     engine = GradientEngine(nn.Linear(3, 1), chosen, {"x": torch.randn(8, 3), "y": torch.randn(8)})
     assert [found.how for found in engine.coverage()] == ["dense", "dense"]  # record by record
+
+
+class Scaled(Transformed):
+    """Labels are divided by a number that `scale` keeps."""
+
+    def __init__(self, data, scale):
+        super().__init__(data, lambda: 0.0)
+        self.scale = scale
+
+    def __getitem__(self, i):
+        item = super().__getitem__(i)
+        return {**item, "y": item["y"] / self.scale(item["y"])}
+
+
+class First:
+    """The size of the first labels that it meets."""
+
+    def __init__(self):
+        self.value = None
+
+    def __call__(self, labels):
+        if self.value is None:
+            self.value = labels.abs().max() + 1e-3
+        return self.value
+
+
+def first_in_a_closure():
+    kept = []
+
+    def scale(labels):
+        if not kept:
+            kept.append(labels.abs().max() + 1e-3)
+        return kept[0]
+
+    return scale
+
+
+class RunningMean:
+    """The mean size of all labels that it met, after some time."""
+
+    def __init__(self, patience=300):
+        self.count, self.total, self.patience = 0, 0.0, patience
+
+    def __call__(self, labels):
+        self.count, self.total = self.count + 1, self.total + float(labels.abs().max())
+        return 1.0 if self.count < self.patience else self.total / self.count
+
+
+def divided(batch, scale):
+    return {**batch, "y": batch["y"] / scale(batch["y"])}
+
+
+@pytest.mark.parametrize("make", [First, first_in_a_closure, RunningMean])
+@pytest.mark.parametrize("where", ["data", "collate", "augmentation", "views"])
+def test_a_pipeline_that_keeps_something_is_refused(make, where, monkeypatch):
+    """Of the first record: the sum moved by 9 to 18 clip norms; a running mean: by 12."""
+    monkeypatch.setattr(input_checks, "SECONDS", 60)
+    data, scale = {"x": torch.randn(40, 3), "y": torch.randn(40)}, make()
+    augmentation = {"augmentation": lambda batch, generator: divided(batch, scale)}
+    options = {
+        "data": {},
+        "collate": {"collate": lambda items: divided(default_collate(items), scale)},
+        "augmentation": augmentation,
+        "views": {**augmentation, "views": 2},
+    }
+    given = Scaled(data, scale) if where == "data" else Transformed(data, lambda: 0.0)
+    with pytest.raises(ValueError, match="keep something of"):
+        listening(nn.Linear(3, 1), least_squares, given, micro_batch_size=8, **options[where])
+
+
+@pytest.mark.parametrize("size", [16, None])
+def test_a_cache_of_random_items_is_refused(size):
+    """One of 64 for 64 records drew the others anew when one more entered: 5.6 clip norms."""
+    data = Transformed({"x": torch.randn(40, 3), "y": torch.randn(40)}, lambda: torch.randn(3))
+    data.__class__ = type("Cached", (Transformed,), {"__getitem__": lambda self, i: self.cached(i)})
+    data.cached = functools.lru_cache(maxsize=size)(lambda i: Transformed.__getitem__(data, i))
+    with pytest.raises(ValueError, match="keeps items that draw random numbers"):
+        listening(nn.Linear(3, 1), least_squares, data)
+
+
+class Opened(Transformed):
+    """It opens its file when it is first read, keeps what it read, and draws numbers after that."""
+
+    def __init__(self, data, lock=None):
+        super().__init__(data, lambda: torch.randn(3))
+        self.file, self.kept, self.lock = None, {}, lock
+
+    def __getitem__(self, i):
+        self.file = self.file or self.data
+        item = self.kept.setdefault(i, (self.file["x"][i], self.file["y"][i]))
+        return {"x": item[0] + self.draw(), "y": item[1]}
+
+
+@pytest.mark.parametrize("lock", [None, threading.Lock()], ids=["copied", "not copied"])
+def test_a_pipeline_may_keep_what_it_read(lock):
+    """The user's own is as before where it can be copied; elsewhere the statement says so."""
+    data = Opened({"x": torch.randn(40, 3), "y": torch.randn(40)}, lock)
+    run = listening(nn.Linear(3, 1), least_squares, data)
+    assert (Assumption.KEEPS_NOTHING in run.statement().assumptions) is (lock is not None)
+    assert (39 in data.kept) is (lock is not None)
 
 
 class Keeps(nn.Module):

@@ -53,8 +53,8 @@ class Assumption(StrEnum):
         "could be read, so that not all of it could be tried before the start"
     )
     KEEPS_NOTHING = (
-        "model and loss keep nothing of the records that they meet: copies of them that met others first "
-        "could not be tried"
+        "model, loss, data set, collate and augmentation keep nothing of the records that they meet: copies "
+        "of all of them that met others first could not be tried"
     )
     SHAPES = (
         "batches have the same shape whichever records they hold: padding to the longest record rounds "

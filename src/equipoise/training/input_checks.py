@@ -15,11 +15,13 @@ owner can know, and then says so (`allow_public_duplicates`); the statement repe
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
+import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,10 +33,12 @@ from equipoise._tree import leaves, named_leaves
 from equipoise.gradients import (
     Buffers,
     ForwardWritesError,
+    GradientEngine,
     parameters_restored,
     refuse_max_norm,
 )
 from equipoise.gradients.capture.isolation import attributes_kept, undisturbed
+from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.checks.record_mixing import losses_moved
 from equipoise.gradients.engine_inputs import (
     check_model,
@@ -47,10 +51,13 @@ from equipoise.gradients.engine_inputs import (
 )
 from equipoise.methods import Method
 from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
+from equipoise.training.copies import deep_copy
 from equipoise.training.memory_use import available_bytes
+from equipoise.training.randomness import public_randomness
 from equipoise.training.record_rows import (
     ARRAY_REMEDY,
     DataError,
+    Preparation,
     Source,
     filled,
     moved,
@@ -59,6 +66,8 @@ from equipoise.training.record_rows import (
 
 __all__ = [
     "Loss",
+    "Pipeline",
+    "check_history",
     "check_loss",
     "check_optimizer",
     "check_pipeline",
@@ -310,18 +319,50 @@ OWN_GENERATOR = (
 )
 
 
-def check_pipeline(
-    losses: Callable[[Tensor, int, int], Tensor],
-    source: Source,
-    size: int,
-    attempts: int = 4,
-) -> bool:
+@dataclass(frozen=True)
+class Pipeline:
+    """From the numbers of records to their losses, under numbered randomness.
+
+    Attributes:
+        engine: its losses, without dropout.
+        source: reads each item under random numbers of its own, and collates.
+        prepare: brings batches to the device and augments them.
+        seed: public, of all random numbers.
+    """
+
+    engine: GradientEngine
+    source: Source
+    prepare: Preparation
+    seed: int
+
+    def batch(self, ids: Tensor, items: int = 0, rest: int = 0) -> Any:
+        """The batch of these records: the `items`-th random numbers for each, the `rest`-th for the batch."""
+        randomness = public_randomness(self.seed, "example", rest)
+        with random_numbers_from(randomness("records"), self.prepare.device):
+            batch = self.source.take(ids, public_randomness(self.seed, "example", items))
+            return self.prepare(batch, randomness)
+
+    def losses(self, ids: Tensor, items: int = 0, rest: int = 0) -> Tensor | None:
+        """Their losses [b]; None where one cannot be made or run: it has weight zero in the training too."""
+        try:
+            return self.engine.undisturbed_losses(self.batch(ids, items, rest))
+        except Exception:
+            return None
+
+    def readable(self, most: int = 9) -> list[int]:
+        """Numbers of the first records that have losses."""
+        numbers = range(min(SEARCHED, len(self.source)))
+        return list(
+            itertools.islice((n for n in numbers if self.losses(torch.tensor([n])) is not None), most)
+        )
+
+
+def check_pipeline(pipeline: Pipeline, readable: list[int], size: int, attempts: int = 4) -> bool:
     """Make a batch of some records twice, and again with one of them replaced; see whose loss moves.
 
     Args:
-        losses: losses(record numbers, m, n) -> [b]: reads each item under random numbers of its own, the m-th
-            ones; collates and augments under the n-th ones; runs the loss without dropout.
-        source: the data.
+        pipeline: from numbers to losses.
+        readable: numbers of records that have losses.
         size: of a micro-batch.
         attempts: how often, with other randomness each time and two records replaced in turn.
 
@@ -333,18 +374,10 @@ def check_pipeline(
         ValueError: two equal attempts differ, or the loss of a record depends on which others came with it,
             on their number, or on its place.
     """
-
-    def of(ids: Tensor, items: int = 0, rest: int = 0) -> Tensor | None:
-        try:
-            return losses(ids, items, rest)
-        except Exception:  # a record that cannot be made or run has weight zero in the training too
-            return None
-
-    numbers = range(min(SEARCHED, len(source)))
-    good = list(itertools.islice((n for n in numbers if of(torch.tensor([n])) is not None), 9))
-    if len(good) < 3:
+    of = pipeline.losses
+    if len(readable) < 3:
         return False
-    *kept, spare = good
+    *kept, spare = readable
     ids, count = torch.tensor(kept), len(kept)
     first, second = of(ids), of(ids, 0, 1)
     if first is None or second is None:
@@ -387,15 +420,101 @@ def check_pipeline(
     return True
 
 
+def check_history(pipeline: Pipeline, untouched: Pipeline | None, readable: list[int]) -> bool:
+    """See whether records come out alike whatever was read, collated and augmented before them.
+
+    Args:
+        pipeline: it met records.
+        untouched: the same with copies that met none, where there are such.
+        readable: numbers of records that have losses.
+
+    Returns:
+        Whether copies met other records first, and gave the same losses.
+
+    Raises:
+        ValueError: they gave others, or a record came out otherwise after many others; or an item draws
+            random numbers when it is first read, and none later.
+    """
+    if len(readable) < 2:
+        return False
+    tried = pipeline if untouched is None else untouched
+    _check_items(tried.source)
+    ids, first = torch.tensor(readable[:-1]), torch.tensor(readable[-1:])
+    if untouched is not None:
+        untouched.losses(first)
+        before, after = pipeline.losses(ids), untouched.losses(ids)
+        if before is not None and after is not None and losses_moved(before, after, record=-1):
+            raise ValueError(
+                "data, collate or augmentation keep something of the first records that they meet: copies "
+                "that met others first give other records. It would follow who is drawn first, and move "
+                "every record's gradient. Take what all records need from public ones before the training. "
+                "Nothing was spent."
+            )
+    _check_many(tried, readable)
+    return untouched is not None
+
+
+def _check_items(source: Source) -> None:
+    """Items that draw random numbers do so each time; the last records are those that nobody read yet."""
+    for number in range(len(source))[-3:]:
+        try:
+            first, second = source.draws_numbers(number), source.draws_numbers(number)
+        except Exception:
+            continue
+        if first and not second:
+            raise ValueError(
+                "data keeps items that draw random numbers: one drew some when it was first read, and none "
+                "when it was read again. A cache that holds fewer items than there are would draw them anew "
+                "when others pushed them out: a record's item would follow who else is drawn. Cache what is "
+                "read, and draw random numbers after that, at each call. Nothing was spent."
+            )
+
+
+MOST_READS, SECONDS = 1000, 0.5
+"""How often, and how long, records are made to see whether they come out alike."""
+
+
+def _check_many(pipeline: Pipeline, readable: list[int]) -> None:
+    """Make records one by one, in a random order."""
+    chosen, end = random.Random(0), time.monotonic() + SECONDS
+    known: dict[tuple[int, int], Any] = {}
+    for _ in range(MOST_READS):
+        number, attempt = chosen.choice(readable), chosen.randrange(8)
+        try:
+            now = pipeline.batch(torch.tensor([number]), attempt, attempt)
+            is_alike = _is_alike(known.setdefault((number, attempt), now), now, pipeline.engine)
+        except Exception:  # such a record has weight zero in the training too
+            return
+        if not is_alike:
+            raise ValueError(
+                "data, collate or augmentation give other records after many reads, though all random "
+                "numbers start alike: they keep something of what they read, such as running statistics or a "
+                "count. It would follow who is drawn, and the guarantee would not hold. Make each record "
+                "from itself and from public numbers. Nothing was spent."
+            )
+        if time.monotonic() > end:
+            return
+
+
+def _is_alike(before: Any, after: Any, engine: GradientEngine) -> bool:
+    """Whether two batches of one record are the same, or have the same loss."""
+    leaves = record_leaves(before), record_leaves(after)
+    if len(leaves[0]) == len(leaves[1]) and all(
+        one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+        for one, other in zip(*leaves, strict=True)
+    ):
+        return True
+    return not losses_moved(
+        engine.undisturbed_losses(before), engine.undisturbed_losses(after), record=-1, slack=100
+    )
+
+
 def copy_of(model: nn.Module, loss: Loss, device: torch.device) -> tuple[nn.Module, Loss] | None:
     """Copies of model and loss, to meet other records first; None where there are none, or too large ones."""
     tensors = itertools.chain(model.parameters(), model.buffers())
     if sum(t.numel() * t.element_size() for t in tensors) > available_bytes(device) / 4:
         return None
-    try:
-        return copy.deepcopy((model, loss))
-    except Exception:
-        return None
+    return deep_copy((model, loss))
 
 
 def check_repeatable(model: nn.Module, loss: Loss, others: tuple[nn.Module, Loss] | None, batch: Any) -> bool:
@@ -415,7 +534,7 @@ def check_repeatable(model: nn.Module, loss: Loss, others: tuple[nn.Module, Loss
     """
 
     def run(model: nn.Module, loss: Loss, records: Any) -> Tensor:
-        own = Buffers(loss).kept() if isinstance(loss, nn.Module) else nullcontext()
+        own = Buffers(loss).all_kept() if isinstance(loss, nn.Module) else nullcontext()
         with undisturbed(model), own, torch.enable_grad(), uncompiled():
             return loss(model, records).detach()
 

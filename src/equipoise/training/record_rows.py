@@ -136,6 +136,13 @@ class Source:
                 items.append(self._data[i])
         return items
 
+    def draws_numbers(self, number: int) -> bool:
+        """Whether making this item asks for random numbers, whose generators then are as before."""
+        with random_numbers_from(0):
+            before = GlobalState()
+            self.read(torch.tensor([number]))
+            return bool(before.moved())
+
     def join(self, read: Any) -> Any:
         """The batch of what `read` gave."""
         batch = self._collate(read) if self._nest is None else read

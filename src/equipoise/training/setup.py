@@ -23,7 +23,6 @@ from equipoise import _validate
 from equipoise.gradients import Buffers, ForwardWritesError, GradientEngine, parameters_restored
 from equipoise.gradients.capture.random_numbers import (
     RandomUse,
-    random_numbers_from,
     use_of_random_numbers,
 )
 from equipoise.gradients.engine_inputs import evaluate_loss, map_records, repeat_to
@@ -42,9 +41,12 @@ from equipoise.privacy import (
 from equipoise.privacy.accounting.epsilon import check_relation
 from equipoise.privacy.ledger.run_record import other_runs
 from equipoise.training.assumptions import ALONE, Assumption
+from equipoise.training.copies import deep_copy_but_data
 from equipoise.training.distributed import Processes
 from equipoise.training.input_checks import (
     Loss,
+    Pipeline,
+    check_history,
     check_loss,
     check_optimizer,
     check_pipeline,
@@ -545,7 +547,7 @@ def _use_of_random_numbers(
 
     def run(count: int) -> Tensor:
         batch = prepare_batch(source.join(read[count]), public_randomness(seed, "example"))
-        with Buffers(model).kept():
+        with Buffers(model).all_kept():
             return evaluate_loss(model, loss, batch, None)
 
     try:
@@ -555,21 +557,6 @@ def _use_of_random_numbers(
         raise
     except Exception:  # not understood; places that stay the same are right for all models
         return "shared"
-
-
-def _losses_of(
-    engine: GradientEngine, source: Source, prepare_batch: Preparation, seed: int
-) -> Callable[[Tensor, int, int], Tensor]:
-    """The losses of records as `check_pipeline` asks for them: by number, under numbered randomness."""
-
-    def losses(ids: Tensor, items: int, rest: int) -> Tensor:
-        randomness = public_randomness(seed, "example", rest)
-        with random_numbers_from(randomness("records"), prepare_batch.device):
-            batch = source.take(ids, public_randomness(seed, "example", items))
-            prepared = prepare_batch(batch, randomness)
-        return engine.undisturbed_losses(prepared)
-
-    return losses
 
 
 def _check_population(source: Source, sampling: Sampling) -> None:
@@ -621,15 +608,17 @@ def prepare(
     with processes.together():
         source = Source(data, collate)
         check_public(source, method, settings.allow_public_duplicates)
-        # Before the first forward: a model may keep something of the first records that it meets.
+        prepare_batch = Preparation(place, augmentation, settings.views)
+        # Before anything is read or run: it may keep something of the first records that it meets.
         untouched = copy_of(model, loss, place)
+        runs_code = not source.is_scanned or augmentation is not None
+        other_source = deep_copy_but_data((source, prepare_batch)) if runs_code else None
         example, probes = check_loss(model, loss, source, place)
         method_plan = _plan_of(method, sampling, budget, settings, begun, processes)
         if settings.views > 1:
             loss = averaged_over_views(loss, settings.views)
             if untouched is not None:
                 untouched = untouched[0], averaged_over_views(untouched[1], settings.views)
-        prepare_batch = Preparation(place, augmentation, settings.views)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
         copies_tried = check_repeatable(model, loss, untouched, prepared)
         del untouched  # its memory counts as free in what follows
@@ -648,9 +637,13 @@ def prepare(
         size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, prepared, sizes))
         # Once more at the very shape: a model may treat 16 records in another way than 8.
         engine.refuse_mixing(repeat_to(prepared, max(2, size)), most=2)
-        pipeline_tried = (source.is_scanned and augmentation is None) or check_pipeline(
-            _losses_of(engine, source, prepare_batch, settings.seed), source, size
-        )
+        pipeline_tried = True
+        if runs_code:
+            pipeline = Pipeline(engine, source, prepare_batch, settings.seed)
+            readable = pipeline.readable()
+            pipeline_tried = check_pipeline(pipeline, readable, size)
+            others = other_source and Pipeline(engine, *other_source, settings.seed)
+            copies_tried = check_history(pipeline, others, readable) and copies_tried
         settings = replace(settings, micro_batch_size=size)
         randomness = public_randomness(settings.seed, "example")
         filler = choose_filler(lambda batch: engine(prepare_batch(batch, randomness)), example, size)
