@@ -334,9 +334,11 @@ class RowSource:
         filler = None if count == 1 else self.filler
         batch = self.prepare(filled(records, self.micro_batch_size, filler, places), randomness)
         rows = []
+        # The first places as a slice: nothing is copied.
+        first = int(places[-1]) == count - 1
         for gradients in self.of_batch(batch, at, randomness):
             norms = gradients.row_norms()  # in the fixed shape too; the cut below keeps them
-            rows.append(gradients.rows(places.to(norms.device)))
+            rows.append(gradients.rows(slice(count) if first else places.to(norms.device)))
         return rows
 
     def of_batch(self, batch: Any, at: Sequence[Parameters | None], randomness: Randomness) -> list[Any]:
