@@ -506,7 +506,7 @@ MUTATIONS = (
         "gradients/capture/isolation.py",
         (
             ("    if found:\n", "    if False:\n"),
-            ("        if moved:  # whatever else failed inside\n", "        if False:\n"),
+            ("            raise ForwardWritesError(moved)\n", "            pass\n"),
         ),
         ("tests/gradients/test_coverage.py::test_a_forward_that_writes_parameters_is_refused_and_undone",),
     ),

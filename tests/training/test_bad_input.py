@@ -541,3 +541,63 @@ def test_a_buffer_that_moves_later_is_no_bad_record():
     with pytest.raises(ForwardWritesError, match=r"buffers \['seen'\]"):
         private.take_step()
     assert private.steps_done == 1
+
+
+class Keeping(nn.Module):
+    """Writes its input into a tensor of its own, and then fails, once it is told to."""
+
+    def __init__(self, where, how="in place", error=None):
+        super().__init__()
+        self.linear, self.later, self.how, self.error = nn.Linear(4, 3), False, how, error
+        self.register_buffer("buffer", torch.zeros(4))
+        self.frozen = nn.Parameter(torch.zeros(4), requires_grad=False)
+        self.kept = [getattr(self, where) if where != "trainable" else self.linear.weight]
+        self.where = where
+
+    def forward(self, x):
+        if self.later:
+            known_as = self.linear.weight if self.where == "trainable" else getattr(self, self.where)
+            tensor = self.kept[0] if self.how == "by another name" else known_as
+            with torch.no_grad():
+                (tensor.data if self.how == "data" else tensor).copy_(x[0])
+            if self.error is not None:
+                raise self.error
+        return self.linear(x)
+
+
+KEEPING = [
+    ("buffer", "in place", None),
+    ("buffer", "by another name", None),
+    ("buffer", "by another name", ValueError()),
+    ("frozen", "in place", None),
+    ("frozen", "in place", ValueError()),
+    ("trainable", "data", KeyboardInterrupt()),
+]
+
+
+@pytest.mark.parametrize(("where", "how", "error"), KEEPING)
+def test_after_a_write_to_the_model_nothing_is_saved_or_published(tmp_path, where, how, error):
+    """The call after the error had gone on, and published a record with the model."""
+    data = {"input": torch.randn(60, 4), "label": torch.arange(60) % 3}
+    model = Keeping(where, how, error)
+    run = training(model, data=data, loss=tokens_loss, batch=6, steps=4, run_dir=tmp_path / "run")
+    run.take_step()
+    model.later = True
+    with pytest.raises(ForwardWritesError, match="linear" if where == "trainable" else where):
+        run.take_step()
+    model.later = False
+    assert not model.buffer.any()
+    for publish in (run.take_step, run.run, run.finish, run.save_checkpoint, lambda: run.evaluate(len)):
+        with pytest.raises(RuntimeError, match=r"wrote to its own .* last checkpoint"):
+            publish()
+    assert not (tmp_path / "run/model.safetensors").exists()
+
+
+def test_what_a_buffer_is_given_through_data_is_gone(tmp_path):
+    """No count of changes shows it, so the step goes on: on copies."""
+    data = {"input": torch.randn(60, 4), "label": torch.arange(60) % 3}
+    model = Keeping("buffer", "data")
+    run = training(model, data=data, loss=tokens_loss, batch=6, steps=2, run_dir=tmp_path / "run")
+    model.later = True
+    run.run(progress=False)
+    assert not model.buffer.any()

@@ -123,7 +123,7 @@ class GradientEngine:
         refuse_max_norm(model)
         self._buffers = Buffers(model)
         with parameters_restored(model):
-            with self._buffers.all_kept():
+            with self._buffers.kept():
                 plan = self._attach(example_batch)
             self._buffers.find_changing(lambda: self._trial(example_batch))
             if check:
@@ -139,10 +139,10 @@ class GradientEngine:
             params: name -> value; parameters left out keep the model's values.
 
         Raises:
-            RuntimeError: the forward changed a buffer in place that it left alone at attach.
-            ForwardWritesError: the same of a parameter, frozen ones too.
+            BufferWritesError: the forward changes a buffer in place that it left alone at attach.
+            ForwardWritesError: the same of a parameter, frozen ones too, whose value is lost.
         """
-        with parameters_watched(self.model, params), self._buffers.kept():
+        with parameters_watched(self.model, params), self._buffers.watched():
             return self._gradients(batch, params)
 
     def _gradients(self, batch: Any, params: Mapping[str, Tensor] | None) -> FactoredGradients:
@@ -233,7 +233,7 @@ class GradientEngine:
         found: dict[int, Tensor] = {}
         for order in orders:
             placed = take_records(several, order)
-            with undisturbed(self.model), self._buffers.kept():
+            with undisturbed(self.model), self._buffers.watched():
                 gradients = self._gradients(placed, params)
                 norms = gradients.row_norms([(name,) for name in gradients.names])
             assert gradients.losses is not None
@@ -351,7 +351,7 @@ class GradientEngine:
         """
 
         def run() -> None:
-            with torch.enable_grad(), self._buffers.all_kept():
+            with torch.enable_grad(), self._buffers.kept():
                 evaluate_loss(self.model, self.loss, batch, None)
 
         usual = self.undisturbed_losses(batch)
@@ -425,7 +425,7 @@ class GradientEngine:
         if not plan.ruled:
             return
         leaves, _ = self._leaves(None)
-        with self._buffers.kept(), undisturbed(self.model, dropout=True):
+        with undisturbed(self.model, dropout=True):
             capture, losses = self._run(plan, batch, leaves, None)
             whole = capture.collect(losses)  # uses that were merged are factors of other sizes
         uses = [factor for _, _, _, factor in capture.found]

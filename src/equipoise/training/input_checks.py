@@ -534,7 +534,7 @@ def check_repeatable(model: nn.Module, loss: Loss, others: tuple[nn.Module, Loss
     """
 
     def run(model: nn.Module, loss: Loss, records: Any) -> Tensor:
-        own = Buffers(loss).all_kept() if isinstance(loss, nn.Module) else nullcontext()
+        own = Buffers(loss).kept() if isinstance(loss, nn.Module) else nullcontext()
         with undisturbed(model), own, torch.enable_grad(), uncompiled():
             return loss(model, records).detach()
 

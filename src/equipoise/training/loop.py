@@ -471,6 +471,7 @@ class PrivateTraining:
 
     def evaluate(self, evaluate: Evaluate) -> dict[str, float]:
         """Evaluate the (averaged) model on public data and write the numbers to the metrics."""
+        self._steps.check()
         self.model.eval()
         try:
             with torch.no_grad(), self._average.swapped_in() if self._average is not None else nullcontext():
@@ -500,6 +501,7 @@ class PrivateTraining:
                 or followed from nothing that the training released: a clock, and not an accuracy, a loss or
                 a gradient. The statement names that as an assumption.
         """
+        self._steps.check()
         steps, average, folder = self.steps_done, self._average, self.folder
         finished = stop_fixed_beforehand or steps >= self.sampling.steps or not self._can_go_on()
         statement = self._finished_with = self.processes.first(
@@ -552,6 +554,7 @@ class PrivateTraining:
         """
         if self.folder is None:
             raise RuntimeError("this training has no run_dir for checkpoints: give it run_dir=...")
+        self._steps.check()
         state = collect_state(self.model, self.optimizer, self.scheduler)
         state |= {
             "average": None if self._average is None else self._average.values,

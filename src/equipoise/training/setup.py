@@ -547,7 +547,7 @@ def _use_of_random_numbers(
 
     def run(count: int) -> Tensor:
         batch = prepare_batch(source.join(read[count]), public_randomness(seed, "example"))
-        with Buffers(model).all_kept():
+        with Buffers(model).kept():
             return evaluate_loss(model, loss, batch, None)
 
     try:

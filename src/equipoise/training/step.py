@@ -2,13 +2,15 @@
 
 A step counts as done if and only if the parameters moved. If an error or an interrupt ends it before that,
 the ledger goes back to where the step began. The repeated step then gets the records and the noise that it
-had, and is not charged again.
+had, and is not charged again. After a step in which the model wrote to its own parameters or buffers there is
+no other: what it wrote follows private records, and may be there still.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,6 +122,7 @@ class StepRunner:
         self.done, self.state = done, state
         # The ledger's place at the beginning of a step that has not ended.
         self._began: Mapping[str, Any] | None = None
+        self._is_spoilt = False
 
     def take(self) -> StepOutcome:
         """Draw, release, move the parameters.
@@ -127,6 +130,7 @@ class StepRunner:
         Raises:
             Whatever the method, the ledger or the optimiser raises; the next call then repeats the step,
             unless the parameters moved before.
+            ForwardWritesError: the model wrote to itself; from then on every call is refused.
         """
         setup, number, started = self._setup, self.done, time.perf_counter()
         parameters = setup.parameters
@@ -171,7 +175,7 @@ class StepRunner:
         If it fails, the next call or step takes up the ledger where this one did.
         """
         before = self._begin()
-        with self._setup.processes.together():
+        with self._setup.processes.together(), self._watched(before):
             if self.state is None:
                 self.state = self._setup.method.init(self._context(before, None))
             try:
@@ -183,8 +187,49 @@ class StepRunner:
         self._began = None
         return answer
 
+    def check(self) -> None:
+        """Refuse to compute, save or publish anything of a model that private records may have written to.
+
+        Raises:
+            RuntimeError: a step ended with a `ForwardWritesError`.
+        """
+        if self._is_spoilt:
+            raise RuntimeError(
+                "the model wrote to its own parameters or buffers in a step that failed: private records may "
+                "be in it, without noise, so nothing more is computed, saved or published. Mend the model, "
+                "build it anew, and resume the run from its last checkpoint (PrivateTraining.resume)"
+            )
+
+    @contextmanager
+    def _watched(self, before: str) -> Iterator[None]:
+        """Inside, private records are looked at and no parameter may move.
+
+        Args:
+            before: digest of the parameters.
+
+        Raises:
+            ForwardWritesError: one moved, or what is inside raised it; the training has come to its end.
+        """
+        parameters = self._setup.parameters
+        marks = {name: write_mark(parameter) for name, parameter in parameters.items()}
+        try:
+            try:
+                yield
+            finally:
+                # The model or the method may have written private values into the parameters. The digest sees
+                # writes through `.data` too, which move no version counter, but not to which parameter.
+                if self._ledger.digest(parameters) != before:
+                    moved = [
+                        name for name, parameter in parameters.items() if write_mark(parameter) != marks[name]
+                    ]
+                    raise ForwardWritesError(moved or list(parameters), "before the optimizer's step")
+        except ForwardWritesError:
+            self._is_spoilt = True
+            raise
+
     def settle(self) -> None:
         """Bring the ledger back to where a step began that did not end."""
+        self.check()
         if self._began is not None:
             self._ledger.rewind(self._began)
             self._began = None
@@ -209,23 +254,18 @@ class StepRunner:
     def _estimate(self, before: str) -> tuple[StepContext, Mapping[str, Tensor], State]:
         """The method's estimate of the gradient and its next state; nothing of the training changes."""
         method, parameters, state = self._setup.method, self._setup.parameters, self.state
-        marks = {name: write_mark(parameter) for name, parameter in parameters.items()}
-        if state is None:
-            state = method.init(self._context(before, None))
-        context = self._context(before, state)
-        try:
-            estimate, following = method.step(context, state)
-        except ChangedQueryError:
-            if self._setup.processes.count > 1:
-                raise
-            # A step repeated after a crash came out differently: it gets new records, and is charged.
+        with self._watched(before):
+            if state is None:
+                state = method.init(self._context(before, None))
             context = self._context(before, state)
-            estimate, following = method.step(context, state)
-        # The model or the method may have written private values into the parameters. The digest sees writes
-        # through `.data` too, which move no version counter, but cannot tell which parameter it was.
-        if self._ledger.digest(parameters) != before:
-            moved = [name for name, parameter in parameters.items() if write_mark(parameter) != marks[name]]
-            raise ForwardWritesError(moved or list(parameters), "before the optimizer's step")
+            try:
+                estimate, following = method.step(context, state)
+            except ChangedQueryError:
+                if self._setup.processes.count > 1:
+                    raise
+                # A step repeated after a crash came out differently: it gets new records, and is charged.
+                context = self._context(before, state)
+                estimate, following = method.step(context, state)
         missing = parameters.keys() - estimate.keys()
         if missing:
             raise RuntimeError(

@@ -2,7 +2,7 @@
 
 *Buffers.* A buffer that a forward updates (`InstanceNorm2d(track_running_stats=True)` in training mode, a
 counter, an observer) holds a function of the records that no noise covers, and it is saved with the model.
-Private computations therefore run on copies of such buffers, and the model's own never move.
+Private computations therefore run on copies of all buffers, and the model's own never move.
 
 *Parameters.* What a forward writes into a parameter, frozen or not (a look-up that renormalises its table, a
 running mean as a parameter), is a function of the records too, and part of the model that is published. A
@@ -22,7 +22,7 @@ import threading
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -79,26 +79,48 @@ class Buffers:
         self._modules = list(model.named_modules())
         self._changing: list[_Place[Tensor | None]] = []
 
-    def all_kept(self) -> AbstractContextManager[None]:
-        """Inside, every buffer is a copy; then the model has its own again, unmoved."""
-        return self.kept(every=True)
-
     @contextmanager
-    def kept(self, every: bool = False) -> Iterator[None]:
-        """Inside, the buffers known to change are copies; then the model has its own again, unmoved.
+    def kept(self) -> Iterator[None]:
+        """Inside, every buffer is a copy; then the model has its own again, unmoved.
 
         Raises:
-            RuntimeError: another buffer was changed in place; its value is lost.
+            BufferWritesError: a name of the model's own led to one of them; it has its value again.
         """
         before = self._snapshot()
-        self._exchange(before if every else self._changing)
+        self._exchange(before)
+        copies = self._snapshot()
         try:
             yield
         finally:
             self._put_back(before)
-        moved = [place.path for place in before if write_mark(place.value) != place.mark]
-        if moved and not every:
-            raise BufferWritesError(moved)
+            moved = []
+            for own, copied in zip(before, copies, strict=True):
+                if own.value is not None and copied.value is not None and write_mark(own.value) != own.mark:
+                    own.value.detach().copy_(copied.value)
+                    moved.append(own.path)
+            if moved:  # whatever else failed inside
+                raise BufferWritesError(moved, "by another name than the module's")
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """As `kept`, and only the buffers known to change may be changed in place.
+
+        Raises:
+            BufferWritesError: another one was.
+        """
+        known = {(id(place.module), place.key) for place in self._changing}
+        with self.kept():
+            copies = self._snapshot()
+            try:
+                yield
+            finally:
+                moved = [
+                    place.path
+                    for place in copies
+                    if write_mark(place.value) != place.mark and (id(place.module), place.key) not in known
+                ]
+                if moved:
+                    raise BufferWritesError(moved, "it did not at attach")
 
     def find_changing(self, forward: Callable[[], Any]) -> list[str]:
         """Run `forward` once, undo what it did to buffers, and remember and name those it changed."""
@@ -334,15 +356,17 @@ def parameters_watched(model: nn.Module, others: Mapping[str, Tensor] | None = N
     """
     before = _parameters(model)
     given = [(name, value, write_mark(value)) for name, value in (others or {}).items()]
-    yield
-    moved = [
-        path
-        for path, module, key, p, mark in before
-        if module._parameters.get(key) is not p or write_mark(p) != mark
-    ]
-    moved += [name for name, value, mark in given if write_mark(value) != mark and name not in moved]
-    if moved:
-        raise ForwardWritesError(moved, "it did not at attach; the values are lost")
+    try:
+        yield
+    finally:
+        moved = [
+            path
+            for path, module, key, p, mark in before
+            if module._parameters.get(key) is not p or write_mark(p) != mark
+        ]
+        moved += [name for name, value, mark in given if write_mark(value) != mark and name not in moved]
+        if moved:  # whatever else failed inside
+            raise ForwardWritesError(moved, "it did not at attach; the values are lost")
 
 
 def _parameters(model: nn.Module) -> list[_Place[nn.Parameter]]:
@@ -379,7 +403,7 @@ def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False, level: f
         level: the quantile that random functions give.
     """
     with (
-        Buffers(model).all_kept(),
+        Buffers(model).kept(),
         random_numbers_from(seed, *{p.device for p in model.parameters()}),
         nullcontext() if dropout else random_numbers_constant(model, level),
     ):
