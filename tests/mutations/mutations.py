@@ -97,6 +97,20 @@ MUTATIONS = (
         ("tests/training/test_neighbours.py::test_what_a_model_keeps_at_the_start_moves_nobody",),
     ),
     Mutation(
+        "a ledger goes on though another one books entries of its run",
+        "privacy/ledger/ledger.py",
+        (
+            (
+                "            self._check_alone()\n            self._state.known",
+                "            self._state.known",
+            ),
+        ),
+        (
+            "tests/privacy/test_ledger.py"
+            "::test_of_two_ledgers_of_one_run_the_one_that_is_behind_releases_nothing",
+        ),
+    ),
+    Mutation(
         "a clip rule may hold a private number",
         "privacy/bounds/requirements.py",
         (("answer.by_record and answer.draw is None):", "True):"),),

@@ -615,6 +615,7 @@ def test_the_same_hash_with_other_sums_is_void_and_charged_anew(tmp_path):
     journal, secrets = tmp_path / "journal.jsonl", Secrets(tmp_path)
     first = Ledger(PLAN, journal=Journal(journal), secrets=secrets)
     old, draw = step(first)
+    spent = first.spent(1e-5).value
     again = Ledger(PLAN, journal=Journal(journal), secrets=secrets)
     same = again.open("batch", "p0")
     assert same == Draw(draw.name, draw.index, draw.ordinal, draw.parameters, replayed=True)
@@ -626,7 +627,7 @@ def test_the_same_hash_with_other_sums_is_void_and_charged_anew(tmp_path):
     assert float((new - torch.tensor([0.8, 0.6]) - (old - torch.tensor([0.6, 0.8]))).abs().min()) > 1e-4
     resumed = Ledger(PLAN, journal=Journal(journal), secrets=secrets)  # the void is remembered
     assert resumed.open("batch", "p0").index == draw.index + 1
-    assert resumed.spent(1e-5).value > first.spent(1e-5).value
+    assert resumed.spent(1e-5).value > spent
 
 
 @pytest.mark.parametrize("kept", [0, 1])
@@ -639,3 +640,53 @@ def test_a_cut_journal_does_not_lower_epsilon(tmp_path, kept):
     journal.write_bytes(b"".join(lines[: 2 * kept]))
     with pytest.raises(JournalError, match="charges are lost"):
         Ledger(PLAN, journal=Journal(journal), secrets=secrets, position=ledger.position)
+
+
+def test_of_two_ledgers_of_one_run_the_one_that_is_behind_releases_nothing(tmp_path):
+    """Each had counted its own releases alone: more of them than planned, and every statement was proven."""
+    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
+    Ledger(PLAN, journal=Journal(path), secrets=Secrets(tmp_path / "another run"))
+    first, second = (Ledger(PLAN, journal=Journal(path), secrets=secrets) for _ in range(2))
+    step(first, "p0")
+    length = path.stat().st_size
+    for behind in (
+        lambda: step(second, "q0"),
+        lambda: second.disclose(Private(torch.tensor(3.0)), "raw"),
+        lambda: second.close(stop_fixed_beforehand=True),
+        lambda: statement_of(second, delta=1e-5, stop_fixed_beforehand=True),
+    ):
+        with pytest.raises(LedgerError, match=r"goes on with this run.*resume"):
+            behind()
+    assert path.stat().st_size == length
+    step(first, "p1")
+    second.rewind(second.place)  # as a step does that failed: now it knows
+    step(second, "q1")
+    with pytest.raises(LedgerError, match="goes on with this run"):
+        step(first, "p2")
+    assert second.releases_left == {"batch": 3}
+
+
+@pytest.mark.parametrize("how", ["cut", "closed"])
+def test_a_journal_that_is_lost_while_the_run_goes_on_stops_it(tmp_path, how):
+    """A closed one took the entries into memory."""
+    path = tmp_path / "journal.jsonl"
+    ledger = Ledger(PLAN, journal=Journal(path), secrets=Secrets(tmp_path))
+    step(ledger, "p0")
+    if how == "cut":
+        os.truncate(path, path.stat().st_size // 2)
+    else:
+        ledger.journal.close()
+    with pytest.raises(JournalError, match="charges are lost"):
+        step(ledger, "p1")
+
+
+def test_what_other_runs_book_is_no_reason_to_stop(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    runs = [Ledger(PLAN, journal=Journal(path), secrets=Secrets(tmp_path / name)) for name in "ab"]
+    for number in range(3):
+        for run in runs:
+            step(run, f"p{number}")
+    with path.open("a") as file:
+        file.write("{}damaged\n")
+    with pytest.raises(JournalError, match=r"line 9 .* is damaged"):
+        step(runs[0], "p3")

@@ -407,8 +407,8 @@ class Journal(WriteAheadLog):
         """
         return [Entry.from_json(row, line) for line, row in enumerate(self.read(), start=1)]
 
-    def append(self, entry: Entry) -> None:
-        """Write an entry and flush it.
+    def append(self, entry: Entry) -> int:
+        """Write an entry and flush it; the answer is the `length` with it.
 
         Raises:
             JournalError: if it cannot be written whole, or not be read again; nothing may leave then.
@@ -416,7 +416,7 @@ class Journal(WriteAheadLog):
         values = entry.to_json()
         # A line that cannot be read again would lock the whole journal, other runs' charges included.
         Entry.from_json(values, line=0)
-        self.write(values)
+        return self.write(values)
 
 
 def read_journal(path: str | os.PathLike[str]) -> list[Entry]:

@@ -198,6 +198,7 @@ class _State:
 
     Attributes:
         record: what the journal holds of the run.
+        known: the journal's length up to which the record takes account of it.
         others: what the journal's other runs cost, by name.
         position: number of draws opened.
         history: keys of the noise that later releases may use again.
@@ -206,6 +207,7 @@ class _State:
     """
 
     record: RunRecord
+    known: int
     others: dict[str, DpEvent]
     position: int
     history: NoiseHistory[bytes]
@@ -288,6 +290,7 @@ class Ledger:
                 )
             if mine is None:
                 mine = self._begun(others)
+            known = self.journal.length
         if mine.plan.fingerprint() != self._fingerprint:
             raise LedgerError(
                 "the journal holds this run with another plan; a run keeps its plan. Start a new run folder "
@@ -298,7 +301,7 @@ class Ledger:
             # Void draws count too: a slot of an epoch that was drawn is not drawn again.
             name, ordinal = draw.booked.name, draw.booked.ordinal
             ordinals[name] = max(ordinals.get(name, 0), ordinal + 1)
-        return _State(mine, others, position, NoiseHistory(_keys_of(history)), ordinals, {})
+        return _State(mine, known, others, position, NoiseHistory(_keys_of(history)), ordinals, {})
 
     def _begun(self, others: Mapping[str, DpEvent]) -> RunRecord:
         """Book that the run begins: from here on its plan is reserved beside the other runs'."""
@@ -599,6 +602,8 @@ class Ledger:
         """What the journal's other runs cost, by name, as they are now: some may have begun meanwhile."""
         entries = self.journal.entries()
         if entries:  # a journal that was closed gives nothing: what is known stays
+            if not self.record.closed:
+                self._check_alone()  # the record's figures would lack what others released
             others = records_of(entry for entry in entries if entry.run != self.run)
             self._state.others = events_of(others, self.plan.relation)
         return self._state.others
@@ -626,15 +631,33 @@ class Ledger:
                 Without it the whole plan stays charged, which covers every way to stop.
         """
         if not self.record.closed:
-            book_end(self.journal, self.run, stop_fixed_beforehand)
+            with self.journal.locked():
+                self._check_alone()
+                book_end(self.journal, self.run, stop_fixed_beforehand)
             self.record.add(CloseEntry(run=self.run, stop_fixed_beforehand=stop_fixed_beforehand))
 
     # ---- inside
 
     def _book(self, entry: Entry) -> None:
         """Write an entry of this run, and take it in."""
-        self.journal.append(entry)
+        with self.journal.locked():
+            self._check_alone()
+            self._state.known = self.journal.append(entry)
         self.record.add(entry)
+
+    def _check_alone(self) -> None:
+        """Refuse to go on where somebody else has booked something of this run: the record does not hold it.
+
+        Raises:
+            LedgerError: there is such an entry.
+            JournalError: the journal was cut, or closed.
+        """
+        if any(row.get("run") == self.run for row in self.journal.read(self._state.known)):
+            raise LedgerError(
+                "another process, or another object of this one, goes on with this run: it has booked "
+                "entries since this ledger was opened. Nothing was released here. Stop one of the two, and "
+                "resume the run, which then counts what both have released"
+            )
 
     def _check_open(self) -> None:
         if self.record.closed:

@@ -81,16 +81,31 @@ class WriteAheadLog:
             if self._locks == 0:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def read(self) -> list[dict[str, Any]]:
+    @property
+    def length(self) -> int:
+        """How much was written whole: bytes of the file, or rows in memory."""
+        return len(self._memory) if self._descriptor is None else self._whole_length()
+
+    def read(self, start: int = 0) -> list[dict[str, Any]]:
         """All whole rows; a torn last line is left out.
 
+        Args:
+            start: the `length` up to which they are known, to read those that came since.
+
         Raises:
-            JournalError: for a damaged line that is not the last.
+            JournalError: for a damaged line that is not the last, or if less is there than was known.
         """
-        if self._descriptor is None:
-            return list(self._memory)
         with self.locked():
-            lines = self._content().split(b"\n")
+            size = len(self._memory) if self._descriptor is None else os.fstat(self._descriptor).st_size
+            if size < start:
+                raise JournalError(
+                    f"the journal {self.path or 'in memory'} was closed, or cut while the run went on: "
+                    "charges are lost, and nothing more is released under it. Restore the file from a copy, "
+                    "and resume the run"
+                )
+            if self._descriptor is None:
+                return self._memory[start:]
+            lines = self._content(start, size).split(b"\n")
         lines.pop()  # empty after a whole line, else torn
         # A line that has its end was written whole. Damage in it is an edit or a fault of the disk, and what
         # it charged is unknown: to skip it would give privacy away.
@@ -101,6 +116,7 @@ class WriteAheadLog:
                 if not isinstance(row, dict):
                     raise ValueError("not an object")
             except (ValueError, RecursionError) as error:
+                number += self._content(0, start).count(b"\n")
                 raise JournalError(
                     f"line {number} of {self.path} is damaged ({error}). Charges may be lost, so nothing "
                     "more can be released under it. Restore the file from a copy, or start anew and count "
@@ -109,8 +125,8 @@ class WriteAheadLog:
             out.append(row)
         return out
 
-    def write(self, row: dict[str, Any]) -> None:
-        """Write a row and flush it.
+    def write(self, row: dict[str, Any]) -> int:
+        """Write a row and flush it; the answer is the `length` with it.
 
         Raises:
             JournalError: if it cannot be written whole; what it announces must not happen then.
@@ -119,7 +135,7 @@ class WriteAheadLog:
             raise JournalError(f"the journal {self.path} was opened for reading only; nothing was released")
         if self._descriptor is None:
             self._memory.append(json.loads(json.dumps(row)))  # a copy, as it would be read from a file
-            return
+            return len(self._memory)
         line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
         try:
             with self.locked():
@@ -136,6 +152,7 @@ class WriteAheadLog:
                     raise OSError(f"{written} of {len(line)} bytes written")
                 if self.durable:
                     os.fsync(self._descriptor)
+                return end + written
         except OSError as error:
             raise JournalError(
                 f"the journal {self.path} cannot be written ({error}): nothing was released; free space or "
@@ -166,12 +183,11 @@ class WriteAheadLog:
             self._descriptor = None
             self._memory = []
 
-    def _content(self) -> bytes:
+    def _content(self, start: int, end: int) -> bytes:
         assert self._descriptor is not None
-        size = os.fstat(self._descriptor).st_size
-        chunks, offset = [], 0
-        while offset < size:
-            chunk = os.pread(self._descriptor, size - offset, offset)
+        chunks, offset = [], start
+        while offset < end:
+            chunk = os.pread(self._descriptor, end - offset, offset)
             if not chunk:
                 break
             chunks.append(chunk)
