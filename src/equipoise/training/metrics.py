@@ -212,7 +212,7 @@ class MetricsLog:
         every = setup.settings.epsilon_every or max(1, total // 20)
         epsilon: float | None = None
         if number % every == 0 or number == total:
-            # To about 2%: the exact figure would cost more than the step. The statement has the exact one.
+            # Some milliseconds for usual plans, a second for millions of steps: not after every step.
             progress = ledger.progress(setup.delta)
             epsilon = progress if math.isfinite(progress) else None
         norms = torch._foreach_norm(list(outcome.estimate.values()))

@@ -174,10 +174,14 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> No
             f"replace_ratio={release.replace_ratio} times its add-or-remove bound {bounded.add_remove:g}; "
             "plan the release with a larger replace_ratio"
         )
-    for tensor, value in bounded.value.items():
-        raw = unwrap(value)
-        # The total tells in one pass without a copy; where it overflows, every entry is looked at.
-        if raw.numel() and not bool(torch.isfinite(raw.sum())) and not bool(torch.isfinite(raw).all()):
+    raw = {tensor: unwrap(value) for tensor, value in bounded.value.items()}
+    # The totals tell in one pass without a copy, and the host waits once for all of them; where one
+    # overflows, every entry is looked at.
+    totals = [value.sum() for value in raw.values()]
+    if not totals or bool(torch.isfinite(torch.stack(totals)).all()):
+        return
+    for tensor, value in raw.items():
+        if not bool(torch.isfinite(value).all()):
             raise LedgerError(
                 f"sums[{name!r}][{tensor!r}] is not finite though bad records were left out: a bug in a "
                 "factor or a kernel, or an overflow. Nothing was released"
