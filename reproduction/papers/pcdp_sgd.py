@@ -158,7 +158,9 @@ def clipping_bias() -> list[Run]:
                     f"{label}, r = {radii}, C = {clip_norm}",
                     lambda seed, radii=radii: means(seed, 4000, 200, radii),  # type: ignore[misc]
                     lambda seed, kind=kind, clip_norm=clip_norm: kind(  # type: ignore[misc]
-                        {"x": span(seed, 200)}, clip_norm, noise_multiplier=1e-6, refresh_every=NEVER
+                        source=PublicSubspace(PublicRecords({"x": span(seed, 200)}), refresh_every=NEVER),
+                        clip_norm=clip_norm,
+                        noise_multiplier=1e-6,
                     ),
                     FullBatch(4000, 300),
                     0.5,

@@ -78,3 +78,9 @@ def test_acceptance_margins():
     assert ends["DP-SGD"] >= 50 * ends["PCDP, V = U"]
     assert ends["PCDP, V random"] >= 0.25
     assert ends["PCDP, V 20 degrees off"] > ends["DP-SGD"]
+
+
+def test_every_run_has_a_method():
+    """A method that cannot be made would stop the experiment after an hour of others."""
+    for run in pcdp_sgd.experiment_runs():
+        assert run.method(0).name
