@@ -34,11 +34,10 @@ from equipoise.training.record_rows import RowSource
 
 BUDGET = eq.Budget(8.0, 1e-3)
 every = pytest.mark.parametrize("make", EXAMPLES.values(), ids=EXAMPLES.keys())
-proven = pytest.mark.parametrize(
-    "make",
-    [make for make in EXAMPLES.values() if make().recipe == "library"],
-    ids=[name for name, make in EXAMPLES.items() if make().recipe == "library"],
-)
+OWN = {name: make for name, make in EXAMPLES.items() if make().recipe == "library"}
+PROVEN = {name: make for name, make in OWN.items() if make().card.guarantee == "proven"}
+own = pytest.mark.parametrize("make", OWN.values(), ids=OWN.keys())
+proven = pytest.mark.parametrize("make", PROVEN.values(), ids=PROVEN.keys())
 
 
 def test_every_method_has_a_line():
@@ -68,7 +67,7 @@ def test_settings_survive_json(make):
     assert again.config() == method.config()
 
 
-@proven
+@own
 def test_it_is_calibrated_from_below(make):
     plan = make().plan(Setting(sampling=eq.Poisson(20, RECORDS, STEPS), budget=BUDGET)).releases
     if plan.releases:
@@ -78,8 +77,6 @@ def test_it_is_calibrated_from_below(make):
 
 @proven
 def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
-    if make().card.guarantee != "proven":
-        pytest.skip("this method is a reference without a guarantee")
     monkeypatch.setattr(eq.PrivateTraining, "ledger_class", functools.partial(Ledger, forbid_unproven=True))
     run = train(make())
     assert len(list(run)) == STEPS
@@ -94,8 +91,6 @@ def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
 
 @proven
 def test_thresholds_are_functions_of_what_was_released(make, monkeypatch):
-    if make().card.guarantee != "proven":
-        pytest.skip("this method is a reference without a guarantee")
     first, second = scales_under_replay(make, monkeypatch)
     assert first == second
 
@@ -125,8 +120,6 @@ def test_how_many_records_were_drawn_steers_nothing(make, monkeypatch):
     Half of the records of every draw are gone and the others are stretched: the same releases lead to the
     same parameters, thresholds and state, to the last bit.
     """
-    if make().card.guarantee != "proven":
-        pytest.skip("this method is a reference without a guarantee")
     first, second = under_replay(make, monkeypatch, thinned=True)
     assert torch.equal(parameters(first.model), parameters(second.model))
     assert noise_scales(first) == noise_scales(second)
