@@ -8,9 +8,10 @@ that were not met, and the statement names the assumption. Nothing is wrong in s
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -467,6 +468,55 @@ class Bank(nn.Module):
         return out - torch.stack(self.kept[-self.size :]).mean(0) if len(self.kept) > self.size else out
 
 
+class SharedBank(nn.Module):
+    """The same, in a list of its class."""
+
+    kept: ClassVar[dict[str, list[Tensor]]] = defaultdict(list)
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear, self.size = nn.Linear(FEATURES, 2), size
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.linear(x)
+        known = self.kept["outputs"]
+        known += list(out.detach())
+        return out - torch.stack(known[-self.size :]).mean(0) if len(known) > self.size else out
+
+
+class Hooking(nn.Module):
+    """Every forward adds a hook, and after `most` of them the outputs are others."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.linear, self.most = nn.Linear(FEATURES, 2), most
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear.register_forward_hook(
+            lambda module, given, out: 1.1 * out if len(module._forward_hooks) > self.most else out
+        )
+        return self.linear(x)
+
+
+class Queue(nn.Module):
+    """A loss that compares records with earlier ones, which it keeps in a buffer."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(size, 2))
+        self.count = 0
+
+    def forward(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        out = model(batch["x"])
+        losses = squared(model, batch)
+        if self.count >= len(self.queue):
+            losses = losses + (out @ self.queue.to(out).T).logsumexp(1)
+        places = torch.arange(self.count, self.count + len(out)) % len(self.queue)
+        self.queue[places] = out.detach().to(self.queue)
+        self.count += len(out)
+        return losses
+
+
 class Settling(nn.Module):
     """Centres by the first batch that it meets."""
 
@@ -849,6 +899,9 @@ RIGHT_CASES = {
     "warm-up of three calls": Case(lambda: Counting(3), squared, rows),
     "warm-up of forty calls": Case(lambda: Counting(40), squared, rows),
     "a bank of earlier records": Case(lambda: Bank(60), squared, rows),
+    "a bank of earlier records in a class": Case(lambda: SharedBank(60), squared, rows),
+    "a queue in the loss": Case(mlp, Queue(60), rows),
+    "a hook more with every forward": Case(lambda: Hooking(40), squared, rows),
     "hook on the batch's gradient": Case(lambda: Guarded(0.1), squared, rows),
     "hook on the batch's gradient, far away": Case(lambda: Guarded(2.0), squared, rows),
     "hook of a module": Case(with_module_hook, squared, rows),

@@ -88,12 +88,12 @@ MUTATIONS = (
         "what a loss keeps stays",
         "gradients/engine_inputs.py",
         (("attributes_kept(model, loss)", "attributes_kept(model)"),),
-        ("tests/gradients/test_isolation.py::test_a_loss_forgets",),
+        ("tests/gradients/test_attributes.py::test_a_loss_forgets",),
     ),
     Mutation(
         "containers inside others keep what a forward put there",
-        "gradients/capture/isolation.py",
-        (("self._waiting += value.values() if isinstance(value, dict) else value", "pass"),),
+        "gradients/capture/attributes.py",
+        (("self._waiting += dict.values(value) if is_dict else value", "pass"),),
         ("tests/training/test_neighbours.py::test_what_a_model_keeps_at_the_start_moves_nobody",),
     ),
     Mutation(
@@ -772,9 +772,27 @@ MUTATIONS = (
     ),
     Mutation(
         "what a forward keeps in attributes stays",
-        "gradients/capture/isolation.py",
+        "gradients/capture/attributes.py",
         (("            attributes.update(own)", "            pass"),),
         ("tests/gradients/test_coverage.py::test_what_a_forward_keeps_in_attributes_is_forgotten",),
+    ),
+    Mutation(
+        "tensors of a model's own may change in place",
+        "gradients/capture/attributes.py",
+        (("if tensor._version != version", "if False"),),
+        ("tests/gradients/test_attributes.py::test_a_tensor_that_changes_in_place_is_refused",),
+    ),
+    Mutation(
+        "items may keep the random numbers that they drew",
+        "training/input_checks.py",
+        (("if first and not second:", "if False:"),),
+        ("tests/training/test_neighbours.py::test_a_cache_of_random_items_is_refused",),
+    ),
+    Mutation(
+        "nobody sees whether a data set keeps something of the first records",
+        "training/input_checks.py",
+        (("        untouched.losses(first)\n", ""), ("SECONDS = 1000, 0.5", "SECONDS = 0, 0.5")),
+        ("tests/training/test_neighbours.py::test_a_pipeline_that_keeps_something_is_refused",),
     ),
     Mutation(
         "tiny losses are held against an absolute tolerance",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise._tree import leaves, map_leaves
-from equipoise.gradients.capture.isolation import attributes_kept
+from equipoise.gradients.capture.attributes import attributes_kept
 
 __all__ = [
     "Loss",

@@ -13,8 +13,8 @@ from enum import StrEnum
 # ---- what follows from the settings of a run
 
 ALONE = (
-    "the loss treats each record by itself: which records stand beside it and where it stands change nothing "
-    "(tried on a few records before the start)"
+    "the loss treats each record by itself: which records stand beside it or came before it, and where it "
+    "stands, change nothing (tried on a few records before the start)"
 )
 ALLOWED = "public and private records belong to different persons, also where they are equal"
 NOT_COMPARED = "public records were not compared with the private ones"
@@ -53,8 +53,8 @@ class Assumption(StrEnum):
         "could be read, so that not all of it could be tried before the start"
     )
     KEEPS_NOTHING = (
-        "model, loss, data set, collate and augmentation keep nothing of the records that they meet: copies "
-        "of all of them that met others first could not be tried"
+        "model, loss, data set, collate and augmentation keep nothing of the records that they meet: some of "
+        "what they hold could not be copied for a trial, or is not put back after a forward"
     )
     SHAPES = (
         "batches have the same shape whichever records they hold: padding to the longest record rounds "

@@ -37,7 +37,8 @@ from equipoise.gradients import (
     parameters_restored,
     refuse_max_norm,
 )
-from equipoise.gradients.capture.isolation import attributes_kept, undisturbed
+from equipoise.gradients.capture.attributes import attributes_kept
+from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.checks.record_mixing import losses_moved
 from equipoise.gradients.engine_inputs import (

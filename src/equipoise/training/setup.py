@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from equipoise import _validate
 from equipoise.gradients import Buffers, ForwardWritesError, GradientEngine, parameters_restored
+from equipoise.gradients.capture.attributes import has_unseen_state
 from equipoise.gradients.capture.random_numbers import (
     RandomUse,
     use_of_random_numbers,
@@ -411,7 +412,7 @@ def _found(
     keeps_bits: bool | None,
     random_use: RandomUse,
     pipeline_tried: bool,
-    copies_tried: bool,
+    keeps_nothing: bool,
     filler: float | None,
 ) -> list[Assumption]:
     """What this process found out.
@@ -422,7 +423,8 @@ def _found(
             that could not be measured.
         random_use: whose random numbers are drawn while records are joined, augmented and run.
         pipeline_tried: whether reading, collating and augmenting could be tried in all ways.
-        copies_tried: whether copies of model and loss that met other records first gave the same losses.
+        keeps_nothing: whether copies that met other records first gave the same losses, and a forward is
+            forgotten in all that model and loss hold.
         filler: what fills up a micro-batch; None for copies of a record.
     """
     holds = {
@@ -431,7 +433,7 @@ def _found(
         Assumption.of_rounding(keeps_bits): True,
         Assumption.OWN_NUMBERS: random_use == "own",
         Assumption.RANDOM_PIPELINE: not pipeline_tried,
-        Assumption.KEEPS_NOTHING: not copies_tried,
+        Assumption.KEEPS_NOTHING: not keeps_nothing,
         Assumption.SHAPES: not source.is_scanned,
         Assumption.FILLED_BY_A_RECORD: filler is None,
     }
@@ -620,7 +622,8 @@ def prepare(
             if untouched is not None:
                 untouched = untouched[0], averaged_over_views(untouched[1], settings.views)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
-        copies_tried = check_repeatable(model, loss, untouched, prepared)
+        keeps_nothing = check_repeatable(model, loss, untouched, prepared)
+        keeps_nothing = keeps_nothing and not has_unseen_state(model, loss)
         del untouched  # its memory counts as free in what follows
         engine = GradientEngine(model, loss, prepared)
         record_bytes = bytes_per_record(model, loss, prepared)
@@ -643,7 +646,7 @@ def prepare(
             readable = pipeline.readable()
             pipeline_tried = check_pipeline(pipeline, readable, size)
             others = other_source and Pipeline(engine, *other_source, settings.seed)
-            copies_tried = check_history(pipeline, others, readable) and copies_tried
+            keeps_nothing = check_history(pipeline, others, readable) and keeps_nothing
         settings = replace(settings, micro_batch_size=size)
         randomness = public_randomness(settings.seed, "example")
         filler = choose_filler(lambda batch: engine(prepare_batch(batch, randomness)), example, size)
@@ -658,7 +661,7 @@ def prepare(
             probes,
             dealt=random_use == "shared",
         )
-        mine = _found(source, keeps_bits, random_use, pipeline_tried, copies_tried, filler)
+        mine = _found(source, keeps_bits, random_use, pipeline_tried, keeps_nothing, filler)
         before = [] if begun is None else begun.found
         found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))
         processes.same("the model's parameters", digest(parameters))

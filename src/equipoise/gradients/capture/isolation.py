@@ -8,22 +8,15 @@ Private computations therefore run on copies of all buffers, and the model's own
 running mean as a parameter), is a function of the records too, and part of the model that is published. A
 parameter moves by the optimiser alone: a model that moves one itself is refused, by name.
 
-*Attributes.* What a forward keeps in plain attributes of model and loss, or of what these hold (a counter, a
-list of earlier records), is forgotten when it ends, so that every forward begins in the same state. Tensors
-changed in place are not put back, but for the buffers of a loss.
+*Attributes* are the subject of `attributes`.
 
 *Random numbers* are the subject of `random_numbers`.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
-import types
-from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
-from functools import cache, partial
+from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -35,7 +28,6 @@ from equipoise.gradients.checks.errors import BufferWritesError, ForwardWritesEr
 
 __all__ = [
     "Buffers",
-    "attributes_kept",
     "parameters_restored",
     "parameters_watched",
     "refuse_max_norm",
@@ -166,141 +158,6 @@ class Buffers:
                     module._non_persistent_buffers_set.discard(key)
         for place in before:
             place.module._buffers[place.key] = place.value
-
-
-#: What PyTorch keeps on every module; it has its own ways.
-_TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
-
-#: Values that hold nothing else, or that stay what they are.
-_PLAIN = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, Tensor, nn.Parameter, torch.dtype, torch.device}
-)
-
-_CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict, Counter})
-
-#: Fields of their objects are their own affair: other threads may be at work on them.
-_PACKAGES = frozenset({"equipoise", "numpy", "torch", *sys.stdlib_module_names})
-
-
-@contextmanager
-def attributes_kept(model: nn.Module, loss: object = None) -> Iterator[None]:
-    """Inside, model and loss may keep things in attributes; then every attribute is what it was.
-
-    So are the fields of other objects that they hold, what lists, dicts, sets and deques contain, the
-    variables that a function shares with those around it, the globals that it names, and the buffers of
-    modules that are no part of the model. Objects of PyTorch, NumPy and Python itself keep theirs.
-
-    >>> model = nn.Module()
-    >>> model.calls, model.seen = 0, []
-    >>> with attributes_kept(model):
-    ...     model.calls += 1
-    ...     model.seen.append(torch.ones(3))
-    >>> model.calls, model.seen
-    (0, [])
-    """
-    state = _State(model, loss)
-    try:
-        yield
-    finally:
-        state.put_back()
-
-
-class _State:
-    """What a model and a loss hold, and whatever those hold, but for tensors.
-
-    Buffers of modules that are no part of the model are exchanged for copies.
-    """
-
-    def __init__(self, model: nn.Module, loss: object) -> None:
-        self._fields: list[tuple[dict[str, Any], dict[str, Any], int]] = []
-        self._contents: list[tuple[Any, Any]] = []
-        self._cells: list[tuple[types.CellType, Any]] = []
-        self._globals: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._waiting: list[Any] = [loss]
-        others: list[nn.Module] = []
-        known = set()
-        for module in model.modules():
-            known.add(id(module))
-            self._note_module(module)
-        while self._waiting:
-            value = self._waiting.pop()
-            kind: Any = type(value)
-            if kind in _PLAIN or id(value) in known:
-                continue
-            known.add(id(value))
-            if kind in _CONTAINERS:
-                self._contents.append((value, value.copy()))
-                self._waiting += value.values() if isinstance(value, dict) else value
-            elif isinstance(value, tuple):
-                self._waiting += value
-            elif isinstance(value, nn.Module):
-                self._note_module(value)
-                self._note_fields(value._buffers)
-                self._waiting += value._modules.values()
-                others.append(value)
-            elif kind is types.FunctionType:
-                self._note_function(value)
-            elif kind is types.MethodType:
-                self._waiting += (value.__self__, value.__func__)
-            elif kind is partial:
-                self._waiting += (value.func, value.args, value.keywords)
-            elif _has_fields(kind):
-                self._note_fields(value.__dict__)
-        for module in others:
-            for name, buffer in module._buffers.items():
-                module._buffers[name] = None if buffer is None else buffer.detach().clone()
-
-    def _note_module(self, module: nn.Module) -> None:
-        attributes = vars(module)
-        own = {name: value for name, value in attributes.items() if name not in _TORCH_ATTRIBUTES}
-        self._fields.append((attributes, own, len(attributes)))
-        self._waiting += [value for value in own.values() if type(value) not in _PLAIN]
-
-    def _note_fields(self, attributes: Any) -> None:
-        if type(attributes) is not dict:  # a proxy answers with another object's
-            return
-        self._fields.append((attributes, dict(attributes), len(attributes)))
-        self._waiting += attributes.values()
-
-    def _note_function(self, function: types.FunctionType) -> None:
-        self._note_fields(vars(function))
-        for cell in function.__closure__ or ():
-            with suppress(ValueError):  # it is empty
-                self._cells.append((cell, cell.cell_contents))
-                self._waiting.append(cell.cell_contents)
-        if _package(function) not in _PACKAGES:
-            scope = function.__globals__
-            named = {name: scope[name] for name in function.__code__.co_names if name in scope}
-            self._globals.append((scope, named))
-            self._waiting += named.values()
-
-    def put_back(self) -> None:
-        """Let all of it be what it was."""
-        for attributes, own, size in self._fields:
-            attributes.update(own)
-            if len(attributes) > size:
-                for name in attributes.keys() - own.keys() - _TORCH_ATTRIBUTES:
-                    del attributes[name]
-        for container, content in self._contents:
-            container.clear()
-            container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
-        for cell, content in self._cells:
-            cell.cell_contents = content
-        for scope, named in self._globals:
-            scope.update(named)
-
-
-def _package(value: Any) -> str:
-    return str(value.__module__).partition(".")[0]
-
-
-@cache
-def _has_fields(kind: type) -> bool:
-    """Whether objects of this type have fields that are looked at."""
-    apart = (Tensor, type, types.ModuleType, torch.utils.data.Dataset, threading.Thread)
-    if kind.__dictoffset__ == 0 or issubclass(kind, apart):
-        return False
-    return kind is types.SimpleNamespace or _package(kind) not in _PACKAGES
 
 
 def refuse_max_norm(model: nn.Module) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["BufferWritesError", "CoverageError", "CrossRecordError", "ForwardWritesError", "RefusedParameter"]
+__all__ = [
+    "BufferWritesError",
+    "CoverageError",
+    "CrossRecordError",
+    "ForwardWritesError",
+    "RefusedParameter",
+    "TensorWritesError",
+]
 
 
 @dataclass(frozen=True)
@@ -87,4 +94,19 @@ class BufferWritesError(ForwardWritesError):
             "follows private records would be saved with the model, without noise. Switch the statistics off "
             "(track_running_stats=False, or eval() for that layer), or update them from public records "
             "outside of the private training",
+        )
+
+
+class TensorWritesError(ForwardWritesError):
+    """Model or loss changed a tensor that is neither parameter nor buffer; ``names`` lists them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        RuntimeError.__init__(
+            self,
+            f"model or loss change tensors of their own in place, {list(names)}, which are neither "
+            "parameters nor buffers: their values follow the records that were met, and one record would "
+            "move the gradients of all later ones. Register them as buffers (register_buffer), which are put "
+            "back; bind a new tensor in the place of the old one, which is forgotten; or change them outside "
+            "of the loss, from public records or released parameters",
         )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import threading
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise.gradients import CrossRecordError, GradientEngine
-from equipoise.gradients.capture.isolation import attributes_kept
+from equipoise.gradients import CrossRecordError, ForwardWritesError, GradientEngine
+from equipoise.gradients.capture.attributes import attributes_kept, has_unseen_state
 from equipoise.gradients.engine_inputs import evaluate_loss
 
 X = torch.arange(12.0).reshape(4, 3)
@@ -119,13 +123,36 @@ def test_variables_that_a_loss_names_are_forgotten():
     assert helper.kept() == GLOBAL_HELPER.kept() == NOTHING
 
 
+class Bank(list):
+    """A container of one's own."""
+
+
+class Named(dict):
+    """One whose methods do something else."""
+
+    def update(self, *given, **named):
+        raise TypeError("use the fields")
+
+    __getattr__ = dict.__getitem__
+
+
 @pytest.mark.parametrize(
     "container",
-    [[1], {"a": 1}, {1}, deque([1], maxlen=3), OrderedDict(a=1), defaultdict(int, a=1), Counter("aab")],
+    [
+        [1],
+        {"a": 1},
+        {1},
+        deque([1], maxlen=3),
+        OrderedDict(a=1),
+        defaultdict(int, a=1),
+        Counter("aab"),
+        Bank((1,)),
+        Named(a=1),
+    ],
     ids=lambda container: type(container).__name__,
 )
 def test_containers_are_what_they_were(container):
-    model, before = nn.Linear(3, 2), container.copy()
+    model, before = nn.Linear(3, 2), copy.copy(container)
     model.kept = container
     with attributes_kept(model):
         for value in (2, 3, 4):
@@ -136,6 +163,124 @@ def test_containers_are_what_they_were(container):
     assert model.kept is container
     assert container == before
     assert type(container) is type(before)
+
+
+class Keeping(nn.Module):
+    """It keeps something in every other place."""
+
+    seen: ClassVar[list[Tensor]] = []
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.array = nn.Linear(3, 2), np.zeros(3)
+
+    def note(self, batch: Tensor, kept: list[Tensor] = []) -> None:  # noqa: B006
+        global LATE
+        LATE = batch
+        GLOBAL_HELPER.note(batch)
+        kept.append(batch)
+        self.seen.append(batch)
+        Keeping.calls += 1
+        Keeping.last = batch
+        self.array += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.note(x)
+        self.linear.register_forward_hook(lambda module, given, out: out + 1)
+        self.more = nn.Identity()
+        self.eval()
+        return self.linear(x)
+
+    def kept(self) -> list[Any]:
+        hooks = len(self.linear._forward_hooks)
+        own = [len(self.seen), self.calls, hasattr(Keeping, "last"), hooks, hasattr(self, "more")]
+        other = [len(self.note.__defaults__[0]), "LATE" in globals(), *GLOBAL_HELPER.kept()]
+        return [*own, *other, self.training, self.array.sum()]
+
+
+def test_a_model_forgets_what_it_keeps_elsewhere():
+    """In its classes, in defaults, globals and arrays, hooks, modules and the mode: 7.5 clip norms."""
+    model = Keeping()
+    before = model.kept()
+    first = evaluate_loss(model, sums, X, None)
+    assert model.kept() == before
+    assert torch.equal(first, evaluate_loss(model, sums, X, None))
+
+
+def test_hooks_that_were_there_stay():
+    model, met = nn.Linear(3, 2), []
+    model.register_forward_hook(lambda module, given, out: met.append(out))
+    with attributes_kept(model):
+        model(X)
+        model.register_forward_pre_hook(lambda module, given: None)
+    assert (len(model._forward_hooks), len(model._forward_pre_hooks), met) == (1, 0, [])
+
+
+def in_a_closure() -> Callable[..., Tensor]:
+    total = torch.zeros(())
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        total.add_(batch.detach().sum())
+        return sums(model, batch)
+
+    return loss
+
+
+class Target:
+    """A target network that follows the model, whenever it is called."""
+
+    def __init__(self) -> None:
+        self.network = nn.Linear(3, 2)
+
+    def __call__(self, model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.network.weight.lerp_(model.weight, 0.01)
+            goal = self.network(batch)
+        return (model(batch) - goal).square().sum(1)
+
+
+class Queue(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.queue = nn.Linear(3, 2), torch.zeros(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.queue[: len(x)] = x.detach()
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "name"),
+    [
+        (nn.Linear(3, 2), in_a_closure(), "variable"),
+        (nn.Linear(3, 2), Target(), "weight"),
+        (Queue(), sums, "queue"),
+    ],
+    ids=["closure", "target network", "tensor of a module"],
+)
+def test_a_tensor_that_changes_in_place_is_refused(model, loss, name):
+    with pytest.raises(ForwardWritesError, match=name):
+        GradientEngine(model, loss, X)
+
+
+@pytest.mark.parametrize(
+    ("held", "is_seen"),
+    [
+        (X, True),
+        ([Helper()], True),
+        (np.zeros(3), True),
+        (np.zeros(10**6), False),
+        (itertools.count(), False),
+        (torch.Generator(), False),
+        (nn.LSTM(3, 2), True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_nobody_looks_into_is_known(held, is_seen):
+    model = nn.Linear(3, 2)
+    model.held = held
+    assert has_unseen_state(model, sums) is not is_seen
 
 
 def test_what_other_threads_work_on_is_left_alone():
