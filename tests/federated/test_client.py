@@ -227,6 +227,7 @@ def test_restarted_between_rounds(tmp_path):
     for one in (reference, client(follower(), folder=tmp_path / "a")):
         ask(one, 1, start(), 0.25)
         first = train(one, 1, start(), clip_norm=0.2)
+    one.close()
     again = client(follower(), folder=tmp_path / "a")
     assert charges(again) == 1 + LOCAL_STEPS
     assert same(train(again, 1, start(), clip_norm=0.2), first)

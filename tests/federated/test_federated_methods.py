@@ -157,7 +157,8 @@ def test_a_client_that_is_killed_goes_on_with_what_its_method_remembers(name, tm
             asked = strategy.extras()
             answer = train(one, number, params, **asked)
             if killed:
-                one = make(name, folder=folder)  # the old one is lost
+                one.close()
+                one = make(name, folder=folder)
                 assert same(train(one, number, params, **asked), answer)
             sent.append(answer)
             params = strategy.aggregate(params, [answer])

@@ -90,12 +90,6 @@ def _model() -> nn.Module:
         return nn.Linear(3, 1)
 
 
-def _release(training: eq.PrivateTraining) -> None:
-    training.ledger.journal.close()
-    if training.folder is not None:
-        training.folder.unlock()
-
-
 @functools.cache
 def home() -> Path:
     return Path(tempfile.mkdtemp(prefix="fuzz-seeds-"))
@@ -119,7 +113,7 @@ def begun_run() -> Path:
     for _ in range(2):
         training.take_step()
     training.save_checkpoint()
-    _release(training)
+    training.close()
     return folder
 
 
@@ -130,7 +124,7 @@ def finished_run() -> Path:
     shutil.copytree(begun_run(), folder)
     training = resumed(folder)
     training.run(progress=False)
-    _release(training)
+    training.close()
     eq.sign_run(folder, signing_key_file())
     return folder
 
@@ -164,7 +158,7 @@ def resume(folder: Path) -> None:
     try:
         training.run(progress=False)
     finally:
-        _release(training)
+        training.close()
 
 
 def with_file(

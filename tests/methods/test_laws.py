@@ -194,7 +194,7 @@ def test_stopped_and_resumed(make, tmp_path):
         if step.step == 5:
             break
     state = first.method_state
-    del first
+    first.close()
     model = network()
     again = eq.PrivateTraining.resume(
         folder, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss, data=records(), method=make()

@@ -97,6 +97,12 @@ MUTATIONS = (
         ("tests/training/test_neighbours.py::test_what_a_model_keeps_at_the_start_moves_nobody",),
     ),
     Mutation(
+        "the lock of a run is its process'",
+        "training/run_folder.py",
+        (("fcntl.flock(self._lock", "fcntl.lockf(self._lock"),),
+        ("tests/training/test_resume.py::test_a_run_belongs_to_one_training_at_a_time",),
+    ),
+    Mutation(
         "a ledger goes on though another one books entries of its run",
         "privacy/ledger/ledger.py",
         (

@@ -671,6 +671,7 @@ def test_a_journal_that_is_lost_while_the_run_goes_on_stops_it(tmp_path, how):
     """A closed one took the entries into memory."""
     path = tmp_path / "journal.jsonl"
     ledger = Ledger(PLAN, journal=Journal(path), secrets=Secrets(tmp_path))
+    place = ledger.place
     step(ledger, "p0")
     if how == "cut":
         os.truncate(path, path.stat().st_size // 2)
@@ -678,6 +679,9 @@ def test_a_journal_that_is_lost_while_the_run_goes_on_stops_it(tmp_path, how):
         ledger.journal.close()
     with pytest.raises(JournalError, match="charges are lost"):
         step(ledger, "p1")
+    if how == "closed":
+        with pytest.raises(JournalError, match="was closed"):
+            ledger.rewind(place)
 
 
 def test_what_other_runs_book_is_no_reason_to_stop(tmp_path):

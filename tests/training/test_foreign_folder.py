@@ -24,8 +24,7 @@ def begun(tmp_path):
     run = training(steps=3, run_dir=tmp_path / "run", ledger_file=ledger)
     run.take_step()
     run.save_checkpoint()
-    run.ledger.journal.close()
-    run.folder.unlock()
+    run.close()
     return tmp_path / "run"
 
 
@@ -40,8 +39,7 @@ def resume(folder):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     found = eq.PrivateTraining.resume(folder, model, optimizer, loss=loss, data=records())
-    found.ledger.journal.close()
-    found.folder.unlock()
+    found.close()
 
 
 OTHER_RUN = b'{"type":"run","run":"0123456789abcdef"}\n'

@@ -82,6 +82,7 @@ def test_a_checkpoint_after_an_error_repeats_the_step(tmp_path):
     with pytest.raises(RuntimeError, match="broken optimiser"):
         run.run(progress=False)
     run.save_checkpoint()
+    run.close()
     model = network(seed=7)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     again = eq.PrivateTraining.resume(

@@ -342,6 +342,7 @@ def test_a_step_that_comes_out_differently_after_a_crash_is_charged(tmp_path):
     options = {"steps": 3, "run_dir": tmp_path / "run", "reproducible": False, "method": None}
     first = training(**options)
     first.take_step()  # journaled, but the checkpoint is that of the start
+    first.close()
     model = network()
     again = eq.PrivateTraining.resume(
         tmp_path / "run",

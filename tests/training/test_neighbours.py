@@ -479,8 +479,7 @@ def test_a_resumed_run_keeps_its_micro_batch_size(tmp_path, monkeypatch):
     run.take_step()
     run.save_checkpoint()
     size = run.settings.micro_batch_size
-    run.ledger.journal.close()
-    run.folder.unlock()
+    run.close()
     monkeypatch.setattr(GradientEngine, "keeps_bits", lambda self, batch, other: other != size)
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -81,6 +81,7 @@ def test_a_corrupt_checkpoint_falls_back_to_the_one_before(tmp_path):
     run = begin(tmp_path / "run", 6, 2)
     run.take_step()
     run.save_checkpoint()
+    run.close()
     newest = tmp_path / "run" / "checkpoint" / "step-00000003.pt"
     newest.write_bytes(newest.read_bytes()[:-100])
     with pytest.warns(UserWarning, match=r"step-00000003.pt is corrupt: its checksum is wrong"):
@@ -112,6 +113,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     ):
         run.save_checkpoint()
     monkeypatch.setattr(os, "fsync", real)
+    run.close()
     assert not list((tmp_path / "run" / "checkpoint").glob(".*tmp"))
     assert again(tmp_path / "run").steps_done == 1
 
@@ -143,11 +145,13 @@ def test_the_journal_is_on_the_device_before_a_checkpoint_that_counts_on_it(tmp_
 def test_changed_data_get_fresh_noise_and_are_charged(tmp_path):
     run = begin(tmp_path / "run", 6, 2)
     run.take_step()  # booked, but not in a checkpoint
+    run.close()
     changed = records()
     changed["input"][0] += 1
     resumed = again(tmp_path / "run", data=changed)
     resumed.take_step()
     assert resumed.ledger.releases_left == {"batch": 2}
+    resumed.close()
     same = again(tmp_path / "run")
     same.take_step()
     assert same.ledger.releases_left == {"batch": 2}
@@ -161,12 +165,17 @@ def test_a_statement_names_what_any_process_of_its_run_assumed(tmp_path, demande
     run = begin(folder, 5, 2, sampling=sampling, **unscanned)
     if demanded != "at the start":
         assert Assumption.SCANNED in run.statement().assumptions
+        run.close()
         # What this process found stays, though it is killed before its first checkpoint.
-        again(folder, data=OnDemand(records())).take_step()
+        run = again(folder, data=OnDemand(records()))
+        run.take_step()
     model = network()
     if demanded != "at the end":
         model.lock = threading.Lock()  # cannot be copied
-        again(folder, model=model).take_step()
+        run.close()
+        run = again(folder, model=model)
+        run.take_step()
+    run.close()
     again(folder).run(progress=False)
     statement = json.loads((folder / "statement.json").read_text())
     named = {Assumption.TRUSTED, Assumption.SHAPES}
@@ -193,6 +202,7 @@ def test_a_plan_that_is_used_up_early_ends_the_run(tmp_path):
     sampling = eq.FixedEpochs(12, 60, 6)
     run = begin(tmp_path / "run", 6, 2, sampling=sampling)
     run.take_step()  # booked, then repeated with other data: charged twice
+    run.close()
     changed = records()
     changed["input"][0] += 1
     result = again(tmp_path / "run", data=changed).run(progress=False)
@@ -246,6 +256,7 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):
     assert result.steps == 4
     assert signal.getsignal(signal.SIGINT) is before
     assert (tmp_path / "run" / "statement.json").exists()
+    run.close()
     assert again(tmp_path / "run").steps_done == result.steps
 
 
@@ -265,6 +276,7 @@ def test_killed_before_its_key_goes_it_repeats_and_releases_nothing_more(tmp_pat
         patch.setattr(Secrets, "delete", die)
         with pytest.raises(SystemExit):
             run.finish()
+    run.close()
     training(sampling=sampling, budget=eq.Budget(50.0, 1e-3), run_dir=tmp_path / "b", **shared)
     before = (tmp_path / "ledger.jsonl").read_bytes()
     resumed = again(tmp_path / "a")
@@ -273,3 +285,23 @@ def test_killed_before_its_key_goes_it_repeats_and_releases_nothing_more(tmp_pat
     assert torch.equal(parameters(resumed.model), parameters(run.model))
     assert (tmp_path / "ledger.jsonl").read_bytes() == before
     assert not (tmp_path / "a" / "private" / "key").exists()
+
+
+def test_a_run_belongs_to_one_training_at_a_time(tmp_path):
+    """In one process too: two had each counted their own releases, with proven statements of both."""
+    run = begin(tmp_path / "run", 6, 2)
+    with pytest.raises(RuntimeError, match="another training of this one"):
+        again(tmp_path / "run")
+    # The attempt that failed leaves the lock.
+    lock = "import sys; from equipoise.training.run_folder import RunFolder; RunFolder(sys.argv[1]).lock()"
+    command = [sys.executable, "-c", lock, tmp_path / "run"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "trained by another process" in said.stderr
+    run.take_step()
+    run.close()
+    for closed in (run.take_step, run.finish, run.save_checkpoint):
+        with pytest.raises(RuntimeError, match=r"was closed: .*resume"):
+            closed()
+    run = again(tmp_path / "run")
+    assert run.run(progress=False).steps == 6
+    assert again(tmp_path / "run").steps_done == 6  # one that has finished has let go of the folder

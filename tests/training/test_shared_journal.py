@@ -32,8 +32,7 @@ def calibrated(folder, **options):
 
 def stop(run):
     run.save_checkpoint()
-    run.ledger.journal.close()
-    run.folder.unlock()
+    run.close()
 
 
 def resume(folder):
@@ -96,8 +95,7 @@ def test_a_finished_run_has_no_key_and_gets_none(tmp_path, shared, own_journal):
         del shared["ledger_file"]
     run = calibrated(tmp_path / "run", **shared)
     run.run(progress=False)
-    run.ledger.journal.close()
-    run.folder.unlock()
+    run.close()
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(RuntimeError, match=r"holds no key.*has ended.*start a new run"):
         resume(tmp_path / "run")

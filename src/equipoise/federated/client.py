@@ -51,7 +51,6 @@ from equipoise.statements.verify_federation import DISJOINT
 from equipoise.training import PrivateTraining
 from equipoise.training.checkpoint import write_atomically
 from equipoise.training.input_checks import Loss
-from equipoise.training.run_ledger import own_ledger
 from equipoise.training.setup import CommonSettings, refuse_unknown
 
 __all__ = ["Client", "ClientSettings"]
@@ -243,9 +242,7 @@ class Client:
         """Release the folder, so that another process or object can open it."""
         self._log.close()
         if self._training is not None:
-            own_ledger(self._training.ledger).journal.close()
-            if self._training.folder is not None:
-                self._training.folder.unlock()
+            self._training.close()
 
     # ---- what the server may ask
 

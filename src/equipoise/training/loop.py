@@ -542,6 +542,18 @@ class PrivateTraining:
             own.secrets.delete()
 
         self.processes.first(on_rank_0)
+        if self.folder is not None:
+            self.folder.unlock()
+
+    def close(self) -> None:
+        """Let go of the folder, so that another process or object can go on with the run; this one cannot."""
+        self._steps.stop(
+            "this training was closed: go on with the run by PrivateTraining.resume(run_dir, ...)"
+        )
+        if self.processes.is_first:
+            own_ledger(self.ledger).journal.close()
+        if self.folder is not None:
+            self.folder.unlock()
 
     # ---- checkpoints
 

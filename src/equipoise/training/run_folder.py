@@ -73,26 +73,29 @@ class RunFolder:
             raise explained(error, f"run_dir={str(self.path)!r}") from error
 
     def lock(self) -> None:
-        """Keep other processes off this run until this one ends: two would give the same noise twice.
+        """Keep others off this run, in this process too, until `unlock` or the end of the process.
 
         Raises:
             RunFolderError: a file of the run is a link, a pipe or a device.
-            RuntimeError: another process has it.
+            RuntimeError: another one has it.
         """
         self._check_own()
         self._lock = (self.private / "lock").open("a")
         os.chmod(self._lock.fileno(), 0o600)
         try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A lock of this opening of the file. One by `lockf` belongs to the process: it would not keep out
+            # this one, and would go with any descriptor of the file that is closed. NFS keeps both kinds.
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.unlock()
             raise RuntimeError(
-                f"run_dir={str(self.path)!r} is being trained by another process: two on one run would use "
-                "the same noise for different sums. Wait for it or stop it; nothing was spent."
+                f"run_dir={str(self.path)!r} is being trained by another process, or by another training of "
+                "this one: each would count its own releases alone. Wait for it, stop it, or close() that "
+                "training; nothing was spent."
             ) from None
 
     def unlock(self) -> None:
-        """Let other processes have the run."""
+        """Let others have the run."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None

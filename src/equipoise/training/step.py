@@ -80,6 +80,13 @@ class Result:
 Answer = TypeVar("Answer")
 
 
+SPOILT = (
+    "the model wrote to its own parameters or buffers in a step that failed: private records may be in it, "
+    "without noise, so nothing more is computed, saved or published. Mend the model, build it anew, and "
+    "resume the run from its last checkpoint (PrivateTraining.resume)"
+)
+
+
 @dataclass(frozen=True)
 class StepOutcome:
     """What a step leaves for those who write it down.
@@ -122,7 +129,8 @@ class StepRunner:
         self.done, self.state = done, state
         # The ledger's place at the beginning of a step that has not ended.
         self._began: Mapping[str, Any] | None = None
-        self._is_spoilt = False
+        # Why there is no further step; None while there may be one.
+        self._stopped: str | None = None
 
     def take(self) -> StepOutcome:
         """Draw, release, move the parameters.
@@ -187,18 +195,22 @@ class StepRunner:
         self._began = None
         return answer
 
+    def stop(self, reason: str) -> None:
+        """Let no further step be taken, and nothing be saved or published.
+
+        Args:
+            reason: what the errors say from now on.
+        """
+        self._stopped = reason
+
     def check(self) -> None:
-        """Refuse to compute, save or publish anything of a model that private records may have written to.
+        """Refuse what comes after `stop`.
 
         Raises:
-            RuntimeError: a step ended with a `ForwardWritesError`.
+            RuntimeError: with its reason.
         """
-        if self._is_spoilt:
-            raise RuntimeError(
-                "the model wrote to its own parameters or buffers in a step that failed: private records may "
-                "be in it, without noise, so nothing more is computed, saved or published. Mend the model, "
-                "build it anew, and resume the run from its last checkpoint (PrivateTraining.resume)"
-            )
+        if self._stopped is not None:
+            raise RuntimeError(self._stopped)
 
     @contextmanager
     def _watched(self, before: str) -> Iterator[None]:
@@ -224,7 +236,7 @@ class StepRunner:
                     ]
                     raise ForwardWritesError(moved or list(parameters), "before the optimizer's step")
         except ForwardWritesError:
-            self._is_spoilt = True
+            self.stop(SPOILT)
             raise
 
     def settle(self) -> None:

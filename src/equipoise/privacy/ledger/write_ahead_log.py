@@ -133,9 +133,11 @@ class WriteAheadLog:
         """
         if self.read_only:
             raise JournalError(f"the journal {self.path} was opened for reading only; nothing was released")
-        if self._descriptor is None:
+        if self.path is None:
             self._memory.append(json.loads(json.dumps(row)))  # a copy, as it would be read from a file
             return len(self._memory)
+        if self._descriptor is None:
+            raise JournalError(f"the journal {self.path} was closed; nothing was released: resume the run")
         line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
         try:
             with self.locked():
