@@ -771,7 +771,7 @@ MUTATIONS = (
         ("tests/gradients/test_zoo.py::test_zoo[trimmed to the longest]",),
     ),
     Mutation(
-        "hooks on gradients are not seen at attach",
+        "hooks on gradients are not seen at the start",
         "gradients/capture/planner.py",
         (("if _changes_gradients(model, large):", "if False:"),),
         ("tests/gradients/test_zoo.py::test_zoo[hook on the batch's gradient, far away]",),

@@ -5,9 +5,9 @@ settings.
 
 Random views of images: shifts by a few pixels, and mirror images where left and right mean nothing.
 
-Every record is changed on its own, from public randomness; the views of a record are averaged before its
-gradient is clipped, so they cost no privacy (S. De et al., "Unlocking high-accuracy differentially private
-image classification through scale", 2022).
+Every record is changed on its own, from the secret randomness of its draw. The views of a record are averaged
+before its gradient is clipped, so they cost no privacy (S. De et al., "Unlocking high-accuracy differentially
+private image classification through scale", 2022).
 """
 
 from __future__ import annotations
@@ -351,7 +351,7 @@ def shift_and_flip(
 
     Args:
         images: floating point.
-        generator: public randomness, on the processor.
+        generator: on the CPU; a training gives one that follows the draw's secret.
         pixels: largest shift; an eighth of the shorter side by default.
         flip: mirror half of them; for colour images by default, since digits and letters have a right way
             round.

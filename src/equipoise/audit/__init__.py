@@ -1,1 +1,1 @@
-"""Audits: attacks on our own guarantees and on published ones."""
+"""Audits: attacks on a training's guarantee."""

@@ -86,12 +86,12 @@ class GradientEngine:
     """Per-sample gradients of ``loss(model, batch) -> [B]``.
 
     Args:
-        model: any module; it stays as it is. Its training mode at attach counts: dropout is allowed,
+        model: any module; it stays as it is. Its training mode at the start counts: dropout is allowed,
             BatchNorm in training mode is refused.
         loss: per-record losses, [B].
         example_batch: a tensor or a nest of dict, tuple, list of tensors, record axis first; one record at
             least.
-        check: compare with single records at attach (three records, one by one) and choose kernels by
+        check: compare with single records at the start (three records, one by one) and choose kernels by
             measurement.
 
     Raises:
@@ -139,7 +139,7 @@ class GradientEngine:
             params: name -> value; parameters left out keep the model's values.
 
         Raises:
-            BufferWritesError: the forward changes a buffer in place that it left alone at attach.
+            BufferWritesError: the forward changes a buffer in place that it left alone at the start.
             ForwardWritesError: the same of a parameter, frozen ones too, whose value is lost.
         """
         with parameters_watched(self.model, params), self._buffers.watched():

@@ -1,4 +1,4 @@
-"""Methods: differentially private estimators of the gradient, one file each, with clip rules and thresholds.
+"""Methods: differentially private estimators of the gradient, in families, with clip rules and thresholds.
 
 `METHODS` is the table of methods by name, `find` gives the class of one.
 """

@@ -135,7 +135,9 @@ def _stop(record: RunRecord) -> list[Finding]:
     """Whether the figures rest on a word about the stop, which no file bears out."""
     if record.used_up or not record.stop_fixed_beforehand:
         return []
-    detail = "epsilon is of the releases made, not of the plan; that the stop was fixed beforehand is a word"
+    detail = (
+        "epsilon is of the releases made, not of the plan; no file shows that the stop was fixed beforehand"
+    )
     return [Finding("stop", None, detail)]
 
 

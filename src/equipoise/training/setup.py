@@ -570,7 +570,7 @@ def _check_population(source: Source, sampling: Sampling) -> None:
     if len(source) > sampling.population:
         raise DataError(
             f"data hold more records than population={sampling.population}. The model (or its loss, "
-            "augmentation or collate) shares a random number between records, such as a coin for a whole "
+            "augmentation or collate) shares a random number between records, such as one for a whole "
             "layer, and the places that keep records apart are made for at most the stated population. State "
             "a population that covers the records. Nothing was spent."
         )

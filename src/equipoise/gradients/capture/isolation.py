@@ -112,7 +112,7 @@ class Buffers:
                     if write_mark(place.value) != place.mark and (id(place.module), place.key) not in known
                 ]
                 if moved:
-                    raise BufferWritesError(moved, "it did not at attach")
+                    raise BufferWritesError(moved, "it did not at the start")
 
     def find_changing(self, forward: Callable[[], Any]) -> list[str]:
         """Run `forward` once, undo what it did to buffers, and remember and name those it changed."""
@@ -223,7 +223,7 @@ def parameters_watched(model: nn.Module, others: Mapping[str, Tensor] | None = N
         ]
         moved += [name for name, value, mark in given if write_mark(value) != mark and name not in moved]
         if moved:  # whatever else failed inside
-            raise ForwardWritesError(moved, "it did not at attach; the values are lost")
+            raise ForwardWritesError(moved, "it did not at the start; the values are lost")
 
 
 def _parameters(model: nn.Module) -> list[_Place[nn.Parameter]]:

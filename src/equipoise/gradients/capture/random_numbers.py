@@ -359,7 +359,7 @@ def use_of_random_numbers(
 ) -> RandomUse:
     """Whether the random numbers that `run` takes belong to single records.
 
-    If so, it does not matter which others stand beside a record. A number for the whole batch (a coin for a
+    If so, it does not matter which others stand beside a record. A number for the whole batch (one for a
     layer, the time of a diffusion) is shared. So is what Python or NumPy give, and what is not understood.
 
     Args:

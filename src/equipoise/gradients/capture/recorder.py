@@ -5,7 +5,7 @@ what is computed from them alone (``expressions``). When such a tensor meets the
 keeps the inputs that it needs and a hook on the output turns the output's gradient into factors as soon as
 the backward reaches it.
 The backward goes to the outputs of the operations only: no weight gradient is computed. What is done at each
-operation was learned at attach and is a ``CapturePlan``: the sequence of operations that touch a parameter,
+operation was learned at the start and is a ``CapturePlan``: the operations that touch a parameter, in order,
 and where the records are.
 """
 
@@ -42,7 +42,7 @@ Kind = Literal["skip", "derive", "use", "opaque"]
 
 
 class PlanMismatch(RuntimeError):
-    """The model did not run the operations that were seen at attach; ``names``: the parameters concerned."""
+    """The model did not run the operations seen at the start; ``names``: the parameters concerned."""
 
     def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -168,7 +168,7 @@ class Capture(Watch):
 
     def notice_hook(self) -> None:
         """The plan knows of no hooks on gradients."""
-        raise PlanMismatch("the model registers a hook on a gradient, which it did not do at attach")
+        raise PlanMismatch("the model registers a hook on a gradient, which it did not do at the start")
 
     def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Do what the plan says for the next operation."""
@@ -181,7 +181,7 @@ class Capture(Watch):
         if index >= len(steps) or steps[index].func != func:
             wanted = name_of(steps[index].func) if index < len(steps) else "the end"
             raise PlanMismatch(
-                f"operation {index} on a parameter is {name_of(func)}; at attach it was {wanted}"
+                f"operation {index} on a parameter is {name_of(func)}; at the start it was {wanted}"
             )
         step = steps[index]
         if step.kind == "derive":
@@ -216,7 +216,7 @@ class Capture(Watch):
                     break  # a plan names the rule that serves; while it is made, any may still fail
         if not finishes:
             if not self.lenient:
-                raise PlanMismatch(f"{name_of(func)} is no longer in the form that was seen at attach")
+                raise PlanMismatch(f"{name_of(func)} is no longer in the form that was seen at the start")
             self.failures.setdefault(index, f"no rule serves {name_of(func)} in this form")
             return out
         out, target = anchor(out, tensors)
@@ -293,7 +293,8 @@ class Capture(Watch):
         edges, self.edges = self.edges, []
         if self.cursor != len(self.plan.steps):
             raise PlanMismatch(
-                f"the model touched parameters {self.cursor} times and {len(self.plan.steps)} times at attach"
+                f"the model touched parameters {self.cursor} times, and {len(self.plan.steps)} times at the "
+                "start"
             )
         if edges and losses.requires_grad:
             self.collecting = True

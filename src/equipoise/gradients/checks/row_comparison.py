@@ -1,4 +1,4 @@
-"""Check at attach: the engine's rows against those of ordinary autograd."""
+"""Check at the start: the engine's rows against those of ordinary autograd."""
 
 from __future__ import annotations
 
