@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import itertools
+import math
 import threading
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -264,6 +266,32 @@ def test_a_tensor_that_changes_in_place_is_refused(model, loss, name):
         GradientEngine(model, loss, X)
 
 
+class Abstract(abc.ABC):
+    """Ordinary parts of a class."""
+
+    loss = staticmethod(sums)
+
+    @property
+    def size(self) -> int:
+        return 3
+
+    @cached_property
+    def root(self) -> float:
+        return math.sqrt(3)
+
+    @abc.abstractmethod
+    def note(self) -> None: ...
+
+
+class Concrete(Abstract):
+    def note(self) -> None:
+        """Nothing."""
+
+
+class Slotted:
+    __slots__ = ("count",)
+
+
 @pytest.mark.parametrize(
     ("held", "is_seen"),
     [
@@ -274,6 +302,8 @@ def test_a_tensor_that_changes_in_place_is_refused(model, loss, name):
         (itertools.count(), False),
         (torch.Generator(), False),
         (nn.LSTM(3, 2), True),
+        (Concrete(), True),
+        (Slotted(), False),
     ],
     ids=lambda value: type(value).__name__,
 )

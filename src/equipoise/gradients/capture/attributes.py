@@ -9,6 +9,7 @@ equipoise cannot look into (an iterator, a large array, an object of a compiled 
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import enum
 import logging
@@ -21,7 +22,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -55,6 +56,7 @@ _UNCHANGING = (
     torch._ops.OpOverloadPacket,
     np.generic,
     np.dtype,
+    np.ufunc,
     type,
     types.ModuleType,
     types.BuiltinFunctionType,
@@ -62,7 +64,6 @@ _UNCHANGING = (
     types.MemberDescriptorType,
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
-    property,
     range,
     slice,
     enum.Enum,
@@ -140,7 +141,7 @@ class _State:
         self.has_unseen = False
         self._fields: list[tuple[dict[str, Any], dict[str, Any], int]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
-        self._contents: list[tuple[Any, Any, list[Any]]] = []
+        self._contents: list[tuple[Any, Any, Any]] = []
         self._held: list[dict[str, Any]] = []
         self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
         self._cells: list[tuple[types.CellType, Any]] = []
@@ -169,11 +170,15 @@ class _State:
     def _note_container(self, value: Any) -> None:
         base: Any = next(base for base in _CONTAINERS if isinstance(value, base))
         is_dict = issubclass(base, dict)
-        # The methods of a class of the user's own may do something else.
-        self._contents.append((base, value, list(base.items(value) if is_dict else base.__iter__(value))))
-        self._waiting += dict.values(value) if is_dict else value
-        if type(value) is not base and hasattr(value, "__dict__"):
-            self._note_fields(value.__dict__)
+        if type(value) is base:
+            self._contents.append((base, value, value.copy()))
+        else:  # the methods of a class of the user's own may do something else
+            entries = base.items(value) if is_dict else base.__iter__(value)
+            self._contents.append((base, value, list(entries)))
+            self._note_fields(getattr(value, "__dict__", None))
+        values = dict.values(value) if is_dict else value
+        if not _PLAIN.issuperset(map(type, values)):
+            self._waiting += values
 
     def _note_tuple(self, value: Any) -> None:
         self._waiting += value
@@ -189,6 +194,12 @@ class _State:
 
     def _note_wrapped(self, value: Any) -> None:
         self._waiting.append(value.__func__)
+
+    def _note_property(self, value: Any) -> None:
+        self._waiting += (value.fget, value.fset)
+
+    def _note_cached_property(self, value: Any) -> None:
+        self._waiting.append(value.func)
 
     def _note_partial(self, value: Any) -> None:
         self._waiting += (value.func, value.args, value.keywords)
@@ -215,7 +226,7 @@ class _State:
         self._fields.append((attributes, own, len(attributes)))
         self._waiting += [value for value in own.values() if type(value) not in _PLAIN]
         for held in filter(None, _held_by_torch(attributes)):
-            self._contents.append((type(held), held, list(held.items())))
+            self._contents.append((type(held), held, held.copy()))
             self._waiting += held.values()
         self._held.append(attributes)
         self._note_classes(type(module))
@@ -231,7 +242,9 @@ class _State:
                 self._known.add(id(base))
                 own = dict(vars(base))
                 self._classes.append((base, own))
-                self._waiting += [value for name, value in own.items() if not name.startswith("__")]
+                self._waiting += [
+                    value for name, value in own.items() if not name.startswith(("__", "_abc_"))
+                ]
 
     def _note_function(self, function: types.FunctionType) -> None:
         self._note_fields(vars(function))
@@ -355,9 +368,11 @@ _NOTES: tuple[tuple[Any, Callable[[_State, Any], None]], ...] = (
     (types.FunctionType, _State._note_function),
     (types.MethodType, _State._note_method),
     ((staticmethod, classmethod), _State._note_wrapped),
+    (property, _State._note_property),
+    (cached_property, _State._note_cached_property),
     (partial, _State._note_partial),
     (np.ndarray, _State._note_array),
-    (types.SimpleNamespace, _State._note_object),
+    ((types.SimpleNamespace, argparse.Namespace), _State._note_object),
     ((torch.utils.data.Dataset, threading.Thread), _State._note_unseen),
 )
 
