@@ -114,6 +114,27 @@ def test_items_made_on_demand_were_not_looked_at_whatever_else_their_data_set_ho
     assert any("were not checked for NaN" in text for text in stated)
 
 
+class Halved(TensorDataset):
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return x / 2, y
+
+
+def test_a_class_derived_from_tensor_data_makes_its_own_items():
+    """Its tensors had been taken, and what it makes of them left out."""
+
+    def pairs(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    x, y = records().values()
+    expect, got = network(), network()
+    list(training(expect, data=(x / 2, y), loss=pairs, steps=2))
+    run = training(got, data=Halved(x, y), loss=pairs, steps=2)
+    list(run)
+    torch.testing.assert_close(parameters(got), parameters(expect))
+    assert any("were not checked for NaN" in text for text in run.statement().assumptions)
+
+
 LOSSES = {
     "a mean": (lambda m, b: loss(m, b).mean(), DataError, 'use reduction="none"'),
     "every record with every other": (

@@ -82,9 +82,10 @@ class Source:
                 f"data is {_validate.what_is(data)}; give a map-style dataset (it has a length, and items by "
                 "number), a dict of tensors, or equipoise.data.Records"
             )
-        if isinstance(data, TensorDataset):
-            self._nest = tuple(data.tensors)
-        elif type(data) is Records:  # another class may make its items in its own way
+        # Classes derived from these two may make their items in their own way.
+        if type(data) is TensorDataset:
+            self._nest = data.tensors
+        elif type(data) is Records:
             self._nest = dict(data.fields)
         elif isinstance(data, (Tensor, dict, tuple)) or (
             isinstance(data, list) and data and all(isinstance(part, Tensor) for part in data)
@@ -193,7 +194,8 @@ class Source:
             )
         self._length = lengths.pop()
         for leaf in tensors:
-            if leaf.is_floating_point() and not bool(torch.isfinite(leaf.sum())):
+            numbers = leaf.is_floating_point() or leaf.is_complex()
+            if numbers and not bool(torch.isfinite(leaf.sum())):
                 bad = ~torch.isfinite(leaf.reshape(len(leaf), -1)).all(1)
                 if bool(bad.any()):
                     raise DataError(
