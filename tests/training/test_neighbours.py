@@ -20,10 +20,11 @@ import equipoise as eq
 from equipoise.gradients import CoverageError, CrossRecordError, GradientEngine
 from equipoise.privacy import Draw, Ledger
 from equipoise.privacy.private import unwrap
-from equipoise.training import context, input_checks, load_model, save_model
+from equipoise.training import context, input_checks, load_model, memory_use, save_model
 from equipoise.training.assumptions import Assumption
 from equipoise.training.context import _dealt
 from equipoise.training.distributed import Processes
+from equipoise.training.input_checks import made_up
 from equipoise.training.memory_use import bytes_per_record
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_rows import Source
@@ -743,6 +744,47 @@ def test_nothing_is_kept_while_memory_is_measured():
     model = Keeps(nested=False)
     assert bytes_per_record(model, least_squares, {"x": torch.randn(8, 2), "y": torch.randn(8)}) > 0
     assert model.mean is None
+
+
+class Hungry(nn.Linear):
+    """Holds far more where a record is large."""
+
+    def forward(self, x):
+        out = super().forward(x)
+        if bool((x.abs() > 5).any()):
+            out = out + 0 * torch.tanh(x.repeat(1, 1000)).sum(1, keepdim=True)
+        return out
+
+
+def test_what_is_published_is_measured_on_made_up_records(monkeypatch):
+    """The micro-batch size in config.json had followed single private records, as had words on rounding."""
+    monkeypatch.setattr(memory_use, "available_bytes", lambda device: 2**22)
+    monkeypatch.setattr(GradientEngine, "keeps_bits", lambda self, batch, size: bool(batch["x"].max() < 5))
+    published = []
+    for largest in (1.0, 9.0):
+        data = {"x": torch.rand(40, 3), "y": torch.zeros(40)}
+        data["x"][0] = largest
+        run = listening(Hungry(3, 1), least_squares, data)
+        published.append((run.config(), run.statement().assumptions))
+    assert published[0] == published[1]
+    assert Assumption.FOUND in published[0][1]
+
+
+@pytest.mark.parametrize("value", [1, 0, None])
+def test_made_up_records_are_those_that_the_model_takes(value):
+    batch = {"x": torch.full((3, 2), 7.0), "whole": torch.full((3,), 7)}
+
+    def losses(records):
+        if records["whole"][0] not in (7, value):
+            raise ValueError("no such label")
+        return records["x"].sum(1)
+
+    made = made_up(losses, batch)
+    if value is None:
+        assert made is batch
+    else:
+        assert made["whole"].tolist() == [value] * 4
+        assert 0 <= made["x"].min() < made["x"].max() <= 1
 
 
 @pytest.mark.parametrize("copied", [True, False])

@@ -61,6 +61,11 @@ class Assumption(StrEnum):
         "others anew"
     )
 
+    FOUND = (
+        "which of these sentences stand here followed from trials on a few private records, and so may the "
+        "micro-batch size: epsilon does not cover that"
+    )
+
     @classmethod
     def of_rounding(cls, keeps_bits: bool | None) -> Assumption:
         """What is assumed of rounding, by whether rows keep their bits at every place."""

@@ -47,6 +47,7 @@ from equipoise.gradients.engine_inputs import (
     map_records,
     num_records,
     record_leaves,
+    repeat_to,
     take_records,
     uncompiled,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "check_scheduler",
     "choose_filler",
     "copy_of",
+    "made_up",
     "public_assumptions",
     "trainable",
 ]
@@ -580,6 +582,35 @@ def choose_filler(run: Callable[[Any], Any], example: Any, size: int) -> float |
         if bool(torch.isfinite(losses).all()):
             return value
     return None
+
+
+def made_up(losses: Callable[[Any], Tensor], batch: Any) -> Any:
+    """Public records in the shape of these, for what is measured and published.
+
+    Args:
+        losses: of records.
+        batch: a few records that the model takes.
+
+    Returns:
+        Four records: uniform numbers from 0 to 1, and ones or zeros where only whole numbers go. The batch
+        itself where the model fails on such.
+    """
+    rng = torch.Generator().manual_seed(0)
+    for whole in (1, 0):
+
+        def made(leaf: Tensor, whole: int = whole) -> Tensor:
+            if leaf.is_floating_point():
+                return torch.rand(leaf.shape, generator=rng).to(leaf)
+            return torch.full_like(leaf, whole)
+
+        records = map_records(made, repeat_to(batch, 4))
+        try:
+            if bool(torch.isfinite(losses(records)).all()):
+                return records
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+    return batch
 
 
 def _altered(leaf: Tensor) -> Tensor:

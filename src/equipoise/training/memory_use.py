@@ -1,8 +1,10 @@
 """The micro-batch size: how many records a forward has, always.
 
-Every forward of private records has this number of rows, the last one of a draw filled up, so that the number
-of records that were drawn shows in no shape. The size follows from public numbers, from what fits, and from
-whether a few records keep their bits; it is taken as public.
+Every forward of private records has this number of rows, the last one of a draw filled up, so that the
+number of records that were drawn shows in no shape. The size is published. It follows from public numbers,
+from what fits, and from whether records keep their bits at any place. Both are measured on made-up records,
+and on a few private ones only where the model fails on those. Their shape is that of a few private records,
+and whether random numbers are shared is found on private ones too: the statement names it.
 
 What a private step holds at once: the parameters' copies (estimate, sums, optimiser state: a few P), and
 per record the activations that the backward needs plus the factors kept for the sums, both measured by what

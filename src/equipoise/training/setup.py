@@ -56,6 +56,7 @@ from equipoise.training.input_checks import (
     check_scheduler,
     choose_filler,
     copy_of,
+    made_up,
     public_assumptions,
     trainable,
 )
@@ -436,6 +437,7 @@ def _found(
         Assumption.KEEPS_NOTHING: not keeps_nothing,
         Assumption.SHAPES: not source.is_scanned,
         Assumption.FILLED_BY_A_RECORD: filler is None,
+        Assumption.FOUND: True,
     }
     return [one for one, is_so in holds.items() if is_so]
 
@@ -626,7 +628,9 @@ def prepare(
         keeps_nothing = keeps_nothing and not has_unseen_state(model, loss)
         del untouched  # its memory counts as free in what follows
         engine = GradientEngine(model, loss, prepared)
-        record_bytes = bytes_per_record(model, loss, prepared)
+        # What is measured on these is published: the micro-batch size, and how rows round.
+        public = made_up(engine.undisturbed_losses, prepared)
+        record_bytes = bytes_per_record(model, loss, public)
         # The worst of all processes': they deal the records of a draw in one way.
         uses = processes.all_of(
             _use_of_random_numbers(model, loss, source, probes, prepare_batch, settings.seed)
@@ -637,7 +641,7 @@ def prepare(
         most = fitting(record_bytes, sum(p.numel() for p in parameters.values()), place)
         sizes = _sizes_to_try(settings.micro_batch_size, most, sampling, processes, begun, random_use)
         # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
-        size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, prepared, sizes))
+        size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, public, sizes))
         # Once more at the very shape: a model may treat 16 records in another way than 8.
         engine.refuse_mixing(repeat_to(prepared, max(2, size)), most=2)
         pipeline_tried = True
