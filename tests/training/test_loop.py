@@ -24,6 +24,7 @@ from equipoise.methods.base import Plan
 from equipoise.privacy import Gaussian, PlanUsedUpError, PrivacyPlan, Release, clip
 from equipoise.privacy.private import unwrap
 from equipoise.statements.statement import STOPPED
+from equipoise.training.assumptions import Assumption
 from equipoise.training.run_folder import RunFolder
 from equipoise.training.setup import TrainingSettings
 
@@ -321,6 +322,43 @@ def test_the_statement_says_whether_the_data_were_looked_at():
     assert any(
         "were not checked" in text for text in training(steps=1, data=OnDemand()).statement().assumptions
     )
+
+
+def test_the_statement_names_what_the_published_numbers_of_a_user_follow(tmp_path):
+    """A scheduler and an evaluation that look at private losses had been published without a word."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    folder = tmp_path / "run"
+    run = eq.PrivateTraining(
+        model,
+        optimizer,
+        loss=loss,
+        data=records(),
+        sampling=eq.FixedEpochs(12, RECORDS, 3),
+        method=eq.DPSGD(noise_multiplier=1.0),
+        scheduler=scheduler,
+        run_dir=folder,
+    )
+    both = {Assumption.SCHEDULED, Assumption.EVALUATED}
+    assert both & set(run.statement().assumptions) == {Assumption.SCHEDULED}
+    run.take_step()
+    run.evaluate(lambda model: 0.5)
+    run.close()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    eq.PrivateTraining.resume(folder, model, optimizer, loss=loss, data=records(), scheduler=scheduler).run(
+        progress=False
+    )
+    statement = json.loads((folder / "statement.json").read_text())
+    assert both <= set(statement["assumptions"])
+    assert eq.verify_run(folder).consistent
+    for one in both:
+        edited = statement | {"assumptions": [text for text in statement["assumptions"] if text != one]}
+        (folder / "statement.json").write_text(json.dumps(edited))
+        assert not eq.verify_run(folder).consistent
+    assert not both & set(training(steps=1).statement().assumptions)
 
 
 def test_a_run_folder_belongs_to_one_process(tmp_path):

@@ -21,7 +21,7 @@ NOT_COMPARED = "public records were not compared with the private ones"
 
 
 class Assumption(StrEnum):
-    """What a process finds out of its data, model and loss."""
+    """What a process finds out of its data, model and loss, and what its user gave it to run."""
 
     SCANNED = "no record holds NaN or infinity (all were checked before the start)"
     TRUSTED = (
@@ -60,7 +60,11 @@ class Assumption(StrEnum):
         "batches have the same shape whichever records they hold: padding to the longest record rounds "
         "others anew"
     )
-
+    SCHEDULED = (
+        "the scheduler follows only the step and what was released: the learning rates that it sets are "
+        "published"
+    )
+    EVALUATED = "what evaluate(model) answers follows only the model and public records: it is published"
     FOUND = (
         "which of these sentences stand here followed from trials on a few private records, and so may the "
         "micro-batch size: epsilon does not cover that"

@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Self
@@ -26,6 +27,7 @@ from equipoise.methods import Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling, mark, unmark
 from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
+from equipoise.training.assumptions import Assumption
 from equipoise.training.checkpoint import CheckpointError, collect_state, restore_state, write_atomically
 from equipoise.training.describe import Description, describe
 from equipoise.training.input_checks import Loss
@@ -248,9 +250,12 @@ class PrivateTraining:
                     self.save_checkpoint()
                 elif folder is not None:
                     # Before its first release: a run that is killed later keeps what this process found.
-                    found = {"assumptions": self.config()["assumptions"]}
-                    self.processes.first(lambda: folder.write_config(folder.read_config() | found))
+                    self.processes.first(lambda: self._write_assumptions(folder))
             undo.pop_all()
+
+    def _write_assumptions(self, folder: RunFolder) -> None:
+        """Put what is assumed by now into config.json."""
+        folder.write_config(folder.read_config() | {"assumptions": self.config()["assumptions"]})
 
     @classmethod
     def resume(
@@ -486,6 +491,10 @@ class PrivateTraining:
             raise TypeError(
                 f"evaluate(model) answers {{{kinds}}}; it must answer a number or a dict of numbers"
             ) from None
+        if Assumption.EVALUATED not in self._setup.found:
+            self._setup = replace(self._setup, found=[*self._setup.found, Assumption.EVALUATED])
+            if self.folder is not None and self.processes.is_first:
+                self._write_assumptions(self.folder)
         self._metrics.evaluation(self.steps_done, self._evaluation)
         return self._evaluation
 

@@ -415,6 +415,7 @@ def _found(
     pipeline_tried: bool,
     keeps_nothing: bool,
     filler: float | None,
+    scheduler: Any,
 ) -> list[Assumption]:
     """What this process found out.
 
@@ -427,6 +428,7 @@ def _found(
         keeps_nothing: whether copies that met other records first gave the same losses, and a forward is
             forgotten in all that model and loss hold.
         filler: what fills up a micro-batch; None for copies of a record.
+        scheduler: the user's, or None.
     """
     holds = {
         Assumption.SCANNED: source.is_scanned,
@@ -437,6 +439,7 @@ def _found(
         Assumption.KEEPS_NOTHING: not keeps_nothing,
         Assumption.SHAPES: not source.is_scanned,
         Assumption.FILLED_BY_A_RECORD: filler is None,
+        Assumption.SCHEDULED: scheduler is not None,
         Assumption.FOUND: True,
     }
     return [one for one, is_so in holds.items() if is_so]
@@ -665,7 +668,7 @@ def prepare(
             probes,
             dealt=random_use == "shared",
         )
-        mine = _found(source, keeps_bits, random_use, pipeline_tried, keeps_nothing, filler)
+        mine = _found(source, keeps_bits, random_use, pipeline_tried, keeps_nothing, filler, scheduler)
         before = [] if begun is None else begun.found
         found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))
         processes.same("the model's parameters", digest(parameters))
