@@ -622,7 +622,7 @@ def test_published_settings():
     for variant in ("alg1", "code"):
         method = published(variant=variant, trace_share=0.25, trace=Trace(layers=("0.weight",)))
         assert find("dc-dpsgd", "as_published").from_config(method.config()) == method
-    with pytest.raises(TypeError, match="trace="):
+    with pytest.raises(TypeError, match="trace is a Norm: give a Trace"):
         published(trace=Norm())
     with pytest.raises(ValueError, match="one parameter tensor"):
         train(published(variant="code", noise_multiplier=1.0, trace=Trace(layers=("0.weight", "0.bias"))))
