@@ -394,7 +394,7 @@ class Journal(WriteAheadLog):
 
     Example:
         >>> journal = Journal()
-        >>> journal.append(CloseEntry(run="a1"))
+        >>> lines = journal.append(CloseEntry(run="a1"))
         >>> journal.entries()
         [CloseEntry(run='a1', stop_fixed_beforehand=False)]
     """

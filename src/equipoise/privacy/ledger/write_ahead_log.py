@@ -35,7 +35,8 @@ class WriteAheadLog:
 
     Example:
         >>> log = WriteAheadLog()
-        >>> log.write({"type": "note"})
+        >>> log.write({"type": "note"})  # its length now
+        1
         >>> log.read()
         [{'type': 'note'}]
     """
