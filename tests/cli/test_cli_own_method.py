@@ -110,6 +110,38 @@ def test_an_installed_method_is_listed(package, equipoise):
     assert find_federated("fedavg:half-step").summary == row["summary"]
 
 
+def test_a_class_is_shown_by_its_path(package, equipoise):
+    (row,) = equipoise("methods half_steps:HalfStep --json").value["methods"]
+    assert (row["summary"], row["guarantee"]) == ("DP-SGD whose estimate is scaled.", "proven")
+    assert (row["recipes"], row["options"]["factor"]) == (["library"], 0.5)
+    out = equipoise("methods half_steps:HalfStep").out
+    assert "Private, as DP-SGD." in out
+    assert "factor=0.5" in out
+    published = "equipoise.methods.published.dice_sgd:DiceSGD"
+    (row,) = equipoise(f"methods {published} --json").value["methods"]
+    assert (row["recipes"], row["published_guarantee"]) == (["as_published"], None)
+
+
+def test_a_card_of_another_method_is_not_shown(package, equipoise):
+    found = equipoise("methods half_steps:Cardless --json")
+    (row,) = found.value["methods"]
+    assert (row["claim"], row["guarantee"], row["summary"]) == (None, None, "The class has no docstring.")
+    out = equipoise("methods half_steps:Cardless").out
+    assert "no card" in out
+    assert "proven" not in out
+    assert "clip_norm=1.0" in out
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("half_steps:Stranger", "is no subclass of equipoise.Method"), ("no_steps:X", "cannot be imported")],
+)
+def test_what_is_no_method_is_not_shown(package, equipoise, word, message):
+    found = equipoise(f"methods {word}")
+    assert found.code == 2
+    assert message in found.err
+
+
 def test_a_registered_method_has_a_card_of_its_own(package, equipoise):
     install(package)
     names = package / "half_steps-1.0.dist-info" / "entry_points.txt"

@@ -14,7 +14,8 @@ __all__ = ["methods"]
 
 def methods(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Methods; all by default.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Methods, or package.module:Class; all by default."),
     ] = None,
     json_output: Json = False,
 ) -> None:
@@ -22,11 +23,11 @@ def methods(
     from equipoise.app.option_checks import suggestion
     from equipoise.methods.registry import registered
 
-    unknown = [name for name in names or [] if name not in registered()]
+    unknown = [name for name in names or [] if ":" not in name and name not in registered()]
     if unknown:
         raise UsageError(
             f"there is no method {unknown[0]!r}.{suggestion(unknown[0], registered())} There are "
-            f"{', '.join(registered())}."
+            f"{', '.join(registered())}, or package.module:Class, a class derived from equipoise.Method."
         )
     with loading():
         rows = [_row(name) for name in names or registered()]
@@ -46,9 +47,15 @@ def methods(
 
 
 def _row(name: str) -> dict[str, Any]:
-    """What there is to know of a method: its card, its recipes, its variants and its options."""
-    from dataclasses import asdict
+    """What there is to know of a method: its card, its recipes, its variants and its options.
 
+    Args:
+        name: as the registry has it, or "package.module:Class". A class without a card of its own states
+            nothing: its summary is from the docstring, and the other fields of the card are None.
+    """
+    from dataclasses import asdict, fields
+
+    from equipoise.methods.card import Card
     from equipoise.methods.configuration import (
         choices,
         defaults,
@@ -56,26 +63,32 @@ def _row(name: str) -> dict[str, Any]:
         kinds_explained,
         meanings,
         nested_options,
+        summary,
     )
     from equipoise.methods.registry import find, registered
 
-    recipes = {"library": find(name)}
-    if registered()[name].published is not None:
+    kind = find(name)
+    # the recipe of a wrapper is a property: it follows from what is wrapped
+    recipe = kind.recipe if isinstance(kind.recipe, str) else "library"
+    recipes = {recipe: kind}
+    if ":" not in name and registered()[name].published is not None:
         recipes["as_published"] = find(name, "as_published")
-    published = recipes.get("as_published")
-    variants = {recipe: choices(kind, "variant") for recipe, kind in recipes.items()}
-    options = dotted(defaults(recipes["library"]))
+    published = recipes.get("as_published") if recipe == "library" else None
+    variants = {word: choices(found, "variant") for word, found in recipes.items()}
+    # An inherited card would tell what another method proves and costs.
+    card = vars(kind).get("card")
+    stated = asdict(card) if card else dict.fromkeys(field.name for field in fields(Card))
+    options = dotted(defaults(kind))
     options.pop("public", None)
     return {
         "name": name,
-        **asdict(recipes["library"].card),
+        **stated,
+        "summary": card.summary if card else summary(kind) or "The class has no docstring.",
         "published_guarantee": None if published is None else published.card.guarantee,
         "recipes": list(recipes),
-        "variants": {recipe: words for recipe, words in variants.items() if words},
+        "variants": {word: names for word, names in variants.items() if names},
         "options": options,
-        "meanings": {
-            option: text for option, text in meanings(recipes["library"]).items() if option in options
-        },
-        "options_of_kinds": nested_options(recipes["library"]),
-        "kinds": kinds_explained(recipes["library"]),
+        "meanings": {option: text for option, text in meanings(kind).items() if option in options},
+        "options_of_kinds": nested_options(kind),
+        "kinds": kinds_explained(kind),
     }

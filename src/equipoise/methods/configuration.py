@@ -32,6 +32,7 @@ __all__ = [
     "kinds_explained",
     "meanings",
     "read_settings",
+    "summary",
 ]
 
 
@@ -189,7 +190,7 @@ def kinds_explained(cls: type) -> dict[str, dict[str, dict[str, Any]]]:
     """
     return {
         name: {
-            kind: {"summary": _summary(chosen), "meanings": meanings(chosen)}
+            kind: {"summary": summary(chosen), "meanings": meanings(chosen)}
             for family in found
             for kind, chosen in family.kinds().items()
         }
@@ -198,10 +199,11 @@ def kinds_explained(cls: type) -> dict[str, dict[str, dict[str, Any]]]:
     }
 
 
-def _summary(cls: type) -> str:
-    """The first paragraph of a docstring, on one line."""
+def summary(cls: type) -> str:
+    """The first paragraph of a class's own docstring, on one line; empty where it has none."""
     first = inspect.cleandoc(vars(cls).get("__doc__") or "").split("\n\n")[0]
-    return " ".join(first.split()).replace("`", "")
+    # a dataclass without a docstring gets its signature for one
+    return "" if first.startswith(f"{cls.__name__}(") else " ".join(first.split()).replace("`", "")
 
 
 def nested_options(cls: type) -> dict[str, dict[str, dict[str, Any]]]:

@@ -38,7 +38,7 @@ def methods_listing(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
     Args:
         methods: rows with the fields of `equipoise.methods.card.Card`, the `name`, the `variants` of each
             recipe, the `options` with their defaults and `meanings`, and those of every kind of an option
-            (`options_of_kinds`, `kinds`).
+            (`options_of_kinds`, `kinds`). All but the summary of a card that is missing are None.
     """
     from rich.console import Group
     from rich.padding import Padding
@@ -49,7 +49,7 @@ def methods_listing(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
     for method in methods:
         head = Text(str(method["name"]), style="bold")
         head.append("  ")
-        head.append_text(_badge(str(method["guarantee"])))
+        head.append_text(_badge(str(method["guarantee"] or "no card = Card(...) that says what it proves")))
         if method["published_guarantee"] is not None:
             head.append("; as published: ", style="dim")
             head.append_text(_badge(str(method["published_guarantee"])))
@@ -63,7 +63,8 @@ def methods_listing(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
             ("not when", "avoid_when"),
             ("source", "source"),
         ):
-            grid.add_row(label, str(method[field]))
+            if method[field] is not None:
+                grid.add_row(label, str(method[field]))
         for label, text in _settings(method).items():
             grid.add_row(label, Text(text))
         blocks += [head, Padding(Text(str(method["summary"])), (0, 0, 0, 2)), Padding(grid, (0, 0, 1, 2))]
@@ -87,7 +88,7 @@ def _settings(method: Mapping[str, Any]) -> dict[str, str]:
     """
     options = dict(method["options"])
     out: dict[str, str] = {}
-    if "as_published" in method["recipes"]:
+    if len(method["recipes"]) > 1:
         out["--recipe"] = "library (default), as_published"
     if method["variants"]:
         parts = [
