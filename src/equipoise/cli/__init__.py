@@ -164,6 +164,34 @@ _USUAL_NAMES = {
 """What other programs call our options: too unlike for the parser to guess."""
 
 
+def _stray_words(error: Any, said: str) -> str:
+    """What a command answers to words that stand without an option.
+
+    Args:
+        error: of the parser; its context names the command.
+        said: its message, which ends in the words in brackets.
+    """
+    from equipoise.app.option_checks import DATA_NAMES, MODEL_NAMES
+    from equipoise.methods.registry import registered
+
+    words = said.partition("(")[2].removesuffix(")").split()
+    command, name = error.ctx.command, error.ctx.command_path
+    flags = {flag for parameter in command.params for flag in parameter.opts}
+    known = {
+        "--data": DATA_NAMES,
+        "--model": MODEL_NAMES,
+        "--method": registered(),
+        "--methods": registered(),
+    }
+    meant = [f"{flag} {word}" for word in words for flag in known if flag in flags and word in known[flag]]
+    question = f" Did you mean {name} {' '.join(meant)}?" if meant else ""
+    places = [str(p.metavar or p.name).strip("[]") for p in command.params if p.param_type_name == "argument"]
+    return (
+        f"no option stands before {', '.join(map(repr, words))}; {name} takes "
+        f"{' and '.join([*places, 'options'])} only.{question} {name} --help lists the options."
+    )
+
+
 def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
     from equipoise.app.option_checks import in_option_words
 
@@ -174,6 +202,8 @@ def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
     message = getattr(error, "format_message", None)
     if callable(message):
         said = _said_once(str(message()))
+        if said.startswith("Got unexpected extra argument"):
+            return _stray_words(error, said)
         usual = re.match(r"No such option '?(--?\w+)", said)
         if usual and usual[1] in _USUAL_NAMES:
             return f"No such option '{usual[1]}'. Did you mean '{_USUAL_NAMES[usual[1]]}'?"
