@@ -60,10 +60,10 @@ def _row(name: str) -> dict[str, Any]:
         choices,
         defaults,
         dotted,
+        first_paragraph,
         kinds_explained,
         meanings,
         nested_options,
-        summary,
     )
     from equipoise.methods.registry import find, registered
 
@@ -83,7 +83,7 @@ def _row(name: str) -> dict[str, Any]:
     return {
         "name": name,
         **stated,
-        "summary": card.summary if card else summary(kind) or "The class has no docstring.",
+        "summary": card.summary if card else first_paragraph(kind) or "The class has no docstring.",
         "published_guarantee": None if published is None else published.card.guarantee,
         "recipes": list(recipes),
         "variants": {word: names for word, names in variants.items() if names},

@@ -29,10 +29,10 @@ __all__ = [
     "defaults",
     "dotted",
     "field_types",
+    "first_paragraph",
     "kinds_explained",
     "meanings",
     "read_settings",
-    "summary",
 ]
 
 
@@ -190,7 +190,7 @@ def kinds_explained(cls: type) -> dict[str, dict[str, dict[str, Any]]]:
     """
     return {
         name: {
-            kind: {"summary": summary(chosen), "meanings": meanings(chosen)}
+            kind: {"summary": first_paragraph(chosen), "meanings": meanings(chosen)}
             for family in found
             for kind, chosen in family.kinds().items()
         }
@@ -199,7 +199,7 @@ def kinds_explained(cls: type) -> dict[str, dict[str, dict[str, Any]]]:
     }
 
 
-def summary(cls: type) -> str:
+def first_paragraph(cls: type) -> str:
     """The first paragraph of a class's own docstring, on one line; empty where it has none."""
     first = inspect.cleandoc(vars(cls).get("__doc__") or "").split("\n\n")[0]
     # a dataclass without a docstring gets its signature for one
