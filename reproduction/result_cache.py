@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from equipoise._files import PathLike
+
 __all__ = ["ResultCache"]
 
 
@@ -28,7 +30,7 @@ class ResultCache:
         1
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+    def __init__(self, path: PathLike | None) -> None:
         self._path = None if path is None else Path(path)
         self._runs: dict[str, dict[str, Any]] = {}
         if self._path is not None and self._path.exists():

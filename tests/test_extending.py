@@ -262,7 +262,7 @@ from __future__ import annotations
 
 import torch
 
-from equipoise.data.readers.files import PathLike
+from equipoise._files import PathLike
 from equipoise.data.records import Records
 
 

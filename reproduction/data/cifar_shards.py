@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.readers.files import DataFileError, MissingDataError, PathLike
+from equipoise._files import PathLike
+from equipoise.data.readers.files import DataFileError, MissingDataError
 from equipoise.data.readers.npz import read_npz
 
 __all__ = ["decode_images", "read_shard", "unpack_cifar10"]

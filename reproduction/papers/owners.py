@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from equipoise.federated import Client
+from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method
 from equipoise.privacy import Budget, Sampling
-from equipoise.training.input_checks import Loss
 
 __all__ = ["largest_epsilon", "make_clients"]
 

@@ -1,4 +1,4 @@
-"""What the operating system refused, in words that say what to do about it."""
+"""Paths, and what the operating system refused, in words that say what to do about it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["explained", "make_folder"]
+__all__ = ["PathLike", "explained", "make_folder"]
 
+PathLike = str | os.PathLike[str]
 
 _NO_FOLDER = "there is no such folder, or a part of the path is a file; name a place in a folder that exists"
 _NO_PERMISSION = "you may not write there; name a folder of your own, or have its permissions changed"
@@ -42,7 +43,7 @@ def explained(error: OSError, what: str) -> OSError:
     return type(error)(f"{what}: {reason}")
 
 
-def make_folder(path: str | os.PathLike[str], argument: str) -> Path:
+def make_folder(path: PathLike, argument: str) -> Path:
     """Make a folder, and those that it lies in, where it is not there yet.
 
     Args:

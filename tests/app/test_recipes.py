@@ -5,7 +5,7 @@ import json
 import pytest
 
 from equipoise import cli
-from equipoise.app.recipes import DEFAULT_MODEL, FALLBACK, RECIPES, find_recipe
+from equipoise.app.recipes import DEFAULT_MODEL, DEFAULT_SETTINGS, FALLBACK, find_recipe
 from equipoise.app.settings import RunSettings
 
 # batch size, epochs, epsilon, clip norm, learning rate, decay of the averaged weights
@@ -20,7 +20,7 @@ MEASURED = {
 
 @pytest.mark.parametrize("pair", list(MEASURED), ids="-".join)
 def test_recipes_are_those_that_were_measured(pair: tuple[str, str]) -> None:
-    recipe = RECIPES[pair]
+    recipe = DEFAULT_SETTINGS[pair]
     assert (
         recipe.batch_size,
         recipe.epochs,
@@ -33,10 +33,10 @@ def test_recipes_are_those_that_were_measured(pair: tuple[str, str]) -> None:
     assert (recipe.clip_rule, recipe.delta) == ("abadi", 1e-5)
 
 
-@pytest.mark.parametrize("pair", list(RECIPES), ids="-".join)
+@pytest.mark.parametrize("pair", list(DEFAULT_SETTINGS), ids="-".join)
 def test_the_command_line_fills_every_gap_from_the_recipe(pair: tuple[str, str]) -> None:
     settings = RunSettings(data=pair[0], model=pair[1]).resolved()
-    recipe = RECIPES[pair]
+    recipe = DEFAULT_SETTINGS[pair]
     assert settings.batch_size == recipe.batch_size
     assert settings.learning_rate == recipe.learning_rate
     assert settings.clip_norm == f"{recipe.clip_norm:g}"
@@ -49,12 +49,12 @@ def test_what_the_user_says_beats_the_recipe() -> None:
         data="mnist", model="scatter-linear", clip_norm="0.5", ema=0.0, epsilon=1.0
     ).resolved()
     assert (settings.clip_norm, settings.ema, settings.epsilon) == ("0.5", 0.0, 1.0)
-    assert settings.learning_rate == RECIPES["mnist", "scatter-linear"].learning_rate
+    assert settings.learning_rate == DEFAULT_SETTINGS["mnist", "scatter-linear"].learning_rate
 
 
 def test_every_default_model_has_a_recipe() -> None:
     for pair in DEFAULT_MODEL.items():
-        assert pair in RECIPES
+        assert pair in DEFAULT_SETTINGS
     assert find_recipe("digits", "no-such-model") is FALLBACK
 
 

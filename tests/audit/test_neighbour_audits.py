@@ -8,7 +8,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.audit.canaries import Rows, canary_loss
-from equipoise.audit.neighbours import CHANGES, SLACK, audit_neighbours
+from equipoise.audit.neighbours import CHANGES, MOVEMENT_SLACK, audit_neighbours
 from equipoise.methods import Abadi, TopShare
 from equipoise.privacy import clip
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
@@ -95,7 +95,7 @@ def test_a_model_that_mixes_records_late_is_seen():
     found = audited(Late(), data)
     assert not found.holds
     assert found.worst.change == "silent"
-    assert found.worst.movement > 1000 * SLACK
+    assert found.worst.movement > 1000 * MOVEMENT_SLACK
 
 
 class FarAway(nn.Module):

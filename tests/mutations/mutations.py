@@ -625,7 +625,7 @@ MUTATIONS = (
         "a client clips at any radius that the server names",
         "federated/messages.py",
         (
-            ("0 < value <= largest * _ROUNDING and", "0 < value and"),
+            ("0 < value <= largest * _MACHINES_APART and", "0 < value and"),
             ("min(float(value), largest)", "float(value)"),
         ),
         ("tests/federated/test_client.py::test_nonsense_radii_cost_nothing",),

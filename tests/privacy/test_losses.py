@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
+from equipoise._relations import RELATIONS
 from equipoise.privacy import epsilon, gaussian_epsilon
-from equipoise.privacy.accounting.epsilon import RELATIONS
 from equipoise.privacy.accounting.loss_distribution import (
     SampledGaussians,
     _discretised,
@@ -38,7 +38,7 @@ def theirs(sigma, rate, interval, relation):
         sigma,
         value_discretization_interval=interval,
         sampling_prob=rate,
-        neighboring_relation=RELATIONS[relation],
+        neighboring_relation=dp.NeighboringRelation[relation.upper()],
     )
 
 

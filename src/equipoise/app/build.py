@@ -31,6 +31,7 @@ from equipoise.app.settings import RunSettings, steps_of
 from equipoise.audit.canary_records import InsertedCanaries
 from equipoise.audit.canary_scores import Watched
 from equipoise.data import DataSet, Records
+from equipoise.data.features.extractors import FeatureProgress
 from equipoise.data.readers.custom import load_dataset
 from equipoise.methods import Method
 from equipoise.privacy import BudgetError, Sampling
@@ -49,9 +50,6 @@ __all__ = [
     "predictions",
     "shift_and_flip",
 ]
-
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class Experiment:
 
 
 def assemble(
-    settings: RunSettings, progress: Progress | None = None, raw: DataSet | None = None
+    settings: RunSettings, progress: FeatureProgress | None = None, raw: DataSet | None = None
 ) -> Experiment:
     """Load the data and build the pieces; nothing is spent.
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from equipoise._files import make_folder
+from equipoise._files import PathLike, make_folder
 from equipoise._version import __version__
 from equipoise.app.build import accuracy, assemble, build_training, load_data
 from equipoise.app.contenders import Comparison, Contender
@@ -64,7 +64,7 @@ def tuning_grid(centre: float, trials: int) -> tuple[float, ...]:
     return tuple(float(f"{centre * GRID_FACTOR ** (i - (trials - 1) / 2):.6g}") for i in range(trials))
 
 
-def compare(comparison: Comparison, folder: str | os.PathLike[str], note: Note) -> dict[str, Any]:
+def compare(comparison: Comparison, folder: PathLike, note: Note) -> dict[str, Any]:
     """Do the runs that are missing in the folder, and write and answer the whole comparison.
 
     Args:

@@ -33,9 +33,9 @@ from equipoise.federated.client_pool import ClientPool
 from equipoise.federated.messages import CLIENT_FAILURES
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.base import Parameters
+from equipoise.privacy.ledger.run_record import GUARANTEES
 from equipoise.report.federation_page import write_federation_report
 from equipoise.report.phrases import bytes_in_words
-from equipoise.statements.statement import GUARANTEES
 from equipoise.statements.verify_federation import RESULT
 from equipoise.training.checkpoint import write_atomically
 

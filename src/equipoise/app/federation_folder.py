@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from equipoise._files import PathLike
 from equipoise.app.run_checks import FEDERATION_FILE
 from equipoise.report import RunFolderError
 from equipoise.report.federation_page import write_federation_report
@@ -19,7 +20,6 @@ from equipoise.report.json_files import read_object
 from equipoise.report.run_reader import damage_named
 from equipoise.statements import Signature
 from equipoise.statements.sign import (
-    PathLike,
     check_files,
     fingerprint,
     read_signature,
@@ -43,7 +43,7 @@ __all__ = [
 SIGNATURE = "federation.sig.json"
 
 
-SIGNED_FILES = (RESULT, FEDERATION_FILE, "model.safetensors", "report.html")
+SIGNED_FEDERATION_FILES = (RESULT, FEDERATION_FILE, "model.safetensors", "report.html")
 
 
 _CLIENT_SIGNATURE = re.compile(r"clients/[0-9]+/statement\.sig\.json", re.ASCII)
@@ -129,7 +129,7 @@ def sign_federation(folder: str, key_file: PathLike, *, password: bytes | None =
         check_signable(client)
     for client in clients.values():
         sign_verified(client.run_dir, key)
-    made = sign_files(key, Path(folder), (*SIGNED_FILES, *map(_signature_of, clients)))
+    made = sign_files(key, Path(folder), (*SIGNED_FEDERATION_FILES, *map(_signature_of, clients)))
     write_atomically(Path(folder) / SIGNATURE, made.to_json().encode(), mode=0o644)
     return made
 
@@ -178,7 +178,8 @@ def _check_signature(
         # A client that was signed must be there: the largest epsilon is over all of them.
         parts = {name for name in signature.files if _CLIENT_SIGNATURE.fullmatch(name)}
         parts |= set(map(_signature_of, clients))
-        found.append(check_files(signature, folder, (*SIGNED_FILES, *sorted(parts)), {RESULT, *parts}))
+        signed = (*SIGNED_FEDERATION_FILES, *sorted(parts))
+        found.append(check_files(signature, folder, signed, {RESULT, *parts}))
     return signature, [f"{one.subject} of the federation: {one.detail}" for one in found if one.ok is False]
 
 

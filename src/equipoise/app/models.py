@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from equipoise._files import PathLike
 from equipoise.data.features.extractors import FeatureExtractor, ScatteringFeatures, features_of
 from equipoise.data.readers.custom import load_function
-from equipoise.data.readers.files import PathLike
 from equipoise.data.records import DataSet
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DEFAULT_MODEL", "FALLBACK", "RECIPES", "Recipe", "find_recipe"]
+__all__ = ["DEFAULT_MODEL", "DEFAULT_SETTINGS", "FALLBACK", "Recipe", "find_recipe"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ FALLBACK = Recipe()
 """For data and models that have no line of their own."""
 
 
-RECIPES: dict[tuple[str, str], Recipe] = {
+DEFAULT_SETTINGS: dict[tuple[str, str], Recipe] = {
     ("digits", "mlp-tanh"): Recipe(batch_size=718.5, epochs=40, clip_norm=0.1, learning_rate=3.0),
     ("mnist", "cnn-tanh"): Recipe(
         batch_size=2048, epochs=40, epsilon=2.93, clip_norm=0.1, learning_rate=3.0, ema=0.98
@@ -92,4 +92,4 @@ def find_recipe(data: str, model: str) -> Recipe:
     >>> find_recipe("my.module:records", "my.module:net") is FALLBACK
     True
     """
-    return RECIPES.get((data, model), FALLBACK)
+    return DEFAULT_SETTINGS.get((data, model), FALLBACK)

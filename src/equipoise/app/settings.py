@@ -17,6 +17,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from equipoise._relations import RELATIONS
 from equipoise.app.option_checks import SettingsError, check_choice, check_federated, flag, parse_clip_norm
 from equipoise.app.recipes import DEFAULT_MODEL, find_recipe
 from equipoise.report.json_files import read_json
@@ -36,7 +37,6 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "linear", "cosine")
 DRIVERS = ("inline", "flower")
 PARTITIONS = ("iid", "dirichlet", "one-class")
-RELATIONS = ("add_or_remove_one", "replace_one")
 SUBSETS = "without-replacement"
 
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise._rounding import plain, rounded_up
-from equipoise.app.build import Experiment, Progress, assemble, build_training, cache_folder, cross_entropy
+from equipoise.app.build import Experiment, assemble, build_training, cache_folder, cross_entropy
 from equipoise.app.option_checks import delta_warning, noise_warning, rate_warning
 from equipoise.app.run_checks import SETTINGS_FILE, is_finished
 from equipoise.app.settings import RunSettings
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
 from equipoise.audit.canary_scores import Watched
+from equipoise.data.features.extractors import FeatureProgress
 from equipoise.methods import PublicRecords, find
 from equipoise.report import read_run, write_report
 from equipoise.report.json_files import read_object
@@ -225,7 +226,7 @@ def _assemble(settings: RunSettings, console: Console) -> Experiment:
 
 
 @contextmanager
-def _feature_progress(console: Console) -> Iterator[Progress]:
+def _feature_progress(console: Console) -> Iterator[FeatureProgress]:
     """What is done meanwhile, and a line and a bar that appear with the first chunk of features, if any."""
     from rich.progress import Progress as Bar
 

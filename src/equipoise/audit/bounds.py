@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from equipoise.audit.roc import Numbers
 from equipoise.privacy import gaussian_epsilon
 
 __all__ = [
@@ -43,8 +44,6 @@ __all__ = [
     "clopper_pearson",
     "epsilon_of_rates",
 ]
-
-Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor
 
+from equipoise._files import PathLike
 from equipoise.data import Records
 
 __all__ = ["CANARIES_FILE", "SCORES_FILE", "InsertedCanaries", "choose_canaries"]
@@ -43,7 +44,7 @@ CANARIES_FILE = "private/canaries.safetensors"
 SCORES_FILE = "private/canary_scores.json"
 
 
-LARGEST = 8192
+TURNED_ENTRIES = 8192
 """Inputs of more entries are turned in the first so many alone: A is a square matrix."""
 
 
@@ -95,7 +96,7 @@ class InsertedCanaries:
         }
         return Records(fields, num_classes=records.num_classes, check_finite=False)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: PathLike) -> None:
         """Write them into the private part of a run folder, readable by the owner alone."""
         path = Path(folder) / CANARIES_FILE
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -105,7 +106,7 @@ class InsertedCanaries:
             file.write(safetensors.save({**tensors, "present": self.present}))
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> InsertedCanaries:
+    def load(cls, folder: PathLike) -> InsertedCanaries:
         """Read them back.
 
         Raises:
@@ -180,7 +181,7 @@ def choose_canaries(
 def _turned_away(inputs: Tensor, count: int, rng: torch.Generator) -> Tensor:
     """Random inputs in the directions that these leave empty, as long as the longest of them."""
     some = inputs[torch.randperm(len(inputs), generator=rng)[:SOME]].flatten(1).float()
-    width = min(some.shape[1], LARGEST)
+    width = min(some.shape[1], TURNED_ENTRIES)
     moment = some[:, :width].T @ some[:, :width] / len(some)
     ridge = 1e-4 * float(moment.diagonal().mean())
     moment.diagonal().add_(max(ridge, 1e-12))

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from equipoise import _validate
 from equipoise._tree import leaves, map_leaves
-from equipoise.gradients.engine_inputs import map_records
+from equipoise.gradients.engine_inputs import Loss, map_records
 from equipoise.methods import DPSGD, Method
 from equipoise.privacy import Bounded, Budget, Draw, FullBatch, Private, Sampling, WithoutReplacement
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
@@ -44,7 +44,6 @@ from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.privacy.private import unwrap
 from equipoise.training.assumptions import Assumption
-from equipoise.training.input_checks import Loss
 from equipoise.training.record_rows import Source
 from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup import CommonSettings, TrainingSettings, TrainingSetup, prepare, refuse_unknown
@@ -52,8 +51,8 @@ from equipoise.training.step import StepRunner
 
 __all__ = [
     "CHANGES",
+    "MOVEMENT_SLACK",
     "SCALES",
-    "SLACK",
     "NeighbourAudit",
     "NeighbourPair",
     "NeighbourSettings",
@@ -66,7 +65,7 @@ CHANGES = ("add", "remove", "replace", "silent")
 SCALES = (1.0, -10.0)
 """What the floating-point numbers of a record that enters are multiplied by, in turn over the positions."""
 
-SLACK = 1e-5
+MOVEMENT_SLACK = 1e-5
 """What rounding may add, in units of the bound."""
 
 
@@ -95,7 +94,7 @@ class NeighbourPair:
     @property
     def limit(self) -> float:
         """The largest movement that holds: the bound, and nothing beside a silent record."""
-        return SLACK if self.change == "silent" else 1 + SLACK
+        return MOVEMENT_SLACK if self.change == "silent" else 1 + MOVEMENT_SLACK
 
     @property
     def holds(self) -> bool:
@@ -144,7 +143,7 @@ class NeighbourAudit:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {**asdict(self), "holds": self.holds, "slack": SLACK}
+        return {**asdict(self), "holds": self.holds, "slack": MOVEMENT_SLACK}
 
 
 class NeighbourSettings(CommonSettings, total=False):

@@ -26,7 +26,7 @@ from equipoise.privacy.mechanisms.base import Sums
 
 __all__ = ["Probe", "check_noise", "probe_method"]
 
-FEW, POPULATION = 10, 20_000
+PROBED_RECORDS, POPULATION = 10, 20_000
 """Canaries of the long training, and its public population."""
 
 LONGEST, NUMBERS = 1500, 1500
@@ -154,11 +154,11 @@ def check_noise(
 ) -> dict[str, Check]:
     """Is the noise of every release as long as booked? Over many steps, for numbers that are few per step."""
     # Directions need not be those of a first step: the noise is looked at, not the canaries.
-    directions = None if design.along is None else torch.eye(FEW, FEW * design.width)
-    data = design.records(torch.arange(FEW), directions)
+    directions = None if design.along is None else torch.eye(PROBED_RECORDS, PROBED_RECORDS * design.width)
+    data = design.records(torch.arange(PROBED_RECORDS), directions)
     stage = open_stage(
-        design.make(FEW, **design.options),
-        design.model(FEW),
+        design.make(PROBED_RECORDS, **design.options),
+        design.model(PROBED_RECORDS),
         canary_loss(design.kind),
         data,
         FullBatch(POPULATION, LONGEST),

@@ -33,9 +33,9 @@ from equipoise.audit.roc import Numbers, Roc, roc
 
 __all__ = ["Shadows", "likelihood_ratios", "scaled_confidence", "train_shadows"]
 
-FEW = 64
+MODELS_FOR_OWN_VARIANCE = 64
 """Below so many models all records share one variance per side, which K/2 values would estimate badly."""
-LEAST = 1e-12  # a variance; records of which every model is equally sure
+LEAST_VARIANCE = 1e-12  # a variance; records of which every model is equally sure
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def train_shadows(
     rng = torch.Generator().manual_seed(seed)
     inside = torch.rand(models, records, generator=rng) < 0.5
     found = torch.stack([observe(number, inside[number]).double() for number in range(models)]).numpy()
-    shared = models < FEW if shared_variance is None else shared_variance
+    shared = models < MODELS_FOR_OWN_VARIANCE if shared_variance is None else shared_variance
     return Shadows(found, inside.numpy(), likelihood_ratios(found, inside.numpy(), shared_variance=shared))
 
 
@@ -137,7 +137,7 @@ def likelihood_ratios(confidences: ArrayLike, inside: ArrayLike, *, shared_varia
         variance = spread.sum(axis=1, keepdims=True) / np.maximum(freedom.sum(axis=1, keepdims=True), 1)
         if not shared_variance:
             variance = np.where(freedom > 0, spread / np.maximum(freedom, 1), variance)
-        variance = np.maximum(variance, LEAST)
+        variance = np.maximum(variance, LEAST_VARIANCE)
         logs.append(-((centred - mean) ** 2) / (2 * variance) - np.log(variance) / 2)
         known &= (count > 0) & freedom.any(axis=1, keepdims=True)
     return np.where(known, logs[0] - logs[1], 0.0)

@@ -101,7 +101,7 @@ def show_steps(rows: list[Probe], asked: AuditSettings, as_json: bool) -> bool:
     return fine
 
 
-CHANGES = {
+CHANGES_IN_WORDS = {
     "add": "added",
     "remove": "removed",
     "replace": "replaced",
@@ -127,7 +127,7 @@ def show_neighbours(found: NeighbourAudit, as_json: bool) -> bool:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("one record", "tried", "sum moved by", "allowed", "epsilon", "allowed", ""):
         table.add_column(title, justify="left" if title in ("one record", "") else "right")
-    for change, words in CHANGES.items():
+    for change, words in CHANGES_IN_WORDS.items():
         pair = found.worst_of(change)
         if pair is None:
             table.add_row(words, "-")
@@ -144,7 +144,7 @@ def show_neighbours(found: NeighbourAudit, as_json: bool) -> bool:
         )
     console.print(table)
     for reason in dict.fromkeys(found.left_out.values()):
-        words = "; ".join(CHANGES[change] for change, why in found.left_out.items() if why == reason)
+        words = "; ".join(CHANGES_IN_WORDS[change] for change, why in found.left_out.items() if why == reason)
         console.print(f"Not tried: {words}. The reason: {reason}.", soft_wrap=True)
     console.print(_verdict(found), soft_wrap=True)
     return found.holds
@@ -174,7 +174,7 @@ def _verdict(found: NeighbourAudit) -> str:
 
 def _place(pair: NeighbourPair) -> str:
     scaled = "" if pair.scale == 1 else f" (the entering one's numbers times {pair.scale:g})"
-    words = f"one record {CHANGES[pair.change]}{scaled}"
+    words = f"one record {CHANGES_IN_WORDS[pair.change]}{scaled}"
     return f"{words}, at place {pair.position} with {pair.threads} thread(s),"
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from equipoise._files import PathLike
 from equipoise.data.readers.cifar import load_cifar
 from equipoise.data.readers.digits import load_digits
-from equipoise.data.readers.files import DataFileError, MissingDataError, PathLike, find_file
+from equipoise.data.readers.files import DataFileError, MissingDataError, find_file
 from equipoise.data.readers.idx import IDX_FILES, load_idx_pair
 from equipoise.data.readers.medmnist import load_medmnist
 from equipoise.data.readers.tables import ADULT, MUSHROOM, read_libsvm, read_table
@@ -42,59 +43,59 @@ class NamedSet:
     num_classes: int
     description: str
     files: tuple[str, ...]
-    read: Callable[[PathLike], tuple[Records, Records]]
+    read: Callable[[PathLike], TrainAndTest]
     class_names: tuple[str, ...] = ()
     vocabulary_size: int | None = None
 
 
-Parts = tuple[Records, Records]
+TrainAndTest = tuple[Records, Records]
 _TOKENIZER = HashingTokenizer()
 
 
-def _idx(name: str) -> Callable[[PathLike], Parts]:
+def _idx(name: str) -> Callable[[PathLike], TrainAndTest]:
     return lambda folder: (
         load_idx_pair(folder, "train", name=name),
         load_idx_pair(folder, "test", name=name),
     )
 
 
-def _cifar(num_classes: int) -> Callable[[PathLike], Parts]:
+def _cifar(num_classes: int) -> Callable[[PathLike], TrainAndTest]:
     return lambda folder: (
         load_cifar(folder, "train", num_classes=num_classes),
         load_cifar(folder, "test", num_classes=num_classes),
     )
 
 
-def _medmnist(name: str, num_classes: int) -> Callable[[PathLike], Parts]:
+def _medmnist(name: str, num_classes: int) -> Callable[[PathLike], TrainAndTest]:
     return lambda folder: (
         load_medmnist(folder, "train", name=name, num_classes=num_classes),
         load_medmnist(folder, "test", name=name, num_classes=num_classes),
     )
 
 
-def _adult(folder: PathLike) -> Parts:
+def _adult(folder: PathLike) -> TrainAndTest:
     train, test = (find_file(folder, name, subfolders=["adult"]) for name in ("adult.data", "adult.test"))
     return read_table(train, ADULT), read_table(test, ADULT)
 
 
-def _a9a(folder: PathLike) -> Parts:
+def _a9a(folder: PathLike) -> TrainAndTest:
     train, test = (find_file(folder, name, subfolders=["a9a"]) for name in ("a9a", "a9a.t"))
     return read_libsvm(train, 123), read_libsvm(test, 123)
 
 
-def _mushroom(folder: PathLike) -> Parts:
+def _mushroom(folder: PathLike) -> TrainAndTest:
     # there is no published split; this one is fixed and depends on the published number of rows alone
     rows = read_table(find_file(folder, "agaricus-lepiota.data", subfolders=["mushroom"]), MUSHROOM)
     return rows.split(0.8, seed=0)
 
 
-def _glue(folder: PathLike) -> Parts:
+def _glue(folder: PathLike) -> TrainAndTest:
     # the published test file of GLUE has no labels, so the development part is the test set, as is usual
     train, test = (find_file(folder, name, subfolders=["sst2"]) for name in ("train.tsv", "dev.tsv"))
     return read_labelled_text(train, _TOKENIZER), read_labelled_text(test, _TOKENIZER)
 
 
-def _sentences(folder: PathLike) -> Parts:
+def _sentences(folder: PathLike) -> TrainAndTest:
     paths = (find_file(folder, f"stsa.binary.{part}", subfolders=["sst2"]) for part in ("train", "test"))
     train, test = (read_labelled_text(path, _TOKENIZER, text=1, label=0, delimiter=" ") for path in paths)
     return train, test

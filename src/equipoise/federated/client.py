@@ -19,7 +19,6 @@ path, which no sum hides, and there is no proof of composition.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ import torch
 from torch import nn
 
 from equipoise import _validate
+from equipoise._files import PathLike
 from equipoise.federated.client_folder import (
     AnsweredQuery,
     BegunRound,
@@ -41,6 +41,7 @@ from equipoise.federated.client_folder import (
 )
 from equipoise.federated.messages import Refused, Reply, Request, check_round, check_tensors
 from equipoise.federated.round_protocol import check_passed_on, protocol_of
+from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
@@ -50,13 +51,12 @@ from equipoise.statements import Statement
 from equipoise.statements.verify_federation import DISJOINT
 from equipoise.training import PrivateTraining
 from equipoise.training.checkpoint import write_atomically
-from equipoise.training.input_checks import Loss
 from equipoise.training.setup import CommonSettings, refuse_unknown
 
 __all__ = ["Client", "ClientSettings"]
 
 
-Answer = TypeVar("Answer")
+_Answer = TypeVar("_Answer")
 
 
 _AT_THE_END = 10**9
@@ -68,7 +68,7 @@ class ClientSettings(CommonSettings, total=False):
 
     seed: int
     reproducible: bool
-    ledger_file: str | os.PathLike[str] | None
+    ledger_file: PathLike | None
 
 
 class Client:
@@ -123,7 +123,7 @@ class Client:
         budget: Budget | None = None,
         learning_rate: float | None = None,
         optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
-        folder: str | os.PathLike[str] | None = None,
+        folder: PathLike | None = None,
         unit: str = "record",
         noise: str = "local",
         **settings: Unpack[ClientSettings],
@@ -399,7 +399,7 @@ class LocalTraining(PrivateTraining):
                     parameter.copy_(before[name])
             self._steps.state = state
 
-    def ask(self, question: Callable[[Context, State], Answer]) -> Answer:
+    def ask(self, question: Callable[[Context, State], _Answer]) -> _Answer:
         """What `question(context, state)` releases between two steps."""
         answer = self._steps.ask(question)
         self.synced_place()  # an answer that has left cannot be uncharged any more

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from equipoise._files import PathLike
 from equipoise.privacy import Budget, Journal, Sampling, Secrets
 from equipoise.privacy.errors import JournalError
 from equipoise.privacy.ledger.journal import CloseEntry, Entry, RunEntry, read_journal
@@ -134,7 +135,7 @@ _TYPES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def rounds_file(path: str | os.PathLike[str]) -> Path:
+def rounds_file(path: PathLike) -> Path:
     """Where a client's folder holds the log."""
     return RunFolder(path).private / "rounds.jsonl"
 
@@ -160,7 +161,7 @@ def _logged(folder: RunFolder) -> list[LoggedRound]:
 # ---- taking up a folder
 
 
-def discard_unstarted(path: str | os.PathLike[str]) -> None:
+def discard_unstarted(path: PathLike) -> None:
     """Remove a run whose process ended before its first checkpoint, so that it can be started again.
 
     Only a run that has released nothing is removed: its journal holds at most its own first entry, and the
@@ -202,7 +203,7 @@ def _started(folder: RunFolder) -> bool:
 
 
 def check_reopened(
-    path: str | os.PathLike[str],
+    path: PathLike,
     *,
     budget: Budget | None,
     sampling: Sampling,
@@ -245,7 +246,7 @@ def _plain(value: Any) -> Any:
     return value.describe() if isinstance(value, Sampling) else value
 
 
-def end_of(path: str | os.PathLike[str]) -> Finished | None:
+def end_of(path: PathLike) -> Finished | None:
     """How a client that has finished ended; None for one that has not.
 
     A process can be killed between the log's last entry and the key's deletion. So the end is booked now if
@@ -279,12 +280,12 @@ def _run_of(folder: RunFolder, settings: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _booked(place: str | os.PathLike[str]) -> list[Entry]:
+def _booked(place: PathLike) -> list[Entry]:
     """The entries of a journal; none if there is no file."""
     return read_journal(place) if os.path.exists(place) else []
 
 
-def _end_in(place: str | os.PathLike[str], run: str, stop_fixed_beforehand: bool) -> None:
+def _end_in(place: PathLike, run: str, stop_fixed_beforehand: bool) -> None:
     """Book the end of a run in the journal at `place`, if that holds the run."""
     if any(isinstance(entry, RunEntry) and entry.run == run for entry in _booked(place)):
         with closing(Journal(place, existing=True)) as journal:

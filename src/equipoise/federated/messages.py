@@ -25,10 +25,10 @@ from equipoise.training.checkpoint import CheckpointError
 
 __all__ = [
     "CLIENT_FAILURES",
-    "Kind",
     "Refused",
     "Reply",
     "Request",
+    "RequestKind",
     "check_number",
     "check_round",
     "check_tensors",
@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 
-Kind = Literal["train", "query"]
+RequestKind = Literal["train", "query"]
 
-_ROUNDING = 1 + 1e-6
+_MACHINES_APART = 1 + 1e-6
 
 #: Errors of a client's own ledger, journal or folder. The other clients go on without it.
 CLIENT_FAILURES = (LedgerError, JournalError, CheckpointError)
@@ -65,7 +65,7 @@ class Request:
     round: int
     params: Parameters
     extras: Mapping[str, Any] = field(default_factory=dict)
-    kind: Kind = "train"
+    kind: RequestKind = "train"
 
     def fingerprint(self) -> str:
         """A digest of all of it, by which it is known again."""
@@ -129,7 +129,7 @@ def check_number(name: str, value: Any, largest: float, least: float = 0.0) -> f
     if not number or not math.isfinite(value):
         raise Refused(f"{name}={value!r:.80} is no finite number; nothing was spent")
     # Both ends compute the limits, on machines that may round otherwise.
-    if not (0 < value <= largest * _ROUNDING and value * _ROUNDING >= least):
+    if not (0 < value <= largest * _MACHINES_APART and value * _MACHINES_APART >= least):
         low = f"[{least:g}" if least else "(0"
         raise Refused(f"{name}={value!r} lies outside the agreed {low}, {largest:g}]; nothing was spent")
     return min(float(value), largest)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from equipoise.federated import RoundSubspace, Strategy
+    from equipoise.gradients.engine_inputs import Loss
     from equipoise.methods import Method, ReleasedQuantile
-    from equipoise.training.input_checks import Loss
 
 __all__ = ["FEDERATED", "FederatedMethod", "FederationSetup", "find_federated"]
 

@@ -21,7 +21,6 @@ Data".
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -33,6 +32,7 @@ import torch
 from torch import Tensor
 
 from equipoise import _validate
+from equipoise._files import PathLike
 from equipoise.federated.messages import CLIENT_FAILURES, Refused, Reply, Request, size_in_bytes
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
@@ -322,7 +322,7 @@ def run_rounds(
     first_round: int = 1,
     evaluate: Callable[[Parameters], Mapping[str, float]] | None = None,
     on_round: Callable[[RoundReport], None] | None = None,
-    folder: str | os.PathLike[str] | None = None,
+    folder: PathLike | None = None,
 ) -> FederationHistory:
     """Run rounds of federated training over any exchange of messages.
 
@@ -432,7 +432,7 @@ class ServerFolder:
         settings: the public settings of the rounds; a folder goes on only under the same.
     """
 
-    def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
+    def __init__(self, path: PathLike, settings: Mapping[str, Any]) -> None:
         self._store, self._path = Checkpoints(Path(path) / "checkpoint"), Path(path)
         self._settings = dict(settings)
 

@@ -26,7 +26,7 @@ from equipoise.privacy import PrivacyPlan, Unproven, clip
 __all__ = ["EFSGD", "ClipSGD"]
 
 
-HOLE = "this method adds no noise: it is a reference, not a private method"
+NO_NOISE = "this method adds no noise: it is a reference, not a private method"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class ClipSGD(Method):
         limit = min(self.clip_norm, 1e30)  # an infinite threshold times a weight of zero would be no number
         draw = context.draw("batch")
         sums = draw.query(lambda rows, ids: {"gradient": clip(rows, Abadi(), limit)})
-        total = context.ledger.disclose(sums["gradient"].value, HOLE)
+        total = context.ledger.disclose(sums["gradient"].value, NO_NOISE)
         return mean_of(total, context.sampling.expected_size), state
 
 
@@ -119,7 +119,7 @@ class EFSGD(Method):
         sums = draw.query(lambda rows, ids: clipped_and_plain_sums(rows, Abadi(), self.clip_norm))
         # Both sums leave in one disclosure: the statement counts one hole per step.
         leaving = {(kind, name): value for kind, b in sums.items() for name, value in b.value.items()}
-        total = context.ledger.disclose(leaving, HOLE)
+        total = context.ledger.disclose(leaving, NO_NOISE)
         feedback = clipped(memory, self.feedback_radius)
         estimate = {name: total["clipped", name] / size + feedback[name] for name in memory}
         memory = {name: memory[name] + total["plain", name] / size - estimate[name] for name in memory}

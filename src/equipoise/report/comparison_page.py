@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise._files import PathLike
 from equipoise._rounding import plain, rounded_up, significant
 from equipoise.report.figures import Curve, line_chart, range_chart
-from equipoise.report.pages import GUARANTEES, banner, figure, render, write_page
-from equipoise.report.phrases import RELATIONS, readable
+from equipoise.report.pages import GUARANTEE_BANNERS, banner, figure, render, write_page
+from equipoise.report.phrases import RELATIONS_IN_WORDS, readable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,7 +31,7 @@ MOST = 10
 """Colours for curves; further methods are in the tables alone."""
 
 
-def write_comparison(values: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
+def write_comparison(values: Mapping[str, Any], folder: PathLike) -> Path:
     """Write ``comparison.html`` into a folder and return its path."""
     return write_page(render_comparison(values), folder, "comparison.html")
 
@@ -111,7 +111,7 @@ def table_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:
     rows = []
     for method in methods:
         statement = method["statement"]
-        word, tone, _ = GUARANTEES[statement["guarantee"]]
+        word, tone, _ = GUARANTEE_BANNERS[statement["guarantee"]]
         epsilon, claimed = statement["epsilon"], statement["epsilon_claimed"]
         rows.append(
             {
@@ -220,11 +220,11 @@ def _trials(methods: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _statement(method: Mapping[str, Any]) -> dict[str, Any]:
     statement = method["statement"]
-    word, tone, _ = GUARANTEES[statement["guarantee"]]
+    word, tone, _ = GUARANTEE_BANNERS[statement["guarantee"]]
     epsilon, delta = statement["epsilon"], statement["delta"]
     at = "" if delta is None else f" at δ = {plain(delta)}"
     spent = "no epsilon" if epsilon is None else f"ε = {rounded_up(epsilon)}{at}"
-    facts = [RELATIONS.get(str(statement["relation"]), str(statement["relation"]))]
+    facts = [RELATIONS_IN_WORDS.get(str(statement["relation"]), str(statement["relation"]))]
     if statement["epsilon_claimed"] is not None:
         facts.append(f"the paper's figure is ε = {plain(statement['epsilon_claimed'], 4)}")
     holes = [f"{hole['reason']} ({hole['count']:,} times)" for hole in statement["holes"]]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise._files import PathLike
 from equipoise._rounding import plain, rounded_up
 from equipoise.report.figures import Curve
 from equipoise.report.pages import (
-    GUARANTEES,
+    GUARANTEE_BANNERS,
     banner,
     chart,
     figure,
@@ -20,7 +20,7 @@ from equipoise.report.pages import (
     write_page,
 )
 from equipoise.report.phrases import (
-    RELATIONS,
+    RELATIONS_IN_WORDS,
     bytes_in_words,
     epsilon_in_words,
     promise_in_words,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["federation_summary", "render_federation", "write_federation_report"]
 
 
-def write_federation_report(values: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
+def write_federation_report(values: Mapping[str, Any], folder: PathLike) -> Path:
     """Write ``report.html`` into a folder and return its path."""
     return write_page(render_federation(values), folder, "report.html")
 
@@ -106,7 +106,7 @@ def federation_summary(values: Mapping[str, Any]) -> RenderableType:
 
 def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
     accuracy = values["accuracy"]
-    relation = RELATIONS.get(str(values["relation"]), "")
+    relation = RELATIONS_IN_WORDS.get(str(values["relation"]), "")
     return [
         figure(
             "Test accuracy",
@@ -211,7 +211,7 @@ def _charts(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _client_row(one: Mapping[str, Any]) -> dict[str, str]:
-    word, tone, _ = GUARANTEES.get(one["guarantee"], GUARANTEES["none"])
+    word, tone, _ = GUARANTEE_BANNERS.get(one["guarantee"], GUARANTEE_BANNERS["none"])
     return {
         "client": str(one["client"]),
         "population": f"{one['population']:,}",

@@ -11,6 +11,8 @@ import os
 import stat
 from typing import Any
 
+from equipoise._files import PathLike
+
 __all__ = [
     "LARGEST_OBJECT",
     "RunFolderError",
@@ -38,7 +40,7 @@ def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_file(path: str | os.PathLike[str], largest: int | None = None) -> bytes:
+def read_file(path: PathLike, largest: int | None = None) -> bytes:
     """The content of a regular file.
 
     Args:
@@ -74,7 +76,7 @@ def read_file(path: str | os.PathLike[str], largest: int | None = None) -> bytes
         os.close(descriptor)
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
+def read_json(path: PathLike) -> Any:
     """The value of a JSON file of `LARGEST_OBJECT` bytes at most.
 
     Raises:
@@ -90,7 +92,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         ) from None
 
 
-def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_object(path: PathLike) -> dict[str, Any]:
     """The object that a JSON file holds.
 
     Raises:
@@ -104,7 +106,7 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     return value
 
 
-def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_rows(path: PathLike) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file, up to a line that is none: a kill can cut the last one short.
 
     Raises:

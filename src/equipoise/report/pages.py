@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from equipoise._files import PathLike
 from equipoise._rounding import plain, rounded_up
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, line_chart
 
 __all__ = [
-    "GUARANTEES",
+    "GUARANTEE_BANNERS",
     "banner",
     "chart",
     "figure",
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-GUARANTEES = {
+GUARANTEE_BANNERS = {
     "proven": ("proven", "good", "Every release is covered by a proof that this library's tests repeat."),
     "worst_case": ("worst case", "mid", "Proved, though by a cruder argument than the method's paper uses."),
     "none": ("none", "bad", "At least one step of this run has no privacy proof."),
@@ -44,7 +44,7 @@ def render(name: str, /, **values: Any) -> str:
     return environment.get_template(name).render(version=__version__, **values)
 
 
-def write_page(text: str, folder: str | os.PathLike[str], name: str) -> Path:
+def write_page(text: str, folder: PathLike, name: str) -> Path:
     """Write a page into a folder in one move and return its path."""
     path = Path(folder) / name
     temporary = path.with_suffix(".html.tmp")
@@ -68,7 +68,7 @@ def loss_figure(name: str, epsilon: float | None, delta: float | None, note: str
 
 def guarantee_figure(guarantee: str, private: bool) -> dict[str, str]:
     """The headline figure of what may be claimed."""
-    word, tone, why = GUARANTEES.get(guarantee, GUARANTEES["none"])
+    word, tone, why = GUARANTEE_BANNERS.get(guarantee, GUARANTEE_BANNERS["none"])
     if not private:
         word, tone, why = "not private", "bad", "The noise follows a public seed, so anybody can subtract it."
     return figure("Guarantee", word, why, tone=tone)

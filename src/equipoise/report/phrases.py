@@ -23,7 +23,7 @@ from equipoise._rounding import plain, rounded_up, significant
 
 __all__ = [
     "ACCOUNTANTS",
-    "RELATIONS",
+    "RELATIONS_IN_WORDS",
     "bytes_in_words",
     "epsilon_in_words",
     "guessing_bound",
@@ -72,7 +72,7 @@ with probability at most 73.2%; without seeing it, 50%.
     )
 
 
-RELATIONS = {
+RELATIONS_IN_WORDS = {
     "add_or_remove_one": "neighbours differ by adding or removing one record",
     "replace_one": "neighbours differ by replacing one record",
 }

@@ -9,13 +9,13 @@ from __future__ import annotations
 import html
 import itertools
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from equipoise._files import PathLike
 from equipoise._rounding import plain, rounded_up
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, drawn_by
@@ -23,7 +23,7 @@ from equipoise.report.json_files import read_file
 from equipoise.report.pages import banner, chart, figure, guarantee_figure, loss_figure, render, write_page
 from equipoise.report.phrases import (
     ACCOUNTANTS,
-    RELATIONS,
+    RELATIONS_IN_WORDS,
     epsilon_in_words,
     promise_in_words,
     readable,
@@ -34,7 +34,7 @@ from equipoise.report.run_reader import PUBLISHABLE_FILES, WITHHELD_FILES, Run, 
 __all__ = ["render_page", "report_as_made", "write_report"]
 
 
-def write_report(folder: str | os.PathLike[str]) -> Path:
+def write_report(folder: PathLike) -> Path:
     """Write ``report.html`` into a run folder and return its path.
 
     Raises:
@@ -43,7 +43,7 @@ def write_report(folder: str | os.PathLike[str]) -> Path:
     return write_page(render_page(read_run(folder)), folder, "report.html")
 
 
-def report_as_made(folder: str | os.PathLike[str]) -> bool | None:
+def report_as_made(folder: PathLike) -> bool | None:
     """Whether the folder's ``report.html`` is, to the byte, what its other files make.
 
     The run's name on the page may be that of another folder: folders are renamed and sent.
@@ -121,7 +121,7 @@ def _figures(run: Run) -> list[dict[str, str]]:
         figures.append(
             figure("Test accuracy", f"{run.accuracy:.1%}", f"on {records}, none of them trained on")
         )
-    notes = [RELATIONS.get(str(run.statement.get("relation", "")), "")]
+    notes = [RELATIONS_IN_WORDS.get(str(run.statement.get("relation", "")), "")]
     accountant = run.statement.get("accountant")
     if accountant:
         notes.append(f"computed by {ACCOUNTANTS.get(str(accountant), accountant)}")
@@ -258,7 +258,7 @@ NOISES = {
 def _statement_rows(run: Run) -> list[dict[str, Any]]:
     rows = []
     statement = dict(run.statement)
-    for key, meanings in (("relation", RELATIONS), ("accountant", ACCOUNTANTS)):
+    for key, meanings in (("relation", RELATIONS_IN_WORDS), ("accountant", ACCOUNTANTS)):
         if statement.get(key):
             statement[key] = meanings.get(str(statement[key]), readable(str(statement[key])))
     statement["guarantee"] = run.guarantee.replace("_", " ")

@@ -6,7 +6,6 @@ is ever read, so a report cannot show a number that the statement does not cover
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from equipoise._files import PathLike
 from equipoise.report.json_files import RunFolderError, read_object, read_rows
 
 __all__ = ["PUBLISHABLE_FILES", "WITHHELD_FILES", "Run", "damage_named", "file_of_run", "read_run"]
@@ -116,7 +116,7 @@ class Run:
         return self.last("evaluation.accuracy")
 
 
-def file_of_run(folder: str | os.PathLike[str], name: str, otherwise: str | None = None) -> Path:
+def file_of_run(folder: PathLike, name: str, otherwise: str | None = None) -> Path:
     """The path of a file in a run folder.
 
     Args:
@@ -142,7 +142,7 @@ def file_of_run(folder: str | os.PathLike[str], name: str, otherwise: str | None
     return path / name
 
 
-def read_run(folder: str | os.PathLike[str]) -> Run:
+def read_run(folder: PathLike) -> Run:
     """Read the publishable files of a run folder.
 
     Raises:

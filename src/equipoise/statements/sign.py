@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from equipoise._files import PathLike
 from equipoise.statements.recompute import Finding
 
 __all__ = [
@@ -36,8 +36,6 @@ __all__ = [
     "sign_files",
     "signing_key",
 ]
-
-PathLike = str | os.PathLike[str]
 
 
 _CONTEXT = "equipoise statement, version 1"

@@ -20,7 +20,6 @@ from typing import Any
 from equipoise._rounding import rounded_up
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.ledger.ledger import Ledger
-from equipoise.privacy.ledger.run_record import GUARANTEES as GUARANTEES
 from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events
 
 STOPPED = (
@@ -40,7 +39,6 @@ FIXED_PLANS = (
 """Composition of privacy loss distributions covers queries that follow from earlier answers, but not numbers
 of steps or noise multipliers that do."""
 
-RECIPES = ("library", "as_published")
 DELTA_FACTORS = (10.0, 0.1, 0.01)  # a statement gives epsilon at its own delta times these, too
 _PACKAGES = ("equipoise", "torch", "dp-accounting", "numpy", "scipy", "cryptography")
 UNACCOUNTED_SEARCH = (

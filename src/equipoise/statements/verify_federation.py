@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from equipoise.privacy.ledger.run_record import GUARANTEES
 from equipoise.statements.recompute import finite_number
-from equipoise.statements.statement import GUARANTEES
 
 __all__ = ["DISJOINT", "RESULT", "check_federation"]
 

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from equipoise._files import PathLike
 from equipoise.report.json_files import read_file, read_object
 
 __all__ = ["CheckpointError", "Checkpoints", "collect_state", "restore_state", "write_atomically"]
@@ -59,7 +60,7 @@ class Checkpoints:
         (3, tensor([1., 1.]))
     """
 
-    def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
+    def __init__(self, folder: PathLike, keep: int = 2) -> None:
         if keep < 2:
             raise ValueError(
                 f"keep={keep!r}: keep at least 2 checkpoints, so that a corrupt one has a predecessor"
@@ -162,7 +163,7 @@ class Checkpoints:
             raise CheckpointError(f"the checkpoint {path} is corrupt: {error}.") from error
 
 
-def write_atomically(path: str | os.PathLike[str], content: bytes, mode: int = 0o600) -> None:
+def write_atomically(path: PathLike, content: bytes, mode: int = 0o600) -> None:
     """Write a file so that at every moment either the old or the new content is there, whole.
 
     Raises:

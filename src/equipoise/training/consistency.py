@@ -14,9 +14,10 @@ from typing import Any
 from equipoise.methods import Method, find
 from equipoise.methods.public_records import public_assumption, public_counts
 from equipoise.methods.registry import registered
+from equipoise.privacy.ledger.run_record import GUARANTEES
 from equipoise.statements import Finding
 from equipoise.statements.recompute import MALFORMED, finite_number
-from equipoise.statements.statement import GUARANTEES, OF_THE_LEDGER, sampling_assumptions
+from equipoise.statements.statement import OF_THE_LEDGER, sampling_assumptions
 from equipoise.training.assumptions import ALLOWED, ALONE, NOT_COMPARED, Assumption
 from equipoise.training.setup import rebuild_method
 

@@ -42,6 +42,7 @@ from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.checks.record_mixing import losses_moved
 from equipoise.gradients.engine_inputs import (
+    Loss,
     check_model,
     is_array,
     map_records,
@@ -67,7 +68,6 @@ from equipoise.training.record_rows import (
 )
 
 __all__ = [
-    "Loss",
     "Pipeline",
     "check_history",
     "check_loss",
@@ -82,10 +82,6 @@ __all__ = [
     "public_assumptions",
     "trainable",
 ]
-
-
-Loss = Callable[[nn.Module, Any], Tensor]
-"""loss(model, batch) -> [B]: one number per record."""
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

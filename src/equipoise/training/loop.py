@@ -23,6 +23,8 @@ import torch
 from torch import nn
 
 from equipoise import _validate
+from equipoise._files import PathLike
+from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling, mark, unmark
 from equipoise.report import write_report
@@ -30,7 +32,6 @@ from equipoise.statements import Statement, statement_of
 from equipoise.training.assumptions import Assumption
 from equipoise.training.checkpoint import CheckpointError, collect_state, restore_state, write_atomically
 from equipoise.training.describe import Description, describe
-from equipoise.training.input_checks import Loss
 from equipoise.training.metrics import MetricsLog, MetricWriter
 from equipoise.training.progress import progress_bar
 from equipoise.training.record_rows import moved
@@ -156,7 +157,7 @@ class PrivateTraining:
         method: Method | None = None,
         budget: Budget | None = None,
         scheduler: Any = None,
-        run_dir: str | os.PathLike[str] | None = None,
+        run_dir: PathLike | None = None,
         seed: int = 0,
         reproducible: bool = False,
         micro_batch_size: int | None = None,
@@ -164,7 +165,7 @@ class PrivateTraining:
         augmentation: Callable[[Any, torch.Generator], Any] | None = None,
         views: int = 1,
         device: str | torch.device | None = None,
-        ledger_file: str | os.PathLike[str] | None = None,
+        ledger_file: PathLike | None = None,
         relation: str = "add_or_remove_one",
         collate: Callable[[list[Any]], Any] | None = None,
         epsilon_every: int | None = None,
@@ -260,7 +261,7 @@ class PrivateTraining:
     @classmethod
     def resume(
         cls,
-        run_dir: str | os.PathLike[str],
+        run_dir: PathLike,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,

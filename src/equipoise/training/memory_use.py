@@ -44,7 +44,7 @@ FACTOR_OVERHEAD = 3.0
 """Saved activations are held once by autograd, once as factors (with output gradients); plus temporaries."""
 
 
-LARGEST = 1024
+LARGEST_MICRO_BATCH = 1024
 """An upper limit, so that a large machine does not hold activations it gains nothing from."""
 
 
@@ -117,7 +117,7 @@ class _Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def fitting(per_record: float, num_parameters: int, device: torch.device) -> int:
     """How many records' factors fit in a quarter of the free memory, beside four float32 copies of P."""
     free = available_bytes(device) * SHARE_OF_FREE_MEMORY - 16.0 * num_parameters
-    return max(1, min(LARGEST, int(free / max(1.0, per_record * FACTOR_OVERHEAD))))
+    return max(1, min(LARGEST_MICRO_BATCH, int(free / max(1.0, per_record * FACTOR_OVERHEAD))))
 
 
 def micro_batch_sizes(most: int, mean: float, deviation: float) -> list[int]:

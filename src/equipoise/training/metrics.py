@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
+from equipoise._files import PathLike
 from equipoise.privacy import Ledger
 from equipoise.privacy.private import unwrap
 from equipoise.report.json_files import read_rows
@@ -70,7 +71,7 @@ class JSONLines:
         path: the file; its folder must exist.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -94,7 +95,7 @@ class JSONLines:
         """Nothing to do: every row is written at once."""
 
 
-def rewind_jsonl(path: str | os.PathLike[str], step: int, mode: int) -> None:
+def rewind_jsonl(path: PathLike, step: int, mode: int) -> None:
     """Keep the rows of steps up to `step`, in a file of this mode; nothing happens without a file."""
     if not Path(path).exists():
         return
@@ -111,7 +112,7 @@ class Diagnostics:
     Writing gives nothing back, so that a diagnostic cannot steer the run.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -133,7 +134,7 @@ class CSVWriter:
         path: the file, overwritten.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike) -> None:
         self._file = Path(path).open("w", newline="", encoding="utf-8")  # noqa: SIM115
         self._writer: csv.DictWriter[str] | None = None
 
@@ -160,7 +161,7 @@ class TensorBoardWriter:
         ModuleNotFoundError: the package tensorboard is not installed.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: PathLike) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ModuleNotFoundError as error:

@@ -17,6 +17,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from equipoise._files import PathLike
 from equipoise.privacy import Journal, JournalError, PrivateSearch
 from equipoise.privacy.ledger.journal import SearchEntry, read_journal
 from equipoise.privacy.ledger.run_record import RunRecord
@@ -46,8 +47,7 @@ __all__ = [
     "verify_run",
 ]
 
-PathLike = str | os.PathLike[str]
-SIGNED_FILES = ("statement.json", "model.safetensors", "config.json", "metrics.jsonl", "report.html")
+SIGNED_RUN_FILES = ("statement.json", "model.safetensors", "config.json", "metrics.jsonl", "report.html")
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def sign_verified(
     folder = RunFolder(run_dir)
     journal = _journal_file(folder, ledger_file)
     lines = None if journal is None else _lines_of(journal, str(_read_statement(folder)["run"]))
-    made = sign_files(key, folder.path, SIGNED_FILES, lines)
+    made = sign_files(key, folder.path, SIGNED_RUN_FILES, lines)
     write_atomically(folder.signature, made.to_json().encode(), mode=0o644)
     return made
 
@@ -261,7 +261,7 @@ def _check_signature(
     signature, findings = read_signature(folder.signature, public_key)
     if signature is None or findings[0].ok is not True:
         return signature, findings
-    findings.append(check_files(signature, folder.path, SIGNED_FILES, needed=("statement.json",)))
+    findings.append(check_files(signature, folder.path, SIGNED_RUN_FILES, needed=("statement.json",)))
     if journal is not None and signature.journal is not None:
         try:
             lines = _lines_of(journal, str(statement.get("run")))

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import nn
 
-from equipoise._files import explained, make_folder
+from equipoise._files import PathLike, explained, make_folder
 from equipoise.report.json_files import RunFolderError, read_file, read_object
 from equipoise.training.checkpoint import Checkpoints, write_atomically
 
@@ -39,7 +39,7 @@ class RunFolder:
         path: the folder; made, with its private part closed to others, by `create`.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
         self.private = self.path / "private"
         self.checkpoints = Checkpoints(self.path / "checkpoint")
@@ -162,9 +162,7 @@ class RunFolder:
         return {**config, "settings": settings}
 
 
-def save_model(
-    model: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
-) -> None:
+def save_model(model: nn.Module, path: PathLike, metadata: Mapping[str, str] | None = None) -> None:
     """Write all parameters and persistent buffers; tensors that share memory are written once.
 
     Nothing else of the `state_dict`: what a module adds to it by itself (`get_extra_state`, hooks) may hold
@@ -193,7 +191,7 @@ def save_model(
     write_atomically(path, safetensors.save(tensors, dict(metadata or {})), mode=0o644)
 
 
-def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
+def load_model(model: nn.Module, path: PathLike) -> nn.Module:
     """Load a file of `save_model` into a model of the same architecture; the model is returned.
 
     Raises:

@@ -26,7 +26,7 @@ from equipoise.gradients.capture.random_numbers import (
     RandomUse,
     use_of_random_numbers,
 )
-from equipoise.gradients.engine_inputs import evaluate_loss, map_records, repeat_to
+from equipoise.gradients.engine_inputs import Loss, evaluate_loss, map_records, repeat_to
 from equipoise.methods import DPSGD, Method, PublicRecords, find
 from equipoise.methods.base import Plan, Setting
 from equipoise.methods.configuration import NotInFileError
@@ -45,7 +45,6 @@ from equipoise.training.assumptions import ALONE, Assumption
 from equipoise.training.copies import deep_copy_but_data
 from equipoise.training.distributed import Processes
 from equipoise.training.input_checks import (
-    Loss,
     Pipeline,
     check_history,
     check_loss,

@@ -77,7 +77,7 @@ class Result:
     statement: Statement | None = field(default=None, repr=False)
 
 
-Answer = TypeVar("Answer")
+_Answer = TypeVar("_Answer")
 
 
 SPOILT = (
@@ -177,7 +177,7 @@ class StepRunner:
         if self.state is not None:
             self.state = self._setup.method.rebase(self.state, dict(self._setup.parameters))
 
-    def ask(self, question: Callable[[Context, State], Answer]) -> Answer:
+    def ask(self, question: Callable[[Context, State], _Answer]) -> _Answer:
         """Let `question` release something between two steps, as a step would.
 
         If it fails, the next call or step takes up the ledger where this one did.

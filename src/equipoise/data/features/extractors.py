@@ -32,14 +32,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from equipoise._files import PathLike
 from equipoise.data.features.scattering import Scattering2d
-from equipoise.data.readers.files import PathLike
 from equipoise.data.records import DataSet, Records
 
 __all__ = ["FeatureExtractor", "ScatteringFeatures", "extract", "extract_cached", "features_of"]
 
 
-Progress = Callable[[int, int], None]
+FeatureProgress = Callable[[int, int], None]
 
 
 class FeatureExtractor(Protocol):
@@ -102,7 +102,7 @@ class ScatteringFeatures:
 
 
 def extract(
-    records: Records, extractor: FeatureExtractor, *, chunk: int = 32, progress: Progress | None = None
+    records: Records, extractor: FeatureExtractor, *, chunk: int = 32, progress: FeatureProgress | None = None
 ) -> Records:
     """The records with their inputs replaced by features (float16 precision, held as float32).
 
@@ -127,7 +127,7 @@ def extract_cached(
     cache: PathLike,
     *,
     chunk: int = 32,
-    progress: Progress | None = None,
+    progress: FeatureProgress | None = None,
 ) -> Records:
     """As :func:`extract`, but read from the folder ``cache`` where the same features were computed before.
 
@@ -155,7 +155,7 @@ def features_of(
     extractor: FeatureExtractor,
     cache: PathLike | None = None,
     *,
-    progress: Progress | None = None,
+    progress: FeatureProgress | None = None,
 ) -> DataSet:
     """The data set with train and test inputs replaced by features; population, classes and labels stay.
 
@@ -179,7 +179,9 @@ def _with_input(records: Records, features: Tensor) -> Records:
     return Records({**records.fields, "input": features.to(torch.float32)}, num_classes=records.num_classes)
 
 
-def _compute(inputs: Tensor, extractor: FeatureExtractor, chunk: int, progress: Progress | None) -> Tensor:
+def _compute(
+    inputs: Tensor, extractor: FeatureExtractor, chunk: int, progress: FeatureProgress | None
+) -> Tensor:
     features: Tensor | None = None
     with torch.no_grad():
         for start in range(0, len(inputs), chunk):

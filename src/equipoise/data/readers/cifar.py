@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from equipoise.data.readers.files import DataFileError, MissingDataError, PathLike, find_file, read_bytes
+from equipoise._files import PathLike
+from equipoise.data.readers.files import DataFileError, MissingDataError, find_file, read_bytes
 from equipoise.data.readers.images import standardise_each
 from equipoise.data.records import Records
 

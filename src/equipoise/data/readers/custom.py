@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from equipoise.data.readers.files import DataFileError, PathLike
+from equipoise._files import PathLike
+from equipoise.data.readers.files import DataFileError
 from equipoise.data.records import DataSet
 
 __all__ = ["load_dataset", "load_function"]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["DataFileError", "MissingDataError", "PathLike", "find_file", "read_bytes", "read_text"]
+from equipoise._files import PathLike
 
-
-PathLike = str | os.PathLike[str]
+__all__ = ["DataFileError", "MissingDataError", "find_file", "read_bytes", "read_text"]
 
 
 class DataFileError(ValueError):

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.readers.files import DataFileError, PathLike, find_file, read_bytes
+from equipoise._files import PathLike
+from equipoise.data.readers.files import DataFileError, find_file, read_bytes
 from equipoise.data.readers.images import standardise_each
 from equipoise.data.records import Records
 

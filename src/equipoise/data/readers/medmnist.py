@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from equipoise.data.readers.files import DataFileError, PathLike, find_file
+from equipoise._files import PathLike
+from equipoise.data.readers.files import DataFileError, find_file
 from equipoise.data.readers.images import standardise_each
 from equipoise.data.readers.npz import read_npz
 from equipoise.data.records import Records

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.readers.files import DataFileError, MissingDataError, PathLike
+from equipoise._files import PathLike
+from equipoise.data.readers.files import DataFileError, MissingDataError
 
 __all__ = ["read_npz"]
 

@@ -31,7 +31,8 @@ from dataclasses import dataclass
 import torch
 
 from equipoise import _validate
-from equipoise.data.readers.files import DataFileError, PathLike, read_bytes, read_text
+from equipoise._files import PathLike
+from equipoise.data.readers.files import DataFileError, read_bytes, read_text
 from equipoise.data.records import Records
 
 __all__ = [

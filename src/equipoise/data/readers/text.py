@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.data.readers.files import DataFileError, PathLike, read_text
+from equipoise._files import PathLike
+from equipoise.data.readers.files import DataFileError, read_text
 from equipoise.data.records import Records
 
 __all__ = ["HashingTokenizer", "read_labelled_text"]

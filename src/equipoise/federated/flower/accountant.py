@@ -29,10 +29,6 @@ from equipoise.privacy import epsilon
 
 __all__ = ["LedgerAccountant"]
 
-_RELATIONS = {
-    NeighboringRelation.ADD_OR_REMOVE_ONE: "add_or_remove_one",
-    NeighboringRelation.REPLACE_ONE: "replace_one",
-}
 _SMALLEST_DELTA = 1e-15
 
 
@@ -149,7 +145,7 @@ class LedgerAccountant:
         if not booked:
             return 0.0
         events = [dp_accounting.SelfComposedDpEvent(self._event(event), count) for event, count in booked]
-        relation = _RELATIONS[self._config.neighboring_relation]
+        relation = self._config.neighboring_relation.name.lower()
         return epsilon(dp_accounting.ComposedDpEvent(events), delta, relation).value
 
     def _event(self, event: GaussianPrivacyEvent) -> dp_accounting.DpEvent:

@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from equipoise.federated.flower.wire import MESSAGE_TYPES, read_request, write_refusal, write_reply
-from equipoise.federated.messages import Kind, Refused
+from equipoise.federated.messages import Refused, RequestKind
 from equipoise.federated.server import Participant
 
 __all__ = ["OpenClient", "answer_message", "client_app", "client_number", "introduction_app"]
@@ -67,7 +67,7 @@ def client_app(build: Callable[[Context], OpenClient]) -> ClientApp:
     """
     app = introduction_app()
 
-    def reply(client: OpenClient, content: RecordDict, kind: Kind) -> RecordDict:
+    def reply(client: OpenClient, content: RecordDict, kind: RequestKind) -> RecordDict:
         return write_reply(client.answer(read_request(content, kind)))
 
     @app.query(MESSAGE_TYPES["query"].removeprefix("query."))

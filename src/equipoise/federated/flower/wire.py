@@ -15,7 +15,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from equipoise.federated.messages import Kind, Refused, Reply, Request
+from equipoise.federated.messages import Refused, Reply, Request, RequestKind
 from equipoise.methods.base import Parameters
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 #: Flower's message type of each kind of request.
-MESSAGE_TYPES: Mapping[Kind, str] = {"train": "train", "query": "query.reports"}
+MESSAGE_TYPES: Mapping[RequestKind, str] = {"train": "train", "query": "query.reports"}
 
 # Names of records in a message, and of the round in a record.
 MODEL, EXTRAS, GROUP = "model", "extras", "group."
@@ -87,7 +87,7 @@ def write_request(request: Request) -> RecordDict:
     return RecordDict({MODEL: to_record(request.params), EXTRAS: values, **groups})  # type: ignore[dict-item,unused-ignore]
 
 
-def read_request(content: RecordDict, kind: Kind) -> Request:
+def read_request(content: RecordDict, kind: RequestKind) -> Request:
     """The request of a message's content.
 
     Raises:

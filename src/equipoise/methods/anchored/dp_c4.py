@@ -47,7 +47,7 @@ from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.counts import centred_indicator, soft_indicator
 from equipoise.privacy.rows import PrivateRows
 
-__all__ = ["DPC4", "ROUNDING", "SOURCE", "ClippedDifferences", "DPC4Plus"]
+__all__ = ["DPC4", "ROUNDING_ASSUMPTION", "SOURCE", "ClippedDifferences", "DPC4Plus"]
 
 
 SOURCE = "DP-C4, anonymous submission nw0pePP5qd at OpenReview, 2025"
@@ -55,7 +55,7 @@ SOURCE = "DP-C4, anonymous submission nw0pePP5qd at OpenReview, 2025"
 
 # How large the rounding of the two forward passes is follows from private activations: no threshold could be
 # floored above it by public or released numbers.
-ROUNDING = (
+ROUNDING_ASSUMPTION = (
     "clipped differences of gradients are large beside the rounding of the two forward passes: in float32, "
     "where losses vanish to rounding and the two points are a few units in the last place apart, a search "
     "found sums that moved by up to 1.8 times the threshold; in float64 it found none above it"
@@ -99,7 +99,7 @@ class ClippedDifferences(AnchoredMethod):
         return self.clip_norm, self.clip_norm
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        return (ROUNDING, *super().assumptions(plan))
+        return (ROUNDING_ASSUMPTION, *super().assumptions(plan))
 
     def init(self, context: Context) -> State:
         cap = float(self.clip_norm)

@@ -41,7 +41,7 @@ from equipoise.privacy import (
 from equipoise.privacy import unbounded_sum as plain_sum
 
 __all__ = [
-    "HOLE",
+    "MEMORY_HOLE",
     "DiceSGD",
     "Normalise",
     "claimed_epsilon",
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 
-HOLE = (
+MEMORY_HOLE = (
     "the memory of DiceSGD is a sum of raw gradients without noise, and the published proof counts each past "
     "batch as if it were drawn anew at every later step"
 )
@@ -181,7 +181,7 @@ class DiceSGD(Method):
             "update",
             update,
             context.plan.constants,
-            hole=HOLE,
+            hole=MEMORY_HOLE,
             worst_case_multiplier=self.worst_case_multiplier(context.plan),
         )
         return estimate, {"memory": {name: memory[name] + raw[name] / size - update[name] for name in memory}}

@@ -38,6 +38,7 @@ from dp_accounting import rdp
 from scipy import special
 
 from equipoise import _validate
+from equipoise._relations import RELATIONS
 from equipoise._roots import crossing
 from equipoise.privacy.accounting.loss_distribution import SampledGaussians, composed_epsilon
 from equipoise.privacy.errors import PlanError
@@ -108,10 +109,7 @@ def _inverse_squares(parts: Parts) -> float:
     return sum(count / _multiplier(part) ** 2 for part, count in parts)
 
 
-RELATIONS = {
-    "add_or_remove_one": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "replace_one": dp_accounting.NeighboringRelation.REPLACE_ONE,
-}
+_NEIGHBORING = {relation: dp_accounting.NeighboringRelation[relation.upper()] for relation in RELATIONS}
 
 
 _INTEGER_ORDERS = (*range(2, 64), 128, 256, 512, 1024)
@@ -244,7 +242,7 @@ def _search_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str) -
             "a search over runs with Poisson sampling is accounted for by RDP, which covers it under "
             "add_or_remove_one alone; use that relation"
         )
-    accountant = rdp.RdpAccountant(_SEARCH_ORDERS, neighboring_relation=RELATIONS[relation])
+    accountant = rdp.RdpAccountant(_SEARCH_ORDERS, neighboring_relation=_NEIGHBORING[relation])
     if not accountant.supports(event):
         raise PlanError(
             f"no accountant covers a search over these runs under {relation}; without replacement needs "
@@ -343,7 +341,7 @@ def _rdp(parts: Parts, delta: float, relation: str) -> float:
 
 def _rdp_at(parts: Parts, delta: float, relation: str, orders: Sequence[float] | None) -> tuple[float, float]:
     """Epsilon and the best of the orders (None: dp-accounting's own)."""
-    accountant = rdp.RdpAccountant(orders, neighboring_relation=RELATIONS[relation])
+    accountant = rdp.RdpAccountant(orders, neighboring_relation=_NEIGHBORING[relation])
     for event, count in parts:
         accountant.compose(event, count)
     value, best = accountant.get_epsilon_and_optimal_order(delta)

@@ -29,7 +29,8 @@ from equipoise.privacy.rows import PrivateRows
 #: Squares of the smallest floats vanish: a norm that reads zero may be as large as 1e-15. Rows that read
 #: shorter than this get the weights of one that does not, which keep them far below any bound.
 SMALLEST_NORM = 1e-12
-SLACK = 1e-6  # weights are cut so that |weight * norm| <= threshold * (1 + SLACK), the rounding of float32
+#: Weights are cut so that |weight * norm| <= threshold * (1 + WEIGHT_SLACK), the rounding of float32.
+WEIGHT_SLACK = 1e-6
 
 
 class WeightRule(Protocol):
@@ -192,7 +193,7 @@ def weights_for(lengths: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
         norms = norms.unsqueeze(1)
     weights = lengths / norms.clamp_min(SMALLEST_NORM)
     # The quotient is rounded, coarsely so among the smallest floats: a step down where it is above.
-    over = weights.double() * norms.double() > lengths.double() * (1 + SLACK)
+    over = weights.double() * norms.double() > lengths.double() * (1 + WEIGHT_SLACK)
     return torch.where(over, torch.nextafter(weights, torch.zeros_like(weights)), weights)
 
 

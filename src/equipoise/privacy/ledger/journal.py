@@ -8,13 +8,13 @@ names its run.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, ClassVar, Self
 
+from equipoise._files import PathLike
 from equipoise.privacy.accounting.private_search import PrivateSearch
 from equipoise.privacy.errors import JournalError
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
@@ -419,7 +419,7 @@ class Journal(WriteAheadLog):
         return self.write(values)
 
 
-def read_journal(path: str | os.PathLike[str]) -> list[Entry]:
+def read_journal(path: PathLike) -> list[Entry]:
     """All entries of a file, which is only read.
 
     Raises:

@@ -54,6 +54,7 @@ from equipoise.privacy.ledger.journal import (
     VoidEntry,
 )
 from equipoise.privacy.ledger.run_record import (
+    BOUND_ROUNDING,
     RunRecord,
     book_end,
     check_budget,
@@ -66,10 +67,6 @@ from equipoise.privacy.noise.secrets import Secrets
 from equipoise.privacy.noise.streams import ReleaseStreams, add_normals
 from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.privacy.private import Draw, Private, unwrap
-
-# Bounds are computed in floating point, in the plan and in the sums apart. Noise is scaled to the sum's own
-# bound, so that a bound above the planned one by rounding costs no privacy.
-_ROUNDING = 1 + 1e-6
 
 
 def check_sums(plan: PrivacyPlan, draw: Draw, sums: Mapping[str, Bounded]) -> None:
@@ -162,13 +159,13 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> No
             f"sums[{name!r}] was made for the shared noise {bounded.joint}, but the plan releases it with "
             f"{made_for}; take the sums of clip_jointly for the mechanism of the plan, and no others"
         )
-    if not (0 < bounded.add_remove < math.inf and bounded.add_remove <= release.max_bound * _ROUNDING):
+    if not (0 < bounded.add_remove < math.inf and bounded.add_remove <= release.max_bound * BOUND_ROUNDING):
         raise LedgerError(
             f"sums[{name!r}] has bound {bounded.add_remove:g}; the plan allows a positive bound of at most "
             f"{release.max_bound:g}: plan a larger max_bound"
         )
     # The noise is scaled to the add-or-remove bound. Under replace-one the plan accounts for this ratio.
-    if bounded.replace > release.replace_ratio * bounded.add_remove * _ROUNDING:
+    if bounded.replace > release.replace_ratio * bounded.add_remove * BOUND_ROUNDING:
         raise LedgerError(
             f"sums[{name!r}] has a replace-one bound {bounded.replace:g}, above "
             f"replace_ratio={release.replace_ratio} times its add-or-remove bound {bounded.add_remove:g}; "

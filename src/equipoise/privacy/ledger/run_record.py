@@ -17,7 +17,6 @@ the word that its stop had been fixed beforehand are the releases made claimed a
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import dp_accounting
 
+from equipoise._files import PathLike
 from equipoise.privacy.accounting.calibrate import Budget
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.accounting.private_search import PrivateSearch
@@ -48,7 +48,9 @@ from equipoise.privacy.sampling import FixedEpochs
 GUARANTEES = ("proven", "worst_case", "none")
 """What a run may claim, the strongest first."""
 
-_ROUNDING = 1 + 1e-6  # as the ledger allows a bound
+# Bounds are computed in floating point, in the plan and in the sums apart. Noise is scaled to the sum's own
+# bound, so that a bound above the planned one by rounding costs no privacy.
+BOUND_ROUNDING = 1 + 1e-6
 
 OtherRuns = Mapping[str, dp_accounting.DpEvent]
 """What the other runs of a journal cost, by their names."""
@@ -245,7 +247,7 @@ class RunRecord:
                     f"has the noise multiplier {entry.multipliers[name]!r} for {name!r}, the plan "
                     f"{planned.noise_multiplier!r}"
                 )
-            if bound > planned.max_bound * _ROUNDING:
+            if bound > planned.max_bound * BOUND_ROUNDING:
                 raise self._error(
                     f"has the bound {bound!r} for {name!r}, the plan allows {planned.max_bound!r}"
                 )
@@ -436,9 +438,7 @@ def costs_over_time(entries: Iterable[Entry], run: str, relation: str) -> Iterat
                 yield number, costs
 
 
-def other_runs(
-    journal_file: str | os.PathLike[str] | None, relation: str
-) -> tuple[dp_accounting.DpEvent, ...]:
+def other_runs(journal_file: PathLike | None, relation: str) -> tuple[dp_accounting.DpEvent, ...]:
     """What the runs in a shared journal cost another run over the same data.
 
     Args:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from equipoise._files import PathLike
 from equipoise.privacy.errors import JournalError
 
 try:
@@ -43,7 +44,7 @@ class WriteAheadLog:
 
     def __init__(
         self,
-        path: str | os.PathLike | None = None,
+        path: PathLike | None = None,
         durable: bool = False,
         *,
         read_only: bool = False,

@@ -40,7 +40,7 @@ from equipoise.privacy.private import unwrap
 RadialWeights = Callable[[torch.Tensor], torch.Tensor]
 """From norms [B] to lengths [B, m] of a record's contribution to each sum, non-negative."""
 
-TOLERANCE = 1e-6  # of whitened lengths and of bounds: the rounding of float32
+WHITENED_TOLERANCE = 1e-6  # of whitened lengths and of bounds: the rounding of float32
 
 
 @final
@@ -101,7 +101,7 @@ class JointGaussian(Mechanism):
             return
         lengths = self.lengths(radial_grid(self.breakpoints))
         sensitivity = self.sensitivity
-        if not sensitivity <= 1 + TOLERANCE:
+        if not sensitivity <= 1 + WHITENED_TOLERANCE:
             raise ValueError(
                 f"the whitened length of a record reaches {sensitivity:.6g}, above 1: the noise would not "
                 f"cover it; multiply cholesky by {sensitivity:.6g}"
@@ -150,7 +150,7 @@ class JointGaussian(Mechanism):
         for length, bound in zip(lengths.abs().unbind(dim=1), self.bounds, strict=True):
             if bound > 0:  # the ledger releases no sum without a bound
                 excess = torch.maximum(excess, length / bound)
-        return torch.where(excess > 1 + TOLERANCE, 1 / excess, torch.ones_like(excess))
+        return torch.where(excess > 1 + WHITENED_TOLERANCE, 1 / excess, torch.ones_like(excess))
 
     # ---- the mechanism
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from equipoise._files import PathLike
 from equipoise.privacy.noise.streams import ReleaseStreams
 from equipoise.privacy.private import Draw
 
@@ -57,7 +58,7 @@ class Secrets:
 
     def __init__(
         self,
-        directory: str | os.PathLike | None = None,
+        directory: PathLike | None = None,
         reproducible_seed: int | None = None,
         *,
         existing: bool = False,
