@@ -288,7 +288,7 @@ def load_points(folder: PathLike) -> tuple[Records, Records]:
     )
     copy.edit("src/equipoise/app/option_checks.py", ('    "digits", ', '    "points", "digits", '))
     line = "DEFAULT_MODEL: dict[str, str] = {\n"
-    copy.edit("src/equipoise/app/recipes.py", (line, line + '    "points": "linear",\n'))
+    copy.edit("src/equipoise/app/default_settings.py", (line, line + '    "points": "linear",\n'))
     published = "PUBLISHED = {\n"
     copy.edit("tests/data/test_named.py", (published, published + '    "points": (100, 20, (3,)),\n'))
     copy.edit("docs/how-to/own-data.md", ("`digits` comes", "`points` is made up, `digits` comes"))

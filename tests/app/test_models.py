@@ -93,7 +93,7 @@ def test_parameter_counts(name: str, dataset: DataSet, parameters: int) -> None:
     assert count(build_model(name, dataset)) == parameters
 
 
-def test_scatter_linear_is_a_recipe_with_its_features(tmp_path: Path) -> None:
+def test_scatter_linear_comes_with_its_features(tmp_path: Path) -> None:
     raw = images(1, 28)
     prepared = prepare_data("scatter-linear", raw, tmp_path)
     assert prepared.input_shape == (81, 7, 7)

@@ -231,7 +231,7 @@ def test_verify_report_and_predict_take_the_folder_of_a_federation(finished, tmp
 
 
 def test_the_default_rate_follows_from_public_numbers():
-    """Not from the recipe of central training; a rate or a clip norm that is given stands."""
+    """Not from the default settings of central training; a rate or a clip norm that is given stands."""
 
     def settings(**given):
         base = RunSettings(data="digits", method="dp-fedavg", epsilon=3.0, **given)

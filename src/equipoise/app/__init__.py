@@ -1,1 +1,1 @@
-"""What the command line does: settings, models, recipes, and runs made of them."""
+"""What the command line does: settings, their defaults, models, and runs made of them."""

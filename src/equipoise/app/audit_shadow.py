@@ -1,8 +1,8 @@
 """Shadow models of a data set, with noise and without, and the curve that its guarantee allows.
 
-The private training is that of `equipoise train` with the recipe of the data set, on random halves of its
-training records and from the same public initial weights. The other one is plain SGD, neither clipped nor
-noised, four times as long, at the rate that the clipped one has at most (learning rate times clip norm).
+The private training is that of `equipoise train` with the default settings of the data set, on random halves
+of its training records and from the same public initial weights. The other one is plain SGD, neither clipped
+nor noised, four times as long, at the rate that the clipped one has at most (learning rate times clip norm).
 Noise and draws follow the seed, so that a figure can be made again.
 """
 

@@ -100,7 +100,7 @@ def assemble(
     """Load the data and build the pieces; nothing is spent.
 
     Args:
-        settings: what the user gave; gaps are filled from the recipe.
+        settings: what the user gave; gaps are filled from the default settings.
         progress: called with (done, total) while fixed features are computed.
         raw: what `load_data` gave for these settings, where it was called already.
 

@@ -55,7 +55,7 @@ LARGEST_STEP = 3.0
 RADIUS_RECORDS = 600
 
 
-# What a recipe fills in and local steps of plain SGD do not have.
+# What the default settings fill in and local steps of plain SGD do not have.
 _OF_OTHER_TRAININGS: dict[str, Any] = dict.fromkeys(
     ("epochs", "clip_rule", "optimizer", "momentum", "weight_decay", "schedule", "ema", "views")
 )
@@ -198,7 +198,7 @@ def federation(text: str) -> Federation:
         filled,
         batch_size=base.batch_size or SAMPLING_RATE * average,
         clip_norm=base.clip_norm or f"{CLIP_NORM:g}",
-        learning_rate=base.learning_rate,  # the recipe's is that of central training
+        learning_rate=base.learning_rate,  # the default is that of central training
         **_OF_OTHER_TRAININGS,
     )
     settings = replace(settings, base=base)

@@ -23,7 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise._files import PathLike
-from equipoise.data.features.extractors import FeatureExtractor, ScatteringFeatures, features_of
+from equipoise.data.features.extractors import (
+    FeatureExtractor,
+    FeatureProgress,
+    ScatteringFeatures,
+    features_of,
+)
 from equipoise.data.readers.custom import load_function
 from equipoise.data.records import DataSet
 from equipoise.gradients.capture.random_numbers import random_numbers_from
@@ -263,9 +268,9 @@ def prepare_data(
     dataset: DataSet,
     cache: PathLike | None = None,
     *,
-    progress: Callable[[int, int], None] | None = None,
+    progress: FeatureProgress | None = None,
 ) -> DataSet:
-    """The data set as the model takes it: fixed features where they belong to its recipe, else unchanged.
+    """The data set as the model takes it: fixed features where it is made for them, else unchanged.
 
     Args:
         name: the model's name.

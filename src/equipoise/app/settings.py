@@ -1,7 +1,7 @@
 """The settings of each command, declared once: options, help texts, checks and saved files come from here.
 
-A setting that the user left open is None; `RunSettings.resolved` fills it from the recipe of the pair (data,
-model). What is resolved is what goes into `config.json`, so that a run folder tells every number that was
+A setting that the user left open is None; `RunSettings.resolved` fills it from the default settings of data
+and model. What is resolved is what goes into `config.json`, so that a run folder tells every number that was
 used, chosen or not. Nothing here needs torch.
 """
 
@@ -18,8 +18,8 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from equipoise._relations import RELATIONS
+from equipoise.app.default_settings import DEFAULT_MODEL, default_settings
 from equipoise.app.option_checks import SettingsError, check_choice, check_federated, flag, parse_clip_norm
-from equipoise.app.recipes import DEFAULT_MODEL, find_recipe
 from equipoise.report.json_files import read_json
 
 __all__ = [
@@ -47,9 +47,9 @@ def setting(default: Any, help: str, **facts: Any) -> Any:
         default: of the field; MISSING where it must be given.
         help: what the command line says of it.
         facts: ``above_zero`` (what the number is, where it must be above 0), ``choices``, ``share`` (at
-            least 0 and below 1), ``at_least_one``, ``from_recipe`` (the recipe fills it), ``path`` (its
-            placeholder), ``shown`` (the default in help), ``metavar``, ``envvar``, ``read`` (from the words
-            of the command line to the value), ``form`` (their type).
+            least 0 and below 1), ``at_least_one``, ``of_data`` (its default follows from data set and
+            model), ``path`` (its placeholder), ``shown`` (the default in help), ``metavar``, ``envvar``,
+            ``read`` (from the words of the command line to the value), ``form`` (their type).
     """
     return field(default=default, metadata={"help": help, **facts})
 
@@ -97,7 +97,7 @@ def _check_delta(delta: float | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What one training needs to know; None where the recipe decides."""
+    """What one training needs to know; None where the default settings decide."""
 
     data: str = setting("digits", "Name of a data set, or package.module:function.")
     data_dir: str | None = setting(
@@ -133,7 +133,7 @@ class RunSettings:
     )
     model: str | None = setting(None, "Name of a model, or package.module:function.")
     epsilon: float | None = setting(None, "Privacy budget.", above_zero="a privacy budget")
-    delta: float | None = setting(None, "Failure probability of the guarantee.", from_recipe=True)
+    delta: float | None = setting(None, "Failure probability of the guarantee.", of_data=True)
     noise_multiplier: float | None = setting(
         None, "Noise, instead of a budget.", above_zero="noise that protects anybody"
     )
@@ -141,13 +141,13 @@ class RunSettings:
         None,
         "Expected passes over the data.",
         above_zero="the number of passes over the data",
-        from_recipe=True,
+        of_data=True,
     )
     batch_size: float | None = setting(
         None,
         "Expected number of records per step.",
         above_zero="the expected number of records per step",
-        from_recipe=True,
+        of_data=True,
     )
     sampling: str | None = setting(
         None,
@@ -160,24 +160,24 @@ class RunSettings:
         choices=RELATIONS,
         read=_underscored,
     )
-    learning_rate: float | None = setting(None, "Learning rate.", above_zero="a step size", from_recipe=True)
+    learning_rate: float | None = setting(None, "Learning rate.", above_zero="a step size", of_data=True)
     clip_norm: str | None = setting(
         None, "Bound on one record's gradient: a number, decay:START:RATE, quantile or quantile:SHARE."
     )
-    clip_rule: str | None = setting(None, "Name of a clip rule, such as abadi or psac.", from_recipe=True)
+    clip_rule: str | None = setting(None, "Name of a clip rule, such as abadi or psac.", of_data=True)
     per_layer: bool = setting(False, "Clip every layer on its own.")
-    optimizer: str | None = setting(None, "sgd, adam or adamw.", choices=OPTIMIZERS, from_recipe=True)
-    momentum: float | None = setting(None, "Momentum of sgd.", share=True, from_recipe=True)
-    weight_decay: float | None = setting(None, "Weight decay.", from_recipe=True)
+    optimizer: str | None = setting(None, "sgd, adam or adamw.", choices=OPTIMIZERS, of_data=True)
+    momentum: float | None = setting(None, "Momentum of sgd.", share=True, of_data=True)
+    weight_decay: float | None = setting(None, "Weight decay.", of_data=True)
     schedule: str | None = setting(
-        None, "Learning rate: constant, linear or cosine.", choices=SCHEDULES, from_recipe=True
+        None, "Learning rate: constant, linear or cosine.", choices=SCHEDULES, of_data=True
     )
     ema: float | None = setting(None, "Decay of averaged weights; 0 for none.", share=True)
     views: int | None = setting(
         None,
         "Random views of a record, averaged.",
         above_zero="the number of views of a record",
-        from_recipe=True,
+        of_data=True,
     )
     micro_batch_size: int | None = setting(
         None, "Records per forward, at most.", above_zero="the number of records held at once"
@@ -194,10 +194,10 @@ class RunSettings:
     )
 
     def resolved(self, default_model: str | None = None) -> RunSettings:
-        """The same settings with the recipe's values in the gaps, checked.
+        """The same settings with the default settings in the gaps, checked.
 
         Args:
-            default_model: the model where neither the settings nor the table of recipes name one.
+            default_model: the model where neither the settings nor those of the data set name one.
 
         >>> RunSettings(data="digits").resolved().batch_size
         718.5
@@ -212,17 +212,17 @@ class RunSettings:
                 f"--model is missing, and {self.data!r} has no default one. Name a model, or a function of "
                 "your own as package.module:function."
             )
-        recipe = find_recipe(self.data, model)
+        defaults = default_settings(self.data, model)
         filled: dict[str, Any] = {"model": model}
         for item in fields(self):
-            if item.metadata.get("from_recipe") and getattr(self, item.name) is None:
-                filled[item.name] = getattr(recipe, item.name)
+            if item.metadata.get("of_data") and getattr(self, item.name) is None:
+                filled[item.name] = getattr(defaults, item.name)
         if self.clip_norm is None:
-            filled["clip_norm"] = f"{recipe.clip_norm:g}"
+            filled["clip_norm"] = f"{defaults.clip_norm:g}"
         if self.epsilon is None and self.noise_multiplier is None:
-            filled["epsilon"] = recipe.epsilon
-        if self.ema is None and recipe.ema is not None:
-            filled["ema"] = recipe.ema
+            filled["epsilon"] = defaults.epsilon
+        if self.ema is None and defaults.ema is not None:
+            filled["ema"] = defaults.ema
         result = replace(self, **filled)
         result.check()
         return result
@@ -286,7 +286,7 @@ class RunSettings:
         '--batch-size is 256, the default'
         """
         value = getattr(self, name)
-        usual = self.model is not None and value == getattr(find_recipe(self.data, self.model), name)
+        usual = self.model is not None and value == getattr(default_settings(self.data, self.model), name)
         return f"{flag(name)} is {value:g}" + (", the default" if usual else "")
 
     def publishable(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@
     r_i = g_i - V V^T g_i
 
 Both sums are over the same draw and released together: one Gaussian of multiplier (z^-2 + z_2^-2)^(-1/2).
-Biased GEP leaves the residual out and is PCDP-SGD with another recipe for V.
+Biased GEP leaves the residual out and is PCDP-SGD with another choice of V.
 
 Source: Yu, Zhang, Chen and Liu 2021, "Do not Let Privacy Overbill Utility: Gradient Embedding Perturbation
 for Private Learning" (arXiv 2102.12677).
@@ -46,7 +46,7 @@ class BiasedGEP(ProjectedGradient):
     name: ClassVar[str] = "biased-gep"
     card: ClassVar[Card] = Card(
         summary="Clips and noises gradients in the span of public gradients, and drops the rest.",
-        claim="Private, and proved so; biased by what the span misses. PCDP-SGD with another recipe.",
+        claim="Private, and proved so; biased by what the span misses. PCDP-SGD with another basis.",
         source="Yu et al. 2021, Do not Let Privacy Overbill Utility (GEP), arXiv 2102.12677",
         guarantee="proven",
         cost="one forward and one backward pass over private and over public records every step",

@@ -1,11 +1,11 @@
-"""The published accuracies belong to these numbers: whoever changes a recipe measures again."""
+"""The published accuracies belong to these numbers: whoever changes a default measures again."""
 
 import json
 
 import pytest
 
 from equipoise import cli
-from equipoise.app.recipes import DEFAULT_MODEL, DEFAULT_SETTINGS, FALLBACK, find_recipe
+from equipoise.app.default_settings import DEFAULT_MODEL, DEFAULT_SETTINGS, FALLBACK, default_settings
 from equipoise.app.settings import RunSettings
 
 # batch size, epochs, epsilon, clip norm, learning rate, decay of the averaged weights
@@ -19,32 +19,32 @@ MEASURED = {
 
 
 @pytest.mark.parametrize("pair", list(MEASURED), ids="-".join)
-def test_recipes_are_those_that_were_measured(pair: tuple[str, str]) -> None:
-    recipe = DEFAULT_SETTINGS[pair]
+def test_default_settings_are_those_that_were_measured(pair: tuple[str, str]) -> None:
+    defaults = DEFAULT_SETTINGS[pair]
     assert (
-        recipe.batch_size,
-        recipe.epochs,
-        recipe.epsilon,
-        recipe.clip_norm,
-        recipe.learning_rate,
-        recipe.ema,
+        defaults.batch_size,
+        defaults.epochs,
+        defaults.epsilon,
+        defaults.clip_norm,
+        defaults.learning_rate,
+        defaults.ema,
     ) == MEASURED[pair]
-    assert (recipe.optimizer, recipe.momentum, recipe.schedule) == ("sgd", 0.9, "constant")
-    assert (recipe.clip_rule, recipe.delta) == ("abadi", 1e-5)
+    assert (defaults.optimizer, defaults.momentum, defaults.schedule) == ("sgd", 0.9, "constant")
+    assert (defaults.clip_rule, defaults.delta) == ("abadi", 1e-5)
 
 
 @pytest.mark.parametrize("pair", list(DEFAULT_SETTINGS), ids="-".join)
-def test_the_command_line_fills_every_gap_from_the_recipe(pair: tuple[str, str]) -> None:
+def test_the_command_line_fills_every_gap_from_the_default_settings(pair: tuple[str, str]) -> None:
     settings = RunSettings(data=pair[0], model=pair[1]).resolved()
-    recipe = DEFAULT_SETTINGS[pair]
-    assert settings.batch_size == recipe.batch_size
-    assert settings.learning_rate == recipe.learning_rate
-    assert settings.clip_norm == f"{recipe.clip_norm:g}"
-    assert (settings.epsilon, settings.delta) == (recipe.epsilon, recipe.delta)
-    assert settings.ema == recipe.ema
+    defaults = DEFAULT_SETTINGS[pair]
+    assert settings.batch_size == defaults.batch_size
+    assert settings.learning_rate == defaults.learning_rate
+    assert settings.clip_norm == f"{defaults.clip_norm:g}"
+    assert (settings.epsilon, settings.delta) == (defaults.epsilon, defaults.delta)
+    assert settings.ema == defaults.ema
 
 
-def test_what_the_user_says_beats_the_recipe() -> None:
+def test_what_the_user_says_beats_the_default_settings() -> None:
     settings = RunSettings(
         data="mnist", model="scatter-linear", clip_norm="0.5", ema=0.0, epsilon=1.0
     ).resolved()
@@ -52,10 +52,10 @@ def test_what_the_user_says_beats_the_recipe() -> None:
     assert settings.learning_rate == DEFAULT_SETTINGS["mnist", "scatter-linear"].learning_rate
 
 
-def test_every_default_model_has_a_recipe() -> None:
+def test_every_default_model_has_default_settings() -> None:
     for pair in DEFAULT_MODEL.items():
         assert pair in DEFAULT_SETTINGS
-    assert find_recipe("digits", "no-such-model") is FALLBACK
+    assert default_settings("digits", "no-such-model") is FALLBACK
 
 
 def test_features_are_computed_once_and_the_folder_is_named(tmp_path, monkeypatch, capsys) -> None:

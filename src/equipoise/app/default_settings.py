@@ -1,4 +1,4 @@
-"""Default hyperparameters of the command line, one line per pair of data set and model.
+"""The default settings of a training, one line per pair of data set and model.
 
 Every number is a public constant that somebody chose; none is computed from the data that the command trains
 on. Choosing them by trying on the private records would cost budget that no ledger sees: these were chosen on
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DEFAULT_MODEL", "DEFAULT_SETTINGS", "FALLBACK", "Recipe", "find_recipe"]
+__all__ = ["DEFAULT_MODEL", "DEFAULT_SETTINGS", "FALLBACK", "DefaultSettings", "default_settings"]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class DefaultSettings:
     """What `equipoise train` uses where the command line says nothing.
 
     Attributes:
@@ -52,27 +52,27 @@ class Recipe:
     views: int = 1
 
 
-FALLBACK = Recipe()
+FALLBACK = DefaultSettings()
 """For data and models that have no line of their own."""
 
 
-DEFAULT_SETTINGS: dict[tuple[str, str], Recipe] = {
-    ("digits", "mlp-tanh"): Recipe(batch_size=718.5, epochs=40, clip_norm=0.1, learning_rate=3.0),
-    ("mnist", "cnn-tanh"): Recipe(
+DEFAULT_SETTINGS: dict[tuple[str, str], DefaultSettings] = {
+    ("digits", "mlp-tanh"): DefaultSettings(batch_size=718.5, epochs=40, clip_norm=0.1, learning_rate=3.0),
+    ("mnist", "cnn-tanh"): DefaultSettings(
         batch_size=2048, epochs=40, epsilon=2.93, clip_norm=0.1, learning_rate=3.0, ema=0.98
     ),
-    ("mnist", "scatter-linear"): Recipe(
+    ("mnist", "scatter-linear"): DefaultSettings(
         batch_size=4096, epochs=40, epsilon=2.93, clip_norm=1.0, learning_rate=0.4, ema=0.95
     ),
-    ("fashion-mnist", "cnn-tanh"): Recipe(
+    ("fashion-mnist", "cnn-tanh"): DefaultSettings(
         batch_size=2048, epochs=40, epsilon=2.7, clip_norm=0.1, learning_rate=4.0, ema=0.98
     ),
-    ("fashion-mnist", "scatter-linear"): Recipe(
+    ("fashion-mnist", "scatter-linear"): DefaultSettings(
         batch_size=4096, epochs=40, epsilon=2.7, clip_norm=0.1, learning_rate=8.0, ema=0.98
     ),
-    ("cifar10", "cnn-cifar"): Recipe(batch_size=4096, epochs=40, clip_norm=0.1, learning_rate=2.0),
+    ("cifar10", "cnn-cifar"): DefaultSettings(batch_size=4096, epochs=40, clip_norm=0.1, learning_rate=2.0),
 }
-"""(data, model) -> recipe."""
+"""By data set and model."""
 
 
 DEFAULT_MODEL: dict[str, str] = {
@@ -84,12 +84,12 @@ DEFAULT_MODEL: dict[str, str] = {
 """The model that a data set gets when none is named."""
 
 
-def find_recipe(data: str, model: str) -> Recipe:
-    """The recipe of a pair, or the fallback.
+def default_settings(data: str, model: str) -> DefaultSettings:
+    """Those of a pair of data set and model, or the fallback.
 
-    >>> find_recipe("mnist", "cnn-tanh").epsilon
+    >>> default_settings("mnist", "cnn-tanh").epsilon
     2.93
-    >>> find_recipe("my.module:records", "my.module:net") is FALLBACK
+    >>> default_settings("my.module:records", "my.module:net") is FALLBACK
     True
     """
     return DEFAULT_SETTINGS.get((data, model), FALLBACK)
