@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equipoise.app.build import make_sampling
-from equipoise.app.federation_setup import federation
+from equipoise.app.federation.participants import federation
 from equipoise.app.method_settings import make_setting
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import FederationSettings, RunSettings

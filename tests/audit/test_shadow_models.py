@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from equipoise.app.audit_shadow import audit_shadow
+from equipoise.app.audits.shadow_models import audit_shadow
 from equipoise.app.settings import RunSettings
 from equipoise.audit.roc import bound_on_roc, roc
 from equipoise.audit.shadow import likelihood_ratios, scaled_confidence, train_shadows

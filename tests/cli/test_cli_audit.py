@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.app import audit_run
-from equipoise.app import audit_shadow as shadow_run
+from equipoise.app.audits import finished_run, shadow_models
 from equipoise.app.settings import RunSettings
 from equipoise.audit import method_audit as mechanism
 from equipoise.audit import one_step
@@ -72,9 +71,9 @@ def test_neighbours_that_were_not_tried_are_told(equipoise):
 
 
 def test_neighbours_that_move_too_far_end_with_1(equipoise, monkeypatch):
-    found = audit_run.neighbours_of(RunSettings(epsilon=2.0, delta=1e-5), 1, 1, (1,))
+    found = finished_run.neighbours_of(RunSettings(epsilon=2.0, delta=1e-5), 1, 1, (1,))
     far = replace(found.pairs[0], movement=143.6, scale=-10.0)
-    monkeypatch.setattr(audit_run, "neighbours_of", lambda *args: replace(found, pairs=(far,)))
+    monkeypatch.setattr(finished_run, "neighbours_of", lambda *args: replace(found, pairs=(far,)))
     answer = equipoise("audit --neighbours")
     assert answer.code == 1
     assert "TOO FAR" in answer.out
@@ -151,7 +150,7 @@ def test_shadow_models(equipoise, monkeypatch, tmp_path):
         progress(1, 12)
         return found
 
-    monkeypatch.setattr(shadow_run, "audit_shadow", audit_shadow)
+    monkeypatch.setattr(shadow_models, "audit_shadow", audit_shadow)
     line = "audit --shadow --epsilon 3 --models 6"
     assert equipoise(f"{line} --json --run-dir", tmp_path).value == found
     shown = equipoise(f"{line} --run-dir", tmp_path).out

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.app.federation_setup import federation
+from equipoise.app.federation.participants import federation
 from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.privacy import gaussian_mu
 
@@ -30,18 +30,18 @@ def finished(tmp_path_factory):
     import contextlib
     import io
 
-    from equipoise.app import federate
+    from equipoise.app.federation import run
     from equipoise.cli import main
 
     folder, out = tmp_path_factory.mktemp("runs") / "three", io.StringIO()
-    finish = federate._finish
+    finish = run._finish
     with (
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(io.StringIO()),
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(
-            federate,
+            run,
             "_finish",
             lambda *given: (shutil.copytree(folder, folder.parent / "written"), finish(*given)),
         )

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization as ser
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from equipoise.app.federation_folder import verify_federation
+from equipoise.app.federation.folder import verify_federation
 from equipoise.cli import main
 from equipoise.report import RunFolderError
 from equipoise.report.federation_page import write_federation_report

@@ -15,7 +15,7 @@ from mutating import NAMES, mutated_bytes, mutated_json, mutated_lines
 from safetensors import torch as safetensors
 from targets import Target, begun_run, command, file_of, home, resume, with_file
 
-from equipoise.app import audit_run as auditing
+from equipoise.app.audits import finished_run as auditing
 from equipoise.app.run_checks import settings_of_run
 from equipoise.audit.canary_records import CANARIES_FILE, SCORES_FILE
 from reproduction.result_cache import ResultCache

@@ -15,7 +15,7 @@ from mutating import HOSTILE, mutated_json, mutated_tree
 from targets import GOOD_REQUEST, Target, client, command, file_of, home, signing_key_file, with_file
 
 from contrib.secure_sum import SecureClient, SecureExchange, SecureSum
-from equipoise.app.federation_folder import report_federation, verify_federation
+from equipoise.app.federation.folder import report_federation, verify_federation
 from equipoise.app.run_checks import check_federation_folder, settings_of_run
 from equipoise.app.settings import FederationSettings
 from equipoise.federated import Refused, Reply, Request

@@ -141,7 +141,7 @@ def _audit_neighbours(asked: AuditSettings, run: str | None, run_dir: str | None
         check_own_code(folder, settings, data=asked.data, model=asked.model)
         settings = replace(settings, data_dir=asked.data_dir or settings.data_dir)
     with loading():
-        from equipoise.app.audit_run import neighbours_of
+        from equipoise.app.audits.finished_run import neighbours_of
     with open_console(True).status("taking steps with one record more, less or replaced"):
         return neighbours_of(
             settings, asked.positions, asked.steps, (1,) if asked.threads == 1 else (1, asked.threads)
@@ -149,7 +149,7 @@ def _audit_neighbours(asked: AuditSettings, run: str | None, run_dir: str | None
 
 
 def _audit_shadow(asked: AuditSettings, run_dir: str | None) -> dict[str, Any]:
-    from equipoise.app.audit_shadow import audit_shadow
+    from equipoise.app.audits.shadow_models import audit_shadow
 
     settings = RunSettings(
         data=asked.data or "digits", data_dir=asked.data_dir, epsilon=asked.epsilon, delta=asked.delta
@@ -165,7 +165,7 @@ def _audit_run(asked: AuditSettings, folder: str) -> dict[str, Any]:
     check_own_code(folder, settings, data=asked.data, model=asked.model)
     settings = replace(settings, data_dir=asked.data_dir or settings.data_dir)
     with loading():
-        from equipoise.app.audit_run import audit_run
+        from equipoise.app.audits.finished_run import audit_run
 
     with open_console(True).status("guessing the canaries"):
         return audit_run(folder, settings, asked.confidence)

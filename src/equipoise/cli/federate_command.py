@@ -65,7 +65,7 @@ def resume_folder(folder: str, data_dir: str | None, json_output: bool) -> None:
 
 def _run(settings: FederationSettings, folder: str, json_output: bool) -> None:
     with loading():
-        from equipoise.app.federate import run_federation
+        from equipoise.app.federation.run import run_federation
 
     quiet()
     console = open_console(json_output)

@@ -53,7 +53,7 @@ def report(run: RunArgument = None, json_output: Json = False, run_dir: RunDir =
 
 def _report_federation(folder: str, json_output: bool) -> None:
     with loading():
-        from equipoise.app.federation_folder import report_federation
+        from equipoise.app.federation.folder import report_federation
     from equipoise.report.federation_page import federation_summary
 
     found = report_federation(folder)

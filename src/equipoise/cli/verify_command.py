@@ -60,7 +60,7 @@ def verify(
 def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
     """One line per client, and the whole answer."""
     with loading():
-        from equipoise.app.federation_folder import verify_federation
+        from equipoise.app.federation.folder import verify_federation
 
     quiet()
     found = verify_federation(folder, key)
@@ -178,7 +178,7 @@ def check_key(key: str) -> bytes | None:
 
 def sign_with(folder: str, key: str, password: bytes | None, ledger: str | None) -> dict[str, Any]:
     """Sign, and tell by whom and where."""
-    from equipoise.app.federation_folder import SIGNATURE, sign_federation
+    from equipoise.app.federation.folder import SIGNATURE, sign_federation
     from equipoise.app.run_checks import is_federation
     from equipoise.statements.sign import fingerprint
     from equipoise.training import sign_run

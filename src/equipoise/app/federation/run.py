@@ -22,8 +22,8 @@ import torch
 from safetensors.torch import save_file
 
 from equipoise._files import make_folder
-from equipoise.app.federation_folder import read_result
-from equipoise.app.federation_setup import ClientMaker, Federation, federation
+from equipoise.app.federation.folder import read_result
+from equipoise.app.federation.participants import ClientMaker, Federation, federation
 from equipoise.app.option_checks import delta_warning
 from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
 from equipoise.app.settings import FederationSettings

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.app.audit_run import roc_curves, save_roc_figure
+from equipoise.app.audits.finished_run import roc_curves, save_roc_figure
 from equipoise.app.build import (
     Experiment,
     accuracy,

@@ -1,0 +1,1 @@
+"""A simulated federation: its participants, its rounds, and the folder that stays."""
