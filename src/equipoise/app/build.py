@@ -2,28 +2,21 @@
 
 Put together in one place, so that training, resuming and predicting build the same things from the same
 settings.
-
-Random views of images: shifts by a few pixels, and mirror images where left and right mean nothing.
-
-Every record is changed on its own, from the secret randomness of its draw. The views of a record are averaged
-before its gradient is clipped, so they cost no privacy (S. De et al., "Unlocking high-accuracy differentially
-private image classification through scale", 2022).
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise import data
+from equipoise.app.classification import accuracy, cross_entropy
+from equipoise.app.data_loading import cache_folder, load_data, set_public_apart
 from equipoise.app.method_settings import make_method
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError, check_choice
@@ -31,8 +24,8 @@ from equipoise.app.settings import RunSettings, steps_of
 from equipoise.audit.canary_records import InsertedCanaries
 from equipoise.audit.canary_scores import Watched
 from equipoise.data import DataSet, Records
+from equipoise.data.augmentations import shift_and_flip
 from equipoise.data.features.extractors import FeatureProgress
-from equipoise.data.readers.custom import load_dataset
 from equipoise.methods import Method
 from equipoise.privacy import BudgetError, Sampling
 from equipoise.privacy.sampling import SAMPLING_WORDS
@@ -41,14 +34,13 @@ from equipoise.training.metrics import MetricWriter
 
 __all__ = [
     "Experiment",
-    "accuracy",
     "assemble",
     "build_training",
-    "cache_folder",
-    "cross_entropy",
-    "load_data",
-    "predictions",
-    "shift_and_flip",
+    "make_optimizer",
+    "make_sampling",
+    "make_scheduler",
+    "sampling_kind",
+    "whole_draws",
 ]
 
 
@@ -187,65 +179,6 @@ def build_training(
         ) from error
 
 
-def set_public_apart(settings: RunSettings, dataset: DataSet) -> tuple[DataSet, dict[str, Tensor] | None]:
-    """The data set without the records declared public (the last ones), and these as a batch."""
-    count = settings.public_records
-    if count is None:
-        return dataset, None
-    private = len(dataset.train) - count
-    if private < 1 or dataset.population <= count:
-        raise SettingsError(
-            f"--public-records is {count}, but {dataset.name!r} has {len(dataset.train)} training records "
-            "and some must stay private. Give fewer."
-        )
-    train = dataset.train.subset(torch.arange(private))
-    public = dataset.train[slice(private, private + count)]
-    return replace(dataset, train=train, population=dataset.population - count), public
-
-
-def load_data(settings: RunSettings) -> DataSet:
-    """The data set that the settings name, or the first records of it.
-
-    Raises:
-        SettingsError: the population is missing, or contradicts the published one; a subset is too large.
-        DataFileError: files are missing or broken.
-    """
-    dataset = _load_whole(settings)
-    if settings.subset is None:
-        return dataset
-    if settings.subset > min(dataset.population, len(dataset.train)):
-        raise SettingsError(
-            f"--subset is {settings.subset}, but {settings.data!r} has a population of {dataset.population}. "
-            "Give at most that many."
-        )
-    train = dataset.train.subset(torch.arange(settings.subset))
-    return replace(dataset, train=train, population=settings.subset)
-
-
-def _load_whole(settings: RunSettings) -> DataSet:
-    if ":" not in settings.data:
-        dataset = data.load(settings.data, settings.data_dir)
-        if settings.population is not None and settings.population != dataset.population:
-            raise SettingsError(
-                f"--population is {settings.population}, but {settings.data!r} is published with "
-                f"{dataset.population} training records. Leave --population out; --subset takes the first "
-                "records."
-            )
-        return dataset
-    return load_dataset(settings.data, folder=settings.data_dir, population=settings.population)
-
-
-def cache_folder() -> Path:
-    """Where fixed features are kept from run to run.
-
-    Private like the data, so in the user's own cache folder.
-    """
-    base = os.environ.get("EQUIPOISE_CACHE")
-    if base:
-        return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "equipoise"
-
-
 def make_sampling(settings: RunSettings, population: int) -> Sampling:
     """The sampling that the settings name, with as many steps as the epochs ask for."""
     assert settings.batch_size is not None
@@ -315,60 +248,3 @@ def make_augmentation(
             f"have shape {dataset.input_shape}. Leave --views out."
         )
     return lambda batch, generator: {**batch, "input": shift_and_flip(batch["input"], generator)}
-
-
-def cross_entropy(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Cross-entropy of every record, ``[B]``."""
-    return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
-
-
-def accuracy(model: nn.Module, records: Records, chunk: int = 2048) -> float:
-    """The share of records whose label the model gives the highest score."""
-    return float((predictions(model, records, chunk) == records.fields["label"]).double().mean())
-
-
-@torch.no_grad()
-def predictions(model: nn.Module, records: Records, chunk: int = 2048) -> Tensor:
-    """The class with the highest score for every record, int64 ``[n]``."""
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    inputs = records.fields["input"]
-    parts = [
-        model(inputs[start : start + chunk].to(device)).argmax(1).cpu()
-        for start in range(0, len(records), chunk)
-    ]
-    model.train(was_training)
-    return torch.cat(parts)
-
-
-def shift_and_flip(
-    images: Tensor, generator: torch.Generator, *, pixels: int | None = None, flip: bool | None = None
-) -> Tensor:
-    """Images ``[B, c, h, w]``, each shifted by its own random offset and perhaps mirrored.
-
-    Args:
-        images: floating point.
-        generator: on the CPU; a training gives one that follows the draw's secret.
-        pixels: largest shift; an eighth of the shorter side by default.
-        flip: mirror half of them; for colour images by default, since digits and letters have a right way
-            round.
-
-    >>> x = torch.arange(16.0).reshape(1, 1, 4, 4)
-    >>> shift_and_flip(x, torch.Generator().manual_seed(0), pixels=0, flip=False).equal(x)
-    True
-    """
-    count, channels, height, width = images.shape
-    most = min(height, width) // 8 if pixels is None else pixels
-    device = images.device
-    if most:
-        offsets = torch.randint(0, 2 * most + 1, (2, count), generator=generator).to(device)
-        padded = F.pad(images, (most,) * 4, mode="replicate")
-        rows = (offsets[0, :, None] + torch.arange(height, device=device))[:, None, :, None]
-        columns = (offsets[1, :, None] + torch.arange(width, device=device))[:, None, None, :]
-        records = torch.arange(count, device=device)[:, None, None, None]
-        images = padded[records, torch.arange(channels, device=device)[None, :, None, None], rows, columns]
-    if channels == 3 if flip is None else flip:
-        mirrored = (torch.rand(count, generator=generator) < 0.5).to(device)
-        images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
-    return images

@@ -28,8 +28,10 @@ import torch
 
 from equipoise._files import PathLike, make_folder
 from equipoise._version import __version__
-from equipoise.app.build import accuracy, assemble, build_training, load_data
+from equipoise.app.build import assemble, build_training
+from equipoise.app.classification import accuracy
 from equipoise.app.contenders import Comparison, Contender
+from equipoise.app.data_loading import load_data
 from equipoise.app.method_settings import make_method
 from equipoise.app.peak_memory import PeakMemory
 from equipoise.app.settings import RunSettings

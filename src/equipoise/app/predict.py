@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from equipoise.app.build import cache_folder, load_data, predictions
+from equipoise.app.classification import predictions
+from equipoise.app.data_loading import cache_folder, load_data
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.settings import RunSettings
 from equipoise.training import load_model

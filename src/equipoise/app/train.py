@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise._rounding import plain, rounded_up
-from equipoise.app.build import Experiment, assemble, build_training, cache_folder, cross_entropy
+from equipoise.app.build import Experiment, assemble, build_training
+from equipoise.app.classification import cross_entropy
+from equipoise.app.data_loading import cache_folder
 from equipoise.app.option_checks import delta_warning, noise_warning, rate_warning
 from equipoise.app.run_checks import SETTINGS_FILE, is_finished
 from equipoise.app.settings import RunSettings

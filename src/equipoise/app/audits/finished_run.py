@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise.app.build import assemble, cross_entropy
+from equipoise.app.build import assemble
+from equipoise.app.classification import cross_entropy
 from equipoise.app.method_settings import make_method
 from equipoise.app.run_checks import check_model_file, is_finished
 from equipoise.app.settings import RunSettings

@@ -19,15 +19,9 @@ import torch
 from torch import Tensor
 
 from equipoise.app.audits.finished_run import roc_curves, save_roc_figure
-from equipoise.app.build import (
-    Experiment,
-    accuracy,
-    assemble,
-    build_training,
-    load_data,
-    make_optimizer,
-    make_scheduler,
-)
+from equipoise.app.build import Experiment, assemble, build_training, make_optimizer, make_scheduler
+from equipoise.app.classification import accuracy
+from equipoise.app.data_loading import load_data
 from equipoise.app.models import build_model, default_model
 from equipoise.app.settings import RunSettings
 from equipoise.audit.roc import Roc, bound_on_roc

@@ -17,15 +17,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from equipoise.app.build import (
-    accuracy,
-    cache_folder,
-    cross_entropy,
-    load_data,
-    sampling_kind,
-    set_public_apart,
-    whole_draws,
-)
+from equipoise.app.build import sampling_kind, whole_draws
+from equipoise.app.classification import accuracy, cross_entropy
+from equipoise.app.data_loading import cache_folder, load_data, set_public_apart
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import FederationSettings, RunSettings

@@ -1,0 +1,77 @@
+"""The data set that settings name, whole or in part, its public records, and where its features are kept."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from equipoise import data
+from equipoise.app.option_checks import SettingsError
+from equipoise.app.settings import RunSettings
+from equipoise.data import DataSet
+from equipoise.data.readers.custom import load_dataset
+
+__all__ = ["cache_folder", "load_data", "set_public_apart"]
+
+
+def set_public_apart(settings: RunSettings, dataset: DataSet) -> tuple[DataSet, dict[str, Tensor] | None]:
+    """The data set without the records declared public (the last ones), and these as a batch."""
+    count = settings.public_records
+    if count is None:
+        return dataset, None
+    private = len(dataset.train) - count
+    if private < 1 or dataset.population <= count:
+        raise SettingsError(
+            f"--public-records is {count}, but {dataset.name!r} has {len(dataset.train)} training records "
+            "and some must stay private. Give fewer."
+        )
+    train = dataset.train.subset(torch.arange(private))
+    public = dataset.train[slice(private, private + count)]
+    return replace(dataset, train=train, population=dataset.population - count), public
+
+
+def load_data(settings: RunSettings) -> DataSet:
+    """The data set that the settings name, or the first records of it.
+
+    Raises:
+        SettingsError: the population is missing, or contradicts the published one; a subset is too large.
+        DataFileError: files are missing or broken.
+    """
+    dataset = _load_whole(settings)
+    if settings.subset is None:
+        return dataset
+    if settings.subset > min(dataset.population, len(dataset.train)):
+        raise SettingsError(
+            f"--subset is {settings.subset}, but {settings.data!r} has a population of {dataset.population}. "
+            "Give at most that many."
+        )
+    train = dataset.train.subset(torch.arange(settings.subset))
+    return replace(dataset, train=train, population=settings.subset)
+
+
+def _load_whole(settings: RunSettings) -> DataSet:
+    if ":" not in settings.data:
+        dataset = data.load(settings.data, settings.data_dir)
+        if settings.population is not None and settings.population != dataset.population:
+            raise SettingsError(
+                f"--population is {settings.population}, but {settings.data!r} is published with "
+                f"{dataset.population} training records. Leave --population out; --subset takes the first "
+                "records."
+            )
+        return dataset
+    return load_dataset(settings.data, folder=settings.data_dir, population=settings.population)
+
+
+def cache_folder() -> Path:
+    """Where fixed features are kept from run to run.
+
+    Private like the data, so in the user's own cache folder.
+    """
+    base = os.environ.get("EQUIPOISE_CACHE")
+    if base:
+        return Path(base)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "equipoise"
