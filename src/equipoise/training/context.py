@@ -33,7 +33,7 @@ from equipoise.training.randomness import generator, secret_randomness
 from equipoise.training.record_rows import RowSource, out_of_memory
 from equipoise.training.run_ledger import SharedLedger
 
-__all__ = ["Noised", "StepContext", "StepDiagnostics", "StepLedger", "TrainingDraw"]
+__all__ = ["ReleaseNoise", "StepContext", "StepDiagnostics", "StepLedger", "TrainingDraw"]
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,10 @@ class TrainingDraw:
         return join(found)
 
     def _pass(self, at: Sequence[Parameters] | None) -> Iterator[tuple[list[PrivateRows], Private, slice]]:
-        """Rows at every point, record numbers and places in the draw, per micro-batch."""
+        """Rows at every point, record numbers and places in the draw, per micro-batch.
+
+        Records that fail are left out of the passes that follow, too.
+        """
         points: Sequence[Parameters | None] = [None] if at is None else list(at)
         waiting, whole, start = self._micro_batches[::-1], [], 0
         while waiting:
@@ -267,7 +270,7 @@ class StepDiagnostics:
 
 
 @dataclass(frozen=True)
-class Noised:
+class ReleaseNoise:
     """The noise of a release; public.
 
     Attributes:
@@ -280,25 +283,25 @@ class Noised:
 
 
 class StepLedger:
-    """The ledger in one step: takes the draws that methods hold, and notes the noise of the last release.
+    """The ledger in one step: takes the draws that methods hold, and remembers the noise of the last release.
 
     Args:
         ledger: of the run.
 
     Attributes:
-        noised: the noise of the step's last release; None before the first.
+        last_noise: of the step's last release, which sets it; None before the first.
     """
 
     def __init__(self, ledger: Ledger | SharedLedger) -> None:
         self._ledger = ledger
-        self.noised: Noised | None = None
+        self.last_noise: ReleaseNoise | None = None
 
     def release(self, draw: TrainingDraw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
         """As `Ledger.release`."""
         released = self._ledger.release(draw.token, sums)
         name, first = next(iter(sums.items()))
         std = self._ledger.plan[name].mechanism.standard_deviation(name, first.add_remove)
-        self.noised = Noised(std, first.add_remove)
+        self.last_noise = ReleaseNoise(std, first.add_remove)
         return released
 
     def release_unproven(
@@ -307,8 +310,8 @@ class StepLedger:
         """As `Ledger.release_unproven`."""
         released = self._ledger.release_unproven(draw.token, name, value, std, **options)
         # Nothing bounds it: the metrics show the bound of the release before, if there was one.
-        bound = 0.0 if self.noised is None else self.noised.bound
-        self.noised = Noised(std, bound)
+        bound = 0.0 if self.last_noise is None else self.last_noise.bound
+        self.last_noise = ReleaseNoise(std, bound)
         return released
 
     def disclose(self, value: Any, hole: str) -> Any:

@@ -209,7 +209,7 @@ class MetricsLog:
     def step(self, number: int, outcome: StepOutcome, ledger: Ledger | SharedLedger) -> StepReport:
         """Write down step `number` (from 1)."""
         setup, total = self._setup, self._setup.sampling.steps
-        std, bound = (0.0, 0.0) if outcome.noised is None else (outcome.noised.std, outcome.noised.bound)
+        std, bound = (0.0, 0.0) if outcome.noise is None else (outcome.noise.std, outcome.noise.bound)
         every = setup.settings.epsilon_every or max(1, total // 20)
         epsilon: float | None = None
         if number % every == 0 or number == total:

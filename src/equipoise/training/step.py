@@ -24,7 +24,7 @@ from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Ledger
 from equipoise.statements import Statement
-from equipoise.training.context import Noised, StepContext, StepDiagnostics
+from equipoise.training.context import ReleaseNoise, StepContext, StepDiagnostics
 from equipoise.training.run_ledger import SharedLedger
 from equipoise.training.setup import TrainingSetup
 
@@ -93,7 +93,7 @@ class StepOutcome:
 
     Attributes:
         estimate: of the gradient, public.
-        noised: the noise of its last release; None where it released nothing.
+        noise: of its last release; None where it released nothing.
         learning_rate: of the first parameter group, as used.
         diagnostics: the private numbers.
         seconds: how long it took, private too.
@@ -101,7 +101,7 @@ class StepOutcome:
     """
 
     estimate: Mapping[str, Tensor]
-    noised: Noised | None
+    noise: ReleaseNoise | None
     learning_rate: float
     diagnostics: StepDiagnostics
     seconds: float
@@ -163,7 +163,7 @@ class StepRunner:
         # float() refuses private numbers
         metrics = {name: float(value) for name, value in setup.method.metrics(state).items()}
         seconds = time.perf_counter() - started
-        return StepOutcome(estimate, context.ledger.noised, rate, context.diagnostics, seconds, metrics)
+        return StepOutcome(estimate, context.ledger.last_noise, rate, context.diagnostics, seconds, metrics)
 
     def move(self, values: Parameters) -> None:
         """Someone else moves the parameters (a server, a warm start); the method takes note.
