@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     app.callback(invoke_without_command=True)(_list)
     app.command()(attacks)
     app.command("planted-bugs")(planted_bugs)
+    app.command()(pictures)
     app.command("unpack-cifar10")(unpack_cifar10)
     for name, title in papers.TITLES.items():
         app.command(name, help=title)(_experiment(name))
@@ -54,7 +55,7 @@ def _list(context: typer.Context, json_output: Json = False) -> None:
     console = open_console(False)
     console.print(experiments_listing(papers.TITLES))
     console.print("\n[dim]python -m reproduction NAME runs one; --json says what each compares[/]")
-    console.print("[dim]python -m reproduction attacks; python -m reproduction planted-bugs[/]")
+    console.print("[dim]python -m reproduction attacks, planted-bugs or pictures[/]")
 
 
 def _experiment(name: str) -> Callable[..., None]:
@@ -125,6 +126,34 @@ def planted_bugs(seed: Seed = 0, json_output: Json = False) -> None:
         open_console(False).print(bugs_table(rows))
     if not all(row.found for row in rows):
         raise typer.Exit(1)
+
+
+def pictures(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Methods; all by default.")
+    ] = None,
+    folder: Annotated[str, typer.Option(help="Where NAME.png is written.", metavar="DIR")] = "docs/figures",
+    json_output: Json = False,
+) -> None:
+    """Draw the pictures of the pages on methods, from trainings in a plane."""
+    with loading():
+        from reproduction.pictures import PICTURES, picture
+    unknown = [name for name in names or [] if name not in PICTURES]
+    if unknown:
+        raise UsageError(f"there is no picture {unknown[0]!r}. There are {', '.join(PICTURES)}.")
+    _be_quiet()
+    ends = {}
+    for name in names or PICTURES:
+        with open_console(True).status(f"training for the picture of {name}"):
+            figure, ends[name] = picture(name)
+        figure.savefig(f"{folder}/{name}.png", dpi=160, metadata={"Software": None})
+    if json_output:
+        emit({"distances": ends})
+        return
+    for name, found in ends.items():
+        print(f"{folder}/{name}.png: distance to the best point at the end, median of five seeds (range)")
+        for method, (median, low, high) in found.items():
+            print(f"  {method}: {median:.2g} ({low:.2g} to {high:.2g})")
 
 
 def unpack_cifar10(

@@ -80,9 +80,9 @@ def test_the_list_of_methods_names_every_method():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_page_of_a_method_says_when_to_use_it(name):
+def test_the_page_of_a_method_has_its_parts(name):
     text = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
-    for part in ("## Guarantee", "## When to use it", "```sh"):
+    for part in ("## Guarantee", "## When to use it", "```sh", "](../figures/"):
         assert part in text, f"docs/methods/{name}.md: {part} is missing"
 
 

@@ -1,9 +1,11 @@
 """`python -m reproduction`: listings, experiments run to their files, attacks and planted bugs."""
 
+import dataclasses
 import json
 import types
 
 import pytest
+import torch
 
 from equipoise.audit.bounds import certify_known_law
 from equipoise.audit.noise_checks import Check
@@ -115,3 +117,20 @@ def test_planted_bugs(reproduce, monkeypatch):
     monkeypatch.setattr(planted_bugs, "find_planted", lambda seed: [row])
     assert json.loads(reproduce("planted-bugs --json")[1])["planted"][0]["found"]
     assert "a bug" in reproduce("planted-bugs")[1]
+
+
+def test_a_picture_is_drawn_from_trainings(reproduce, monkeypatch, tmp_path):
+    from reproduction import pictures
+
+    short = dataclasses.replace(pictures.PICTURES["clip-sgd"], steps=20)
+    monkeypatch.setattr(pictures, "PICTURES", {"clip-sgd": short})
+    code, out, _ = reproduce("pictures clip-sgd --json --folder", tmp_path)
+    ends = json.loads(out)["distances"]["clip-sgd"]
+    start = float((pictures.PRIVATE.mean(0) - torch.tensor(pictures.START)).norm())
+    assert code == 0
+    # without clipping the distance shrinks by 0.9 per step, but for what sampling adds
+    assert ends["no clipping"][0] == pytest.approx(start * 0.9**20, abs=0.1)
+    # clip norm 0.5 moves by at most a tenth of it per step, but for the size of the sample
+    assert ends["clip norm 0.5"][0] > start - 1.2
+    assert (tmp_path / "clip-sgd.png").read_bytes().startswith(b"\x89PNG")
+    assert reproduce("pictures dp-sdg")[0] == 2
