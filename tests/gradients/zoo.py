@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -688,6 +689,28 @@ def centred(x: Tensor) -> Tensor:
     return x - x.mean(0)
 
 
+def gated(layer: Callable[[Tensor], Tensor] | nn.Module, start: float = 0.0) -> Callable[[], nn.Module]:
+    """A layer beside the identity, behind a gate that begins closed."""
+
+    def forward(self: Net, x: Tensor) -> Tensor:
+        x = self.tail(x)
+        return self.head(x + self.gate * self.layer(x))
+
+    return lambda: Net(
+        forward,
+        tail=linear(FEATURES),
+        layer=layer if isinstance(layer, nn.Module) else Net(lambda self, x: layer(x)),
+        gate=nn.Parameter(torch.full((FEATURES,), start)),
+        head=linear(2),
+    )
+
+
+def zeros(module: nn.Module) -> nn.Module:
+    for p in module.parameters():
+        nn.init.zeros_(p)
+    return module
+
+
 def by_chance(chance: float, mixture: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda x: mixture(x) if torch.rand(()) < chance else x
 
@@ -727,8 +750,26 @@ def mined(losses: Tensor, batch: Any) -> Tensor:
     return losses * (losses >= losses.detach().median())
 
 
+def while_finite(losses: Tensor, batch: Any) -> Tensor:
+    return losses if bool(torch.isfinite(losses).all()) else losses.nan_to_num() * 0
+
+
 def without_spikes(losses: Tensor, batch: Any) -> Tensor:
     return losses * (losses.detach().mean() < 30)
+
+
+joined = torch.utils.data.default_collate
+
+
+def mixed_up(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Each record with a part of the one before it."""
+    batch = joined(items)
+    return batch | {"x": blended(batch["x"])}
+
+
+def rarely_blended(batch: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    rare = bool(torch.rand((), generator=generator) < 0.005)
+    return batch | {"x": blended(batch["x"])} if rare else batch
 
 
 def listed(items: list[dict[str, Tensor]]) -> dict[str, Any]:
@@ -942,6 +983,17 @@ RIGHT_CASES = {
     "temporal classification": Case(lambda: linear(5), aligned, sequences),
     "tiny loss": Case(mlp, of(lambda losses, batch: 1e-6 * losses), rows),
     "huge loss": Case(mlp, of(lambda losses, batch: 1e6 * losses), rows),
+    "gate of zeros": Case(gated(nn.Tanh()), squared, rows),
+    "head of zeros": Case(lambda: nn.Sequential(mlp(FEATURES), zeros(linear(2))), squared, rows),
+    "a parameter that has to be a probability": Case(
+        lambda: Net(
+            lambda self, x: self.a(x) * torch.distributions.Bernoulli(probs=self.p, validate_args=True).mean,
+            a=linear(1),
+            p=nn.Parameter(torch.tensor(0.9)),
+        ),
+        squared,
+        rows,
+    ),
     "noise on the inputs": Case(
         lambda: Net(lambda self, x: self.a(x + 0.1 * torch.randn_like(x)), a=mlp()),
         squared,
@@ -959,6 +1011,61 @@ REFUSED_CASES = {
     "custom function whose backward mixes, with noise": Case(
         around(lambda x: MeanBackward.apply(x + 0.1 * torch.randn_like(x))), squared, rows, refused(MIXED)
     ),
+    "custom function whose backward mixes, with numbers that cannot be held": Case(
+        around(lambda x: MeanBackward.apply(x + 0.1 * torch.poisson(torch.ones_like(x)))),
+        squared,
+        rows,
+        refused(MIXED),
+    ),
+    "custom function whose backward mixes, behind a gate": Case(
+        gated(MeanBackward.apply), squared, rows, refused(MIXED)
+    ),
+    "centred behind a gate": Case(gated(centred), squared, rows, refused(MIXED)),
+    "centred behind a small gate": Case(gated(centred, 1e-6), squared, rows, refused(MIXED)),
+    "batch norm behind a gate": Case(gated(nn.BatchNorm1d(FEATURES)), squared, rows, refused(MIXED)),
+    "centred before a head of zeros": Case(
+        lambda: nn.Sequential(linear(FEATURES), Net(lambda self, x: centred(x)), zeros(linear(2))),
+        squared,
+        rows,
+        refused(MIXED),
+    ),
+    "random numbers that records share, before a head of zeros": Case(
+        lambda: nn.Sequential(linear(FEATURES), Net(lambda self, x: shuffled(x)), zeros(linear(2))),
+        squared,
+        rows,
+        refused(MIXED),
+    ),
+    "modulated from zero": Case(
+        lambda: Net(
+            lambda self, x: self.head(x + self.scale(x) * centred(x)),
+            scale=zeros(linear(FEATURES)),
+            head=linear(2),
+        ),
+        squared,
+        rows,
+        refused(MIXED),
+    ),
+    "collated with neighbours, before a head of zeros": Case(
+        lambda: zeros(linear(2)),
+        squared,
+        rows,
+        refused(r"mixes records"),
+        options={"collate": lambda items: mixed_up(items)},
+    ),
+    "collated with neighbours, behind a rare coin": Case(
+        mlp,
+        squared,
+        rows,
+        refused(r"mixes records|how many records"),
+        options={"collate": lambda items: mixed_up(items) if random.random() < 0.01 else joined(items)},
+    ),
+    "augmented with neighbours, behind a rare coin of its generator": Case(
+        mlp,
+        squared,
+        rows,
+        refused(r"mixes records|how many records"),
+        options={"augmentation": rarely_blended},
+    ),
     "centred by the batch": Case(around(centred), squared, rows, refused(MIXED)),
     "whitened by detached statistics": Case(around(whitened), squared, rows, refused(MIXED)),
     "attention over the batch": Case(around(attended), squared, rows, refused(MIXED)),
@@ -975,10 +1082,27 @@ REFUSED_CASES = {
     "mixup behind Python's coin": Case(
         around(lambda x: blended(x) if random.random() < 0.45 else x), squared, rows, refused(MIXED)
     ),
+    "mixup behind a rare coin": Case(around(by_chance(0.002, blended)), squared, rows, refused(MIXED)),
+    "mixup behind Python's rare coin": Case(
+        around(lambda x: blended(x) if random.random() < 0.02 else x), squared, rows, refused(MIXED)
+    ),
+    "mixup behind NumPy's rare coin": Case(
+        around(lambda x: blended(x) if np.random.rand() > 0.98 else x), squared, rows, refused(MIXED)
+    ),
     "experts with capacity": Case(lambda: Experts(0.5), squared, rows, refused(MIXED)),
     "contrastive loss": Case(lambda: linear(3), contrastive, rows, refused(MIXED)),
     "hard examples only": Case(mlp, of(mined), rows, refused(MIXED)),
     "no steps at spikes": Case(mlp, of(without_spikes), rows, refused(MIXED)),
+    "no steps at huge spikes": Case(
+        mlp,
+        of(lambda losses, batch: losses * (losses.detach().mean() < 1e9)),
+        rows,
+        refused(MIXED),
+    ),
+    "no steps where a loss is not finite": Case(mlp, of(while_finite), rows, refused(MIXED)),
+    "no steps where a token's loss is not finite": Case(
+        lookup(nn.Embedding(TOKENS, 4), 20), of(while_finite), texts, refused(MIXED)
+    ),
     "divided by the batch's loss": Case(
         mlp, of(lambda losses, batch: losses / losses.detach().mean()), rows, refused(MIXED)
     ),
@@ -1045,15 +1169,8 @@ REFUSED_CASES = {
 }
 
 NAMED_CASES = {
-    "no steps at huge spikes": Case(
-        mlp,
-        of(lambda losses, batch: losses * (losses.detach().mean() < 1e9)),
-        rows,
-        named(ALONE),
-        met=lambda: ending_with("y", 1e6),
-    ),
-    "centred where values are huge": Case(
-        around(lambda x: centred(x) if bool(x.abs().amax() > 1e6) else x),
+    "centred where values lie between two": Case(
+        around(lambda x: centred(x) if 1e6 < float(x.abs().amax()) < 1e12 else x),
         squared,
         rows,
         named(ALONE),

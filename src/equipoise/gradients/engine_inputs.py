@@ -28,6 +28,7 @@ __all__ = [
     "map_records",
     "num_records",
     "record_leaves",
+    "run_loss",
     "signature",
     "take_records",
     "trainable_parameters",
@@ -202,12 +203,8 @@ def evaluate_loss(
     Raises:
         ValueError: the result is not one number per record.
     """
-    with attributes_kept(model, loss), uncompiled():
-        if substitute:
-            named = {f"model.{name}": value for name, value in substitute.items()}
-            losses = torch.func.functional_call(_LossModule(model, loss), named, (batch,))
-        else:
-            losses = loss(model, batch)
+    with attributes_kept(model, loss):
+        losses = run_loss(model, loss, batch, substitute)
     records = num_records(batch)
     if not isinstance(losses, Tensor) or losses.shape != (records,):
         found = (
@@ -218,6 +215,15 @@ def evaluate_loss(
             f"({records},); use reduction='none' and average over everything but the records"
         )
     return losses
+
+
+def run_loss(model: nn.Module, loss: Loss, batch: Any, substitute: Mapping[str, Tensor] | None) -> Any:
+    """``loss(model, batch)`` as `evaluate_loss`, unchecked; what model and loss keep stays."""
+    with uncompiled():
+        if not substitute:
+            return loss(model, batch)
+        named = {f"model.{name}": value for name, value in substitute.items()}
+        return torch.func.functional_call(_LossModule(model, loss), named, (batch,))
 
 
 def uncompiled() -> AbstractContextManager[Any]:

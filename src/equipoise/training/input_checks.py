@@ -33,14 +33,14 @@ from equipoise._tree import leaves, named_leaves
 from equipoise.gradients import (
     Buffers,
     ForwardWritesError,
-    GradientEngine,
     parameters_restored,
     refuse_max_norm,
 )
 from equipoise.gradients.capture.attributes import attributes_kept
 from equipoise.gradients.capture.isolation import undisturbed
-from equipoise.gradients.capture.random_numbers import random_numbers_from
+from equipoise.gradients.capture.random_numbers import RARE, global_numbers_constant, random_numbers_from
 from equipoise.gradients.checks.record_mixing import losses_moved
+from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import (
     Loss,
     check_model,
@@ -49,6 +49,7 @@ from equipoise.gradients.engine_inputs import (
     num_records,
     record_leaves,
     repeat_to,
+    run_loss,
     take_records,
     uncompiled,
 )
@@ -323,28 +324,35 @@ class Pipeline:
     """From the numbers of records to their losses, under numbered randomness.
 
     Attributes:
-        engine: its losses, without dropout.
+        trials: their losses.
         source: reads each item under random numbers of its own, and collates.
         prepare: brings batches to the device and augments them.
         seed: public, of all random numbers.
     """
 
-    engine: GradientEngine
+    trials: RecordTrials
     source: Source
     prepare: Preparation
     seed: int
 
-    def batch(self, ids: Tensor, items: int = 0, rest: int = 0) -> Any:
-        """The batch of these records: the `items`-th random numbers for each, the `rest`-th for the batch."""
+    def batch(self, ids: Tensor, items: int = 0, rest: int = 0, level: float | None = None) -> Any:
+        """The batch of these records: the `items`-th random numbers for each, the `rest`-th for the batch.
+
+        Args:
+            ids: the records' numbers.
+            items, rest: which random numbers.
+            level: a quantile at which they are held instead, to take rare branches.
+        """
         randomness = public_randomness(self.seed, "example", rest)
-        with random_numbers_from(randomness("records"), self.prepare.device):
+        constant = nullcontext() if level is None else global_numbers_constant(level, generators=True)
+        with random_numbers_from(randomness("records"), self.prepare.device), constant:
             batch = self.source.take(ids, public_randomness(self.seed, "example", items))
             return self.prepare(batch, randomness)
 
-    def losses(self, ids: Tensor, items: int = 0, rest: int = 0) -> Tensor | None:
+    def losses(self, ids: Tensor, items: int = 0, rest: int = 0, level: float | None = None) -> Tensor | None:
         """Their losses [b]; None where one cannot be made or run: it has weight zero in the training too."""
         try:
-            return self.engine.undisturbed_losses(self.batch(ids, items, rest))
+            return self.trials.losses(self.batch(ids, items, rest, level))
         except Exception:
             return None
 
@@ -356,14 +364,17 @@ class Pipeline:
         )
 
 
-def check_pipeline(pipeline: Pipeline, readable: list[int], size: int, attempts: int = 4) -> bool:
+#: How often records are made, with other random numbers each time; then with rare ones, low and high.
+ATTEMPTS = (None, None, None, None, RARE, 1 - RARE)
+
+
+def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
     """Make a batch of some records twice, and again with one of them replaced; see whose loss moves.
 
     Args:
         pipeline: from numbers to losses.
         readable: numbers of records that have losses.
         size: of a micro-batch.
-        attempts: how often, with other randomness each time and two records replaced in turn.
 
     Returns:
         Whether all of it could be tried: not with fewer than three records, nor where collating or augmenting
@@ -384,8 +395,8 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int, attempts:
     # Whoever joins or augments with random numbers may draw more of them for one record than for another in
     # its place, which deals those behind it other ones. The last one has none behind it.
     random_rest = losses_moved(first, second, record=-1)
-    for attempt in range(attempts):
-        before, again = of(ids, attempt, attempt), of(ids, attempt, attempt)
+    for attempt, level in enumerate(ATTEMPTS):
+        before, again = (of(ids, attempt, attempt, level) for _ in range(2))
         if before is None or again is None:
             return False
         if losses_moved(before, again, record=-1):
@@ -396,7 +407,7 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int, attempts:
         for place in {count - 1} if random_rest else {attempt % count, count - 1 - attempt % count}:
             others = ids.clone()
             others[place] = spare
-            after = of(others, attempt, attempt)
+            after = of(others, attempt, attempt, level)
             # Padding to another length may round differently: a mixture moves losses by far more.
             if after is not None and losses_moved(before, after, place, slack=100):
                 raise ValueError(
@@ -481,7 +492,7 @@ def _check_many(pipeline: Pipeline, readable: list[int]) -> None:
         number, attempt = chosen.choice(readable), chosen.randrange(8)
         try:
             now = pipeline.batch(torch.tensor([number]), attempt, attempt)
-            is_alike = _is_alike(known.setdefault((number, attempt), now), now, pipeline.engine)
+            is_alike = _is_alike(known.setdefault((number, attempt), now), now, pipeline.trials)
         except Exception:  # such a record has weight zero in the training too
             return
         if not is_alike:
@@ -495,7 +506,7 @@ def _check_many(pipeline: Pipeline, readable: list[int]) -> None:
             return
 
 
-def _is_alike(before: Any, after: Any, engine: GradientEngine) -> bool:
+def _is_alike(before: Any, after: Any, trials: RecordTrials) -> bool:
     """Whether two batches of one record are the same, or have the same loss."""
     leaves = record_leaves(before), record_leaves(after)
     if len(leaves[0]) == len(leaves[1]) and all(
@@ -503,9 +514,7 @@ def _is_alike(before: Any, after: Any, engine: GradientEngine) -> bool:
         for one, other in zip(*leaves, strict=True)
     ):
         return True
-    return not losses_moved(
-        engine.undisturbed_losses(before), engine.undisturbed_losses(after), record=-1, slack=100
-    )
+    return not losses_moved(trials.losses(before), trials.losses(after), record=-1, slack=100)
 
 
 def copy_of(model: nn.Module, loss: Loss, device: torch.device) -> tuple[nn.Module, Loss] | None:
@@ -516,13 +525,20 @@ def copy_of(model: nn.Module, loss: Loss, device: torch.device) -> tuple[nn.Modu
     return deep_copy((model, loss))
 
 
-def check_repeatable(model: nn.Module, loss: Loss, others: tuple[nn.Module, Loss] | None, batch: Any) -> bool:
+def check_repeatable(
+    model: nn.Module,
+    loss: Loss,
+    others: tuple[nn.Module, Loss] | None,
+    batch: Any,
+    params: Mapping[str, Tensor],
+) -> bool:
     """Run the loss twice from the same random numbers, and on a model that met other records first.
 
     Args:
         model, loss: they ran on records of the data.
         others: copies from before they ran; None leaves the second check out.
         batch: a few records.
+        params: at which losses are compared; no zero hides what is kept.
 
     Returns:
         Whether the second check was made.
@@ -534,8 +550,8 @@ def check_repeatable(model: nn.Module, loss: Loss, others: tuple[nn.Module, Loss
 
     def run(model: nn.Module, loss: Loss, records: Any) -> Tensor:
         own = Buffers(loss).kept() if isinstance(loss, nn.Module) else nullcontext()
-        with undisturbed(model), own, torch.enable_grad(), uncompiled():
-            return loss(model, records).detach()
+        with undisturbed(model), own, torch.enable_grad():
+            return run_loss(model, loss, records, params).detach()
 
     # What the model keeps from the first run shows in the second, and is forgotten then.
     with parameters_restored(model), attributes_kept(model, loss):

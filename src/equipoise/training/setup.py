@@ -20,13 +20,14 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from equipoise import _validate
-from equipoise.gradients import Buffers, ForwardWritesError, GradientEngine, parameters_restored
+from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.attributes import has_unseen_state
 from equipoise.gradients.capture.random_numbers import (
     RandomUse,
     use_of_random_numbers,
 )
-from equipoise.gradients.engine_inputs import Loss, evaluate_loss, map_records, repeat_to
+from equipoise.gradients.checks.record_trials import RecordTrials
+from equipoise.gradients.engine_inputs import Loss, map_records, repeat_to
 from equipoise.methods import DPSGD, Method, PublicRecords, find
 from equipoise.methods.base import Plan, Setting
 from equipoise.methods.configuration import NotInFileError
@@ -536,11 +537,12 @@ def _size_that_keeps_bits(
 
 
 def _use_of_random_numbers(
-    model: nn.Module, loss: Loss, source: Source, probes: Tensor, prepare_batch: Preparation, seed: int
+    trials: RecordTrials, source: Source, probes: Tensor, prepare_batch: Preparation, seed: int
 ) -> RandomUse:
     """Whose random numbers collate, augmentation, model and loss take, by what they do on a few records.
 
     Args:
+        trials: of model and loss.
         probes: numbers of records that can be read.
     """
     few, many = 3, 8
@@ -552,15 +554,10 @@ def _use_of_random_numbers(
     read = {count: chosen(count) for count in (few, many)}
 
     def run(count: int) -> Tensor:
-        batch = prepare_batch(source.join(read[count]), public_randomness(seed, "example"))
-        with Buffers(model).kept():
-            return evaluate_loss(model, loss, batch, None)
+        return trials.evaluate(prepare_batch(source.join(read[count]), public_randomness(seed, "example")))
 
     try:
-        with parameters_restored(model):
-            return use_of_random_numbers(run, few, many, prepare_batch.device)
-    except ForwardWritesError:
-        raise
+        return use_of_random_numbers(run, few, many, prepare_batch.device)
     except Exception:  # not understood; places that stay the same are right for all models
         return "shared"
 
@@ -626,17 +623,16 @@ def prepare(
             if untouched is not None:
                 untouched = untouched[0], averaged_over_views(untouched[1], settings.views)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
-        keeps_nothing = check_repeatable(model, loss, untouched, prepared)
+        trials = RecordTrials(model, loss, prepared)
+        keeps_nothing = check_repeatable(model, loss, untouched, prepared, trials.params)
         keeps_nothing = keeps_nothing and not has_unseen_state(model, loss)
         del untouched  # its memory counts as free in what follows
         engine = GradientEngine(model, loss, prepared)
         # What is measured on these is published: the micro-batch size, and how rows round.
-        public = made_up(engine.undisturbed_losses, prepared)
+        public = made_up(trials.losses, prepared)
         record_bytes = bytes_per_record(model, loss, public)
         # The worst of all processes': they deal the records of a draw in one way.
-        uses = processes.all_of(
-            _use_of_random_numbers(model, loss, source, probes, prepare_batch, settings.seed)
-        )
+        uses = processes.all_of(_use_of_random_numbers(trials, source, probes, prepare_batch, settings.seed))
         random_use = max(uses, key=get_args(RandomUse).index)
         if random_use == "shared":
             _check_population(source, sampling)
@@ -645,13 +641,15 @@ def prepare(
         # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
         size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, public, sizes))
         # Once more at the very shape: a model may treat 16 records in another way than 8.
-        engine.refuse_mixing(repeat_to(prepared, max(2, size)), most=2)
+        full = repeat_to(prepared, max(2, size))
+        trials.refuse_mixing(full, most=2)
+        engine.refuse_mixed_rows(full, trials.params)
         pipeline_tried = True
         if runs_code:
-            pipeline = Pipeline(engine, source, prepare_batch, settings.seed)
+            pipeline = Pipeline(trials, source, prepare_batch, settings.seed)
             readable = pipeline.readable()
             pipeline_tried = check_pipeline(pipeline, readable, size)
-            others = other_source and Pipeline(engine, *other_source, settings.seed)
+            others = other_source and Pipeline(trials, *other_source, settings.seed)
             keeps_nothing = check_history(pipeline, others, readable) and keeps_nothing
         settings = replace(settings, micro_batch_size=size)
         randomness = public_randomness(settings.seed, "example")

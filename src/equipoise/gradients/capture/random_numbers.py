@@ -24,9 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from equipoise.gradients.capture.compositions import opened
 
 __all__ = [
+    "RARE",
     "GlobalState",
     "RandomUse",
     "draws_random_numbers",
+    "global_numbers_constant",
     "random_numbers_constant",
     "random_numbers_from",
     "use_of_random_numbers",
@@ -106,9 +108,13 @@ def random_numbers_from(source: torch.Generator | int, *devices: torch.device) -
 # ---- held constant, so that records can be compared
 
 
+#: How rare a branch on a random number may be and still be met: the quantile of low numbers.
+RARE = 0.001
+
+
 @contextmanager
 def random_numbers_constant(model: nn.Module, level: float) -> Iterator[None]:
-    """Inside, dropout is the identity and torch's random numbers are constant.
+    """Inside, dropout is the identity and random numbers of torch, NumPy and Python are constant.
 
     Random numbers are dealt by place in the batch: those of a batch and of single records differ otherwise.
 
@@ -123,11 +129,49 @@ def random_numbers_constant(model: nn.Module, level: float) -> Iterator[None]:
     for module in inside:
         module.dropout = 0.0
     try:
-        with _ConstantNumbers(level), _NoDropout():
+        with global_numbers_constant(level), _NoDropout():
             yield
     finally:
         for module, dropout in zip(inside, before, strict=True):
             module.dropout = dropout
+
+
+@contextmanager
+def global_numbers_constant(level: float, generators: bool = False) -> Iterator[None]:
+    """Inside, random numbers of torch, NumPy and Python are constant; their generators do not come back.
+
+    Args:
+        level: the quantile, in (0, 1).
+        generators: also what torch draws from a generator that it is given.
+    """
+    # Both are Mersenne Twisters, whose next 624 numbers are their state, scrambled.
+    words = [_unscrambled(int(level * 2**32))] * 624
+    random.setstate((3, (*words, 0), None))
+    if np.random.get_state(legacy=False)["bit_generator"] == "MT19937":
+        np.random.set_state(("MT19937", np.array(words, np.uint32), 0, 0, 0.0))
+    with _ConstantNumbers(level, generators):
+        yield
+
+
+def _unscrambled(number: int) -> int:
+    """The word of a Mersenne Twister's state that gives this 32-bit number.
+
+    >>> generator = random.Random()
+    >>> generator.setstate((3, (*[_unscrambled(2**30)] * 624, 0), None))
+    >>> round(generator.random(), 6), round(generator.uniform(0, 8), 6)
+    (0.25, 2.0)
+    """
+
+    def solved(scramble: Callable[[int], int], result: int) -> int:
+        word = result
+        for _ in range(32):  # each round settles the bits of at least one more shift
+            word = result ^ scramble(word)
+        return word
+
+    number = solved(lambda word: word >> 18, number)
+    number = solved(lambda word: (word << 15) & 0xEFC60000, number)
+    number = solved(lambda word: (word << 7) & 0x9D2C5680, number)
+    return solved(lambda word: word >> 11, number)
 
 
 _GRADIENT = opened(torch.autograd.grad)
@@ -180,15 +224,16 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _ConstantNumbers(_Operations):  # type: ignore[no-untyped-call]
     """Random tensors hold one quantile of their distribution."""
 
-    def __init__(self, level: float) -> None:
+    def __init__(self, level: float, generators: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._level = level
+        self._level, self._generators = level, generators
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         value_of = _QUANTILES.get(func.overloadpacket) if _is_random(func) else None
         # A generator of the model's own stays: it is refused for what it is.
-        if value_of is None or _generator_of(func, args, kwargs) is not None:
+        is_own = not self._generators and _generator_of(func, args, kwargs) is not None
+        if value_of is None or is_own:
             return func(*args, **kwargs)
         value = value_of(self._level, args, kwargs)  # first: the operation may write over its argument
         out = func(*args, **kwargs)
@@ -351,7 +396,7 @@ RandomUse = Literal["none", "own", "shared"]
 
 
 #: Seeds, and what some records' random numbers become: others, or a quantile, to meet rare branches.
-_OTHERS = ((0, None), (1, 0.04), (2, 0.96), (3, None))
+_OTHERS = ((0, None), (1, RARE), (2, 1 - RARE), (3, None))
 
 
 def use_of_random_numbers(

@@ -40,10 +40,24 @@ class CoverageError(RuntimeError):
 
 
 class CrossRecordError(RuntimeError):
-    """A record's loss depends on other records of the batch, so that it has no gradient of its own."""
+    """A record's loss, or its gradient, depends on other records of the batch."""
 
-    def __init__(self, module_path: str | None, module_type: str | None, in_its_input: bool = False) -> None:
+    def __init__(
+        self,
+        module_path: str | None,
+        module_type: str | None,
+        in_its_input: bool = False,
+        gradients_of: Sequence[str] = (),
+    ) -> None:
         self.module_path = module_path
+        if gradients_of:
+            super().__init__(
+                f"the records of a batch are mixed in the backward pass: changing one record changed the "
+                f"gradient of another one, though not its loss, for the parameters {list(gradients_of)[:3]}. "
+                "A backward of your own (torch.autograd.Function) or a hook has to treat every record by "
+                "itself; a statistic over the batch has to go."
+            )
+            return
         where = (
             "the loss function, or something outside the model's modules"
             if module_path is None

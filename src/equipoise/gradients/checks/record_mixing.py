@@ -7,6 +7,7 @@ side only, a branch that large values take. So several records are changed in se
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +24,10 @@ __all__ = [
     "MANY",
     "RecordChange",
     "changes",
+    "exchanged",
     "find_mixing_module",
     "follows_company",
+    "infects",
     "losses_moved",
     "mixing_change",
 ]
@@ -58,8 +61,15 @@ def changes(batch: Any) -> Iterator[RecordChange]:
     yield RecordChange(min(1, last), perturb_record(batch, min(1, last), lambda values: 100 * values))
     yield RecordChange(middle, perturb_record(batch, middle, lambda values: 0 * values))
     yield RecordChange(0, perturb_record(batch, 0, lambda values: -values))
-    yield RecordChange(last, map_records(lambda leaf: torch.cat([leaf[:-1], leaf[:1]]), batch))
+    yield exchanged(batch, last)
     yield RecordChange(0, map_records(_lowered, batch))
+
+
+def exchanged(batch: Any, record: int) -> RecordChange:
+    """A record with the contents of the one behind it, or of the first."""
+    index = torch.arange(num_records(batch))
+    index[record] = (record + 1) % len(index)
+    return RecordChange(record, take_records(batch, index))
 
 
 def _lowered(leaf: Tensor) -> Tensor:
@@ -111,6 +121,49 @@ def follows_company(run: Callable[[Any], Tensor], batch: Any) -> RecordChange | 
         if moved:
             return RecordChange(1, others)
     return None
+
+
+def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> bool:
+    """Whether a record whose results are NaN, or huge, moves the loss of another one.
+
+    Guards that look for such losses in the whole batch do. Results of layers are changed, not records: a
+    record that holds NaN never runs, and others become so in the middle of a training.
+
+    Args:
+        model: whose layers are changed, while this runs.
+        run: per-record losses [B] of a batch; the same for the same batch.
+        batch: two records at least.
+    """
+    layers = {module for module in model.modules() if module._parameters}
+    change = exchanged(batch, 0)
+    values: list[Tensor] = []
+    theirs: list[Tensor] = []
+    level: float | None = None
+
+    def watch(module: nn.Module, _: Any, out: Any) -> Any:
+        if module not in layers or not isinstance(out, Tensor) or not out.is_floating_point():
+            return None
+        values.append(out.detach().clone())
+        if level is None or len(theirs) < len(values) or theirs[len(values) - 1].shape != out.shape:
+            return None
+        return out.masked_fill(theirs[len(values) - 1], level)
+
+    handle = register_module_forward_hook(watch)
+    try:
+        before = run(batch)
+        first, values = values, []
+        run(change.batch)
+        # What belongs to the record, whichever axis its layers have it on, is what its contents change.
+        theirs = [one != other for one, other in zip(first, values, strict=False) if one.shape == other.shape]
+        for spoilt in (math.nan, 1e30):
+            level, values = spoilt, []
+            if losses_moved(before, run(batch), record=0):
+                return True
+    except (RuntimeError, ValueError, IndexError, AssertionError):
+        return False  # results that the model does not take tell nothing
+    finally:
+        handle.remove()
+    return False
 
 
 def losses_moved(before: Tensor, after: Tensor, record: int = 0, slack: float = 1.0) -> bool:

@@ -1,0 +1,135 @@
+"""Losses of a model before its training, where nothing that mixes records can hide.
+
+At the parameters that a model begins with, a mixture often moves nothing: behind a gate or a head of zeros
+(ReZero, LayerScale, adaptive layer norms, low-rank updates). So records are compared at parameters that are
+nowhere zero, under random numbers that are held constant at low, middle and high values.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.gradients.capture.isolation import Buffers, undisturbed
+from equipoise.gradients.capture.random_numbers import RARE, draws_random_numbers
+from equipoise.gradients.checks.errors import CrossRecordError
+from equipoise.gradients.checks.record_mixing import (
+    find_mixing_module,
+    follows_company,
+    infects,
+    mixing_change,
+)
+from equipoise.gradients.engine_inputs import Loss, evaluate_loss, trainable_parameters
+
+__all__ = ["RecordTrials", "away_from_zero"]
+
+
+#: Quantile and seed of the random numbers in turn where records are compared. The common functions of torch,
+#: and all of Python and NumPy, give the quantile: a branch that one in a thousand calls takes is met. Others
+#: follow the seed. None leaves all of them random, for a mixture of the random numbers themselves.
+RANDOM_NUMBERS = ((0.3, 0), (RARE, 1), (1 - RARE, 2), *((None, seed) for seed in range(3, 9)))
+
+
+class RecordTrials:
+    """Per-record losses of a model, and whether they follow other records.
+
+    Args:
+        model: it is left as it was.
+        loss: per-record losses, [B].
+        batch: a few records that the model takes.
+
+    Attributes:
+        params: the trainable parameters away from zero.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, batch: Any) -> None:
+        self._model, self._loss = model, loss
+        self.params = away_from_zero(model, loss, batch)
+
+    def losses(
+        self, batch: Any, level: float | None = 0.3, seed: int = 0, *, at_start: bool = False
+    ) -> Tensor:
+        """Per-record losses [B], without dropout.
+
+        Args:
+            batch: records.
+            level: the quantile at which random numbers are held; None leaves them random, dropout too.
+            seed: of the random numbers that cannot be held.
+            at_start: at the parameters that the model has.
+        """
+        with undisturbed(self._model, seed, dropout=level is None, level=level or 0.3):
+            return self.evaluate(batch, at_start=at_start)
+
+    @torch.enable_grad()  # as in a step: a loss may take gradients itself
+    def evaluate(self, batch: Any, *, at_start: bool = False) -> Tensor:
+        """Per-record losses [B] under the random numbers of the caller."""
+        with Buffers(self._model).kept():
+            return evaluate_loss(self._model, self._loss, batch, None if at_start else self.params).detach()
+
+    def refuse_mixing(self, batch: Any, most: int | None = None) -> None:
+        """Change several records in several ways, under several random numbers where they change anything.
+
+        Args:
+            batch: at least two records.
+            most: how many changes are tried; all by default.
+
+        Raises:
+            CrossRecordError: the loss of another record moved.
+        """
+        usual = self.losses(batch)
+        is_random = draws_random_numbers(
+            lambda: self.evaluate(batch), *{p.device for p in self._model.parameters()}
+        )
+        for number, (level, seed) in enumerate(RANDOM_NUMBERS if is_random else RANDOM_NUMBERS[:1]):
+            if number and torch.equal(self.losses(batch, level, seed), usual):
+                continue
+            # Other parameters take other branches, such as the capacity of an expert.
+            for at_start in (False, True):
+
+                def losses(
+                    records: Any, level: float | None = level, seed: int = seed, at_start: bool = at_start
+                ) -> Tensor:
+                    return self.losses(records, level, seed, at_start=at_start)
+
+                change = mixing_change(losses, batch, most)
+                if change is not None:
+                    raise CrossRecordError(*find_mixing_module(self._model, losses, batch, change))
+                if number or at_start or most is not None:
+                    continue
+                if follows_company(losses, batch) is not None or infects(self._model, losses, batch):
+                    raise CrossRecordError(*find_mixing_module(self._model, losses, batch))
+
+
+def away_from_zero(model: nn.Module, loss: Loss, batch: Any) -> dict[str, Tensor]:
+    """The trainable parameters with public noise, of the size that a usual layer begins with.
+
+    Args:
+        model, loss: the losses at these parameters are finite.
+        batch: a few records that the model takes.
+
+    Returns:
+        New values that require gradients; the model's own where no noise leaves its losses finite.
+    """
+    own = trainable_parameters(model)
+    for share in (0.5, 0.05):
+        generator = torch.Generator().manual_seed(21)
+        noised = {name: _noised(p.detach(), share, generator).requires_grad_() for name, p in own.items()}
+        try:
+            with torch.enable_grad(), undisturbed(model):
+                if bool(torch.isfinite(evaluate_loss(model, loss, batch, noised)).all()):
+                    return noised
+        except Exception:  # such as a probability that has to stay within its range
+            continue
+    return {name: p.detach().clone().requires_grad_() for name, p in own.items()}
+
+
+def _noised(values: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """With noise of this share of their root mean square, and of 1/sqrt(inputs per output) at least."""
+    inputs = values[0].numel() if values.ndim > 1 and len(values) else 1
+    usual = float(values.double().square().mean().sqrt()) if values.numel() else 0.0
+    noise = torch.randn(values.shape, generator=generator, dtype=torch.float32)  # the same on all devices
+    scale = share * max(usual, 1 / math.sqrt(max(1, inputs)))
+    return values + scale * noise.to(values)
