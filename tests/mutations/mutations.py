@@ -766,9 +766,33 @@ MUTATIONS = (
     ),
     Mutation(
         "a record among its own copies is not compared",
-        "gradients/engine.py",
+        "gradients/checks/record_trials.py",
         (("follows_company(losses, batch) is not None", "False"),),
         ("tests/gradients/test_zoo.py::test_zoo[trimmed to the longest]",),
+    ),
+    Mutation(
+        "records are compared at the parameters of the start alone",
+        "gradients/checks/record_trials.py",
+        (("for share in (0.5, 0.05):", "for share in ():"),),
+        ("tests/gradients/test_zoo.py::test_zoo[collated with neighbours, before a head of zeros]",),
+    ),
+    Mutation(
+        "nobody sees a guard that looks for NaN in the whole batch",
+        "gradients/checks/record_trials.py",
+        ((" or infects(self._model, losses, batch)", ""),),
+        ("tests/gradients/test_zoo.py::test_zoo[no steps where a loss is not finite]",),
+    ),
+    Mutation(
+        "rows are not compared beside other records",
+        "gradients/engine.py",
+        (("            if any(moved):", "            if False:"),),
+        ("tests/gradients/test_zoo.py::test_zoo[custom function whose backward mixes, behind a gate]",),
+    ),
+    Mutation(
+        "random numbers of Python are not held",
+        "gradients/capture/random_numbers.py",
+        (("    random.setstate((3, (*words, 0), None))\n", ""),),
+        ("tests/gradients/test_zoo.py::test_zoo[mixup behind Python's rare coin]",),
     ),
     Mutation(
         "hooks on gradients are not seen at the start",
