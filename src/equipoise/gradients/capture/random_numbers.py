@@ -27,7 +27,7 @@ __all__ = [
     "RARE",
     "GlobalState",
     "RandomUse",
-    "draws_random_numbers",
+    "generators_used",
     "global_numbers_constant",
     "random_numbers_constant",
     "random_numbers_from",
@@ -318,12 +318,12 @@ _QUANTILES: dict[Any, Callable[..., Any]] = {
 # ---- whose they are
 
 
-def draws_random_numbers(run: Callable[[], Any], *devices: torch.device) -> bool:
-    """Whether `run` takes numbers from a global generator of torch, NumPy or Python; they are put back."""
+def generators_used(run: Callable[[], Any], *devices: torch.device) -> list[str]:
+    """Whose global generator `run` takes numbers from, of torch, NumPy and Python; they are put back."""
     with random_numbers_from(0, *devices):
         before = GlobalState(*devices)
         run()
-        return bool(before.moved())
+        return before.moved()
 
 
 class _RandomCalls(_Operations):  # type: ignore[no-untyped-call]

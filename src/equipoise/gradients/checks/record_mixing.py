@@ -100,7 +100,7 @@ def mixing_change(run: Callable[[Any], Tensor], batch: Any, most: int | None = N
 
 
 def follows_company(run: Callable[[Any], Tensor], batch: Any) -> RecordChange | None:
-    """The first record whose loss differs between its own copies and those of another one, or None.
+    """The first record whose loss differs between a batch of its own copies and this one, or None.
 
     Where most records are alike, such as in their length, a change of one may move nothing.
 
@@ -108,23 +108,20 @@ def follows_company(run: Callable[[Any], Tensor], batch: Any) -> RecordChange | 
         run: per-record losses [B] of a batch; the same for the same batch.
         batch: two records at least.
     """
-    count = num_records(batch)
+    beside, count = run(batch), num_records(batch)
     for record in range(count):
-        alone = take_records(batch, torch.full((count,), record))
-        beside = torch.full((count,), (record + 1) % count)
-        beside[0] = record
-        others = take_records(batch, beside)
+        copies = take_records(batch, torch.full((count,), record))
         try:
-            moved = losses_moved(run(alone)[:1], run(others)[:1], record=-1)
+            own = run(copies)[record : record + 1]
         except (RuntimeError, ValueError, IndexError, AssertionError):
             continue
-        if moved:
-            return RecordChange(1, others)
+        if losses_moved(own, beside[record : record + 1], record=-1):
+            return RecordChange(record, copies)
     return None
 
 
-def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> bool:
-    """Whether a record whose results are NaN, or huge, moves the loss of another one.
+def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> RecordChange | None:
+    """The record whose results are NaN, or huge, where that moves the loss of another one, or None.
 
     Guards that look for such losses in the whole batch do. Results of layers are changed, not records: a
     record that holds NaN never runs, and others become so in the middle of a training.
@@ -158,12 +155,12 @@ def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> bool:
         for spoilt in (math.nan, 1e30):
             level, values = spoilt, []
             if losses_moved(before, run(batch), record=0):
-                return True
+                return change
     except (RuntimeError, ValueError, IndexError, AssertionError):
-        return False  # results that the model does not take tell nothing
+        return None  # results that the model does not take tell nothing
     finally:
         handle.remove()
-    return False
+    return None
 
 
 def losses_moved(before: Tensor, after: Tensor, record: int = 0, slack: float = 1.0) -> bool:

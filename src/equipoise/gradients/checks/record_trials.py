@@ -8,15 +8,17 @@ nowhere zero, under random numbers that are held constant at low, middle and hig
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.gradients.capture.isolation import Buffers, undisturbed
-from equipoise.gradients.capture.random_numbers import RARE, draws_random_numbers
+from equipoise.gradients.capture.random_numbers import RARE, generators_used
 from equipoise.gradients.checks.errors import CrossRecordError
 from equipoise.gradients.checks.record_mixing import (
+    RecordChange,
     find_mixing_module,
     follows_company,
     infects,
@@ -27,10 +29,14 @@ from equipoise.gradients.engine_inputs import Loss, evaluate_loss, trainable_par
 __all__ = ["RecordTrials", "away_from_zero"]
 
 
-#: Quantile and seed of the random numbers in turn where records are compared. The common functions of torch,
+#: Quantile and seed of the random numbers under which records are compared. The common functions of torch,
 #: and all of Python and NumPy, give the quantile: a branch that one in a thousand calls takes is met. Others
-#: follow the seed. None leaves all of them random, for a mixture of the random numbers themselves.
-RANDOM_NUMBERS = ((0.3, 0), (RARE, 1), (1 - RARE, 2), *((None, seed) for seed in range(3, 9)))
+#: follow the seed.
+MIDDLE: tuple[float | None, int] = (0.3, 0)
+HELD: tuple[tuple[float | None, int], ...] = ((RARE, 1), (1 - RARE, 2))
+
+#: All of them random, for a mixture of the random numbers themselves, and for those that cannot be held.
+FREE: tuple[tuple[float | None, int], ...] = tuple((None, seed) for seed in range(3, 9))
 
 
 class RecordTrials:
@@ -79,28 +85,39 @@ class RecordTrials:
         Raises:
             CrossRecordError: the loss of another record moved.
         """
-        usual = self.losses(batch)
-        is_random = draws_random_numbers(
-            lambda: self.evaluate(batch), *{p.device for p in self._model.parameters()}
-        )
-        for number, (level, seed) in enumerate(RANDOM_NUMBERS if is_random else RANDOM_NUMBERS[:1]):
-            if number and torch.equal(self.losses(batch, level, seed), usual):
+        for number, (level, seed) in enumerate(self._random_numbers(batch)):
+
+            def losses(records: Any, level: float | None = level, seed: int = seed) -> Tensor:
+                return self.losses(records, level, seed)
+
+            self._refuse(losses, batch, mixing_change(losses, batch, most))
+            if number or most is not None:
                 continue
-            # Other parameters take other branches, such as the capacity of an expert.
-            for at_start in (False, True):
+            self._refuse(losses, batch, follows_company(losses, batch))
+            self._refuse(losses, batch, infects(self._model, losses, batch))
 
-                def losses(
-                    records: Any, level: float | None = level, seed: int = seed, at_start: bool = at_start
-                ) -> Tensor:
-                    return self.losses(records, level, seed, at_start=at_start)
+            def at_start(records: Any) -> Tensor:
+                return self.losses(records, at_start=True)
 
-                change = mixing_change(losses, batch, most)
-                if change is not None:
-                    raise CrossRecordError(*find_mixing_module(self._model, losses, batch, change))
-                if number or at_start or most is not None:
-                    continue
-                if follows_company(losses, batch) is not None or infects(self._model, losses, batch):
-                    raise CrossRecordError(*find_mixing_module(self._model, losses, batch))
+            self._refuse(at_start, batch, mixing_change(at_start, batch, most=2))
+
+    def _refuse(self, losses: Callable[[Any], Tensor], batch: Any, change: RecordChange | None) -> None:
+        if change is not None:
+            raise CrossRecordError(*find_mixing_module(self._model, losses, batch, change))
+
+    def _random_numbers(self, batch: Any) -> Iterator[tuple[float | None, int]]:
+        """Those under which losses are others than under the first ones."""
+        usual = self.losses(batch)
+        yield MIDDLE
+        devices = {p.device for p in self._model.parameters()}
+        drawn = generators_used(lambda: self.evaluate(batch), *devices)
+        if not drawn:
+            return
+        for numbers in HELD:
+            if not torch.equal(self.losses(batch, *numbers), usual):
+                yield numbers
+        follow_seeds = not torch.equal(self.losses(batch, MIDDLE[0], seed=1), usual)
+        yield from FREE if follow_seeds or drawn != ["torch"] else FREE[:1]
 
 
 def away_from_zero(model: nn.Module, loss: Loss, batch: Any) -> dict[str, Tensor]:
