@@ -5,7 +5,7 @@ a unit vector orthogonal to U; 7 of 10 records have mean s = e_1 and r = 1, the 
 error is |w - w*|^2 / 2, from 0.29 at the start. Public records that are the columns of U give the subspace.
 
 Digits: a network of 2,410 parameters on 8 x 8 images, 100 of the training records public; the error is the
-share of wrong test answers. Training on the public records alone, and first, stand beside.
+share of wrong test answers. Training only on the public records, and first on them, is compared too.
 """
 
 from __future__ import annotations

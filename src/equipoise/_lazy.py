@@ -1,7 +1,7 @@
 """The contents of a package, imported when they are first used.
 
-What a package offers stands once, as plain imports in the `__init__.pyi` beside its `__init__.py`, where type
-checkers read it. `attach` reads the same file and gives the functions with which a module answers.
+What a package offers stands once, as plain imports in the `__init__.pyi` next to its `__init__.py`, where
+type checkers read it. `attach` reads the same file and gives the functions with which a module answers.
 """
 
 from __future__ import annotations

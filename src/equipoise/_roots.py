@@ -54,7 +54,7 @@ def crossing(
         tolerance, relative: of the crossing; what is allowed is `tolerance + relative * |x|`.
 
     Raises:
-        NoCrossing: there is none between the limits.
+        NoCrossing: the function does not cross zero between the limits.
 
     Example:
         >>> x, y = crossing(lambda x: 2 - x * x, 10.0, 1.0, least=0.0, tolerance=1e-9)

@@ -209,7 +209,7 @@ def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
             return f"No such option '{usual[1]}'. Did you mean '{_USUAL_NAMES[usual[1]]}'?"
         if said.startswith("No such command 'experiment'"):
             return (
-                "there is no command 'experiment': the papers' experiments stand beside the package. Run "
+                "there is no command 'experiment': the papers' experiments are not in the package. Run "
                 "python -m reproduction in a checkout of the sources."
             )
         return said

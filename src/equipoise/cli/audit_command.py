@@ -35,7 +35,7 @@ def audit(
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
-    """Certify a lower bound on epsilon beside the claimed upper one, or see what one record moves.
+    """Certify a lower bound on epsilon next to the claimed upper one, or see what one record moves.
 
     Exit code 1: a claim is refuted, a sum moved too far, or --one-step misses a bug that it put in.
     """

@@ -84,7 +84,7 @@ def _a9a(folder: PathLike) -> TrainAndTest:
 
 
 def _mushroom(folder: PathLike) -> TrainAndTest:
-    # there is no published split; this one is fixed and depends on the published number of rows alone
+    # there is no published split; this one is fixed and depends only on the published number of rows
     rows = read_table(find_file(folder, "agaricus-lepiota.data", subfolders=["mushroom"]), MUSHROOM)
     return rows.split(0.8, seed=0)
 

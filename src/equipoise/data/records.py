@@ -111,7 +111,7 @@ class Records:
         return (self[i] for i in range(self._length))
 
     def __repr__(self) -> str:
-        # shapes and types alone: a private value must not end up in a log
+        # only shapes and types: a private value must not end up in a log
         inside = ", ".join(f"{name}: {str(v.dtype)[6:]}{list(v.shape)}" for name, v in self._fields.items())
         return f"Records({inside})"
 

@@ -377,7 +377,7 @@ class LocalTraining(PrivateTraining):
 
     @property
     def state(self) -> State:
-        """The method's state, begun where there is none yet; a server's public values are set through it."""
+        """The method's state, begun where it is missing; a server's public values are set through it."""
         if self._steps.state is None:
             self._steps.ask(lambda context, state: None)  # makes the first state; releases nothing
         assert self._steps.state is not None

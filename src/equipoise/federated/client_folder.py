@@ -1,4 +1,4 @@
-"""A client's folder beside its training: the log of its rounds, and how the folder is taken up again.
+"""A client's folder around its training: the log of its rounds, and how the folder is taken up again.
 
 `private/rounds.jsonl` has a line for every round that was begun, for every query that was answered, and for
 the end. Lines are parsed and checked here; the client sees dataclasses.

@@ -205,7 +205,7 @@ class Exchange(Protocol):
         ...
 
     def send(self, request: Request, clients: Sequence[int]) -> Mapping[int, Reply | str]:
-        """Each client's reply; a string in place of one says why there is none."""
+        """Each client's reply; a string in place of one says why it is missing."""
         ...
 
 

@@ -297,7 +297,7 @@ class Method(ABC):
         return None
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        """What this method takes as public besides sampling and settings, as phrases for the statement.
+        """What this method takes as public in addition to sampling and settings, for the statement.
 
         Args:
             plan: of the run; None where only the configuration is known.

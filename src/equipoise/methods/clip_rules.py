@@ -74,7 +74,7 @@ class ClipRule(Option, ABC):
 
 @dataclass(frozen=True)
 class Abadi(ClipRule):
-    """Plain clipping, min(1, C / n): rows inside the ball of radius C are left alone."""
+    """Plain clipping, min(1, C / n): rows inside the ball of radius C stay as they are."""
 
     kind: ClassVar[str] = "abadi"
 

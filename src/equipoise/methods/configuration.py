@@ -86,7 +86,7 @@ def families(hint: Any) -> list[type[Option]]:
 
 
 def defaults(cls: type) -> dict[str, Any]:
-    """The fields of a dataclass with their defaults as plain values; None where there is none.
+    """The fields of a dataclass with their defaults as plain values; None where a default is missing.
 
     Example:
         >>> from equipoise.methods.clip_rules import PSAC

@@ -72,7 +72,7 @@ class DPSGD(Method):
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
-        resolve_threshold(self.clip_norm)  # raises where it is none
+        resolve_threshold(self.clip_norm)  # raises where it is no threshold
         _validate.instance(ClipRule, "PSAC(regulariser=0.1)", clip_rule=self.clip_rule)
         _validate.positive_if_given("or None to calibrate it", noise_multiplier=self.noise_multiplier)
         if self.per_layer is not False and isinstance(self.threshold, ReleasedQuantile):

@@ -47,7 +47,7 @@ def clipped(
 
     Args:
         tensors: named tensors.
-        radius: at least 0; infinity leaves the norm alone.
+        radius: at least 0; infinity does not bound it.
         rate: a positive factor, applied first.
         normalised: bring shorter ones to the radius too (zero stays zero).
 

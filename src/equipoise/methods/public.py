@@ -1,4 +1,4 @@
-"""Training on the public records: alone, and before a private training.
+"""Training on the public records, by itself and before a private training.
 
     public-only:         estimate = mean of the public gradients                      nothing is released
     public-warm-start:   the same, of gradients clipped as the private ones will be, for the first steps; then
@@ -52,7 +52,7 @@ class PublicOnly(Method):
 
     name: ClassVar[str] = "public-only"
     card: ClassVar[Card] = Card(
-        summary="Trains on the public records alone.",
+        summary="Trains only on the public records.",
         claim="Costs no privacy: nothing is computed from private records.",
         source="the baseline that papers on public directions leave out",
         guarantee="proven",

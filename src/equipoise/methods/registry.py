@@ -129,7 +129,7 @@ def find(name: str, recipe: str = "library") -> type[Any]:
     entry = registered()[name]
     path = entry.ours if recipe == "library" else entry.published
     if path is None:
-        raise ValueError(f"recipe={recipe!r}: the method {name!r} has the library's recipe alone")
+        raise ValueError(f"recipe={recipe!r}: the method {name!r} has only the library's recipe")
     found = _load(path)
     if "card" not in vars(found):
         # An inherited card would tell users what another method proves and costs.

@@ -1,4 +1,4 @@
-"""Clip thresholds that change over the training, from public knowledge alone.
+"""Clip thresholds that change over the training, from public knowledge only.
 
 =====================  ====================================================================================
 `Fixed`                C_t = C
@@ -148,7 +148,7 @@ class LinearDecay(Threshold):
 class Schedule(Threshold):
     """Any public schedule: a function from the step (0, 1, ...) to the clip norm, fixed before the training.
 
-    The function must depend on the step alone; it is asked again after a resume and must answer the same.
+    The function must depend only on the step; it is asked again after a resume and must answer the same.
 
     Args:
         function: from the step to the clip norm.

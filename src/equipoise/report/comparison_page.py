@@ -1,4 +1,4 @@
-"""The page and the table of a comparison of methods, from the plain values of `comparison.json` alone."""
+"""The page and the table of a comparison of methods, only from the plain values of `comparison.json`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEARCH = (
 
 
 MOST = 10
-"""Colours for curves; further methods are in the tables alone."""
+"""Colours for curves; further methods are only in the tables."""
 
 
 def write_comparison(values: Mapping[str, Any], folder: PathLike) -> Path:
@@ -72,8 +72,8 @@ def render_comparison(values: Mapping[str, Any]) -> str:
             banner(
                 "bad",
                 "Not at the same budget.",
-                f"{', '.join(unequal)}: the true epsilon is above {plain(values['epsilon'])} or there is "
-                "none, so the accuracy is not comparable with that of the others. The statements below say "
+                f"{', '.join(unequal)}: the true epsilon is above {plain(values['epsilon'])} or does not "
+                "exist, so the accuracy is not comparable with that of the others. The statements below say "
                 "why.",
             )
         )

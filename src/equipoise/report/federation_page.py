@@ -1,4 +1,4 @@
-"""The page and the summary of a federation, from the plain values of `federation.json` alone."""
+"""The page and the summary of a federation, only from the plain values of `federation.json`."""
 
 from __future__ import annotations
 

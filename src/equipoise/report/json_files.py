@@ -107,7 +107,7 @@ def read_object(path: PathLike) -> dict[str, Any]:
 
 
 def read_rows(path: PathLike) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, up to a line that is none: a kill can cut the last one short.
+    """The objects of a JSON-lines file, up to a line that holds no object: a kill can cut the last one short.
 
     Raises:
         FileNotFoundError: it is not there.

@@ -160,7 +160,7 @@ def _promise(run: Run) -> list[str]:
         paragraphs.append(epsilon_in_words(run.epsilon, run.delta, relation))
     if run.accuracy is not None:
         paragraphs.append(
-            "The accuracy was measured on the test records. The statement covers the training records alone: "
+            "The accuracy was measured on the test records. The statement covers only the training records: "
             "if the test records are personal data too, the accuracy is a figure about them without noise."
         )
     return paragraphs
@@ -329,8 +329,8 @@ def _repeat_note(run: Run) -> str:
         return "The same command gives the same model, to the last digit on the same machine."
     return (
         "The same command repeats the run with fresh noise and fresh sampling from the operating system, so "
-        "its figures will differ a little, and it spends the budget again. The seed fixes the initial "
-        "weights and other public randomness alone."
+        "its figures will differ a little, and it spends the budget again. The seed fixes only the "
+        "initial weights and other public randomness."
     )
 
 

@@ -70,7 +70,7 @@ class Run:
 
     @property
     def other_evaluations(self) -> list[str]:
-        """What was evaluated beside the accuracy; a page has room for a few."""
+        """What was evaluated in addition to the accuracy; a page has room for a few."""
         prefix = "evaluation."
         names = {key.removeprefix(prefix) for row in self.metrics for key in row if key.startswith(prefix)}
         return [name for name in sorted(names - {"accuracy"}) if self.curve(prefix + name)][:6]

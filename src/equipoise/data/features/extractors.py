@@ -46,7 +46,7 @@ class FeatureExtractor(Protocol):
     """What :func:`extract` needs: a call on a batch of inputs, and a description of its constants."""
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Features ``[k, ...]`` of inputs ``[k, ...]``; row i depends on input i alone."""
+        """Features ``[k, ...]`` of inputs ``[k, ...]``; row i depends only on input i."""
 
     def config(self) -> dict[str, object]:
         """Name, version and constants, as JSON can hold them: equal configurations compute equal features."""

@@ -2,8 +2,8 @@
 download.
 
 E. Alpaydin, C. Kaynak, "Optical recognition of handwritten digits", UCI Machine Learning Repository, 1998.
-The split into 1,437 training and 360 test records is fixed and public: it depends on the number of records
-alone.
+The split into 1,437 training and 360 test records is fixed and public: it depends only on the number of
+records.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ __all__ = ["standardise_each"]
 def standardise_each(
     images: Tensor, *, scale: float = 255.0, floor: float | None = None, chunk: int = 8192
 ) -> Tensor:
-    """Images with mean 0 and standard deviation 1 each, computed from that image alone.
+    """Images with mean 0 and standard deviation 1 each, computed only from that image.
 
     Args:
         images: ``[n, ...]``, integers or floats; the mean and deviation run over all axes but the first.

@@ -2,7 +2,7 @@
 
 A request's global model is an `ArrayRecord`, its round and numbers a `ConfigRecord`, and every extra that is
 a group of named tensors an `ArrayRecord` of its own. A reply holds tensors, reports, or both, or the reason
-why there is none. The kind of a request is the message's type. Arrays travel as NumPy writes them: bit for
+why it has neither. The kind of a request is the message's type. Arrays travel as NumPy writes them: bit for
 bit, and without pickles.
 """
 

@@ -49,7 +49,7 @@ class AveragedIterate(RoundWrapper):
 
     name: ClassVar[str] = "averaged-iterate"
     card: ClassVar[Card] = Card(
-        summary="Any method; the mean of the local iterates is sent beside the last one.",
+        summary="Any method; the mean of the local iterates is sent together with the last one.",
         claim="The output that the utility theorem of AdaptDP-FedAvg covers, for convex losses.",
         source="Fukami, Murata and Niwa 2025, TMLR, AdaptDP-FedAvg",
         guarantee="proven",

@@ -176,7 +176,7 @@ class RoundSubspace(RefreshedSource):
         """
         last = self._last
         if not last or any(not torch.equal(last["at"][name], value) for name, value in params.items()):
-            # Together: a failure in between would leave a basis beside another model.
+            # Together: a failure in between would leave a basis with another model.
             last.update(at=copied(params), basis=self._basis(params))
         basis: RoundBasis = last["basis"]
         return basis

@@ -194,7 +194,7 @@ class ServerRMS(RadiusOfServer):
 
     @property
     def rule(self) -> RMSRadius:
-        """Its limit alone: the server's rule moves the radius."""
+        """Only its limit: the server's rule moves the radius."""
         return RMSRadius(float(self.clip_norm))
 
     def query_sampling(self, sampling: Sampling, rounds: int) -> Sampling:

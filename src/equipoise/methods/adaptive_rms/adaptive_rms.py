@@ -58,7 +58,7 @@ class RMSClipping(Method):
     @property
     @abstractmethod
     def fused(self) -> bool:
-        """Whether squares are released beside the gradient, from the same draw."""
+        """Whether squares are released with the gradient, from the same draw."""
 
     @property
     @abstractmethod
@@ -164,7 +164,7 @@ class RMSClipping(Method):
         return mean_of(released["gradient"], size), state
 
     def measures(self, state: State) -> bool:
-        """Whether the next step releases squares beside its gradient."""
+        """Whether the next step releases squares with its gradient."""
         return self.fused
 
     def begin_round(self, context: Context, state: State) -> State:

@@ -1,4 +1,4 @@
-"""A clipping radius that follows the root mean square of the gradient norms, from released values alone.
+"""A clipping radius that follows the root mean square of the gradient norms, only from released values.
 
 With G a public bound, U the scale at which squared norms were cut, m the released mean of min(|g|^2, U) and
 s the standard deviation of its noise,

@@ -116,7 +116,7 @@ class AnchoredMethod(Method):
         """The largest add-or-remove bounds of the coupled sum and of the anchor sum."""
 
     def counts(self, batch: float, anchor_batch: float) -> Mapping[str, float]:
-        """Noise multipliers of counts released beside "coupled" and "anchor", by the name of that release."""
+        """Noise multipliers of counts released with "coupled" and "anchor", by the name of that release."""
         return {}
 
     def published_noise(self, setting: Setting, anchors: Anchors) -> tuple[float, float] | None:
@@ -191,7 +191,7 @@ class AnchoredMethod(Method):
         given, given_anchor = self.noise_multiplier, self.anchor_noise_multiplier
         if setting.other_runs:
             # The ratio of the multipliers is that of a run with the budget to itself; both are then raised
-            # together until the other runs fit in beside them.
+            # together until the other runs fit in with them.
             plan = self._calibrated(with_noise, dataclasses.replace(setting, other_runs=()), anchors)
             at_anchor = plan["anchor"].noise_multiplier
             coupled = plan["coupled"].noise_multiplier if schedule.num_coupled else 1.0
@@ -285,6 +285,6 @@ def anchor_sampling(sampling: Sampling, size: float, count: int) -> Sampling:
         # Of the training's kind, so that the neighbouring relation and the amplification are the same.
         return dataclasses.replace(sampling, batch_size=round(size), steps=count)
     raise TypeError(
-        f"sampling={sampling!r}: anchors can be sampled beside Poisson, WithoutReplacement, FullBatch and "
+        f"sampling={sampling!r}: anchors can be sampled with Poisson, WithoutReplacement, FullBatch and "
         "FixedEpochs draws"
     )

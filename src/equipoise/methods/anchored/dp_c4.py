@@ -56,9 +56,9 @@ SOURCE = "DP-C4, anonymous submission nw0pePP5qd at OpenReview, 2025"
 # How large the rounding of the two forward passes is follows from private activations: no threshold could be
 # floored above it by public or released numbers.
 ROUNDING_ASSUMPTION = (
-    "clipped differences of gradients are large beside the rounding of the two forward passes: in float32, "
-    "where losses vanish to rounding and the two points are a few units in the last place apart, a search "
-    "found sums that moved by up to 1.8 times the threshold; in float64 it found none above it"
+    "clipped differences of gradients are large compared with the rounding of the two forward passes: in "
+    "float32, where losses vanish to rounding and the two points are a few units in the last place apart, a "
+    "search found sums that moved by up to 1.8 times the threshold; in float64 it found none above it"
 )
 
 

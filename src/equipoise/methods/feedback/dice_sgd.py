@@ -10,7 +10,7 @@ clip(v, C) = v min(1, C / |v|), every step takes
 
 At rest the estimate is zero and so is the mean of the gradients clipped at Ce: the bias of clipping at C1 is
 gone, the radius Ce >> C1 takes its place. Both sums are one Gaussian release that costs what DP-SGD's does
-(`joint_noise`); the memory e is computed from released values alone.
+(`joint_noise`); the memory e is computed only from released values.
 
 Source: Zhang, Bu, Wu and Hong, ICLR 2024, whose memory takes raw gradients: `equipoise.published.DiceSGD`.
 """
@@ -161,7 +161,7 @@ class DiceSGD(Method):
         if "total" in released:
             residual = {name: value.sub_(body[name]) for name, value in residual.items()}
         del released
-        # The memory holds released values alone: whatever is computed from it costs nothing.
+        # The memory holds only released values: whatever is computed from it costs nothing.
         feedback = self._feedback(state["memory"])
         memory = {
             name: (kept - feedback[name]).add_(residual[name]) for name, kept in state["memory"].items()

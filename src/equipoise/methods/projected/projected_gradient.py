@@ -7,7 +7,7 @@ With columns V [P, K] that are public or released, and coordinates y_i = V^T g_i
     a_i = rule.weights(||y_i||, C)       clipped after the projection (PCDP-SGD, RPDP, biased GEP)
     a_i = rule.weights(||g_i||, C)       clipped before it (PDP-SGD)
 
-and, for GEP, beside it from the same records sum_i b_i (g_i - V y_i) + N(0, (z_2 C_2)^2 I_P) with
+and, for GEP, in addition, from the same records, sum_i b_i (g_i - V y_i) + N(0, (z_2 C_2)^2 I_P) with
 b_i = rule.weights(||g_i - V y_i||, C_2).
 
 The sums are clipped and noised in coordinates: noise of K numbers instead of P, and ||a_i y_i|| <= C for

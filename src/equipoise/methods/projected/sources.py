@@ -124,7 +124,7 @@ class SubspaceSource(Option, ABC):
         """
 
     def releases(self, sampling: Sampling, scale: float) -> list[Release]:
-        """What finding the subspace releases, beside a step's releases that together have this multiplier."""
+        """What finding the subspace releases, where a step's releases together have this multiplier."""
         return []
 
     def public_gradients(self, sampling: Sampling) -> int:

@@ -1,4 +1,4 @@
-"""DiceSGD as published: raw memory, and noise on the update alone.
+"""DiceSGD as published: raw memory, and noise only on the update.
 
     v = sum_i clip(g_i, C1) / B + clip(e, C2)
     estimate = v + N(0, sigma1^2 I)
@@ -137,7 +137,7 @@ class DiceSGD(Method):
         return published_noise_std(budget.epsilon, budget.delta, **self._of_formula(sampling))
 
     def _of_formula(self, sampling: Sampling) -> dict[str, Any]:
-        """What the paper's formula takes beside epsilon and delta, or the noise and delta."""
+        """What the paper's formula takes in addition to epsilon and delta, or to noise and delta."""
         # The theorem asks for C2 <= C / B, Algorithm 4 has C = C2.
         times = 1.0 if self.noise == "algorithm_4" else sampling.expected_size
         return {
