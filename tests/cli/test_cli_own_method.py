@@ -52,6 +52,29 @@ class Cardless(eq.DPSGD):
     name = "cardless"
 
 
+@dataclass(frozen=True, kw_only=True)
+class FromScratch(eq.Method):
+    name: ClassVar[str] = "from-scratch"
+
+    def plan(self, setting):
+        from equipoise.methods.base import Plan
+        from equipoise.privacy import Gaussian, PrivacyPlan, Release
+
+        def releases(noise_multiplier):
+            gradient = Release("gradient", 1.0, Gaussian(noise_multiplier))
+            return PrivacyPlan([gradient], setting.sampling, setting.relation)
+
+        return Plan(setting.calibrated(releases))
+
+    def step(self, context, state):
+        from equipoise.methods import Abadi
+        from equipoise.privacy import clip
+
+        draw = context.draw("batch")
+        sums = draw.query(lambda rows, ids: {"gradient": clip(rows, Abadi(), 1.0)})
+        return context.ledger.release(draw, sums)["gradient"], state
+
+
 class Stranger:
     pass
 """
@@ -98,6 +121,16 @@ def test_it_trains_resumes_and_verifies(package, equipoise, tmp_path, monkeypatc
     told = [finding for finding in checked.value["findings"] if finding["subject"] == "method"]
     # a verifier imports nothing that a file names; what is installed here is known
     assert [finding["ok"] for finding in told] == ([None] if ":" in word else [])
+
+
+def test_a_method_from_scratch_needs_no_card(package, equipoise, tmp_path):
+    words = "train --data digits --epochs 1 --batch-size 700 --json --method half_steps:FromScratch"
+    run = tmp_path / "run"
+    assert equipoise(f"{words} --dry-run").value["guarantee"] == "proven"
+    found = equipoise(f"{words} --run-dir", run)
+    assert found.code == 0, found.err
+    assert json.loads((run / "statement.json").read_text())["guarantee"] == "proven"
+    assert equipoise("verify", run, "--json").code == 0
 
 
 def test_an_installed_method_is_listed(package, equipoise):

@@ -254,7 +254,17 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    card: ClassVar[Card]
+    # A method of the user's own need not have a card. It may claim what its plan proves: the ledger knows
+    # unproven releases and disclosures, and the statement claims no more than they leave.
+    card: ClassVar[Card] = Card(
+        summary="A method without a card.",
+        claim="The method has no card that says what it proves.",
+        source="not stated",
+        guarantee="proven",
+        cost="not stated",
+        use_when="Not stated.",
+        avoid_when="Not stated.",
+    )
     recipe: ClassVar[str] = "library"
     """"library" (proven by composition) or "as_published" (the paper's to the letter)."""
 
