@@ -254,10 +254,6 @@ def test_a_module_name_has_one_meaning() -> None:
     assert not {stem: names for stem, names in places.items() if len(names) > 1}
 
 
-# In the gradients room two constants and a type alias still have the name of another thing.
-SHARED_CONSTANT_NAMES = {"LARGE", "ROWS_GROWTH", "State"}
-
-
 def public_names(module: str, path: Path) -> set[str]:
     """The public classes, functions, constants and type aliases that stand at the top of a module.
 
@@ -280,7 +276,7 @@ def several_homes(package: Path) -> dict[str, list[str]]:
     """The modules of each public name that more than one module gives a thing of its own."""
     places: dict[str, list[str]] = {}
     for module, path in named_modules(package).items():
-        for name in public_names(module, path) - SHARED_CONSTANT_NAMES:
+        for name in public_names(module, path):
             places.setdefault(name, []).append(module)
     return {name: modules for name, modules in places.items() if len(modules) > 1}
 

@@ -190,7 +190,7 @@ LOST_SHARE = 1e-12
 
 
 #: Below so many held numbers the product is short anyway and calls of the operator cost more.
-LARGE = 1 << 20
+LARGE_MATRIX = 1 << 20
 
 
 def times_held(rows: Tensor, held: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ def times_held(rows: Tensor, held: Tensor) -> Tensor:
     """
     operator = _linear()
     suited = rows.device.type == "cpu" and rows.dtype == held.dtype == torch.float32
-    if operator is None or not suited or held.numel() < LARGE or rows.shape[0] >= held.shape[0]:
+    if operator is None or not suited or held.numel() < LARGE_MATRIX or rows.shape[0] >= held.shape[0]:
         return dots(rows, held)
     product: Tensor = operator(held, rows, None, "none", [], "")
     return product.t()

@@ -21,9 +21,9 @@ from torch import Tensor
 
 __all__ = ["COMPOSITIONS", "composition", "opened"]
 
-State = tuple[Tensor, ...]
+RecurrentState = tuple[Tensor, ...]
 #: From u_t, v_t and the state before to the state after, whose first part is h_t.
-Cell = Callable[[Tensor, Tensor, State], State]
+Cell = Callable[[Tensor, Tensor, RecurrentState], RecurrentState]
 
 
 def composition(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable | None:
@@ -52,13 +52,13 @@ def opened(func: Callable) -> Callable:
     return found
 
 
-def _lstm(u: Tensor, v: Tensor, state: State) -> State:
+def _lstm(u: Tensor, v: Tensor, state: RecurrentState) -> RecurrentState:
     i, f, g, o = (u + v).chunk(4, -1)
     c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-def _gru(u: Tensor, v: Tensor, state: State) -> State:
+def _gru(u: Tensor, v: Tensor, state: RecurrentState) -> RecurrentState:
     (r, z, n), (r_v, z_v, n_v) = u.chunk(3, -1), v.chunk(3, -1)
     n = torch.tanh(n + torch.sigmoid(r + r_v) * n_v)
     return (n + torch.sigmoid(z + z_v) * (state[0] - n),)
@@ -98,7 +98,7 @@ def _layers(cell: Cell) -> Callable:
         before = (hx,) if isinstance(hx, Tensor) else tuple(hx)
         directions, time = 2 if bidirectional else 1, 1 if batch_first else 0
         each = len(weights) // (num_layers * directions)
-        after: list[State] = []
+        after: list[RecurrentState] = []
         for layer in range(num_layers):
             if layer and dropout and train:
                 x = F.dropout(x, dropout, training=True)
@@ -117,8 +117,14 @@ def _layers(cell: Cell) -> Callable:
 
 
 def _direction(
-    cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], biases: bool, time: int, backwards: bool
-) -> tuple[Tensor, State]:
+    cell: Cell,
+    x: Tensor,
+    state: RecurrentState,
+    weights: Sequence[Tensor],
+    biases: bool,
+    time: int,
+    backwards: bool,
+) -> tuple[Tensor, RecurrentState]:
     """One direction of one layer; ``weights`` are W_ih, W_hh, the biases if any, and an LSTM's projection."""
     w_ih, w_hh, *rest = weights
     b_ih, b_hh = (rest.pop(0), rest.pop(0)) if biases else (None, None)

@@ -115,7 +115,7 @@ def _each(value: int | Sequence[int], count: int, name: str) -> tuple[int, ...]:
 
 
 #: As for other factors, but rows save a convolution its second weight gradient, and its kernels are small.
-ROWS_GROWTH = 4
+CONVOLUTION_ROWS_GROWTH = 4
 
 
 #: Elements of the unfolded input at once: it is many times the input, and fits the cache in pieces.
@@ -239,7 +239,7 @@ class ConvFactor(BilinearFactor):
         lazy = (
             ["gram", *routes] if 2 * gram <= product else [*routes, "gram"] if gram <= 4 * product else routes
         )
-        if not with_rows or self.shape.numel() > ROWS_GROWTH * self.input_elements():
+        if not with_rows or self.shape.numel() > CONVOLUTION_ROWS_GROWTH * self.input_elements():
             return tuple(lazy)
         return (*(f"rows_{route}" for route in routes), *lazy)
 
