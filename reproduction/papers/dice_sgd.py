@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from equipoise.methods import DPSGD, EFSGD, ClipSGD, DiceSGD, Method, published
+from equipoise.methods import DPSGD, EFSGD, ClipSGD, DiceSGD, ErrorFeedback, Method, published
 from equipoise.methods.base import Setting
 from equipoise.privacy import Budget, FullBatch, Poisson, gaussian_epsilon
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
@@ -103,11 +103,14 @@ class Row:
     drawn: bool = False
 
 
-def _dice(clip_norm: float, residual: float, drawn: bool = False, **options: Any) -> Row:
-    label = "".join(f", {name.replace('_', ' ')} {value:g}" for name, value in options.items())
+def _dice(
+    clip_norm: float, residual: float, drawn: bool = False, memory_clip_norm: float | None = None
+) -> Row:
+    label = "" if memory_clip_norm is None else f", memory clip norm {memory_clip_norm:g}"
+    feedback = ErrorFeedback(memory_clip_norm=memory_clip_norm)
     return Row(
         f"DiceSGD joint, clip norm {clip_norm:g}, residual {residual:g}{label}",
-        lambda: DiceSGD(clip_norm=clip_norm, residual_clip_norm=residual, **options),
+        lambda: DiceSGD(clip_norm=clip_norm, residual_clip_norm=residual, feedback=feedback),
         drawn,
     )
 

@@ -35,7 +35,7 @@ def test_a_method_in_other_forms(equipoise, monkeypatch):
 def test_options_of_a_method_are_those_of_a_training(equipoise, monkeypatch):
     small = replace(mechanism.AUDITS["dice-sgd"], canaries=100, trainings=1, steps=2)
     monkeypatch.setitem(mechanism.AUDITS, "dice-sgd", small)
-    line = "audit --method dice-sgd --variant independent --option feedback_rate=0.5 --json"
+    line = "audit --method dice-sgd --variant independent --option feedback.rate=0.5 --json"
     assert equipoise(line).value["holds"]
 
 

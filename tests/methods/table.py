@@ -21,6 +21,7 @@ from equipoise.methods import (
     AtRandom,
     Automatic,
     Constant,
+    ErrorFeedback,
     Every,
     Independent,
     IterationSubspace,
@@ -144,8 +145,10 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     ),
     "dp-c4-plus as published": lambda: published.DPC4Plus(clip_norm=0.5, anchor_scale=0.1),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
-    "dice-sgd per layer": lambda: eq.DiceSGD(clip_norm=0.1, feedback_rate=0.5, per_layer=True),
-    "dice-sgd independent": lambda: eq.DiceSGD(clip_norm=0.1, variant=Independent(), memory_clip_norm=3.0),
+    "dice-sgd per layer": lambda: eq.DiceSGD(clip_norm=0.1, feedback=ErrorFeedback(rate=0.5), per_layer=True),
+    "dice-sgd independent": lambda: eq.DiceSGD(
+        clip_norm=0.1, variant=Independent(), feedback=ErrorFeedback(memory_clip_norm=3.0)
+    ),
     "dice-sgd automatic": lambda: eq.DiceSGD(clip_norm=0.1, variant=Automatic(regulariser=0.01)),
     "dice-sgd as published": lambda: published.DiceSGD(clip_norm=0.1),
     "dice-sgd algorithm 4": lambda: published.DiceSGD(variant="algorithm_4"),

@@ -189,10 +189,8 @@ def test_bad_settings_are_named(options, message):
     "option",
     [
         {"residual_clip_norm": 5.0},
-        {"feedback_rate": 0.5},
         {"per_layer": True},
-        {"feedback_per_layer": True},
-        {"memory_clip_norm": 5.0},
+        {"feedback": eq.methods.ErrorFeedback(rate=0.5)},
     ],
 )
 def test_the_published_algorithms_do_not_have_the_librarys_settings(option):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import equipoise as eq
-from equipoise.methods import find
+from equipoise.methods import ErrorFeedback, find
 from equipoise.methods.base import Setting
 from equipoise.methods.feedback.joint_noise import Automatic, Independent, Joint
 from equipoise.methods.named_tensors import norm_of
@@ -58,7 +58,8 @@ def test_two_records_by_hand():
 
 def test_feedback_rate_and_limits_by_hand():
     """A memory of (0.6, 0.8) fed back at rate 1/2 and cut at 0.3, then cut itself."""
-    method = dice(residual_clip_norm=3.0, feedback_rate=0.5, feedback_clip_norm=0.3, memory_clip_norm=0.9)
+    feedback = ErrorFeedback(rate=0.5, clip_norm=0.3, memory_clip_norm=0.9)
+    method = dice(residual_clip_norm=3.0, feedback=feedback)
     out = run(method, TWO, torch.zeros(2).double(), steps=2, rate=0.1)
     assert out.states[0]["memory"]["x"] == pytest.approx(torch.tensor([0.54, 0.72]))  # cut to 0.9
     fed = torch.tensor([0.18, 0.24])  # half of it is 0.45 long, cut to 0.3
@@ -114,7 +115,9 @@ def test_equal_radii_are_dp_sgd_bit_for_bit(optimizer, per_layer):
 
 def test_without_feedback_the_sum_is_dp_sgds():
     gradients, _ = cloud()
-    ours = run(dice(feedback_clip_norm=0.0), gradients, torch.zeros(3).double(), steps=5, rate=0.3)
+    ours = run(
+        dice(feedback=ErrorFeedback(clip_norm=0.0)), gradients, torch.zeros(3).double(), steps=5, rate=0.3
+    )
     theirs = run(
         eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0), gradients, torch.zeros(3).double(), steps=5, rate=0.3
     )
@@ -125,7 +128,7 @@ def test_without_feedback_the_sum_is_dp_sgds():
 
 def test_unlimited_feedback_pays_the_last_residual_back_at_once():
     gradients, _ = cloud()
-    method = dice(feedback_clip_norm=math.inf)
+    method = dice(feedback=ErrorFeedback(clip_norm=math.inf))
     out = run(method, gradients, torch.zeros(3).double(), steps=5, rate=0.3)
     size = 40
     for now, before, estimate in zip(
@@ -148,7 +151,8 @@ def test_where_nothing_is_clipped_it_is_plain_sgd():
 def test_nothing_is_lost():
     """The estimates and the memory at the end add up to the totals; so do the parameters."""
     gradients, _ = cloud()
-    for options in ({}, {"feedback_rate": 0.3, "feedback_clip_norm": 2.0}, {"variant": Independent()}):
+    slow = ErrorFeedback(rate=0.3, clip_norm=2.0)
+    for options in ({}, {"feedback": slow}, {"variant": Independent()}):
         out = run(
             dice(residual_clip_norm=4.0, **options), gradients, torch.ones(3).double(), steps=30, rate=0.1
         )
@@ -185,7 +189,7 @@ def test_the_bias_is_there_without_feedback():
 
 def test_a_radius_below_the_clip_norm_leaves_bias_and_is_told():
     gradients, mean = cloud()
-    method = dice(1.0, residual_clip_norm=40.0, feedback_clip_norm=0.005)
+    method = dice(1.0, residual_clip_norm=40.0, feedback=ErrorFeedback(clip_norm=0.005))
     with pytest.warns(RuntimeWarning, match="above 20 times"):
         out = run(method, gradients, torch.zeros(3).double(), steps=200, rate=0.3)
     assert float((out.xs[-1] - mean).norm()) > 0.4
@@ -200,14 +204,14 @@ def test_a_far_start_winds_up_and_a_limit_prevents_it():
     away = torch.tensor([0.0, 30.0, 0.0]).double()
 
     def overshoot(**options):
-        method = dice(1.0, residual_clip_norm=100.0, **options)
+        method = dice(1.0, residual_clip_norm=100.0, feedback=ErrorFeedback(**options))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the alarm rings, rightly
             out = run(method, gradients, mean + away, steps=500, rate=0.1)
         return -min(float((x - mean)[1]) for x in out.xs), float((out.xs[-1] - mean).norm())
 
     assert overshoot()[1] > 3
-    assert overshoot(feedback_clip_norm=3.0)[0] == pytest.approx(16.8, abs=0.5)
+    assert overshoot(clip_norm=3.0)[0] == pytest.approx(16.8, abs=0.5)
     limited = overshoot(memory_clip_norm=10.0)
     assert limited[0] < 0.5
     assert limited[1] < 1e-3
@@ -227,9 +231,9 @@ def test_the_plan_is_dp_sgds_whatever_the_radii():
     for options in (
         {},
         {"clip_norm": 7.0, "residual_clip_norm": 8.0},
-        {"feedback_clip_norm": 0.0, "feedback_rate": 0.1, "variant": Joint(noise_inflation=1.3)},
+        {"feedback": ErrorFeedback(clip_norm=0.0, rate=0.1), "variant": Joint(noise_inflation=1.3)},
         {"variant": Independent()},
-        {"variant": Automatic(), "memory_clip_norm": 50.0},
+        {"variant": Automatic(), "feedback": ErrorFeedback(memory_clip_norm=50.0)},
         {"residual_clip_norm": 1.0},
     ):
         found = plan(eq.DiceSGD(**options))
@@ -241,12 +245,12 @@ def test_the_plan_is_dp_sgds_whatever_the_radii():
 
 def test_the_memory_is_clipped_whole_or_layer_by_layer():
     memory = {"0.weight": torch.tensor([3.0, 4.0]), "0.bias": torch.zeros(1), "2.weight": torch.tensor([0.1])}
-    whole = dice()._feedback(memory)
+    whole = ErrorFeedback().of(memory, 1.0)
     assert float(norm_of(whole)) == pytest.approx(1.0)
-    equal = dice(feedback_per_layer=True, feedback_rate=0.5)._feedback(memory)
+    equal = ErrorFeedback(per_layer=True, rate=0.5).of(memory, 1.0)
     assert equal["0.weight"] == pytest.approx(torch.tensor([0.6, 0.8]) / math.sqrt(2))
     assert float(equal["2.weight"]) == pytest.approx(0.05)  # inside its part of the radius
-    shares = dice(feedback_per_layer=True, per_layer={"0": 16.0, "2": 9.0})._feedback(memory)
+    shares = ErrorFeedback(per_layer=True).of(memory, 1.0, per_layer={"0": 16.0, "2": 9.0})
     assert float(shares["0.weight"].norm()) == pytest.approx(0.8)
     assert float(shares["2.weight"]) == pytest.approx(0.1)
 
@@ -284,7 +288,7 @@ def test_the_training_releases_what_the_oracle_says():
 
 
 def test_an_empty_draw_still_releases_noise_feeds_back_and_counts():
-    method = eq.DiceSGD(noise_multiplier=1.0, feedback_clip_norm=math.inf)
+    method = eq.DiceSGD(noise_multiplier=1.0, feedback=ErrorFeedback(clip_norm=math.inf))
     training, _ = train(method, sampling=Poisson(0.001, 120, 3))
     state = training.method_state
     assert all(float(value.norm()) > 0 for value in state["memory"].values())
@@ -297,10 +301,12 @@ def test_an_empty_draw_still_releases_noise_feeds_back_and_counts():
         eq.DiceSGD(),
         eq.DiceSGD(clip_norm=0.3, variant=Independent(), per_layer={"0": 1.0}, noise_multiplier=2.0),
         eq.DiceSGD(
-            clip_norm=0.3, variant=Automatic(regulariser=0.01), feedback_rate=0.5, memory_clip_norm=9.0
+            clip_norm=0.3,
+            variant=Automatic(regulariser=0.01),
+            feedback=ErrorFeedback(rate=0.5, memory_clip_norm=9.0),
         ),
-        eq.DiceSGD(clip_norm=1.0, residual_clip_norm=1.0, feedback_clip_norm=math.inf),
-        eq.DiceSGD(clip_norm=0.3, feedback_per_layer=True),
+        eq.DiceSGD(clip_norm=1.0, residual_clip_norm=1.0, feedback=ErrorFeedback(clip_norm=math.inf)),
+        eq.DiceSGD(clip_norm=0.3, feedback=ErrorFeedback(per_layer=True)),
     ],
 )
 def test_settings_come_back_from_a_file(method):
@@ -314,9 +320,7 @@ def test_settings_come_back_from_a_file(method):
     [
         ({"clip_norm": 0.0}, "clip_norm=0.0"),
         ({"residual_clip_norm": 0.5}, "at least clip_norm=1.0"),
-        ({"feedback_rate": 0.0}, "feedback_rate=0.0"),
-        ({"feedback_clip_norm": -1.0}, "feedback_clip_norm=-1.0"),
-        ({"memory_clip_norm": 0.5}, "could never reach"),
+        ({"feedback": ErrorFeedback(memory_clip_norm=0.5)}, "feedback.memory_clip_norm=0.5 .*never reach"),
     ],
 )
 def test_bad_settings_are_named(options, message):
@@ -330,9 +334,12 @@ def test_bad_settings_are_named(options, message):
         (Joint, {"noise_inflation": 0.9}, "noise_inflation=0.9"),
         (Automatic, {"noise_inflation": 0.9}, "noise_inflation=0.9"),
         (Automatic, {"regulariser": -0.1}, "regulariser=-0.1"),
+        (ErrorFeedback, {"rate": 0.0}, "rate=0.0"),
+        (ErrorFeedback, {"clip_norm": -1.0}, "clip_norm=-1.0"),
+        (ErrorFeedback, {"memory_clip_norm": 0.0}, "memory_clip_norm=0.0"),
     ],
 )
-def test_bad_settings_of_a_variant_are_named(kind, options, message):
+def test_bad_settings_of_an_option_are_named(kind, options, message):
     with pytest.raises(ValueError, match=message):
         kind(**options)
 
@@ -350,11 +357,19 @@ def test_a_variant_has_no_settings_of_another():
         ({"recipe": "printed"}, "recipe"),
         ({"noise": "theorem"}, "noise"),
         ({"variant": "both"}, "variant='both'"),
+        ({"feedback": 0.5}, "feedback=0.5"),
     ],
 )
 def test_what_the_method_does_not_have_is_a_type_error(options, message):
     with pytest.raises(TypeError, match=message):
         eq.DiceSGD(**options)
+
+
+def test_a_setting_that_a_file_has_and_the_method_has_not_is_named():
+    with pytest.raises(ValueError, match=r"^feedback_rate is unknown: DiceSGD has .*feedback, per_layer"):
+        eq.DiceSGD.from_config({"name": "dice-sgd", "feedback_rate": 0.5})
+    with pytest.raises(ValueError, match=r"^feedback\.rate=0\.0: a rate lies in"):
+        eq.DiceSGD.from_config({"name": "dice-sgd", "feedback.rate": 0.0})
 
 
 def test_norms_are_of_all_tensors_together():

@@ -31,6 +31,7 @@ from equipoise.methods.clip_rules import ClipRule as ClipRule
 from equipoise.methods.configuration import Option as Option
 from equipoise.methods.dp_sgd import DPSGD as DPSGD
 from equipoise.methods.feedback.dice_sgd import DiceSGD as DiceSGD
+from equipoise.methods.feedback.dice_sgd import ErrorFeedback as ErrorFeedback
 from equipoise.methods.feedback.joint_noise import Automatic as Automatic
 from equipoise.methods.feedback.joint_noise import Independent as Independent
 from equipoise.methods.feedback.joint_noise import Joint as Joint

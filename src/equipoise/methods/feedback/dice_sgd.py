@@ -30,6 +30,7 @@ from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi, check_shares, layer_shares
+from equipoise.methods.configuration import Option
 from equipoise.methods.feedback.joint_noise import Joint, SumNoise
 from equipoise.methods.named_tensors import clipped, mean_of, norm_of, zeros_like
 from equipoise.privacy.bounds.bounded import Bounded
@@ -39,7 +40,67 @@ from equipoise.privacy.mechanisms import Gaussian, JointGaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 
-__all__ = ["DiceSGD"]
+__all__ = ["DiceSGD", "ErrorFeedback"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorFeedback(Option):
+    """What clipping removed comes back from the memory, itself clipped.
+
+    Args:
+        clip_norm: C2 >= 0 on the mean scale; C1 when None. Below C1 a resting point need not exist;
+            0 switches the feedback off; infinity is allowed.
+        rate: rho in (0, 1]; below 1 the noise of the total is averaged over about 1 / rho steps.
+        per_layer: clip the memory layer by layer, at radii whose squares sum to C2^2, equal or with
+            the shares of the method's `per_layer`; else all of it together.
+        memory_clip_norm: limit of |e|, against wind-up from far starts; none when None.
+    """
+
+    kind: ClassVar[str] = "error_feedback"
+    clip_norm: float | None = None
+    rate: float = 1.0
+    per_layer: bool = False
+    memory_clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.clip_norm is not None and not self.clip_norm >= 0:
+            raise ValueError(f"clip_norm={self.clip_norm!r}: the radius C2 is at least 0")
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate={self.rate!r}: a rate lies in (0, 1]; 1 feeds all back")
+        _validate.positive_if_given(memory_clip_norm=self.memory_clip_norm)
+
+    def check(self, radius: float) -> None:
+        """Raise a ValueError where the limit of the memory keeps the feedback below its radius."""
+        if self.memory_clip_norm is not None and self.memory_clip_norm < radius / self.rate:
+            raise ValueError(
+                f"feedback.memory_clip_norm={self.memory_clip_norm!r} is below feedback.clip_norm / "
+                f"feedback.rate = {radius / self.rate:g}: the feedback could never reach its radius; "
+                "10 times that is a good value"
+            )
+
+    def of(
+        self,
+        memory: Mapping[str, Tensor],
+        radius: float,
+        per_layer: bool | Mapping[str, float] = False,
+        normalised: bool = False,
+    ) -> dict[str, Tensor]:
+        """The memory times rho, clipped at `radius`: whole, or every layer at its share of it.
+
+        Args:
+            memory: e.
+            radius: C2.
+            per_layer: the method's shares, where the memory is clipped layer by layer.
+            normalised: bring shorter memories to the radius too.
+        """
+        cut = partial(clipped, rate=self.rate, normalised=normalised)
+        if not self.per_layer:
+            return cut(memory, radius)
+        groups, shares = layer_shares(tuple(memory), per_layer)
+        feedback: dict[str, Tensor] = {}
+        for group, share in zip(groups, shares, strict=True):
+            feedback |= cut({name: memory[name] for name in group}, share * radius)
+        return feedback
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +113,7 @@ class DiceSGD(Method):
             (noise of their own), or `Automatic` (normalised gradients and feedback, correlated noise).
         residual_clip_norm: Ce >= C1, beyond which gradients stay biased: the radius to tune; 10 C1 when None.
             At Ce = C1 the method is DP-SGD.
-        feedback_clip_norm: C2 >= 0 on the mean scale; C1 when None. Below C1 a resting point need not exist;
-            0 switches the feedback off; infinity is allowed.
-        feedback_rate: rho in (0, 1]; below 1 the noise of the total is averaged over about 1 / rho steps.
-        feedback_per_layer: clip the memory layer by layer, at radii whose squares sum to C2^2, equal or with
-            the shares of `per_layer`; else all of it together.
-        memory_clip_norm: limit of |e|, against wind-up from far starts; none when None.
+        feedback: how the memory comes back, and how long it may grow: `ErrorFeedback(rate=0.5)`.
         per_layer: bound every layer (module) on its own, as in `DPSGD`.
         noise_multiplier: sigma of the joint release; calibrated to the budget when None.
 
@@ -86,10 +142,7 @@ class DiceSGD(Method):
     clip_norm: float = 1.0
     variant: SumNoise = Joint()
     residual_clip_norm: float | None = None
-    feedback_clip_norm: float | None = None
-    feedback_rate: float = 1.0
-    feedback_per_layer: bool = False
-    memory_clip_norm: float | None = None
+    feedback: ErrorFeedback = ErrorFeedback()
     per_layer: bool | Mapping[str, float] = False
     noise_multiplier: float | None = None
 
@@ -101,17 +154,8 @@ class DiceSGD(Method):
                 f"residual_clip_norm={self.residual_clip_norm!r}: it must be finite and at least "
                 f"clip_norm={self.clip_norm!r}; at equality the method is DP-SGD"
             )
-        if not self.feedback_radius >= 0:
-            raise ValueError(f"feedback_clip_norm={self.feedback_clip_norm!r}: the radius C2 is at least 0")
-        if not 0 < self.feedback_rate <= 1:
-            raise ValueError(f"feedback_rate={self.feedback_rate!r}: a rate lies in (0, 1]; 1 feeds all back")
-        _validate.positive_if_given(memory_clip_norm=self.memory_clip_norm)
-        reaches = self.feedback_radius / self.feedback_rate
-        if self.memory_clip_norm is not None and self.memory_clip_norm < reaches:
-            raise ValueError(
-                f"memory_clip_norm={self.memory_clip_norm!r} is below feedback_clip_norm / feedback_rate = "
-                f"{reaches:g}: the feedback could never reach its radius; 10 times that is a good value"
-            )
+        _validate.instance(ErrorFeedback, "ErrorFeedback(rate=0.5)", feedback=self.feedback)
+        self.feedback.check(self.feedback_radius)
         check_shares(self.per_layer)
         _validate.positive_if_given(noise_multiplier=self.noise_multiplier)
 
@@ -123,7 +167,7 @@ class DiceSGD(Method):
     @property
     def feedback_radius(self) -> float:
         """C2."""
-        return self.clip_norm if self.feedback_clip_norm is None else self.feedback_clip_norm
+        return self.clip_norm if self.feedback.clip_norm is None else self.feedback.clip_norm
 
     @cached_property
     def noise(self) -> JointGaussian | None:
@@ -162,13 +206,14 @@ class DiceSGD(Method):
             residual = {name: value.sub_(body[name]) for name, value in residual.items()}
         del released
         # The memory holds only released values: whatever is computed from it costs nothing.
-        feedback = self._feedback(state["memory"])
+        normalised = self.variant.normalises
+        feedback = self.feedback.of(state["memory"], self.feedback_radius, self.per_layer, normalised)
         memory = {
             name: (kept - feedback[name]).add_(residual[name]) for name, kept in state["memory"].items()
         }
         del residual
-        if self.memory_clip_norm is not None:
-            memory = clipped(memory, self.memory_clip_norm)
+        if self.feedback.memory_clip_norm is not None:
+            memory = clipped(memory, self.feedback.memory_clip_norm)
         norm = float(norm_of(memory))
         far = state["far_steps"] + (norm > 20 * self.feedback_radius > 0)
         # Once: at the step in which the count passes half of the training.
@@ -176,17 +221,6 @@ class DiceSGD(Method):
             self._warn(norm)
         estimate = {name: value.add_(feedback[name]) for name, value in body.items()}
         return estimate, {"memory": memory, "memory_norm": norm, "far_steps": far}
-
-    def _feedback(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The memory times rho, clipped at C2: whole, or every layer at its share of C2."""
-        cut = partial(clipped, rate=self.feedback_rate, normalised=self.variant.normalises)
-        if not self.feedback_per_layer:
-            return cut(memory, self.feedback_radius)
-        groups, shares = layer_shares(tuple(memory), self.per_layer)
-        feedback: dict[str, Tensor] = {}
-        for group, share in zip(groups, shares, strict=True):
-            feedback |= cut({name: memory[name] for name in group}, share * self.feedback_radius)
-        return feedback
 
     def metrics(self, state: State) -> dict[str, float]:
         return {"memory_norm": state["memory_norm"]} if "memory_norm" in state else {}
@@ -209,9 +243,9 @@ class DiceSGD(Method):
     def _warn(self, norm: float) -> None:
         warnings.warn(
             f"the memory of DiceSGD has norm {norm:.3g}, above 20 times "
-            f"feedback_clip_norm={self.feedback_radius:g}, in more than half of the steps: the feedback does "
-            "not keep up. Raise feedback_clip_norm (at least clip_norm; in high dimension at least "
-            "equipoise.methods.feedback.joint_noise.reach(...)), or set memory_clip_norm",
+            f"feedback.clip_norm={self.feedback_radius:g}, in more than half of the steps: the feedback does "
+            "not keep up. Raise feedback.clip_norm (at least clip_norm; in high dimension at least "
+            "equipoise.methods.feedback.joint_noise.reach(...)), or set feedback.memory_clip_norm",
             RuntimeWarning,
             stacklevel=2,
         )
