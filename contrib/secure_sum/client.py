@@ -40,7 +40,7 @@ from equipoise.methods.wrapper import MethodWrapper
 from equipoise.privacy import PrivacyPlan, digest
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.statements import Statement
-from equipoise.training.checkpoint import write_atomically
+from equipoise.training.folder.checkpoint import write_atomically
 
 __all__ = ["SecureClient", "SumClaim", "noise_share"]
 

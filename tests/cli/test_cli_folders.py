@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.training.run_folder import RunFolder
+from equipoise.training.folder.run_folder import RunFolder
 
 COMMANDS = {
     "train": "train --data digits --subset 200 --batch-size 50 --epochs 1",

@@ -39,7 +39,7 @@ from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
 from equipoise.methods import AutoS, ReleasedQuantile
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError
-from equipoise.training.checkpoint import CheckpointError
+from equipoise.training.folder.checkpoint import CheckpointError
 
 WHOLE = ROUNDS * LOCAL_STEPS
 

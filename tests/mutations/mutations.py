@@ -74,13 +74,13 @@ MUTATIONS = (
     ),
     Mutation(
         "what a model keeps while its memory is measured stays",
-        "training/memory_use.py",
+        "training/setup/memory_use.py",
         (("evaluate_loss(model, loss, batch, None)", "loss(model, batch)"),),
         ("tests/training/test_neighbours.py::test_nothing_is_kept_while_memory_is_measured",),
     ),
     Mutation(
         "a resumed run's statement speaks for its last process",
-        "training/setup.py",
+        "training/setup/prepare.py",
         (("before = [] if begun is None else begun.found", "before: list[Assumption] = []"),),
         ("tests/training/test_resume.py::test_a_statement_names_what_any_process_of_its_run_assumed",),
     ),
@@ -98,7 +98,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the lock of a run is its process'",
-        "training/run_folder.py",
+        "training/folder/run_folder.py",
         (("fcntl.flock(self._lock", "fcntl.lockf(self._lock"),),
         ("tests/training/test_resume.py::test_a_run_belongs_to_one_training_at_a_time",),
     ),
@@ -814,13 +814,13 @@ MUTATIONS = (
     ),
     Mutation(
         "items may keep the random numbers that they drew",
-        "training/input_checks.py",
+        "training/setup/input_checks.py",
         (("if first and not second:", "if False:"),),
         ("tests/training/test_neighbours.py::test_a_cache_of_random_items_is_refused",),
     ),
     Mutation(
         "nobody sees whether a data set keeps something of the first records",
-        "training/input_checks.py",
+        "training/setup/input_checks.py",
         (("        untouched.losses(first)\n", ""), ("SECONDS = 1000, 0.5", "SECONDS = 0, 0.5")),
         ("tests/training/test_neighbours.py::test_a_pipeline_that_keeps_something_is_refused",),
     ),

@@ -9,7 +9,7 @@ from small_problems import RECORDS, training
 
 import equipoise as eq
 from equipoise.privacy import BudgetError
-from equipoise.training.checkpoint import CheckpointError, Checkpoints
+from equipoise.training.folder.checkpoint import CheckpointError, Checkpoints
 
 SAMPLING = eq.FixedEpochs(12, RECORDS, 10)
 

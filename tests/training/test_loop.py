@@ -25,8 +25,8 @@ from equipoise.privacy import Gaussian, PlanUsedUpError, PrivacyPlan, Release, c
 from equipoise.privacy.private import unwrap
 from equipoise.statements.statement import STOPPED
 from equipoise.training.assumptions import Assumption
-from equipoise.training.run_folder import RunFolder
-from equipoise.training.setup import TrainingSettings
+from equipoise.training.folder.run_folder import RunFolder
+from equipoise.training.setup.prepare import TrainingSettings
 
 
 def finished(**options):
@@ -365,7 +365,7 @@ def test_a_run_folder_belongs_to_one_process(tmp_path):
     run = training(steps=3, run_dir=tmp_path / "run")
     run.take_step()
     code = (
-        "import sys; from equipoise.training.run_folder import RunFolder\n"
+        "import sys; from equipoise.training.folder.run_folder import RunFolder\n"
         "try: RunFolder(sys.argv[1]).lock()\n"
         "except RuntimeError as error: print(error)"
     )

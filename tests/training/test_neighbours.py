@@ -20,14 +20,15 @@ import equipoise as eq
 from equipoise.gradients import CoverageError, CrossRecordError, GradientEngine
 from equipoise.privacy import Draw, Ledger
 from equipoise.privacy.private import unwrap
-from equipoise.training import context, input_checks, load_model, memory_use, save_model
+from equipoise.training import context, load_model, save_model
 from equipoise.training.assumptions import Assumption
 from equipoise.training.context import _dealt
 from equipoise.training.distributed import Processes
-from equipoise.training.input_checks import made_up
-from equipoise.training.memory_use import bytes_per_record
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_rows import Source
+from equipoise.training.setup import input_checks, memory_use
+from equipoise.training.setup.input_checks import made_up
+from equipoise.training.setup.memory_use import bytes_per_record
 
 SLACK = 1e-5  # rounding of the sum itself, in clip norms
 

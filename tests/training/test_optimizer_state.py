@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from equipoise.training.checkpoint import collect_state, restore_state
+from equipoise.training.folder.checkpoint import collect_state, restore_state
 
 
 def pieces():

@@ -293,7 +293,10 @@ def test_a_run_belongs_to_one_training_at_a_time(tmp_path):
     with pytest.raises(RuntimeError, match="another training of this one"):
         again(tmp_path / "run")
     # The attempt that failed leaves the lock.
-    lock = "import sys; from equipoise.training.run_folder import RunFolder; RunFolder(sys.argv[1]).lock()"
+    lock = (
+        "import sys; from equipoise.training.folder.run_folder import RunFolder\n"
+        "RunFolder(sys.argv[1]).lock()"
+    )
     command = [sys.executable, "-c", lock, tmp_path / "run"]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "trained by another process" in said.stderr

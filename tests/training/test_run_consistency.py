@@ -9,7 +9,7 @@ import pytest
 from equipoise.methods import find
 from equipoise.methods.base import Setting
 from equipoise.privacy import Poisson
-from equipoise.training.consistency import (
+from equipoise.training.folder.consistency import (
     check_method,
     check_metrics,
     check_settings,

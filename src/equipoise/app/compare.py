@@ -38,7 +38,7 @@ from equipoise.app.settings import RunSettings
 from equipoise.data import DataSet
 from equipoise.report.comparison_page import write_comparison
 from equipoise.report.json_files import read_object
-from equipoise.training.checkpoint import write_atomically
+from equipoise.training.folder.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -50,8 +50,8 @@ from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.statements import Statement
 from equipoise.statements.verify_federation import DISJOINT
 from equipoise.training import PrivateTraining
-from equipoise.training.checkpoint import write_atomically
-from equipoise.training.setup import CommonSettings, refuse_unknown
+from equipoise.training.folder.checkpoint import write_atomically
+from equipoise.training.setup.prepare import CommonSettings, refuse_unknown
 
 __all__ = ["Client", "ClientSettings"]
 

@@ -20,8 +20,8 @@ from equipoise.privacy.ledger.journal import CloseEntry, Entry, RunEntry, read_j
 from equipoise.privacy.ledger.run_record import book_end
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.privacy.noise.secrets import delete_key
-from equipoise.training.run_folder import RunFolder
-from equipoise.training.setup import TrainingSettings, rebuild
+from equipoise.training.folder.run_folder import RunFolder
+from equipoise.training.setup.prepare import TrainingSettings, rebuild
 
 __all__ = [
     "AnsweredQuery",

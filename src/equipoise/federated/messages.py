@@ -21,7 +21,7 @@ from equipoise._tree import leaves
 from equipoise.methods.base import Parameters
 from equipoise.privacy import digest
 from equipoise.privacy.errors import JournalError, LedgerError
-from equipoise.training.checkpoint import CheckpointError
+from equipoise.training.folder.checkpoint import CheckpointError
 
 __all__ = [
     "CLIENT_FAILURES",

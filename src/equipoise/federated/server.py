@@ -36,7 +36,7 @@ from equipoise._files import PathLike
 from equipoise.federated.messages import CLIENT_FAILURES, Refused, Reply, Request, size_in_bytes
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
-from equipoise.training.checkpoint import Checkpoints
+from equipoise.training.folder.checkpoint import Checkpoints
 
 __all__ = [
     "Exchange",

@@ -1,12 +1,12 @@
 """Training: the loop, its draws, metrics, checkpoints and processes."""
 
-from equipoise.training.checkpoint import CheckpointError
 from equipoise.training.describe import Description
+from equipoise.training.folder.checkpoint import CheckpointError
+from equipoise.training.folder.published_run import Verification, charge_search, sign_run, verify_run
+from equipoise.training.folder.run_folder import load_model, save_model
 from equipoise.training.loop import PrivateTraining
 from equipoise.training.metrics import CSVWriter, TensorBoardWriter
-from equipoise.training.published_run import Verification, charge_search, sign_run, verify_run
 from equipoise.training.record_rows import DataError
-from equipoise.training.run_folder import load_model, save_model
 from equipoise.training.step import Result, StepReport
 
 __all__ = [

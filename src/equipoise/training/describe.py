@@ -19,9 +19,9 @@ from equipoise._rounding import rounded_up
 from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.privacy import epsilon
 from equipoise.privacy.ledger.run_record import compose_events
-from equipoise.training.memory_use import step_bytes
 from equipoise.training.randomness import public_randomness
-from equipoise.training.setup import TrainingSetup
+from equipoise.training.setup.memory_use import step_bytes
+from equipoise.training.setup.prepare import TrainingSetup
 
 __all__ = ["Description", "describe", "time_once"]
 

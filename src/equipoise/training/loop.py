@@ -30,14 +30,19 @@ from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling, mark, u
 from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
 from equipoise.training.assumptions import Assumption
-from equipoise.training.checkpoint import CheckpointError, collect_state, restore_state, write_atomically
 from equipoise.training.describe import Description, describe
+from equipoise.training.folder.checkpoint import (
+    CheckpointError,
+    collect_state,
+    restore_state,
+    write_atomically,
+)
+from equipoise.training.folder.run_folder import RunFolder, save_model
 from equipoise.training.metrics import MetricsLog, MetricWriter
 from equipoise.training.progress import progress_bar
 from equipoise.training.record_rows import moved
-from equipoise.training.run_folder import RunFolder, save_model
 from equipoise.training.run_ledger import open_ledger, others_at_start, own_ledger
-from equipoise.training.setup import (
+from equipoise.training.setup.prepare import (
     Begun,
     TrainingSettings,
     found_before,

@@ -25,10 +25,10 @@ from equipoise._files import PathLike
 from equipoise.privacy import Ledger
 from equipoise.privacy.private import unwrap
 from equipoise.report.json_files import read_rows
-from equipoise.training.checkpoint import write_atomically
-from equipoise.training.run_folder import RunFolder
+from equipoise.training.folder.checkpoint import write_atomically
+from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.run_ledger import SharedLedger
-from equipoise.training.setup import TrainingSetup
+from equipoise.training.setup.prepare import TrainingSetup
 from equipoise.training.step import StepOutcome, StepReport
 
 __all__ = [

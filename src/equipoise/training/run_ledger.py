@@ -31,8 +31,8 @@ from equipoise.privacy.digests import keyed_digest
 from equipoise.privacy.ledger.journal import RunEntry, read_journal
 from equipoise.privacy.ledger.run_record import costs_over_time
 from equipoise.training.distributed import Processes
-from equipoise.training.run_folder import RunFolder
-from equipoise.training.setup import TrainingSettings, TrainingSetup
+from equipoise.training.folder.run_folder import RunFolder
+from equipoise.training.setup.prepare import TrainingSettings, TrainingSetup
 
 __all__ = ["SharedLedger", "open_ledger", "others_at_start", "own_ledger"]
 

@@ -27,7 +27,7 @@ from equipoise.report import RunFolderError, read_run
 from equipoise.report.figures import Curve
 from equipoise.report.json_files import read_object
 from equipoise.statements.recompute import finite_number
-from equipoise.training.run_folder import load_model
+from equipoise.training.folder.run_folder import load_model
 
 __all__ = ["audit_run", "neighbours_of", "roc_curves", "save_roc_figure"]
 

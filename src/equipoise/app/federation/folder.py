@@ -27,8 +27,8 @@ from equipoise.statements.sign import (
     signing_key,
 )
 from equipoise.statements.verify_federation import RESULT, check_federation
-from equipoise.training.checkpoint import write_atomically
-from equipoise.training.published_run import Verification, check_signable, sign_verified, verify_run
+from equipoise.training.folder.checkpoint import write_atomically
+from equipoise.training.folder.published_run import Verification, check_signable, sign_verified, verify_run
 
 __all__ = [
     "SIGNATURE",

@@ -37,7 +37,7 @@ from equipoise.privacy.ledger.run_record import GUARANTEES
 from equipoise.report.federation_page import write_federation_report
 from equipoise.report.phrases import bytes_in_words
 from equipoise.statements.verify_federation import RESULT
-from equipoise.training.checkpoint import write_atomically
+from equipoise.training.folder.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console

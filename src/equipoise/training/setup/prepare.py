@@ -43,9 +43,12 @@ from equipoise.privacy import (
 from equipoise.privacy.accounting.epsilon import check_relation
 from equipoise.privacy.ledger.run_record import other_runs
 from equipoise.training.assumptions import ALONE, Assumption
-from equipoise.training.copies import deep_copy_but_data
 from equipoise.training.distributed import Processes
-from equipoise.training.input_checks import (
+from equipoise.training.moving_average import MovingAverage
+from equipoise.training.randomness import derive_seed, public_randomness
+from equipoise.training.record_rows import DataError, Preparation, RowSource, Source
+from equipoise.training.setup.deep_copies import deep_copy_but_data
+from equipoise.training.setup.input_checks import (
     Pipeline,
     check_history,
     check_loss,
@@ -60,10 +63,7 @@ from equipoise.training.input_checks import (
     public_assumptions,
     trainable,
 )
-from equipoise.training.memory_use import bytes_per_record, fitting, micro_batch_sizes
-from equipoise.training.moving_average import MovingAverage
-from equipoise.training.randomness import derive_seed, public_randomness
-from equipoise.training.record_rows import DataError, Preparation, RowSource, Source
+from equipoise.training.setup.memory_use import bytes_per_record, fitting, micro_batch_sizes
 
 __all__ = [
     "Begun",

@@ -24,7 +24,7 @@ from torch import nn
 
 from equipoise._files import PathLike, explained, make_folder
 from equipoise.report.json_files import RunFolderError, read_file, read_object
-from equipoise.training.checkpoint import Checkpoints, write_atomically
+from equipoise.training.folder.checkpoint import Checkpoints, write_atomically
 
 __all__ = ["RunFolder", "load_model", "save_model"]
 

@@ -55,8 +55,6 @@ from equipoise.gradients.engine_inputs import (
 )
 from equipoise.methods import Method
 from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
-from equipoise.training.copies import deep_copy
-from equipoise.training.memory_use import available_bytes
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_rows import (
     ARRAY_REMEDY,
@@ -67,6 +65,8 @@ from equipoise.training.record_rows import (
     moved,
     out_of_memory,
 )
+from equipoise.training.setup.deep_copies import deep_copy
+from equipoise.training.setup.memory_use import available_bytes
 
 __all__ = [
     "Pipeline",

@@ -34,9 +34,14 @@ from equipoise.statements import (
 )
 from equipoise.statements.recompute import MALFORMED, finite_number, message
 from equipoise.statements.sign import check_files, fingerprint, read_signature, sign_files, signing_key
-from equipoise.training.checkpoint import write_atomically
-from equipoise.training.consistency import check_assumptions, check_method, check_metrics, check_settings
-from equipoise.training.run_folder import RunFolder
+from equipoise.training.folder.checkpoint import write_atomically
+from equipoise.training.folder.consistency import (
+    check_assumptions,
+    check_method,
+    check_metrics,
+    check_settings,
+)
+from equipoise.training.folder.run_folder import RunFolder
 
 __all__ = [
     "Verification",
