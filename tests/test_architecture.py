@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import shutil
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import equipoise
+from equipoise.methods.base import Method
+from equipoise.methods.configuration import Option
 
 PACKAGE = Path(equipoise.__file__).parent
 ROOMS = {
@@ -296,3 +300,34 @@ def test_a_second_meaning_is_seen(text: str, tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(text)
     ((_, modules),) = several_homes(tmp_path).items()
     assert [module.rpartition(".")[2] for module in modules] == ["one", "other"]
+
+
+MOST_FIELDS = 8
+
+
+def crowded(*rooms: ModuleType) -> dict[str, int]:
+    """The methods and options in the contents of these modules that have too many fields, with how many."""
+    kinds = {kind for room in rooms for name in dir(room) if isinstance(kind := getattr(room, name), type)}
+    found = {
+        kind.__name__: len(dataclasses.fields(kind))
+        for kind in kinds
+        if issubclass(kind, Method | Option) and dataclasses.is_dataclass(kind)
+    }
+    assert found, rooms
+    return {name: count for name, count in found.items() if count > MOST_FIELDS}
+
+
+@pytest.mark.parametrize("name", ["methods", "published", "federated"])
+def test_a_configuration_has_few_fields(name: str) -> None:
+    """Where a ninth is needed, some of them are an object."""
+    assert not crowded(getattr(equipoise, name))
+
+
+@pytest.mark.parametrize("base", [equipoise.DiceSGD, equipoise.methods.ErrorFeedback])
+def test_a_ninth_field_is_seen(base: type) -> None:
+    room = ModuleType("room")
+    for name, count in (("Eight", MOST_FIELDS), ("Nine", MOST_FIELDS + 1)):
+        fields = [(f"field_{i}", int, 1) for i in range(count - len(dataclasses.fields(base)))]
+        made = dataclasses.make_dataclass(name, fields, bases=(base,), frozen=True, kw_only=True)
+        setattr(room, name, made)
+    assert crowded(room) == {"Nine": 9}
