@@ -11,7 +11,7 @@ import pytest
 from equipoise.app.option_checks import check_federated
 from equipoise.federated.registry import find_federated
 from equipoise.methods.registry import find, registered
-from equipoise.training.setup.prepare import rebuild_method
+from equipoise.training.folder.config_file import rebuild_method
 
 MODULE = """
 import os

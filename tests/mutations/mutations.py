@@ -814,13 +814,13 @@ MUTATIONS = (
     ),
     Mutation(
         "items may keep the random numbers that they drew",
-        "training/setup/input_checks.py",
+        "training/setup/pipeline_trials.py",
         (("if first and not second:", "if False:"),),
         ("tests/training/test_neighbours.py::test_a_cache_of_random_items_is_refused",),
     ),
     Mutation(
         "nobody sees whether a data set keeps something of the first records",
-        "training/setup/input_checks.py",
+        "training/setup/pipeline_trials.py",
         (("        untouched.losses(first)\n", ""), ("SECONDS = 1000, 0.5", "SECONDS = 0, 0.5")),
         ("tests/training/test_neighbours.py::test_a_pipeline_that_keeps_something_is_refused",),
     ),

@@ -26,7 +26,7 @@ from equipoise.privacy.private import unwrap
 from equipoise.statements.statement import STOPPED
 from equipoise.training.assumptions import Assumption
 from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.setup.prepare import TrainingSettings
+from equipoise.training.setup.training_settings import TrainingSettings
 
 
 def finished(**options):

@@ -26,8 +26,8 @@ from equipoise.training.context import _dealt
 from equipoise.training.distributed import Processes
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_rows import Source
-from equipoise.training.setup import input_checks, memory_use
-from equipoise.training.setup.input_checks import made_up
+from equipoise.training.setup import memory_use, pipeline_trials
+from equipoise.training.setup.made_up_records import made_up
 from equipoise.training.setup.memory_use import bytes_per_record
 
 SLACK = 1e-5  # rounding of the sum itself, in clip norms
@@ -658,7 +658,7 @@ def divided(batch, scale):
 @pytest.mark.parametrize("where", ["data", "collate", "augmentation", "views"])
 def test_a_pipeline_that_keeps_something_is_refused(make, where, monkeypatch):
     """Of the first record: the sum moved by 9 to 18 clip norms; a running mean: by 12."""
-    monkeypatch.setattr(input_checks, "SECONDS", 60)
+    monkeypatch.setattr(pipeline_trials, "SECONDS", 60)
     data, scale = {"x": torch.randn(40, 3), "y": torch.randn(40)}, make()
     augmentation = {"augmentation": lambda batch, generator: divided(batch, scale)}
     options = {

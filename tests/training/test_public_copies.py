@@ -13,8 +13,8 @@ from equipoise.audit.canary_scores import Watched
 from equipoise.data import Records
 from equipoise.methods import PublicRecords, PublicSubspace
 from equipoise.report import write_report
+from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
 from equipoise.training.record_rows import DataError
-from equipoise.training.setup.input_checks import ALLOWED, NOT_COMPARED
 
 
 def _batch(seed: int, count: int = 20) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ import equipoise as eq
 from equipoise.privacy import JournalError, Ledger, LedgerError, PrivacyPlan
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.run_ledger import SharedLedger, others_at_start
-from equipoise.training.setup.prepare import TrainingSettings
+from equipoise.training.setup.training_settings import TrainingSettings
 
 SAMPLING = eq.FixedEpochs(12, RECORDS, 10)  # accounted in closed form, and so quickly
 BUDGET = eq.Budget(8.0, 1e-3)

@@ -30,8 +30,8 @@ from equipoise.report import read_run, write_report
 from equipoise.report.json_files import read_object
 from equipoise.training import PrivateTraining
 from equipoise.training.folder.checkpoint import write_atomically
+from equipoise.training.folder.config_file import rebuild_method
 from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.setup.prepare import rebuild_method
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -51,7 +51,7 @@ from equipoise.statements import Statement
 from equipoise.statements.verify_federation import DISJOINT
 from equipoise.training import PrivateTraining
 from equipoise.training.folder.checkpoint import write_atomically
-from equipoise.training.setup.prepare import CommonSettings, refuse_unknown
+from equipoise.training.setup.training_settings import CommonSettings, refuse_unknown
 
 __all__ = ["Client", "ClientSettings"]
 

@@ -20,8 +20,9 @@ from equipoise.privacy.ledger.journal import CloseEntry, Entry, RunEntry, read_j
 from equipoise.privacy.ledger.run_record import book_end
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.privacy.noise.secrets import delete_key
+from equipoise.training.folder.config_file import rebuild
 from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.setup.prepare import TrainingSettings, rebuild
+from equipoise.training.setup.training_settings import TrainingSettings
 
 __all__ = [
     "AnsweredQuery",

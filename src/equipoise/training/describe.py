@@ -21,7 +21,7 @@ from equipoise.privacy import epsilon
 from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
-from equipoise.training.setup.prepare import TrainingSetup
+from equipoise.training.setup.training_setup import TrainingSetup
 
 __all__ = ["Description", "describe", "time_once"]
 

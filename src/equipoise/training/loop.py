@@ -37,19 +37,14 @@ from equipoise.training.folder.checkpoint import (
     restore_state,
     write_atomically,
 )
+from equipoise.training.folder.config_file import found_before, rebuild, rebuild_method
 from equipoise.training.folder.run_folder import RunFolder, save_model
 from equipoise.training.metrics import MetricsLog, MetricWriter
 from equipoise.training.progress import progress_bar
 from equipoise.training.record_rows import moved
 from equipoise.training.run_ledger import open_ledger, others_at_start, own_ledger
-from equipoise.training.setup.prepare import (
-    Begun,
-    TrainingSettings,
-    found_before,
-    prepare,
-    rebuild,
-    rebuild_method,
-)
+from equipoise.training.setup.prepare import Begun, prepare
+from equipoise.training.setup.training_settings import TrainingSettings
 from equipoise.training.step import Result, StepReport, StepRunner
 
 __all__ = ["Interrupt", "PrivateTraining", "catch_interrupt"]

@@ -28,7 +28,7 @@ from equipoise.report.json_files import read_rows
 from equipoise.training.folder.checkpoint import write_atomically
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.run_ledger import SharedLedger
-from equipoise.training.setup.prepare import TrainingSetup
+from equipoise.training.setup.training_setup import TrainingSetup
 from equipoise.training.step import StepOutcome, StepReport
 
 __all__ = [

@@ -14,14 +14,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from equipoise import _validate
 from equipoise._tree import leaves, map_leaves
 from equipoise.data.records import Records
 from equipoise.gradients.capture.random_numbers import GlobalState, random_numbers_from
-from equipoise.gradients.engine_inputs import is_array, map_records, num_records, record_leaves, take_records
+from equipoise.gradients.engine_inputs import (
+    Loss,
+    is_array,
+    map_records,
+    num_records,
+    record_leaves,
+    take_records,
+)
 from equipoise.methods.base import Parameters
 from equipoise.privacy import digest
 from equipoise.training.randomness import Randomness, public_randomness
@@ -31,6 +38,7 @@ __all__ = [
     "Preparation",
     "RowSource",
     "Source",
+    "averaged_over_views",
     "filled",
     "moved",
     "out_of_memory",
@@ -254,6 +262,21 @@ def repeat_views(
     augmented = [augmentation(batch, rng) for _ in range(views)]
     of_each = zip(*map(record_leaves, augmented), strict=True)
     return map_records(lambda _: torch.stack(next(of_each), 1), augmented[0])
+
+
+def averaged_over_views(loss: Loss, views: int) -> Loss:
+    """The loss of a batch [b, K, ...] of K views per record: the mean over a record's views, [b].
+
+    The loss itself for one view, which has no axis.
+    """
+    if views == 1:
+        return loss
+
+    def averaged(model: nn.Module, batch: Any) -> Tensor:
+        flat = map_records(lambda leaf: leaf.flatten(0, 1), batch)
+        return loss(model, flat).reshape(-1, views).mean(1)
+
+    return averaged
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ from equipoise.privacy.ledger.journal import RunEntry, read_journal
 from equipoise.privacy.ledger.run_record import costs_over_time
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.setup.prepare import TrainingSettings, TrainingSetup
+from equipoise.training.setup.training_settings import TrainingSettings
+from equipoise.training.setup.training_setup import TrainingSetup
 
 __all__ = ["SharedLedger", "open_ledger", "others_at_start", "own_ledger"]
 

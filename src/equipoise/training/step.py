@@ -26,7 +26,7 @@ from equipoise.privacy import ChangedQueryError, Ledger
 from equipoise.statements import Statement
 from equipoise.training.context import ReleaseNoise, StepContext, StepDiagnostics
 from equipoise.training.run_ledger import SharedLedger
-from equipoise.training.setup.prepare import TrainingSetup
+from equipoise.training.setup.training_setup import TrainingSetup
 
 __all__ = ["Result", "StepOutcome", "StepReport", "StepRunner"]
 

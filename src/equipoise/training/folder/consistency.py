@@ -19,7 +19,7 @@ from equipoise.statements import Finding
 from equipoise.statements.recompute import MALFORMED, finite_number
 from equipoise.statements.statement import OF_THE_LEDGER, sampling_assumptions
 from equipoise.training.assumptions import ALLOWED, ALONE, NOT_COMPARED, Assumption
-from equipoise.training.setup.prepare import rebuild_method
+from equipoise.training.folder.config_file import rebuild_method
 
 __all__ = [
     "check_assumptions",

@@ -1,19 +1,12 @@
-"""The micro-batch size: how many records a forward has, always.
+"""What a step holds in memory.
 
-Every forward of private records has this number of rows, the last one of a draw filled up, so that the
-number of records that were drawn shows in no shape. The size is published. It follows from public numbers,
-from what fits, and from whether records keep their bits at any place. Both are measured on made-up records,
-and on a few private ones only where the model fails on those. Their shape is that of a few private records,
-and whether random numbers are shared is found on private ones too: the statement names it.
-
-What a private step holds at once: the parameters' copies (estimate, sums, optimiser state: a few P), and
-per record the activations that the backward needs plus the factors kept for the sums, both measured by what
-autograd saves in one forward of a few records.
+A private step holds the parameters' copies (estimate, sums, optimiser state: a few P), and per record the
+activations that the backward needs plus the factors kept for the sums. Both are measured by what autograd
+saves in one forward of a few records.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -27,32 +20,16 @@ from equipoise._tree import leaves
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.engine_inputs import Loss, evaluate_loss, num_records
 
-__all__ = [
-    "available_bytes",
-    "bytes_per_record",
-    "expected_passes",
-    "fitting",
-    "micro_batch_sizes",
-    "step_bytes",
-]
+__all__ = ["available_bytes", "bytes_per_record", "fitting", "step_bytes"]
 
 
 SHARE_OF_FREE_MEMORY = 0.25
 
-
 FACTOR_OVERHEAD = 3.0
 """Saved activations are held once by autograd, once as factors (with output gradients); plus temporaries."""
 
-
 LARGEST_MICRO_BATCH = 1024
 """An upper limit, so that a large machine does not hold activations it gains nothing from."""
-
-
-SMALL_TILE, TILE = 4, 16
-
-
-PASS_OVERHEAD = 32
-"""What a pass costs beside its rows, in rows: 72 for the MLP of `benchmarks/tasks.py`, 29 for the CNN."""
 
 
 def available_bytes(device: torch.device) -> int:
@@ -118,40 +95,6 @@ def fitting(per_record: float, num_parameters: int, device: torch.device) -> int
     """How many records' factors fit in a quarter of the free memory, beside four float32 copies of P."""
     free = available_bytes(device) * SHARE_OF_FREE_MEMORY - 16.0 * num_parameters
     return max(1, min(LARGEST_MICRO_BATCH, int(free / max(1.0, per_record * FACTOR_OVERHEAD))))
-
-
-def micro_batch_sizes(most: int, mean: float, deviation: float) -> list[int]:
-    """Micro-batch sizes up to `most`, in whole tiles, the cheapest for a step first.
-
-    Kernels work in tiles. In whole ones a row usually has the same bits wherever it stands.
-
-    Args:
-        most: the largest allowed.
-        mean, deviation: of the number of records that this process gets in a draw.
-
-    >>> micro_batch_sizes(1024, mean=256, deviation=16)[0], micro_batch_sizes(48, mean=256, deviation=16)[0]
-    (288, 48)
-    """
-    tiles = [*range(SMALL_TILE, TILE, SMALL_TILE), *range(TILE, most + 1, TILE)]
-    sizes = [size for size in tiles if size <= most] or [1]
-    return sorted(sizes, key=lambda size: expected_passes(size, mean, deviation) * (PASS_OVERHEAD + size))
-
-
-def expected_passes(size: int, mean: float, deviation: float) -> float:
-    """Expected number of micro-batches of this size in a draw; a draw without records still has one.
-
-    The number of records is taken as normal.
-
-    >>> expected_passes(128, mean=256, deviation=0)
-    2.0
-    >>> round(expected_passes(288, mean=256, deviation=16), 3)  # 2.3% of the draws are larger
-    1.023
-    """
-    if deviation == 0:
-        return float(max(1, math.ceil(mean / size)))
-    most = math.ceil((mean + 8 * deviation) / size)
-    over = [math.erfc((k * size - mean) / (deviation * math.sqrt(2))) / 2 for k in range(1, most + 1)]
-    return 1 + sum(over)
 
 
 def step_bytes(per_record: float, num_parameters: int, records: float) -> int:

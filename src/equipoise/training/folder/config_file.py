@@ -1,0 +1,83 @@
+"""What `config.json` says of a run, for whoever goes on with it or verifies it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from equipoise.methods import Method, PublicRecords, find
+from equipoise.methods.configuration import NotInFileError
+from equipoise.methods.registry import registered
+from equipoise.privacy import Budget, Sampling, sampling_from
+from equipoise.training.assumptions import Assumption
+from equipoise.training.setup.training_settings import TrainingSettings
+
+__all__ = ["found_before", "rebuild", "rebuild_method"]
+
+
+def rebuild(config: Mapping[str, Any]) -> tuple[str, Sampling, Budget | None, TrainingSettings]:
+    """Fingerprint of the plan, sampling, budget and settings from a `config.json`.
+
+    Raises:
+        ValueError: it was damaged or edited.
+    """
+    with _whole("plan, sampling, budget or settings"):
+        sampling = sampling_from(config["sampling"])
+        budget = None if config["budget"] is None else Budget(**config["budget"])
+        return config["plan"], sampling, budget, TrainingSettings(**config["settings"])
+
+
+def rebuild_method(
+    config: Mapping[str, Any], public: PublicRecords | None = None, kind: type[Method] | None = None
+) -> Method:
+    """The method from a `config.json`.
+
+    Args:
+        config: as the file holds it.
+        public: the public records, which no file holds.
+        kind: the class; by its registered name when None. A file does not say what to import.
+
+    Raises:
+        NotInFileError: it is a class of the user's own, or holds a function.
+        ValueError: it was damaged or edited.
+    """
+    with _whole("method"):
+        described = config["method"]
+        # An inner method too is found by a registered name alone: the words of a command line may name any
+        # module, a file may not.
+        unknown: Any = dict(described) if kind is None else described.get("inner")
+        while unknown is not None:
+            name = unknown["name"] if isinstance(unknown, Mapping) else unknown
+            if name not in registered():
+                raise NotInFileError(
+                    f"no method is registered under the name {name!r}: the run had one of its own. Give it "
+                    "again, method=..."
+                )
+            unknown = unknown.get("inner") if isinstance(unknown, Mapping) else None
+        kind = kind or find(described["name"], described.get("recipe", "library"))
+        return kind.from_config(described, public)
+
+
+def found_before(config: Mapping[str, Any]) -> list[Assumption]:
+    """What the processes of a run found out, from its `config.json`.
+
+    Raises:
+        ValueError: it was damaged or edited.
+    """
+    with _whole("assumptions"):
+        return Assumption.of_all(config["assumptions"])
+
+
+@contextmanager
+def _whole(what: str) -> Iterator[None]:
+    """Turn whatever a damaged description makes constructors raise into one error that says so."""
+    try:
+        yield
+    except NotInFileError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"the {what} in config.json cannot be rebuilt ({type(error).__name__}: {error}): the file was "
+            "damaged or edited, or another version wrote it. Restore it from a copy. Nothing was spent."
+        ) from error

@@ -1,0 +1,196 @@
+"""Whether the arguments of a training are of the right kinds and belong together; no record is looked at."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from equipoise import _validate
+from equipoise._tree import leaves
+from equipoise.gradients.engine_inputs import check_model
+from equipoise.methods import Method
+from equipoise.privacy import Budget, Sampling
+from equipoise.training.setup.training_settings import TrainingSettings
+
+__all__ = ["check_kinds", "check_optimizer", "check_scheduler", "move", "trainable"]
+
+
+def check_kinds(
+    sampling: Any, method: Any, budget: Any, augmentation: Any, settings: TrainingSettings
+) -> None:
+    """The objects have the kinds that the training needs.
+
+    Raises:
+        TypeError: naming the argument and what to give.
+        ValueError: views without an augmentation.
+    """
+    if not isinstance(sampling, Sampling):
+        hint = ". State the population yourself; it is never read from the data"
+        raise TypeError(
+            f"{_validate.given('sampling', sampling)} is {_validate.what_is(sampling)}; give for instance "
+            f"Poisson(expected_batch_size=256, population=60_000, steps=2_000){hint}"
+        )
+    if not isinstance(method, Method):
+        called = (
+            ": call it, for instance DPSGD(clip_norm=1.0)"
+            if inspect.isclass(method)
+            else ", for instance DPSGD()"
+        )
+        raise TypeError(f"{_validate.given('method', method)} is no Method; give a method object{called}")
+    if budget is not None and not isinstance(budget, Budget):
+        raise TypeError(
+            f"{_validate.given('budget', budget)} is {_validate.what_is(budget)}; give Budget(epsilon=3.0, "
+            "delta=1e-5)"
+        )
+    if augmentation is not None and not callable(augmentation):
+        raise TypeError(
+            f"{_validate.given('augmentation', augmentation)} is {_validate.what_is(augmentation)}; give a "
+            "function augmentation(batch, generator) -> batch"
+        )
+    if settings.views > 1 and augmentation is None:
+        raise ValueError(
+            f"views={settings.views} without an augmentation would repeat the same record; give "
+            "augmentation=..."
+        )
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The model's trainable parameters by name; a shared one appears once.
+
+    Raises:
+        TypeError: not a module, or one that cannot be watched (see `check_model`).
+        ValueError: nothing to train, or parameters that are not floating point or still without shape.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {_validate.what_is(model)}; give a torch.nn.Module")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(
+                f"model parameter {name} has no shape yet (a lazy module): run the model once on a batch "
+                "before training"
+            )
+    check_model(model)
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise ValueError(
+            "model has no trainable parameter: every parameter has requires_grad=False, or there is none"
+        )
+    complex_ones = [name for name, p in found.items() if not p.is_floating_point()]
+    if complex_ones:
+        raise ValueError(
+            f"model parameters {complex_ones} are not real floating-point numbers; freeze or convert them"
+        )
+    return found
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> None:
+    """The optimiser moves exactly the trainable parameters of the model, one gradient per step.
+
+    Raises:
+        TypeError: not a torch optimiser, or one that needs to evaluate the loss itself (LBFGS).
+        ValueError: it misses trainable parameters or holds foreign ones.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer is {_validate.what_is(optimizer)}; give a torch.optim.Optimizer, such as "
+            "torch.optim.SGD(model.parameters(), lr=0.5)"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            "optimizer is LBFGS, which evaluates the loss several times per step; every evaluation would be "
+            "a release of its own. Use an optimiser that takes one gradient per step, such as SGD or Adam."
+        )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in parameters.items() if id(p) not in held]
+    if missing:
+        raise ValueError(
+            f"optimizer does not hold the trainable parameters {missing}: they would be noised and never "
+            "moved. Build it from the model that you give (moving a model to another device can replace its "
+            "parameters), or freeze them with requires_grad_(False)."
+        )
+    foreign = held - {id(p) for p in parameters.values()}
+    known_frozen = [
+        p for group in optimizer.param_groups for p in group["params"] if id(p) in foreign and p.requires_grad
+    ]
+    if known_frozen:
+        raise ValueError(
+            f"optimizer holds {len(known_frozen)} parameters that are not parameters of model: no private "
+            "gradient can be computed for them. Build the optimiser from model.parameters()."
+        )
+
+
+def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """The scheduler follows the step alone and steers this optimiser.
+
+    Raises:
+        TypeError: a scheduler that wants a metric, or an object without `step`.
+        ValueError: it steers another optimiser.
+    """
+    if scheduler is None:
+        return
+    hidden = _plateau_within(scheduler)
+    if hidden is not None:
+        raise TypeError(
+            f"scheduler {hidden} ReduceLROnPlateau, which follows a metric; a metric of private data would "
+            "leak through the learning rate. Use a schedule of the step, or lower the rate yourself from a "
+            "public metric in the loop."
+        )
+    if not callable(getattr(scheduler, "step", None)):
+        raise TypeError(
+            f"scheduler is a {type(scheduler).__name__} without step(); give a torch.optim.lr_scheduler"
+        )
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ValueError(
+            "scheduler steers another optimiser than the one given: build it from the same optimiser"
+        )
+
+
+def _plateau_within(scheduler: Any) -> str | None:
+    """How a ReduceLROnPlateau is there: as the scheduler itself, or inside one that runs others."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        return "is"
+    waiting, seen = [scheduler], {id(scheduler)}
+    while waiting:
+        # PyTorch keeps the parts in `_schedulers`; a wrapper of the user's own, wherever it likes
+        for part in leaves(list(getattr(waiting.pop(), "__dict__", {}).values())):
+            if isinstance(part, ReduceLROnPlateau):
+                return f"is a {type(scheduler).__name__} that holds a"
+            if isinstance(part, LRScheduler) and id(part) not in seen:
+                seen.add(id(part))
+                waiting.append(part)
+    return None
+
+
+def move(
+    model: nn.Module, optimizer: torch.optim.Optimizer, device: str | torch.device | None
+) -> torch.device:
+    """Move the model, and what the optimiser remembers, to the device; the place of the parameters when None.
+
+    Raises:
+        ValueError: the parameters lie on several devices, or the device does not exist.
+    """
+    places = {p.device for p in model.parameters()}
+    if device is None:
+        if len(places) > 1:
+            raise ValueError(
+                f"the model's parameters lie on several devices, {sorted(map(str, places))}; give device=..."
+            )
+        return next(iter(places))
+    try:
+        target = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"{_validate.given('device', device)} is no device; give 'cpu' or 'cuda'") from None
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={device!r}: this machine has no CUDA device; give device='cpu' or leave it out"
+        )
+    model.to(target)
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.ndim:
+                state[name] = value.to(target)
+    return next(model.parameters()).device

@@ -1,0 +1,230 @@
+"""Trials of model and loss on a few records, before anything is spent.
+
+Every check is by what they do, and every error names the argument, what is wrong, why, and what to do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise import _validate
+from equipoise._tree import leaves
+from equipoise.gradients import Buffers, ForwardWritesError, parameters_restored, refuse_max_norm
+from equipoise.gradients.capture.attributes import attributes_kept
+from equipoise.gradients.capture.isolation import undisturbed
+from equipoise.gradients.checks.record_mixing import losses_moved
+from equipoise.gradients.engine_inputs import (
+    Loss,
+    is_array,
+    map_records,
+    num_records,
+    record_leaves,
+    run_loss,
+    uncompiled,
+)
+from equipoise.training.record_rows import ARRAY_REMEDY, DataError, Source, moved
+from equipoise.training.setup.deep_copies import deep_copy
+from equipoise.training.setup.memory_use import available_bytes
+
+__all__ = ["OWN_GENERATOR", "SEARCHED", "check_loss", "check_repeatable", "copy_of"]
+
+
+SEARCHED = 64
+"""How many of the first records are tried, where the very first ones fail."""
+
+
+OWN_GENERATOR = (
+    "though the global random numbers of torch, NumPy and Python start alike: they keep a random generator "
+    "or a state of their own. It would follow which records are drawn, and the guarantee would not hold. "
+    "Draw random numbers from the global functions (torch.rand, np.random, random)."
+)
+
+
+def check_loss(
+    model: nn.Module, loss: Loss, source: Source, device: torch.device, probes: int = 4
+) -> tuple[Any, Tensor]:
+    """Run the loss forward on a few records, among them those with the extreme labels and tokens.
+
+    Of records that are made on demand, and so were not validated, those that fail are passed over: a bad
+    one has weight zero in training too.
+
+    Returns:
+        The batch of the records that was used, on `device`: the example for attaching the gradient engine;
+        and the records' numbers.
+
+    Raises:
+        TypeError: the loss is no function, or does not answer a tensor.
+        DataError: the forward fails, or the answer is not one finite number per record.
+    """
+    if not callable(loss) or isinstance(loss, type):
+        raise TypeError(
+            f"loss is {_validate.what_is(loss)}; give a function loss(model, batch) that answers one number "
+            "per record, [B]"
+        )
+    refuse_max_norm(model)
+    ids = source.probes(probes)
+    try:
+        return _checked(model, loss, source, device, ids), ids
+    except DataError:
+        if source.is_scanned:
+            raise
+        good = _fine_alone(model, loss, source, device, probes)
+        if good is None:
+            raise
+    return _checked(model, loss, source, device, good), good
+
+
+def _fine_alone(
+    model: nn.Module, loss: Loss, source: Source, device: torch.device, wanted: int
+) -> Tensor | None:
+    """Numbers of the first records that pass the check on their own; None if none does."""
+    found: list[int] = []
+    for number in range(min(SEARCHED, len(source))):
+        try:
+            _checked(model, loss, source, device, torch.tensor([number]))
+        except DataError:
+            continue
+        found.append(number)
+        if len(found) == wanted:
+            break
+    return torch.tensor(found) if found else None
+
+
+def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device, ids: Tensor) -> Any:
+    """The batch of these records, whose losses are what they must be."""
+    try:
+        taken = source.take(ids)
+    except Exception as error:
+        raise DataError(
+            f"the records {ids.tolist()} of data cannot be read: {type(error).__name__}: {error}. Items of "
+            "different sizes need collate=..., which pads them to one width. Nothing was spent."
+        ) from error
+    _check_leaves(taken)
+    batch = moved(taken, device)
+    count = num_records(batch)
+    try:
+        with (
+            torch.enable_grad(),
+            undisturbed(model, dropout=True),
+            parameters_restored(model),
+            uncompiled(),
+            attributes_kept(model, loss),
+        ):
+            values = loss(model, batch)
+    except ForwardWritesError:
+        raise
+    except Exception as error:
+        shapes, said = _shapes(batch), f"{type(error).__name__}: {error}".rstrip(".")
+        called = (
+            " It gets model and batch, and runs the model itself." if isinstance(error, TypeError) else ""
+        )
+        raise DataError(
+            f"loss(model, batch) fails on {count} records of the data, among them those with the smallest "
+            f"and largest labels (batch: {shapes}): {said}.{called} Check the labels' range against the "
+            "model's outputs, the shapes and the types. Nothing was spent."
+        ) from error
+    if not isinstance(values, Tensor):
+        raise TypeError(f"loss(model, batch) answers a {type(values).__name__}; it must answer a tensor [B]")
+    if values.shape != (count,):
+        hint = " Average or sum what belongs to one record, for instance loss.mean(1) over tokens."
+        if values.ndim == 0:
+            hint = ' A mean over the batch has no per-record gradients: use reduction="none".'
+        elif values.shape == (count, count):
+            hint = (
+                " Perhaps an output [B, 1] met a target [B], and so every record every other: give both one "
+                "shape, for instance output.squeeze(1)."
+            )
+        raise DataError(
+            f"loss(model, batch) answers shape {tuple(values.shape)} for {count} records; it must be "
+            f"({count},).{hint}"
+        )
+    if not bool(torch.isfinite(values).all()):
+        raise DataError(
+            f"loss(model, batch) is NaN or infinite for {int((~torch.isfinite(values)).sum())} of {count} "
+            "records before any training: check the inputs' scale and the initialisation. Nothing was spent."
+        )
+    return batch
+
+
+def _check_leaves(batch: Any) -> None:
+    """A batch holds its records in tensors."""
+    arrays = [leaf for leaf in leaves(batch) if is_array(leaf)]
+    if arrays:
+        raise TypeError(
+            f"a batch holds {len(arrays)} {type(arrays[0]).__name__} where tensors are needed: "
+            f"{ARRAY_REMEDY}, in the data or in collate"
+        )
+
+
+def _shapes(batch: Any) -> str:
+    return ", ".join(f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" for leaf in record_leaves(batch))
+
+
+def copy_of(model: nn.Module, loss: Loss, device: torch.device) -> tuple[nn.Module, Loss] | None:
+    """Copies of model and loss, to meet other records first; None where there are none, or too large ones."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    if sum(t.numel() * t.element_size() for t in tensors) > available_bytes(device) / 4:
+        return None
+    return deep_copy((model, loss))
+
+
+def check_repeatable(
+    model: nn.Module,
+    loss: Loss,
+    others: tuple[nn.Module, Loss] | None,
+    batch: Any,
+    params: Mapping[str, Tensor],
+) -> bool:
+    """Run the loss twice from the same random numbers, and on a model that met other records first.
+
+    Args:
+        model, loss: they ran on records of the data.
+        others: copies from before they ran; None leaves the second check out.
+        batch: a few records.
+        params: at which losses are compared; no zero hides what is kept.
+
+    Returns:
+        Whether the second check was made.
+
+    Raises:
+        ValueError: the losses differ: model or loss keep a random generator or a state of their own.
+        ForwardWritesError: the model writes to its parameters.
+    """
+
+    def run(model: nn.Module, loss: Loss, records: Any) -> Tensor:
+        own = Buffers(loss).kept() if isinstance(loss, nn.Module) else nullcontext()
+        with undisturbed(model), own, torch.enable_grad():
+            return run_loss(model, loss, records, params).detach()
+
+    # What the model keeps from the first run shows in the second, and is forgotten then.
+    with parameters_restored(model), attributes_kept(model, loss):
+        first, second = run(model, loss, batch), run(model, loss, batch)
+    if losses_moved(first, second, record=-1):
+        raise ValueError(f"model or loss give other losses each time, {OWN_GENERATOR} Nothing was spent.")
+    if others is None:
+        return False
+    with attributes_kept(*others):  # a function's variables are not copied with it
+        try:
+            run(*others, map_records(_altered, batch))
+        except Exception:  # such records may not exist; then nothing can be told
+            return False
+        after_others = run(*others, batch)
+    if losses_moved(first, after_others, record=-1):
+        raise ValueError(
+            "model or loss keep something of the first records that they meet: copies that met others first "
+            "give other losses. What they keep would be published without noise, and would move every "
+            "record's gradient. Initialise them on public records before the training. Nothing was spent."
+        )
+    return True
+
+
+def _altered(leaf: Tensor) -> Tensor:
+    """The first record in all places; if it has floating-point numbers, at another scale."""
+    alike = leaf[:1].expand_as(leaf)
+    return 2 * alike + 1 if leaf.is_floating_point() else alike.clone()

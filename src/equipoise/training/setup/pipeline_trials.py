@@ -1,0 +1,262 @@
+"""Trials of reading, collating and augmenting, on a few records: each record must come out by itself.
+
+Every check is by what the user's code does, and every error names the argument, what is wrong, why, and what
+to do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.gradients.capture.random_numbers import (
+    RARE,
+    RandomUse,
+    global_numbers_constant,
+    random_numbers_from,
+    use_of_random_numbers,
+)
+from equipoise.gradients.checks.record_mixing import losses_moved
+from equipoise.gradients.checks.record_trials import RecordTrials
+from equipoise.gradients.engine_inputs import record_leaves
+from equipoise.privacy import Sampling
+from equipoise.training.randomness import public_randomness
+from equipoise.training.record_rows import DataError, Preparation, Source
+from equipoise.training.setup.loss_trials import OWN_GENERATOR, SEARCHED
+
+__all__ = ["Pipeline", "check_history", "check_pipeline", "check_population"]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """From the numbers of records to their losses, under numbered randomness.
+
+    Attributes:
+        trials: their losses.
+        source: reads each item under random numbers of its own, and collates.
+        prepare: brings batches to the device and augments them.
+        seed: public, of all random numbers.
+    """
+
+    trials: RecordTrials
+    source: Source
+    prepare: Preparation
+    seed: int
+
+    def batch(self, ids: Tensor, items: int = 0, rest: int = 0, level: float | None = None) -> Any:
+        """The batch of these records: the `items`-th random numbers for each, the `rest`-th for the batch.
+
+        Args:
+            ids: the records' numbers.
+            items, rest: which random numbers.
+            level: a quantile at which they are held instead, to take rare branches.
+        """
+        randomness = public_randomness(self.seed, "example", rest)
+        constant = nullcontext() if level is None else global_numbers_constant(level, generators=True)
+        with random_numbers_from(randomness("records"), self.prepare.device), constant:
+            batch = self.source.take(ids, public_randomness(self.seed, "example", items))
+            return self.prepare(batch, randomness)
+
+    def losses(self, ids: Tensor, items: int = 0, rest: int = 0, level: float | None = None) -> Tensor | None:
+        """Their losses [b]; None where one cannot be made or run: it has weight zero in the training too."""
+        try:
+            return self.trials.losses(self.batch(ids, items, rest, level))
+        except Exception:
+            return None
+
+    def random_use(self, ids: Tensor) -> RandomUse:
+        """Whose random numbers collate, augmentation, model and loss take, as seen on a few records."""
+        few, many = 3, 8
+        randomness = public_randomness(self.seed, "example")
+        # Beforehand: each item has random numbers of its own.
+        read = {n: self.source.read(ids[torch.arange(n) % len(ids)], randomness) for n in (few, many)}
+
+        def run(count: int) -> Tensor:
+            return self.trials.evaluate(self.prepare(self.source.join(read[count]), randomness))
+
+        try:
+            return use_of_random_numbers(run, few, many, self.prepare.device)
+        except Exception:  # not understood; places that stay the same are right for all models
+            return "shared"
+
+    def readable(self, most: int = 9) -> list[int]:
+        """Numbers of the first records that have losses."""
+        numbers = range(min(SEARCHED, len(self.source)))
+        return list(
+            itertools.islice((n for n in numbers if self.losses(torch.tensor([n])) is not None), most)
+        )
+
+
+#: How often records are made, with other random numbers each time; then with rare ones, low and high.
+ATTEMPTS = (None, None, None, None, RARE, 1 - RARE)
+
+
+def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
+    """Make a batch of some records twice, and again with one of them replaced; see whose loss moves.
+
+    Args:
+        pipeline: from numbers to losses.
+        readable: numbers of records that have losses.
+        size: of a micro-batch.
+
+    Returns:
+        Whether all of it could be tried: not with fewer than three records, nor where collating or augmenting
+        draws random numbers.
+
+    Raises:
+        ValueError: two equal attempts differ, or the loss of a record depends on which others came with it,
+            on their number, or on its place.
+    """
+    of = pipeline.losses
+    if len(readable) < 3:
+        return False
+    *kept, spare = readable
+    ids, count = torch.tensor(kept), len(kept)
+    first, second = of(ids), of(ids, 0, 1)
+    if first is None or second is None:
+        return False
+    # Whoever joins or augments with random numbers may draw more of them for one record than for another in
+    # its place, which deals those behind it other ones. The last one has none behind it.
+    random_rest = losses_moved(first, second, record=-1)
+    for attempt, level in enumerate(ATTEMPTS):
+        before, again = (of(ids, attempt, attempt, level) for _ in range(2))
+        if before is None or again is None:
+            return False
+        if losses_moved(before, again, record=-1):
+            raise ValueError(
+                f"data, collate or augmentation give other records each time, {OWN_GENERATOR} In an "
+                "augmentation, the generator that it is given serves too. Nothing was spent."
+            )
+        for place in {count - 1} if random_rest else {attempt % count, count - 1 - attempt % count}:
+            others = ids.clone()
+            others[place] = spare
+            after = of(others, attempt, attempt, level)
+            # Padding to another length may round differently: a mixture moves losses by far more.
+            if after is not None and losses_moved(before, after, place, slack=100):
+                raise ValueError(
+                    "augmentation, collate or the data set mixes records: with another record beside it, a "
+                    "record's loss changed. One record would then move the gradients of several, and the "
+                    "privacy guarantee would not hold. Augment every record by itself (no mixup or cutmix "
+                    "between records), and mask padding in the model and in the loss. Nothing was spent."
+                )
+    if random_rest:
+        return False  # its random numbers are dealt otherwise where records are fewer or stand elsewhere
+    for order in (torch.arange(count - 1), torch.arange(count).flip(0), torch.arange(size) % count):
+        found = of(ids[order])
+        if found is not None and losses_moved(first[order], found, record=-1, slack=100):
+            raise ValueError(
+                "with other records in the batch, or in another order, the losses of records change: data, "
+                "collate, augmentation or loss use how many records there are or where one stands. Both "
+                "follow from which records are drawn, and that is private. Treat every record by itself; the "
+                "sum over records is divided by the expected batch size. Nothing was spent."
+            )
+    return True
+
+
+def check_history(pipeline: Pipeline, untouched: Pipeline | None, readable: list[int]) -> bool:
+    """See whether records come out alike whatever was read, collated and augmented before them.
+
+    Args:
+        pipeline: it met records.
+        untouched: the same with copies that met none, where there are such.
+        readable: numbers of records that have losses.
+
+    Returns:
+        Whether copies met other records first, and gave the same losses.
+
+    Raises:
+        ValueError: they gave others, or a record came out otherwise after many others; or an item draws
+            random numbers when it is first read, and none later.
+    """
+    if len(readable) < 2:
+        return False
+    tried = pipeline if untouched is None else untouched
+    _check_items(tried.source)
+    ids, first = torch.tensor(readable[:-1]), torch.tensor(readable[-1:])
+    if untouched is not None:
+        untouched.losses(first)
+        before, after = pipeline.losses(ids), untouched.losses(ids)
+        if before is not None and after is not None and losses_moved(before, after, record=-1):
+            raise ValueError(
+                "data, collate or augmentation keep something of the first records that they meet: copies "
+                "that met others first give other records. It would follow who is drawn first, and move "
+                "every record's gradient. Take what all records need from public ones before the training. "
+                "Nothing was spent."
+            )
+    _check_many(tried, readable)
+    return untouched is not None
+
+
+def _check_items(source: Source) -> None:
+    """Items that draw random numbers do so each time; the last records are those that nobody read yet."""
+    for number in range(len(source))[-3:]:
+        try:
+            first, second = source.draws_numbers(number), source.draws_numbers(number)
+        except Exception:
+            continue
+        if first and not second:
+            raise ValueError(
+                "data keeps items that draw random numbers: one drew some when it was first read, and none "
+                "when it was read again. A cache that holds fewer items than there are would draw them anew "
+                "when others pushed them out: a record's item would follow who else is drawn. Cache what is "
+                "read, and draw random numbers after that, at each call. Nothing was spent."
+            )
+
+
+MOST_READS, SECONDS = 1000, 0.5
+"""How often, and how long, records are made to see whether they come out alike."""
+
+
+def _check_many(pipeline: Pipeline, readable: list[int]) -> None:
+    """Make records one by one, in a random order."""
+    chosen, end = random.Random(0), time.monotonic() + SECONDS
+    known: dict[tuple[int, int], Any] = {}
+    for _ in range(MOST_READS):
+        number, attempt = chosen.choice(readable), chosen.randrange(8)
+        try:
+            now = pipeline.batch(torch.tensor([number]), attempt, attempt)
+            is_alike = _is_alike(known.setdefault((number, attempt), now), now, pipeline.trials)
+        except Exception:  # such a record has weight zero in the training too
+            return
+        if not is_alike:
+            raise ValueError(
+                "data, collate or augmentation give other records after many reads, though all random "
+                "numbers start alike: they keep something of what they read, such as running statistics or a "
+                "count. It would follow who is drawn, and the guarantee would not hold. Make each record "
+                "from itself and from public numbers. Nothing was spent."
+            )
+        if time.monotonic() > end:
+            return
+
+
+def _is_alike(before: Any, after: Any, trials: RecordTrials) -> bool:
+    """Whether two batches of one record are the same, or have the same loss."""
+    leaves = record_leaves(before), record_leaves(after)
+    if len(leaves[0]) == len(leaves[1]) and all(
+        one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+        for one, other in zip(*leaves, strict=True)
+    ):
+        return True
+    return not losses_moved(trials.losses(before), trials.losses(after), record=-1, slack=100)
+
+
+def check_population(source: Source, sampling: Sampling) -> None:
+    """Refuse more records than the places are made for.
+
+    Raises:
+        DataError: the data hold more records than the population that the sampling states.
+    """
+    if len(source) > sampling.population:
+        raise DataError(
+            f"data hold more records than population={sampling.population}. The model (or its loss, "
+            "augmentation or collate) shares a random number between records, such as one for a whole "
+            "layer, and the places that keep records apart are made for at most the stated population. State "
+            "a population that covers the records. Nothing was spent."
+        )

@@ -1,0 +1,68 @@
+"""The plain settings of a training, which `config.json` holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from equipoise import _validate
+from equipoise.privacy.accounting.epsilon import check_relation
+
+__all__ = ["CommonSettings", "TrainingSettings", "refuse_unknown"]
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """The plain settings of a training; see `PrivateTraining` for their meaning."""
+
+    seed: int = 0
+    reproducible: bool = False
+    micro_batch_size: int | None = None
+    ema_decay: float | None = None
+    views: int = 1
+    relation: str = "add_or_remove_one"
+    epsilon_every: int | None = None
+    ledger_file: str | None = None
+    hardened: bool = False
+    allow_public_duplicates: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("reproducible", "hardened", "allow_public_duplicates"):
+            _validate.instance(bool, "False", **{name: getattr(self, name)})
+        if isinstance(self.seed, bool):
+            raise TypeError(f"seed={self.seed!r} is a bool: give an int, such as 0")
+        _validate.instance(int, "0", seed=self.seed)
+        _validate.count("the number of augmented views of a record", views=self.views)
+        if self.micro_batch_size is not None:
+            _validate.count("the number of records held at once", micro_batch_size=self.micro_batch_size)
+        if self.epsilon_every is not None:
+            _validate.count("the steps between computations of epsilon", epsilon_every=self.epsilon_every)
+        if self.ema_decay is not None:
+            _validate.share(ema_decay=self.ema_decay)
+        check_relation(self.relation)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `TrainingSettings(**values)` brings them back."""
+        return dataclasses.asdict(self)
+
+
+class CommonSettings(TypedDict, total=False):
+    """The fields of `TrainingSettings` that clients and audits take, too, for the training that they make."""
+
+    micro_batch_size: int | None
+    relation: str
+    hardened: bool
+    allow_public_duplicates: bool
+
+
+def refuse_unknown(function: str, given: Mapping[str, Any], known: type) -> None:
+    """Refuse arguments by name that are none of a `TypedDict`.
+
+    Raises:
+        TypeError: naming the first of them.
+    """
+    unknown = given.keys() - known.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"{function} takes no argument {min(unknown)!r}")
