@@ -50,7 +50,14 @@ def test_words_are_taken_however_they_are_spelt(word):
     [
         ({"clip_rule": "psac", "clip_rule.regulariser": -1.0}, r"^clip_rule\.regulariser=-1\.0 must be"),
         ({"clip_norm": {"kind": "fixed", "clip_norm": 0.0}}, r"^clip_norm\.clip_norm=0\.0 must be"),
-        ({"clip_rule": "psac", "clip_rule.gamma": 1.0}, r"^clip_rule\.gamma is unknown"),
+        (
+            {"clip_rule": "psac", "clip_rule.gamma": 1.0},
+            r"^clip_rule\.gamma is unknown: PSAC has clip_rule\.regulariser$",
+        ),
+        (
+            {"clip_rule": "abadi", "clip_rule.gamma": 1.0},
+            r"^clip_rule\.gamma is unknown: Abadi has no settings$",
+        ),
     ],
 )
 def test_what_is_wrong_inside_an_option_is_told_by_its_whole_name(words, message):

@@ -278,7 +278,8 @@ def read_settings(
     for name, value in words.items():
         field, dot, rest = name.partition(".")
         if field not in hints:
-            raise ValueError(f"{where}{field} is unknown: {cls.__name__} has {', '.join(hints)}")
+            known = ", ".join(where + known for known in hints) or "no settings"
+            raise ValueError(f"{where}{field} is unknown: {cls.__name__} has {known}")
         if dot:
             nested.setdefault(field, {})[rest] = value
     found: dict[str, Any] = {}
