@@ -27,8 +27,8 @@ from equipoise.training.distributed import Processes
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_rows import Source
 from equipoise.training.setup import memory_use, pipeline_trials
-from equipoise.training.setup.made_up_records import made_up
 from equipoise.training.setup.memory_use import bytes_per_record
+from equipoise.training.setup.micro_batches import made_up
 
 SLACK = 1e-5  # rounding of the sum itself, in clip norms
 

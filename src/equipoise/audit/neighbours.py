@@ -46,9 +46,8 @@ from equipoise.privacy.private import unwrap
 from equipoise.training.assumptions import Assumption
 from equipoise.training.record_rows import Source
 from equipoise.training.run_ledger import open_ledger
-from equipoise.training.setup.prepare import prepare
 from equipoise.training.setup.training_settings import CommonSettings, TrainingSettings, refuse_unknown
-from equipoise.training.setup.training_setup import TrainingSetup
+from equipoise.training.setup.training_setup import TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 
 __all__ = [

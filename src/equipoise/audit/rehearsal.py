@@ -31,9 +31,8 @@ from equipoise.privacy import Bounded, Budget, Draw, Ledger, PrivacyPlan, Sampli
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import NoiseHistory, Sums
 from equipoise.training.run_ledger import open_ledger
-from equipoise.training.setup.prepare import prepare
 from equipoise.training.setup.training_settings import CommonSettings, TrainingSettings
-from equipoise.training.setup.training_setup import TrainingSetup
+from equipoise.training.setup.training_setup import TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 
 __all__ = ["CanaryTraining", "Rehearsal", "Stage", "Watching", "open_stage", "rehearse", "whitened"]

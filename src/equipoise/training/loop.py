@@ -43,8 +43,8 @@ from equipoise.training.metrics import MetricsLog, MetricWriter
 from equipoise.training.progress import progress_bar
 from equipoise.training.record_rows import moved
 from equipoise.training.run_ledger import open_ledger, others_at_start, own_ledger
-from equipoise.training.setup.prepare import Begun, prepare
 from equipoise.training.setup.training_settings import TrainingSettings
+from equipoise.training.setup.training_setup import Begun, prepare
 from equipoise.training.step import Result, StepReport, StepRunner
 
 __all__ = ["Interrupt", "PrivateTraining", "catch_interrupt"]

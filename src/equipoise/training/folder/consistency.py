@@ -21,13 +21,7 @@ from equipoise.statements.statement import OF_THE_LEDGER, sampling_assumptions
 from equipoise.training.assumptions import ALLOWED, ALONE, NOT_COMPARED, Assumption
 from equipoise.training.folder.config_file import rebuild_method
 
-__all__ = [
-    "check_assumptions",
-    "check_method",
-    "check_metrics",
-    "check_settings",
-    "may_plan_fewer_steps",
-]
+__all__ = ["check_assumptions", "check_method", "check_metrics", "check_settings", "may_plan_fewer_steps"]
 
 PROGRESS = 0.04
 """How far a row's epsilon, which is computed coarsely, may be from the statement's, relatively."""

@@ -43,14 +43,7 @@ from equipoise.training.folder.consistency import (
 )
 from equipoise.training.folder.run_folder import RunFolder
 
-__all__ = [
-    "Verification",
-    "charge_search",
-    "check_signable",
-    "sign_run",
-    "sign_verified",
-    "verify_run",
-]
+__all__ = ["Verification", "charge_search", "check_signable", "sign_run", "sign_verified", "verify_run"]
 
 SIGNED_RUN_FILES = ("statement.json", "model.safetensors", "config.json", "metrics.jsonl", "report.html")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from equipoise import _validate
 from equipoise._tree import leaves
 from equipoise.gradients import Buffers, ForwardWritesError, parameters_restored, refuse_max_norm
-from equipoise.gradients.capture.attributes import attributes_kept
+from equipoise.gradients.capture.attributes import attributes_kept, has_unseen_state
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.checks.record_mixing import losses_moved
 from equipoise.gradients.engine_inputs import (
@@ -190,7 +190,7 @@ def check_repeatable(
         params: at which losses are compared; no zero hides what is kept.
 
     Returns:
-        Whether the second check was made.
+        Whether the second check was made, and a forward is forgotten in all that model and loss hold.
 
     Raises:
         ValueError: the losses differ: model or loss keep a random generator or a state of their own.
@@ -221,7 +221,7 @@ def check_repeatable(
             "give other losses. What they keep would be published without noise, and would move every "
             "record's gradient. Initialise them on public records before the training. Nothing was spent."
         )
-    return True
+    return not has_unseen_state(model, loss)
 
 
 def _altered(leaf: Tensor) -> Tensor:

@@ -26,12 +26,11 @@ from equipoise.gradients.capture.random_numbers import (
 from equipoise.gradients.checks.record_mixing import losses_moved
 from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import record_leaves
-from equipoise.privacy import Sampling
 from equipoise.training.randomness import public_randomness
-from equipoise.training.record_rows import DataError, Preparation, Source
+from equipoise.training.record_rows import Preparation, Source
 from equipoise.training.setup.loss_trials import OWN_GENERATOR, SEARCHED
 
-__all__ = ["Pipeline", "check_history", "check_pipeline", "check_population"]
+__all__ = ["Pipeline", "check_history", "check_pipeline"]
 
 
 @dataclass(frozen=True)
@@ -245,18 +244,3 @@ def _is_alike(before: Any, after: Any, trials: RecordTrials) -> bool:
     ):
         return True
     return not losses_moved(trials.losses(before), trials.losses(after), record=-1, slack=100)
-
-
-def check_population(source: Source, sampling: Sampling) -> None:
-    """Refuse more records than the places are made for.
-
-    Raises:
-        DataError: the data hold more records than the population that the sampling states.
-    """
-    if len(source) > sampling.population:
-        raise DataError(
-            f"data hold more records than population={sampling.population}. The model (or its loss, "
-            "augmentation or collate) shares a random number between records, such as one for a whole "
-            "layer, and the places that keep records apart are made for at most the stated population. State "
-            "a population that covers the records. Nothing was spent."
-        )

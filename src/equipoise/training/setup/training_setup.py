@@ -1,25 +1,43 @@
-"""The parts of a training, checked and connected to each other."""
+"""The parts of a training, checked and connected to each other: nothing is written or spent here."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from dp_accounting import DpEvent
+from torch import Tensor, nn
 
-from equipoise.methods import Method
-from equipoise.methods.base import Plan
-from equipoise.privacy import Budget, PrivacyPlan, Sampling, digest
+from equipoise.gradients import GradientEngine
+from equipoise.gradients.checks.record_trials import RecordTrials
+from equipoise.gradients.engine_inputs import Loss, repeat_to
+from equipoise.methods import DPSGD, Method
+from equipoise.methods.base import Plan, Setting
+from equipoise.privacy import Budget, BudgetError, PrivacyPlan, Sampling, digest
+from equipoise.privacy.ledger.run_record import other_runs
 from equipoise.training.assumptions import ALONE, Assumption
 from equipoise.training.distributed import Processes
 from equipoise.training.moving_average import MovingAverage
-from equipoise.training.record_rows import RowSource
-from equipoise.training.setup.public_copies import public_assumptions
+from equipoise.training.randomness import derive_seed, public_randomness
+from equipoise.training.record_rows import Preparation, RowSource, Source, averaged_over_views
+from equipoise.training.setup.argument_checks import (
+    check_kinds,
+    check_optimizer,
+    check_scheduler,
+    move,
+    trainable,
+)
+from equipoise.training.setup.deep_copies import deep_copy_but_data
+from equipoise.training.setup.loss_trials import check_loss, check_repeatable, copy_of
+from equipoise.training.setup.micro_batches import MicroBatches, choose_filler, choose_micro_batches
+from equipoise.training.setup.pipeline_trials import Pipeline, check_history, check_pipeline
+from equipoise.training.setup.public_copies import check_public, public_assumptions
 from equipoise.training.setup.training_settings import TrainingSettings
 
-__all__ = ["TrainingSetup"]
+__all__ = ["Begun", "TrainingSetup", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -113,3 +131,205 @@ class TrainingSetup:
                 "device": self.device.type,
             }
         )
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that goes on.
+
+    Attributes:
+        plan: fingerprint of its plan.
+        other_runs: gives what the other runs in its journal may have cost when it was planned, the likeliest
+            first. Called on rank 0.
+        found: what its processes found out so far.
+    """
+
+    plan: str
+    other_runs: Callable[[], Sequence[tuple[DpEvent, ...]]]
+    found: Sequence[Assumption]
+
+
+def prepare(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    loss: Loss,
+    data: Any,
+    sampling: Sampling,
+    method: Method | None,
+    settings: TrainingSettings,
+    budget: Budget | None = None,
+    scheduler: Any = None,
+    augmentation: Callable[[Any, torch.Generator], Any] | None = None,
+    device: str | torch.device | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    begun: Begun | None = None,
+) -> TrainingSetup:
+    """Check everything, by what it does on a few records, and prepare it; see `PrivateTraining`.
+
+    Args:
+        begun: of a run that goes on; its plan is made as it was when it began.
+
+    Raises:
+        TypeError, ValueError, DataError: what cannot work, named.
+    """
+    method = DPSGD() if method is None else method
+    check_kinds(sampling, method, budget, augmentation, settings)
+    parameters = trainable(model)
+    check_optimizer(optimizer, parameters)
+    check_scheduler(scheduler, optimizer)
+    place = move(model, optimizer, device)
+    processes = Processes()
+    with processes.together():
+        source = Source(data, collate)
+        check_public(source, method, settings.allow_public_duplicates)
+        prepare_batch = Preparation(place, augmentation, settings.views)
+        # Before anything is read or run: it may keep something of the first records that it meets.
+        untouched = copy_of(model, loss, place)
+        runs_code = not source.is_scanned or augmentation is not None
+        other_source = deep_copy_but_data((source, prepare_batch)) if runs_code else None
+        example, probes = check_loss(model, loss, source, place)
+        method_plan = _plan_of(method, sampling, budget, settings, begun, processes)
+        loss = averaged_over_views(loss, settings.views)
+        untouched = untouched and (untouched[0], averaged_over_views(untouched[1], settings.views))
+        prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
+        trials = RecordTrials(model, loss, prepared)
+        keeps_nothing = check_repeatable(model, loss, untouched, prepared, trials.params)
+        del untouched  # its memory counts as free in what follows
+        engine = GradientEngine(model, loss, prepared)
+        pipeline = Pipeline(trials, source, prepare_batch, settings.seed)
+        given, is_resumed = settings.micro_batch_size, begun is not None
+        micro_batches = choose_micro_batches(
+            engine, pipeline, prepared, probes, given, sampling, processes, is_resumed
+        )
+        size = micro_batches.size
+        # Once more at the very shape: a model may treat 16 records in another way than 8.
+        full = repeat_to(prepared, max(2, size))
+        trials.refuse_mixing(full, most=2)
+        engine.refuse_mixed_rows(full, trials.params)
+        pipeline_tried = True
+        if runs_code:
+            others = other_source and Pipeline(trials, *other_source, settings.seed)
+            readable = pipeline.readable()
+            pipeline_tried = check_pipeline(pipeline, readable, size)
+            keeps_nothing = check_history(pipeline, others, readable) and keeps_nothing
+        settings = replace(settings, micro_batch_size=size)
+        rows = _row_source(engine, pipeline, example, probes, micro_batches)
+        mine = _found(rows, micro_batches, pipeline_tried, keeps_nothing, scheduler)
+        before = [] if begun is None else begun.found
+        found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))
+        processes.same("the model's parameters", digest(parameters))
+        processes.same("the privacy plan", method_plan.releases.fingerprint())
+    return TrainingSetup(
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        sampling=sampling,
+        method=method,
+        budget=budget,
+        settings=settings,
+        parameters=parameters,
+        device=place,
+        processes=processes,
+        method_plan=method_plan,
+        rows=rows,
+        record_bytes=micro_batches.record_bytes,
+        found=found,
+        average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
+        restore_modes=_watch_modes(model),
+    )
+
+
+def _watch_modes(model: nn.Module) -> Callable[[], None]:
+    """A function that puts every module back into the training or evaluation mode that it has now."""
+    modes = [(module, module.training) for module in model.modules()]
+
+    def restore() -> None:
+        for module, training in modes:
+            module.training = training
+
+    return restore
+
+
+def _plan_of(
+    method: Method,
+    sampling: Sampling,
+    budget: Budget | None,
+    settings: TrainingSettings,
+    begun: Begun | None,
+    processes: Processes,
+) -> Plan:
+    """The method's plan, beside what the other runs in its journal cost.
+
+    A run that goes on has the plan that it had when it began, beside one of the states of the other runs.
+
+    Raises:
+        BudgetError, ValueError: there is none within the budget, or no state gives the plan of a run that
+            goes on.
+    """
+
+    def beside(others: tuple[DpEvent, ...]) -> Plan:
+        setting = Setting(
+            sampling=sampling,
+            budget=budget,
+            relation=settings.relation,
+            other_runs=others,
+            public_seed=derive_seed(settings.seed, "plan"),
+        )
+        plan = method.plan(setting)
+        return replace(plan, releases=plan.releases.hardened()) if settings.hardened else plan
+
+    if begun is None:
+        return beside(processes.first(lambda: other_runs(settings.ledger_file, settings.relation)))
+    states = processes.first(begun.other_runs)
+    for others in states:
+        try:
+            plan = beside(others)
+        except (BudgetError, ValueError):
+            continue  # another state may leave the budget that this one does not
+        if plan.releases.fingerprint() == begun.plan:
+            return plan
+    beside(states[0])  # its own error says more, if it has one
+    raise ValueError(
+        "the privacy plan differs from the one that the run was started with: give the same method and "
+        "settings. Nothing was spent."
+    )
+
+
+def _row_source(
+    engine: GradientEngine, pipeline: Pipeline, example: Any, probes: Tensor, micro_batches: MicroBatches
+) -> RowSource:
+    source, prepare_batch, seed, size = pipeline.source, pipeline.prepare, pipeline.seed, micro_batches.size
+    randomness = public_randomness(seed, "example")
+    filler = choose_filler(lambda batch: engine(prepare_batch(batch, randomness)), example, size)
+    is_dealt = micro_batches.random_use == "shared"
+    return RowSource(engine, source, prepare_batch, size, example, seed, filler, probes, is_dealt)
+
+
+def _found(
+    rows: RowSource, micro_batches: MicroBatches, pipeline_tried: bool, keeps_nothing: bool, scheduler: Any
+) -> list[Assumption]:
+    """What this process found out.
+
+    Args:
+        rows: made of the records.
+        micro_batches: what was measured for their size.
+        pipeline_tried: whether reading, collating and augmenting could be tried in all ways.
+        keeps_nothing: whether copies that met other records first gave the same losses, and a forward is
+            forgotten in all that model and loss hold.
+        scheduler: the user's, or None.
+    """
+    is_scanned = rows.source.is_scanned
+    holds = {
+        Assumption.SCANNED: is_scanned,
+        Assumption.TRUSTED: not is_scanned,
+        Assumption.of_rounding(micro_batches.keeps_bits): True,
+        Assumption.OWN_NUMBERS: micro_batches.random_use == "own",
+        Assumption.RANDOM_PIPELINE: not pipeline_tried,
+        Assumption.KEEPS_NOTHING: not keeps_nothing,
+        Assumption.SHAPES: not is_scanned,
+        Assumption.FILLED_BY_A_RECORD: rows.filler is None,
+        Assumption.SCHEDULED: scheduler is not None,
+        Assumption.FOUND: True,
+    }
+    return [one for one, is_so in holds.items() if is_so]

@@ -1,0 +1,225 @@
+"""Micro-batches: how many records a forward has, always, and what fills it up.
+
+Every forward of private records has this number of rows, the last one of a draw filled up, so that the
+number of records that were drawn shows in no shape. The size is published. It follows from public numbers,
+from what fits, and from whether records keep their bits at any place. Both are measured on made-up records,
+and on a few private ones only where the model fails on those. Their shape is that of a few private records,
+and whether random numbers are shared is found on private ones too: the statement names it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from equipoise.gradients import GradientEngine
+from equipoise.gradients.capture.random_numbers import RandomUse
+from equipoise.gradients.engine_inputs import map_records, repeat_to, take_records
+from equipoise.privacy import Sampling
+from equipoise.training.distributed import Processes
+from equipoise.training.record_rows import DataError, Source, filled, out_of_memory
+from equipoise.training.setup.memory_use import bytes_per_record, fitting
+from equipoise.training.setup.pipeline_trials import Pipeline
+
+__all__ = ["MicroBatches", "choose_filler", "choose_micro_batches", "made_up"]
+
+
+SMALL_TILE, TILE = 4, 16
+#: How many micro-batch sizes are tried for one in which rows keep their bits.
+TRIED_SIZES = 4
+
+PASS_OVERHEAD = 32
+"""What a pass costs beside its rows, in rows: 72 for the MLP of `benchmarks/tasks.py`, 29 for the CNN."""
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """How the records of a draw share forwards.
+
+    Attributes:
+        size: number of rows of every forward.
+        keeps_bits: whether a record's row has the same bits wherever it stands in a micro-batch; None where
+            that could not be measured.
+        random_use: whose random numbers are drawn while records are joined, augmented and run.
+        record_bytes: memory that one record takes in a step.
+    """
+
+    size: int
+    keeps_bits: bool | None
+    random_use: RandomUse
+    record_bytes: float
+
+
+def choose_micro_batches(
+    engine: GradientEngine,
+    pipeline: Pipeline,
+    prepared: Any,
+    probes: Tensor,
+    given: int | None,
+    sampling: Sampling,
+    processes: Processes,
+    is_resumed: bool,
+) -> MicroBatches:
+    """Choose their size by what is measured on a few records.
+
+    Args:
+        engine, pipeline: they run on these records.
+        prepared: a batch of a few records.
+        probes: numbers of records that can be read.
+        given: the size in the settings.
+        sampling, processes: how many records a draw has, and who share them.
+        is_resumed: the run goes on.
+
+    Raises:
+        DataError: records share random numbers, and the data hold more of them than the stated population.
+    """
+    # What is measured on these is published: the micro-batch size, and how rows round.
+    public = made_up(pipeline.trials.losses, prepared)
+    record_bytes = bytes_per_record(engine.model, engine.loss, public)
+    # The worst of all processes': they deal the records of a draw in one way.
+    random_use = max(processes.all_of(pipeline.random_use(probes)), key=get_args(RandomUse).index)
+    if random_use == "shared":
+        _check_population(pipeline.source, sampling)
+    num_parameters = sum(p.numel() for p in pipeline.trials.params.values())
+    most = fitting(record_bytes, num_parameters, pipeline.prepare.device)
+    sizes = _sizes_to_try(given, most, sampling, processes, is_resumed, random_use)
+    # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
+    size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, public, sizes))
+    return MicroBatches(size, keeps_bits, random_use, record_bytes)
+
+
+def micro_batch_sizes(most: int, mean: float, deviation: float) -> list[int]:
+    """Micro-batch sizes up to `most`, in whole tiles, the cheapest for a step first.
+
+    Kernels work in tiles. In whole ones a row usually has the same bits wherever it stands.
+
+    Args:
+        most: the largest allowed.
+        mean, deviation: of the number of records that this process gets in a draw.
+
+    >>> micro_batch_sizes(1024, mean=256, deviation=16)[0], micro_batch_sizes(48, mean=256, deviation=16)[0]
+    (288, 48)
+    """
+    tiles = [*range(SMALL_TILE, TILE, SMALL_TILE), *range(TILE, most + 1, TILE)]
+    sizes = [size for size in tiles if size <= most] or [1]
+    return sorted(sizes, key=lambda size: expected_passes(size, mean, deviation) * (PASS_OVERHEAD + size))
+
+
+def expected_passes(size: int, mean: float, deviation: float) -> float:
+    """Expected number of micro-batches of this size in a draw; a draw without records still has one.
+
+    The number of records is taken as normal.
+
+    >>> expected_passes(128, mean=256, deviation=0)
+    2.0
+    >>> round(expected_passes(288, mean=256, deviation=16), 3)  # 2.3% of the draws are larger
+    1.023
+    """
+    if deviation == 0:
+        return float(max(1, math.ceil(mean / size)))
+    most = math.ceil((mean + 8 * deviation) / size)
+    over = [math.erfc((k * size - mean) / (deviation * math.sqrt(2))) / 2 for k in range(1, most + 1)]
+    return 1 + sum(over)
+
+
+def _sizes_to_try(
+    given: int | None,
+    most: int,
+    sampling: Sampling,
+    processes: Processes,
+    is_resumed: bool,
+    random_use: RandomUse,
+) -> list[int]:
+    """Micro-batch sizes, the best first; `most` records fit into the memory."""
+    if is_resumed and given is not None:
+        return [given]  # a run that goes on has its size: another would be another question
+    mean, deviation = sampling.expected_size / processes.count, sampling.size_deviation / processes.count
+    if random_use == "shared":  # places are kept for more records than are drawn
+        mean, deviation = sampling.largest_size / processes.count, 0.0
+    if given is None:
+        return micro_batch_sizes(most, mean, deviation)
+    # As given, but no larger than any draw will be: the rest would be filler.
+    most = min(given, max(1, math.ceil(mean + 6 * deviation)))
+    return [most, *micro_batch_sizes(most, mean, deviation)]
+
+
+def _size_that_keeps_bits(
+    engine: GradientEngine, batch: Any, sizes: Sequence[int]
+) -> tuple[int, bool | None]:
+    """The first size at which a row's bits do not follow its place, or the first; and whether they do not."""
+    kept: bool | None = False
+    for size in sizes[:TRIED_SIZES]:
+        kept = engine.keeps_bits(batch, size)
+        if kept is not False:
+            return size, kept
+    return sizes[0], kept
+
+
+def _check_population(source: Source, sampling: Sampling) -> None:
+    """Refuse more records than the places are made for.
+
+    Raises:
+        DataError: the data hold more records than the population that the sampling states.
+    """
+    if len(source) > sampling.population:
+        raise DataError(
+            f"data hold more records than population={sampling.population}. The model (or its loss, "
+            "augmentation or collate) shares a random number between records, such as one for a whole "
+            "layer, and the places that keep records apart are made for at most the stated population. State "
+            "a population that covers the records. Nothing was spent."
+        )
+
+
+def choose_filler(run: Callable[[Any], Any], example: Any, size: int) -> float | None:
+    """What fills up a micro-batch: zeros or ones, if the model takes such; None for a record's copies.
+
+    Args:
+        run: run(batch) -> gradients; it augments.
+        example: a few records that the model takes.
+        size: of a micro-batch.
+    """
+    one = take_records(example, slice(1))
+    for value in (0.0, 1.0):  # a length or a mask of zero is often refused
+        try:
+            losses = run(filled(one, size, value)).losses
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            continue
+        if bool(torch.isfinite(losses).all()):
+            return value
+    return None
+
+
+def made_up(losses: Callable[[Any], Tensor], batch: Any) -> Any:
+    """Public records in the shape of these, for what is measured and published.
+
+    Args:
+        losses: of records.
+        batch: a few records that the model takes.
+
+    Returns:
+        Four records: uniform numbers from 0 to 1, and ones or zeros where only whole numbers go. The batch
+        itself where the model fails on such.
+    """
+    rng = torch.Generator().manual_seed(0)
+    for whole in (1, 0):
+
+        def made(leaf: Tensor, whole: int = whole) -> Tensor:
+            if leaf.is_floating_point():
+                return torch.rand(leaf.shape, generator=rng).to(leaf)
+            return torch.full_like(leaf, whole)
+
+        records = map_records(made, repeat_to(batch, 4))
+        try:
+            if bool(torch.isfinite(losses(records)).all()):
+                return records
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+    return batch
