@@ -31,6 +31,7 @@ from torch import Tensor
 
 from contrib.secure_sum.protocol import Party, SecureSum
 from equipoise import _validate
+from equipoise._files import write_atomically
 from equipoise.federated import Client, Refused, Reply, Request, ServerRMS
 from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
 from equipoise.methods import DPSGD
@@ -40,7 +41,6 @@ from equipoise.methods.wrapper import MethodWrapper
 from equipoise.privacy import PrivacyPlan, digest
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.statements import Statement
-from equipoise.training.folder.checkpoint import write_atomically
 
 __all__ = ["SecureClient", "SumClaim", "noise_share"]
 

@@ -1,12 +1,13 @@
-"""Paths, and what the operating system refused, in words that say what to do about it."""
+"""Files and folders, and what the operating system refused, in words that say what to do about it."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
 
-__all__ = ["PathLike", "explained", "make_folder"]
+__all__ = ["PathLike", "explained", "make_folder", "write_atomically"]
 
 PathLike = str | os.PathLike[str]
 
@@ -59,3 +60,33 @@ def make_folder(path: PathLike, argument: str) -> Path:
     except OSError as error:
         raise explained(error, f"{argument}={str(path)!r}") from error
     return folder
+
+
+def write_atomically(path: PathLike, content: bytes, mode: int = 0o600) -> None:
+    """Write a file so that at every moment either the old or the new content is there, whole.
+
+    Raises:
+        OSError: as the system says (a full disk among others); the old file is untouched, the temporary one
+            removed.
+    """
+    path = Path(path)
+    # In the folder of the file: a rename is atomic only within one file system.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    # The rename itself must survive a power cut.
+    with contextlib.suppress(OSError):
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

@@ -19,7 +19,7 @@ from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.engine_inputs import uncompiled
 from equipoise.privacy import Ledger
 from equipoise.privacy.private import unwrap
-from equipoise.training.record_rows import Source
+from equipoise.training.record_rows import RecordSource
 
 #: What a sum may be wrong by, relative to the sum of the clipped norms.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "bfloat16": 5e-2}
@@ -106,7 +106,7 @@ def start(case: Case, mode: str, clip_norm: float = 1.0) -> tuple[Listening, dic
 
 def sum_of(run: Listening, records: Mapping[str, Tensor]) -> Tensor:
     """The sum that a step releases, without its noise, on these records; random numbers are constant."""
-    run._setup.rows.source = Source(records)
+    run._setup.rows.source = RecordSource(records)
     with undisturbed(run.model):
         run.take_step()
     return run.ledger.heard
@@ -115,7 +115,7 @@ def sum_of(run: Listening, records: Mapping[str, Tensor]) -> Tensor:
 def drawn_sum(case: Case, mode: str, clip_norm: float, count: int) -> Tensor:
     """The sum over the first records, with the random numbers of the first step."""
     run, records = start(case, mode, clip_norm)
-    run._setup.rows.source = Source({name: t[:count] for name, t in records.items()})
+    run._setup.rows.source = RecordSource({name: t[:count] for name, t in records.items()})
     run.take_step()
     return run.ledger.heard
 

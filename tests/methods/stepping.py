@@ -15,7 +15,7 @@ from equipoise.privacy import Secrets, digest
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.training.context import StepContext
 from equipoise.training.distributed import Processes
-from equipoise.training.record_rows import Preparation, RowSource, Source
+from equipoise.training.record_rows import BatchPreparation, RecordSource, RowSource
 
 
 class Follower:
@@ -59,10 +59,10 @@ class Follower:
             else ReplayLedger(transcript, self.plan, **options)
         )
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        source = Source(data)
+        source = RecordSource(data)
         example = source.take(torch.arange(3))
         self.engine = engine or GradientEngine(model, loss, example)
-        prepare = Preparation(torch.device("cpu"))
+        prepare = BatchPreparation(torch.device("cpu"))
         size = micro_batch_size or len(source)  # the whole draw at once, unless another size is asked for
         self.rows = RowSource(self.engine, source, prepare, size, example, seed)
         self.state: Any = None

@@ -81,7 +81,7 @@ MUTATIONS = (
     Mutation(
         "a resumed run's statement speaks for its last process",
         "training/setup/training_setup.py",
-        (("before = [] if begun is None else begun.found", "before: list[Assumption] = []"),),
+        (("before = [] if resumed is None else resumed.found", "before: list[Assumption] = []"),),
         ("tests/training/test_resume.py::test_a_statement_names_what_any_process_of_its_run_assumed",),
     ),
     Mutation(

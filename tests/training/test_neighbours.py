@@ -25,7 +25,7 @@ from equipoise.training.assumptions import Assumption
 from equipoise.training.context import _dealt
 from equipoise.training.distributed import Processes
 from equipoise.training.randomness import public_randomness
-from equipoise.training.record_rows import Source
+from equipoise.training.record_rows import RecordSource
 from equipoise.training.setup import memory_use, pipeline_trials
 from equipoise.training.setup.memory_use import bytes_per_record
 from equipoise.training.setup.micro_batches import made_up
@@ -172,7 +172,7 @@ def test_random_transforms_replay_with_their_step():
 def test_an_item_has_its_random_numbers_whatever_is_read_beside_it(draw):
     """Others had taken numbers before it: who entered changed everybody behind."""
     data = {"x": torch.randn(40, 3), "y": torch.randn(40)}
-    source = Source(Transformed(data, draw))
+    source = RecordSource(Transformed(data, draw))
     several = source.take(torch.tensor([3, 7, 5]), public_randomness(0))["x"]
     alone = source.take(torch.tensor([7]), public_randomness(0))["x"]
     assert torch.equal(several[1:2], alone)

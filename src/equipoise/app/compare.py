@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from equipoise._files import PathLike, make_folder
+from equipoise._files import PathLike, make_folder, write_atomically
 from equipoise._version import __version__
 from equipoise.app.build import assemble, build_training
 from equipoise.app.classification import accuracy
@@ -38,7 +38,6 @@ from equipoise.app.settings import RunSettings
 from equipoise.data import DataSet
 from equipoise.report.comparison_page import write_comparison
 from equipoise.report.json_files import read_object
-from equipoise.training.folder.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise._files import write_atomically
 from equipoise._rounding import plain, rounded_up
 from equipoise.app.build import Experiment, assemble, build_training
 from equipoise.app.classification import cross_entropy
@@ -29,7 +30,6 @@ from equipoise.methods import PublicRecords, find
 from equipoise.report import read_run, write_report
 from equipoise.report.json_files import read_object
 from equipoise.training import PrivateTraining
-from equipoise.training.folder.checkpoint import write_atomically
 from equipoise.training.folder.config_file import rebuild_method
 from equipoise.training.folder.run_folder import RunFolder
 

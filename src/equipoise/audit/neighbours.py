@@ -44,7 +44,7 @@ from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.privacy.private import unwrap
 from equipoise.training.assumptions import Assumption
-from equipoise.training.record_rows import Source
+from equipoise.training.record_rows import RecordSource
 from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup.training_settings import CommonSettings, TrainingSettings, refuse_unknown
 from equipoise.training.setup.training_setup import TrainingSetup, prepare
@@ -249,7 +249,7 @@ WHOLE_DRAW = "the method looks at all rows of a draw at once"
 def _checked(
     data: Any, collate: Any, sampling: Sampling | None, changes: Sequence[str] | None, steps: int
 ) -> tuple[Sampling, tuple[str, ...]]:
-    records = len(Source(data, collate))
+    records = len(RecordSource(data, collate))
     if records < 2:
         raise ValueError(f"data holds {records} record: neighbours need at least two")
     sampling = FullBatch(records, steps) if sampling is None else sampling
@@ -309,10 +309,10 @@ class _Extended(torch.utils.data.Dataset):
         return map_leaves(scaled, self._data[one.number])
 
 
-def _extended(source: Source, data: Any, entering: Sequence[_Entering], collate: Any) -> Source:
+def _extended(source: RecordSource, data: Any, entering: Sequence[_Entering], collate: Any) -> RecordSource:
     """The records, and behind them those that may enter."""
     if not source.is_scanned:
-        return Source(_Extended(data, entering), collate)
+        return RecordSource(_Extended(data, entering), collate)
     scales = torch.tensor([one.scale for one in entering])
 
     def scaled(leaf: Tensor) -> Tensor:
@@ -322,10 +322,10 @@ def _extended(source: Source, data: Any, entering: Sequence[_Entering], collate:
         return leaf
 
     numbers = [*range(len(source)), *(one.number for one in entering)]
-    return Source(map_records(scaled, source.take(torch.tensor(numbers))), collate)
+    return RecordSource(map_records(scaled, source.take(torch.tensor(numbers))), collate)
 
 
-def _unlike(source: Source, record: int) -> int:
+def _unlike(source: RecordSource, record: int) -> int:
     """The number of a record with other contents, from half-way round on; of any if all are alike."""
 
     def contents(number: int) -> list[Any] | None:
@@ -483,7 +483,7 @@ class _Audited:
         settings: NeighbourSettings,
     ) -> None:
         collate = settings.get("collate")
-        source = Source(data, collate)
+        source = RecordSource(data, collate)
         given: dict[str, Any] = {**settings}
         own = {item.name for item in fields(TrainingSettings)} & given.keys()
         self.records, self._positions, self._seed = len(source), positions, seed

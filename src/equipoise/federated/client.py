@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from equipoise import _validate
-from equipoise._files import PathLike
+from equipoise._files import PathLike, write_atomically
 from equipoise.federated.client_folder import (
     AnsweredQuery,
     BegunRound,
@@ -50,7 +50,6 @@ from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.statements import Statement
 from equipoise.statements.verify_federation import DISJOINT
 from equipoise.training import PrivateTraining
-from equipoise.training.folder.checkpoint import write_atomically
 from equipoise.training.setup.training_settings import CommonSettings, refuse_unknown
 
 __all__ = ["Client", "ClientSettings"]

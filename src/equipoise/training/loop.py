@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from equipoise import _validate
-from equipoise._files import PathLike
+from equipoise._files import PathLike, write_atomically
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling, mark, unmark
@@ -31,12 +31,7 @@ from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
 from equipoise.training.assumptions import Assumption
 from equipoise.training.describe import Description, describe
-from equipoise.training.folder.checkpoint import (
-    CheckpointError,
-    collect_state,
-    restore_state,
-    write_atomically,
-)
+from equipoise.training.folder.checkpoint import CheckpointError, collect_state, restore_state
 from equipoise.training.folder.config_file import found_before, rebuild, rebuild_method
 from equipoise.training.folder.run_folder import RunFolder, save_model
 from equipoise.training.metrics import MetricsLog, MetricWriter
@@ -44,7 +39,7 @@ from equipoise.training.progress import progress_bar
 from equipoise.training.record_rows import moved
 from equipoise.training.run_ledger import open_ledger, others_at_start, own_ledger
 from equipoise.training.setup.training_settings import TrainingSettings
-from equipoise.training.setup.training_setup import Begun, prepare
+from equipoise.training.setup.training_setup import ResumedRun, prepare
 from equipoise.training.step import Result, StepReport, StepRunner
 
 __all__ = ["Interrupt", "PrivateTraining", "catch_interrupt"]
@@ -173,7 +168,7 @@ class PrivateTraining:
         allow_public_duplicates: bool = False,
         writers: Sequence[MetricWriter] = (),
         on_create: Callable[[Path], None] | None = None,
-        _begun: Begun | None = None,  # `resume` alone gives it
+        _resumed: ResumedRun | None = None,  # `resume` alone gives it
     ) -> None:
         settings = TrainingSettings(
             seed=seed,
@@ -200,7 +195,7 @@ class PrivateTraining:
             augmentation=augmentation,
             device=device,
             collate=collate,
-            begun=_begun,
+            resumed=_resumed,
         )
         self.model, self.optimizer, self.scheduler = setup.model, setup.optimizer, setup.scheduler
         self.sampling, self.method, self.budget = setup.sampling, setup.method, setup.budget
@@ -213,7 +208,7 @@ class PrivateTraining:
         self._finished_with: Statement | None = None
         # The next step needs a release of which the plan has none left.
         self._plan_used_up = False
-        begins = _begun is None
+        begins = _resumed is None
         if begins and self.processes.is_first and 10 * len(setup.rows.source) < sampling.population:
             # Seen by the data owner alone, like the checks of the data; no number of records is told.
             warnings.warn(
@@ -308,7 +303,7 @@ class PrivateTraining:
             collate=collate,
             writers=writers,
             **settings.to_json(),
-            _begun=Begun(plan, lambda: others_at_start(folder, settings), found_before(config)),
+            _resumed=ResumedRun(plan, lambda: others_at_start(folder, settings), found_before(config)),
         )
 
     # ---- what it will do, and what it may claim

@@ -21,11 +21,10 @@ from typing import Any, Protocol
 
 import torch
 
-from equipoise._files import PathLike
+from equipoise._files import PathLike, write_atomically
 from equipoise.privacy import Ledger
 from equipoise.privacy.private import unwrap
 from equipoise.report.json_files import read_rows
-from equipoise.training.folder.checkpoint import write_atomically
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.run_ledger import SharedLedger
 from equipoise.training.setup.training_setup import TrainingSetup
@@ -33,8 +32,8 @@ from equipoise.training.step import StepOutcome, StepReport
 
 __all__ = [
     "CSVWriter",
-    "Diagnostics",
-    "JSONLines",
+    "DiagnosticsFile",
+    "JSONLinesWriter",
     "MetricWriter",
     "MetricsLog",
     "TensorBoardWriter",
@@ -62,7 +61,7 @@ class MetricWriter(Protocol):
         ...
 
 
-class JSONLines:
+class JSONLinesWriter:
     """Publishable rows appended to a file, one JSON object per line.
 
     A resumed run continues the file: `rewind_jsonl` drops the rows of steps that will be repeated.
@@ -103,7 +102,7 @@ def rewind_jsonl(path: PathLike, step: int, mode: int) -> None:
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode(), mode=mode)
 
 
-class Diagnostics:
+class DiagnosticsFile:
     """A JSON-lines file of private numbers (training loss, clip fraction, bad records). Never publish it.
 
     Args:
@@ -196,14 +195,14 @@ class MetricsLog:
     ) -> None:
         self._setup, self._num_parameters = setup, setup.num_parameters
         self._writers: list[MetricWriter] = []
-        self._diagnostics: Diagnostics | None = None
+        self._diagnostics: DiagnosticsFile | None = None
         if not setup.processes.is_first:
             return
         if folder is not None:
             rewind_jsonl(folder.metrics, done, mode=0o644)
             rewind_jsonl(folder.diagnostics, done, mode=0o600)
-            self._writers.append(JSONLines(folder.metrics))
-            self._diagnostics = Diagnostics(folder.diagnostics)
+            self._writers.append(JSONLinesWriter(folder.metrics))
+            self._diagnostics = DiagnosticsFile(folder.diagnostics)
         self._writers += writers
 
     def step(self, number: int, outcome: StepOutcome, ledger: Ledger | SharedLedger) -> StepReport:

@@ -1,9 +1,10 @@
 """Private records by number, and the gradient rows made of them.
 
-A batch is a tensor or a nest of dicts, tuples and lists of tensors whose first axis counts records. `Source`
-puts one face on what users have: `equipoise.data.Records`, a dict or tuple of tensors, a `TensorDataset`, or
-any map-style `Dataset`, whose items are collated. It hands out records by number, since draws are lists of
-numbers. `Preparation` moves a batch to the device and augments it. `RowSource` makes gradient rows of it.
+A batch is a tensor or a nest of dicts, tuples and lists of tensors whose first axis counts records.
+`RecordSource` puts one face on what users have: `equipoise.data.Records`, a dict or tuple of tensors, a
+`TensorDataset`, or any map-style `Dataset`, whose items are collated. It hands out records by number, since
+draws are lists of numbers. `BatchPreparation` moves a batch to the device and augments it. `RowSource` makes
+gradient rows of it.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from equipoise.privacy import digest
 from equipoise.training.randomness import Randomness, public_randomness
 
 __all__ = [
+    "BatchPreparation",
     "DataError",
-    "Preparation",
+    "RecordSource",
     "RowSource",
-    "Source",
     "averaged_over_views",
     "filled",
     "moved",
@@ -52,7 +53,7 @@ class DataError(ValueError):
     """The data cannot be trained on; raised before anything private was computed from them."""
 
 
-class Source:
+class RecordSource:
     """Records that can be taken by number.
 
     Args:
@@ -63,7 +64,7 @@ class Source:
         DataError: no records, unequal lengths, an `IterableDataset`, NaN or infinity in the tensors.
 
     Example:
-        >>> source = Source({"input": torch.eye(3), "label": torch.tensor([0, 1, 2])})
+        >>> source = RecordSource({"input": torch.eye(3), "label": torch.tensor([0, 1, 2])})
         >>> len(source), source.take(torch.tensor([2, 0]))["label"]
         (3, tensor([2, 0]))
     """
@@ -280,7 +281,7 @@ def averaged_over_views(loss: Loss, views: int) -> Loss:
 
 
 @dataclass(frozen=True)
-class Preparation:
+class BatchPreparation:
     """Brings a batch of records into the form that the engine takes.
 
     Attributes:
@@ -323,8 +324,8 @@ class RowSource:
     def __init__(
         self,
         engine: Any,
-        source: Source,
-        prepare: Preparation,
+        source: RecordSource,
+        prepare: BatchPreparation,
         micro_batch_size: int,
         example: Any,
         seed: int,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise._files import PathLike
+from equipoise._files import PathLike, write_atomically
 from equipoise.app.run_checks import FEDERATION_FILE
 from equipoise.report import RunFolderError
 from equipoise.report.federation_page import write_federation_report
@@ -27,7 +27,6 @@ from equipoise.statements.sign import (
     signing_key,
 )
 from equipoise.statements.verify_federation import RESULT, check_federation
-from equipoise.training.folder.checkpoint import write_atomically
 from equipoise.training.folder.published_run import Verification, check_signable, sign_verified, verify_run
 
 __all__ = [

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from equipoise._files import make_folder
+from equipoise._files import make_folder, write_atomically
 from equipoise.app.federation.folder import read_result
 from equipoise.app.federation.participants import ClientMaker, Federation, federation
 from equipoise.app.option_checks import delta_warning
@@ -37,7 +37,6 @@ from equipoise.privacy.ledger.run_record import GUARANTEES
 from equipoise.report.federation_page import write_federation_report
 from equipoise.report.phrases import bytes_in_words
 from equipoise.statements.verify_federation import RESULT
-from equipoise.training.folder.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console

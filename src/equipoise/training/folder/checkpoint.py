@@ -18,7 +18,6 @@ import errno
 import hashlib
 import io
 import json
-import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -28,10 +27,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise._files import PathLike
+from equipoise._files import PathLike, write_atomically
 from equipoise.report.json_files import read_file, read_object
 
-__all__ = ["CheckpointError", "Checkpoints", "collect_state", "restore_state", "write_atomically"]
+__all__ = ["CheckpointError", "Checkpoints", "collect_state", "restore_state"]
 
 
 _NAME = re.compile(r"step-(\d{8})\.pt")
@@ -161,36 +160,6 @@ class Checkpoints:
             return dict(loaded["state"])
         except Exception as error:
             raise CheckpointError(f"the checkpoint {path} is corrupt: {error}.") from error
-
-
-def write_atomically(path: PathLike, content: bytes, mode: int = 0o600) -> None:
-    """Write a file so that at every moment either the old or the new content is there, whole.
-
-    Raises:
-        OSError: as the system says (a full disk among others); the old file is untouched, the temporary one
-            removed.
-    """
-    path = Path(path)
-    # In the folder of the file: a rename is atomic only within one file system.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    # The rename itself must survive a power cut.
-    with contextlib.suppress(OSError):
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
 
 def collect_state(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> dict[str, Any]:

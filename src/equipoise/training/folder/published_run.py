@@ -17,7 +17,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from equipoise._files import PathLike
+from equipoise._files import PathLike, write_atomically
 from equipoise.privacy import Journal, JournalError, PrivateSearch
 from equipoise.privacy.ledger.journal import SearchEntry, read_journal
 from equipoise.privacy.ledger.run_record import RunRecord
@@ -34,7 +34,6 @@ from equipoise.statements import (
 )
 from equipoise.statements.recompute import MALFORMED, finite_number, message
 from equipoise.statements.sign import check_files, fingerprint, read_signature, sign_files, signing_key
-from equipoise.training.folder.checkpoint import write_atomically
 from equipoise.training.folder.consistency import (
     check_assumptions,
     check_method,

@@ -22,9 +22,9 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import nn
 
-from equipoise._files import PathLike, explained, make_folder
+from equipoise._files import PathLike, explained, make_folder, write_atomically
 from equipoise.report.json_files import RunFolderError, read_file, read_object
-from equipoise.training.folder.checkpoint import Checkpoints, write_atomically
+from equipoise.training.folder.checkpoint import Checkpoints
 
 __all__ = ["RunFolder", "load_model", "save_model"]
 

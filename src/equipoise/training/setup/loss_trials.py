@@ -28,11 +28,11 @@ from equipoise.gradients.engine_inputs import (
     run_loss,
     uncompiled,
 )
-from equipoise.training.record_rows import ARRAY_REMEDY, DataError, Source, moved
+from equipoise.training.record_rows import ARRAY_REMEDY, DataError, RecordSource, moved
 from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.memory_use import available_bytes
 
-__all__ = ["OWN_GENERATOR", "SEARCHED", "check_loss", "check_repeatable", "copy_of"]
+__all__ = ["OWN_GENERATOR", "SEARCHED", "check_loss", "check_repeatable", "copies_of"]
 
 
 SEARCHED = 64
@@ -47,7 +47,7 @@ OWN_GENERATOR = (
 
 
 def check_loss(
-    model: nn.Module, loss: Loss, source: Source, device: torch.device, probes: int = 4
+    model: nn.Module, loss: Loss, source: RecordSource, device: torch.device, probes: int = 4
 ) -> tuple[Any, Tensor]:
     """Run the loss forward on a few records, among them those with the extreme labels and tokens.
 
@@ -81,7 +81,7 @@ def check_loss(
 
 
 def _fine_alone(
-    model: nn.Module, loss: Loss, source: Source, device: torch.device, wanted: int
+    model: nn.Module, loss: Loss, source: RecordSource, device: torch.device, wanted: int
 ) -> Tensor | None:
     """Numbers of the first records that pass the check on their own; None if none does."""
     found: list[int] = []
@@ -96,7 +96,7 @@ def _fine_alone(
     return torch.tensor(found) if found else None
 
 
-def _checked(model: nn.Module, loss: Loss, source: Source, device: torch.device, ids: Tensor) -> Any:
+def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.device, ids: Tensor) -> Any:
     """The batch of these records, whose losses are what they must be."""
     try:
         taken = source.take(ids)
@@ -166,7 +166,7 @@ def _shapes(batch: Any) -> str:
     return ", ".join(f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" for leaf in record_leaves(batch))
 
 
-def copy_of(model: nn.Module, loss: Loss, device: torch.device) -> tuple[nn.Module, Loss] | None:
+def copies_of(model: nn.Module, loss: Loss, device: torch.device) -> tuple[nn.Module, Loss] | None:
     """Copies of model and loss, to meet other records first; None where there are none, or too large ones."""
     tensors = itertools.chain(model.parameters(), model.buffers())
     if sum(t.numel() * t.element_size() for t in tensors) > available_bytes(device) / 4:

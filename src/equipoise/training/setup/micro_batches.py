@@ -22,7 +22,7 @@ from equipoise.gradients.capture.random_numbers import RandomUse
 from equipoise.gradients.engine_inputs import map_records, repeat_to, take_records
 from equipoise.privacy import Sampling
 from equipoise.training.distributed import Processes
-from equipoise.training.record_rows import DataError, Source, filled, out_of_memory
+from equipoise.training.record_rows import DataError, RecordSource, filled, out_of_memory
 from equipoise.training.setup.memory_use import bytes_per_record, fitting
 from equipoise.training.setup.pipeline_trials import Pipeline
 
@@ -160,7 +160,7 @@ def _size_that_keeps_bits(
     return sizes[0], kept
 
 
-def _check_population(source: Source, sampling: Sampling) -> None:
+def _check_population(source: RecordSource, sampling: Sampling) -> None:
     """Refuse more records than the places are made for.
 
     Raises:

@@ -27,7 +27,7 @@ from equipoise.gradients.checks.record_mixing import losses_moved
 from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import record_leaves
 from equipoise.training.randomness import public_randomness
-from equipoise.training.record_rows import Preparation, Source
+from equipoise.training.record_rows import BatchPreparation, RecordSource
 from equipoise.training.setup.loss_trials import OWN_GENERATOR, SEARCHED
 
 __all__ = ["Pipeline", "check_history", "check_pipeline"]
@@ -45,8 +45,8 @@ class Pipeline:
     """
 
     trials: RecordTrials
-    source: Source
-    prepare: Preparation
+    source: RecordSource
+    prepare: BatchPreparation
     seed: int
 
     def batch(self, ids: Tensor, items: int = 0, rest: int = 0, level: float | None = None) -> Any:
@@ -193,7 +193,7 @@ def check_history(pipeline: Pipeline, untouched: Pipeline | None, readable: list
     return untouched is not None
 
 
-def _check_items(source: Source) -> None:
+def _check_items(source: RecordSource) -> None:
     """Items that draw random numbers do so each time; the last records are those that nobody read yet."""
     for number in range(len(source))[-3:]:
         try:

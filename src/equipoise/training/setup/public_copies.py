@@ -21,12 +21,12 @@ from torch import Tensor
 from equipoise._tree import named_leaves
 from equipoise.methods import Method
 from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
-from equipoise.training.record_rows import DataError, Source
+from equipoise.training.record_rows import DataError, RecordSource
 
 __all__ = ["check_public", "public_assumptions"]
 
 
-def check_public(source: Source, method: Method, allowed: bool) -> None:
+def check_public(source: RecordSource, method: Method, allowed: bool) -> None:
     """Refuse public records that are private ones.
 
     Args:

@@ -22,7 +22,7 @@ from equipoise.training.assumptions import ALONE, Assumption
 from equipoise.training.distributed import Processes
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.randomness import derive_seed, public_randomness
-from equipoise.training.record_rows import Preparation, RowSource, Source, averaged_over_views
+from equipoise.training.record_rows import BatchPreparation, RecordSource, RowSource, averaged_over_views
 from equipoise.training.setup.argument_checks import (
     check_kinds,
     check_optimizer,
@@ -31,13 +31,13 @@ from equipoise.training.setup.argument_checks import (
     trainable,
 )
 from equipoise.training.setup.deep_copies import deep_copy_but_data
-from equipoise.training.setup.loss_trials import check_loss, check_repeatable, copy_of
+from equipoise.training.setup.loss_trials import check_loss, check_repeatable, copies_of
 from equipoise.training.setup.micro_batches import MicroBatches, choose_filler, choose_micro_batches
 from equipoise.training.setup.pipeline_trials import Pipeline, check_history, check_pipeline
 from equipoise.training.setup.public_copies import check_public, public_assumptions
 from equipoise.training.setup.training_settings import TrainingSettings
 
-__all__ = ["Begun", "TrainingSetup", "prepare"]
+__all__ = ["ResumedRun", "TrainingSetup", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class TrainingSetup:
 
 
 @dataclass(frozen=True)
-class Begun:
+class ResumedRun:
     """A run that goes on.
 
     Attributes:
@@ -163,12 +163,12 @@ def prepare(
     augmentation: Callable[[Any, torch.Generator], Any] | None = None,
     device: str | torch.device | None = None,
     collate: Callable[[list[Any]], Any] | None = None,
-    begun: Begun | None = None,
+    resumed: ResumedRun | None = None,
 ) -> TrainingSetup:
     """Check everything, by what it does on a few records, and prepare it; see `PrivateTraining`.
 
     Args:
-        begun: of a run that goes on; its plan is made as it was when it began.
+        resumed: of a run that goes on; its plan is made as it was when it began.
 
     Raises:
         TypeError, ValueError, DataError: what cannot work, named.
@@ -181,15 +181,15 @@ def prepare(
     place = move(model, optimizer, device)
     processes = Processes()
     with processes.together():
-        source = Source(data, collate)
+        source = RecordSource(data, collate)
         check_public(source, method, settings.allow_public_duplicates)
-        prepare_batch = Preparation(place, augmentation, settings.views)
+        prepare_batch = BatchPreparation(place, augmentation, settings.views)
         # Before anything is read or run: it may keep something of the first records that it meets.
-        untouched = copy_of(model, loss, place)
+        untouched = copies_of(model, loss, place)
         runs_code = not source.is_scanned or augmentation is not None
         other_source = deep_copy_but_data((source, prepare_batch)) if runs_code else None
         example, probes = check_loss(model, loss, source, place)
-        method_plan = _plan_of(method, sampling, budget, settings, begun, processes)
+        method_plan = _plan_of(method, sampling, budget, settings, resumed, processes)
         loss = averaged_over_views(loss, settings.views)
         untouched = untouched and (untouched[0], averaged_over_views(untouched[1], settings.views))
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
@@ -198,7 +198,7 @@ def prepare(
         del untouched  # its memory counts as free in what follows
         engine = GradientEngine(model, loss, prepared)
         pipeline = Pipeline(trials, source, prepare_batch, settings.seed)
-        given, is_resumed = settings.micro_batch_size, begun is not None
+        given, is_resumed = settings.micro_batch_size, resumed is not None
         micro_batches = choose_micro_batches(
             engine, pipeline, prepared, probes, given, sampling, processes, is_resumed
         )
@@ -216,7 +216,7 @@ def prepare(
         settings = replace(settings, micro_batch_size=size)
         rows = _row_source(engine, pipeline, example, probes, micro_batches)
         mine = _found(rows, micro_batches, pipeline_tried, keeps_nothing, scheduler)
-        before = [] if begun is None else begun.found
+        before = [] if resumed is None else resumed.found
         found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))
         processes.same("the model's parameters", digest(parameters))
         processes.same("the privacy plan", method_plan.releases.fingerprint())
@@ -256,7 +256,7 @@ def _plan_of(
     sampling: Sampling,
     budget: Budget | None,
     settings: TrainingSettings,
-    begun: Begun | None,
+    resumed: ResumedRun | None,
     processes: Processes,
 ) -> Plan:
     """The method's plan, beside what the other runs in its journal cost.
@@ -279,15 +279,15 @@ def _plan_of(
         plan = method.plan(setting)
         return replace(plan, releases=plan.releases.hardened()) if settings.hardened else plan
 
-    if begun is None:
+    if resumed is None:
         return beside(processes.first(lambda: other_runs(settings.ledger_file, settings.relation)))
-    states = processes.first(begun.other_runs)
+    states = processes.first(resumed.other_runs)
     for others in states:
         try:
             plan = beside(others)
         except (BudgetError, ValueError):
             continue  # another state may leave the budget that this one does not
-        if plan.releases.fingerprint() == begun.plan:
+        if plan.releases.fingerprint() == resumed.plan:
             return plan
     beside(states[0])  # its own error says more, if it has one
     raise ValueError(
