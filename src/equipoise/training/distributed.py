@@ -23,7 +23,6 @@ from torch import Tensor
 
 __all__ = ["ProcessError", "Processes"]
 
-
 T = TypeVar("T")
 
 

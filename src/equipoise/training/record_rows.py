@@ -266,10 +266,7 @@ def repeat_views(
 
 
 def averaged_over_views(loss: Loss, views: int) -> Loss:
-    """The loss of a batch [b, K, ...] of K views per record: the mean over a record's views, [b].
-
-    The loss itself for one view, which has no axis.
-    """
+    """The loss of a batch [b, K, ...] of K > 1 views per record: the mean over a record's views, [b]."""
     if views == 1:
         return loss
 

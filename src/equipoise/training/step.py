@@ -79,7 +79,6 @@ class Result:
 
 _Answer = TypeVar("_Answer")
 
-
 SPOILT = (
     "the model wrote to its own parameters or buffers in a step that failed: private records may be in it, "
     "without noise, so nothing more is computed, saved or published. Mend the model, build it anew, and "

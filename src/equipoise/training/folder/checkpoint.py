@@ -32,9 +32,7 @@ from equipoise.report.json_files import read_file, read_object
 
 __all__ = ["CheckpointError", "Checkpoints", "collect_state", "restore_state"]
 
-
 _NAME = re.compile(r"step-(\d{8})\.pt")
-
 
 FORMAT = 1
 

@@ -28,7 +28,6 @@ from equipoise.training.folder.checkpoint import Checkpoints
 
 __all__ = ["RunFolder", "load_model", "save_model"]
 
-
 LARGEST_PATH = 4096
 
 

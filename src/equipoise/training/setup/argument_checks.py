@@ -29,17 +29,14 @@ def check_kinds(
         ValueError: views without an augmentation.
     """
     if not isinstance(sampling, Sampling):
-        hint = ". State the population yourself; it is never read from the data"
         raise TypeError(
             f"{_validate.given('sampling', sampling)} is {_validate.what_is(sampling)}; give for instance "
-            f"Poisson(expected_batch_size=256, population=60_000, steps=2_000){hint}"
+            "Poisson(expected_batch_size=256, population=60_000, steps=2_000). State the population "
+            "yourself; it is never read from the data"
         )
     if not isinstance(method, Method):
-        called = (
-            ": call it, for instance DPSGD(clip_norm=1.0)"
-            if inspect.isclass(method)
-            else ", for instance DPSGD()"
-        )
+        is_class = inspect.isclass(method)
+        called = ": call it, for instance DPSGD(clip_norm=1.0)" if is_class else ", for instance DPSGD()"
         raise TypeError(f"{_validate.given('method', method)} is no Method; give a method object{called}")
     if budget is not None and not isinstance(budget, Budget):
         raise TypeError(

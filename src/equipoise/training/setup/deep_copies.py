@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-__all__ = ["deep_copy", "deep_copy_but_data"]
+__all__ = ["deep_copy"]
 
 Thing = TypeVar("Thing")
 
@@ -26,8 +26,12 @@ LARGE_ARRAY, LARGE_CONTAINER = 2**20, 1000
 MOST_OBJECTS = 100_000
 
 
-def deep_copy(thing: Thing) -> Thing | None:
+def deep_copy(thing: Thing, shares_data: bool = False) -> Thing | None:
     """A deep copy, in which functions have closure variables and defaults of their own; None if it fails.
+
+    Args:
+        thing: what is copied.
+        shares_data: large arrays and containers, which hold records, are shared with the copy.
 
     >>> def counter():
     ...     count = 0
@@ -41,15 +45,6 @@ def deep_copy(thing: Thing) -> Thing | None:
     >>> first(), first(), second()
     (1, 2, 1)
     """
-    return _copied(thing, shares_data=False)
-
-
-def deep_copy_but_data(thing: Thing) -> Thing | None:
-    """The same, but that large arrays and containers, which hold records, are shared with the copy."""
-    return _copied(thing, shares_data=True)
-
-
-def _copied(thing: Thing, shares_data: bool) -> Thing | None:
     found = _Found(shares_data)
     found.look_through(thing)
     if shares_data and len(found.seen) > MOST_OBJECTS:

@@ -1,7 +1,4 @@
-"""Trials of model and loss on a few records, before anything is spent.
-
-Every check is by what they do, and every error names the argument, what is wrong, why, and what to do.
-"""
+"""Trials of model and loss on a few records, before anything is spent."""
 
 from __future__ import annotations
 
@@ -34,10 +31,8 @@ from equipoise.training.setup.memory_use import available_bytes
 
 __all__ = ["OWN_GENERATOR", "SEARCHED", "check_loss", "check_repeatable", "copies_of"]
 
-
 SEARCHED = 64
 """How many of the first records are tried, where the very first ones fail."""
-
 
 OWN_GENERATOR = (
     "though the global random numbers of torch, NumPy and Python start alike: they keep a random generator "

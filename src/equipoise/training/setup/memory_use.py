@@ -22,7 +22,6 @@ from equipoise.gradients.engine_inputs import Loss, evaluate_loss, num_records
 
 __all__ = ["available_bytes", "bytes_per_record", "fitting", "step_bytes"]
 
-
 SHARE_OF_FREE_MEMORY = 0.25
 
 FACTOR_OVERHEAD = 3.0

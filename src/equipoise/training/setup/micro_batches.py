@@ -28,7 +28,6 @@ from equipoise.training.setup.pipeline_trials import Pipeline
 
 __all__ = ["MicroBatches", "choose_filler", "choose_micro_batches", "made_up"]
 
-
 SMALL_TILE, TILE = 4, 16
 #: How many micro-batch sizes are tried for one in which rows keep their bits.
 TRIED_SIZES = 4
@@ -161,11 +160,7 @@ def _size_that_keeps_bits(
 
 
 def _check_population(source: RecordSource, sampling: Sampling) -> None:
-    """Refuse more records than the places are made for.
-
-    Raises:
-        DataError: the data hold more records than the population that the sampling states.
-    """
+    """Refuse more records than the places are made for."""
     if len(source) > sampling.population:
         raise DataError(
             f"data hold more records than population={sampling.population}. The model (or its loss, "

@@ -1,8 +1,4 @@
-"""Trials of reading, collating and augmenting, on a few records: each record must come out by itself.
-
-Every check is by what the user's code does, and every error names the argument, what is wrong, why, and what
-to do.
-"""
+"""Trials of reading, collating and augmenting, on a few records: each record must come out by itself."""
 
 from __future__ import annotations
 

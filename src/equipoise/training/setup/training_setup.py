@@ -30,7 +30,7 @@ from equipoise.training.setup.argument_checks import (
     move,
     trainable,
 )
-from equipoise.training.setup.deep_copies import deep_copy_but_data
+from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.loss_trials import check_loss, check_repeatable, copies_of
 from equipoise.training.setup.micro_batches import MicroBatches, choose_filler, choose_micro_batches
 from equipoise.training.setup.pipeline_trials import Pipeline, check_history, check_pipeline
@@ -56,7 +56,7 @@ class TrainingSetup:
         record_bytes: memory that one record takes in a step.
         found: what all processes of the run found out, those before this one too.
         average: the moving average of the parameters, or None.
-        restore_modes: puts the modules back into the modes that they had.
+        modes: training or evaluation, of every module of the model.
     """
 
     model: nn.Module
@@ -74,7 +74,12 @@ class TrainingSetup:
     record_bytes: float
     found: Sequence[Assumption]
     average: MovingAverage | None
-    restore_modes: Callable[[], None]
+    modes: Sequence[tuple[nn.Module, bool]]
+
+    def restore_modes(self) -> None:
+        """Put every module back into the training or evaluation mode that it had."""
+        for module, is_training in self.modes:
+            module.training = is_training
 
     @property
     def num_parameters(self) -> int:
@@ -187,7 +192,7 @@ def prepare(
         # Before anything is read or run: it may keep something of the first records that it meets.
         untouched = copies_of(model, loss, place)
         runs_code = not source.is_scanned or augmentation is not None
-        other_source = deep_copy_but_data((source, prepare_batch)) if runs_code else None
+        other_source = deep_copy((source, prepare_batch), shares_data=True) if runs_code else None
         example, probes = check_loss(model, loss, source, place)
         method_plan = _plan_of(method, sampling, budget, settings, resumed, processes)
         loss = averaged_over_views(loss, settings.views)
@@ -236,19 +241,8 @@ def prepare(
         record_bytes=micro_batches.record_bytes,
         found=found,
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
-        restore_modes=_watch_modes(model),
+        modes=[(module, module.training) for module in model.modules()],
     )
-
-
-def _watch_modes(model: nn.Module) -> Callable[[], None]:
-    """A function that puts every module back into the training or evaluation mode that it has now."""
-    modes = [(module, module.training) for module in model.modules()]
-
-    def restore() -> None:
-        for module, training in modes:
-            module.training = training
-
-    return restore
 
 
 def _plan_of(
