@@ -7,6 +7,7 @@ that were not met, and the statement names the assumption. Nothing is wrong in s
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -234,14 +235,14 @@ def around(layer: Callable[[Tensor], Tensor] | nn.Module) -> Callable[[], nn.Mod
     """A layer, or a function, between two linear layers."""
 
     def make() -> nn.Module:
-        inner = layer if isinstance(layer, nn.Module) else Net(lambda self, x: layer(x))
+        inner = copy.deepcopy(layer) if isinstance(layer, nn.Module) else Net(lambda self, x: layer(x))
         return nn.Sequential(nn.Linear(FEATURES, FEATURES), inner, nn.Linear(FEATURES, 2))
 
     return make
 
 
 def cnn(*norm: nn.Module) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(nn.Conv2d(2, 4, 3), *norm, nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+    return lambda: nn.Sequential(nn.Conv2d(2, 4, 3), *copy.deepcopy(norm), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
 
 
 def parameter(*shape: int) -> nn.Parameter:
@@ -319,7 +320,7 @@ class Bag(nn.Module):
 
 
 def lookup(layer: nn.Module, width: int) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(layer, nn.Flatten(), nn.Linear(width, 1))
+    return lambda: nn.Sequential(copy.deepcopy(layer), nn.Flatten(), nn.Linear(width, 1))
 
 
 class Checkpointed(nn.Module):
@@ -699,7 +700,7 @@ def gated(layer: Callable[[Tensor], Tensor] | nn.Module, start: float = 0.0) -> 
     return lambda: Net(
         forward,
         tail=linear(FEATURES),
-        layer=layer if isinstance(layer, nn.Module) else Net(lambda self, x: layer(x)),
+        layer=copy.deepcopy(layer) if isinstance(layer, nn.Module) else Net(lambda self, x: layer(x)),
         gate=nn.Parameter(torch.full((FEATURES,), start)),
         head=linear(2),
     )
