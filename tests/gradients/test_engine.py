@@ -14,6 +14,7 @@ from oracle_cases import close, compare, moved
 from torch import nn
 
 from equipoise.gradients import GradientEngine, dense_gradients, per_sample_gradients
+from equipoise.gradients.capture.recorder import PlanMismatch
 
 
 def floats(*shape):
@@ -331,3 +332,131 @@ def test_a_buffer_that_moves_only_later_is_named():
     model.on = True
     with pytest.raises(RuntimeError, match=r"buffers \['seen'\] in place.*track_running_stats=False"):
         engine(torch.ones(4, 3))
+
+
+class Filling(nn.Module):
+    """A branch that few records take."""
+
+    def __init__(self):
+        super().__init__()
+        self.missing, self.layer = nn.Parameter(torch.zeros(())), nn.Linear(3, 2)
+
+    def forward(self, x):
+        gone = x == -9
+        return self.layer(torch.where(gone, self.missing, x) if gone.any() else x)
+
+
+def summed(model, x):
+    return model(x).square().sum(1)
+
+
+def test_a_plan_follows_no_private_record():
+    torch.manual_seed(0)
+    model, usual = Filling(), torch.randn(5, 3)
+    engine = GradientEngine(model, summed, usual)
+    before = engine.coverage(), engine.by_plan(usual).materialise().matrix()
+    rare = usual.clone()
+    rare[2, 0] = -9
+    for _ in range(2):
+        with pytest.raises(PlanMismatch):
+            engine.by_plan(rare)
+    assert engine.coverage() == before[0]
+    assert torch.equal(engine.by_plan(usual).materialise().matrix(), before[1])
+    close(engine.alone(rare).materialise().matrix(), dense_gradients(model, summed, rare).matrix(), 1e-5)
+
+
+def test_what_few_of_the_first_records_run_is_dense_from_the_start():
+    usual = torch.randn(5, 3)
+    usual[1, 0] = -9
+    engine = GradientEngine(Filling(), summed, usual)
+    kept = engine.coverage()
+    for record in range(5):
+        engine.by_plan(usual[record : record + 1])
+    assert engine.coverage() == kept
+    assert "dense" in {covered.how for covered in kept}
+
+
+def test_the_plan_of_another_length_follows_no_record():
+    class Steps(nn.Module):
+        """A cell, once per position."""
+
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.RNNCell(2, 3)
+
+        def forward(self, x):
+            state = x.new_zeros(len(x), 3)
+            for position in range(x.shape[1]):
+                state = self.cell(x[:, position], state)
+            return state
+
+    model = Steps()
+    engine = GradientEngine(model, summed, torch.randn(4, 5, 2))
+    longer = torch.randn(3, 7, 2)
+    close(
+        engine.by_plan(longer).materialise().matrix(), dense_gradients(model, summed, longer).matrix(), 1e-5
+    )
+
+
+class ScaledBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, module):
+        ctx.module = module
+        return x * module.scale
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.module.scale, None
+
+
+class KeepsScale(nn.Module):
+    """Its backward reads what its forward kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(3, 3), torch.ones(())
+
+    def forward(self, x):
+        self.scale = x.detach().abs().amax(1, keepdim=True) + 1
+        return ScaledBackward.apply(self.layer(x), self).tanh()
+
+
+class Equilibrium(nn.Module):
+    """A deep equilibrium layer: its hook solves for the gradient and takes itself off."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def once(self, z, x):
+        return torch.tanh(0.3 * self.inner(z) + self.outer(x))
+
+    def forward(self, x):
+        z = torch.zeros_like(x)
+        with torch.no_grad():
+            for _ in range(20):
+                z = self.once(z, x)
+        z = self.once(z, x)
+        start = z.detach().requires_grad_()
+        again = self.once(start, x)
+
+        def solve(g):
+            self.hook.remove()
+            found = g
+            for _ in range(20):
+                found = torch.autograd.grad(again, start, found, retain_graph=True)[0] + g
+            return found
+
+        if z.requires_grad:
+            self.hook = z.register_hook(solve)
+        return z
+
+
+@pytest.mark.parametrize("make", [KeepsScale, Equilibrium])
+def test_what_a_forward_keeps_is_there_in_its_backward(make):
+    torch.manual_seed(0)
+    model, x = make().double(), torch.randn(4, 3, dtype=torch.float64)
+    rows = GradientEngine(model, summed, x)(x).materialise().matrix()
+    for record in range(4):
+        own = torch.autograd.grad(summed(model, x[record : record + 1]).sum(), list(model.parameters()))
+        close(rows[record], torch.cat([g.flatten() for g in own]), 1e-9)

@@ -242,7 +242,9 @@ def around(layer: Callable[[Tensor], Tensor] | nn.Module) -> Callable[[], nn.Mod
 
 
 def cnn(*norm: nn.Module) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(nn.Conv2d(2, 4, 3), *copy.deepcopy(norm), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+    return lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3), *copy.deepcopy(norm), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)
+    )
 
 
 def parameter(*shape: int) -> nn.Parameter:

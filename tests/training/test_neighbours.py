@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import default_collate
 
 import equipoise as eq
@@ -77,6 +78,10 @@ def hinge(model, batch):
     return F.relu(1 - batch["y"] * model(batch["x"]).squeeze(1))
 
 
+def least_squares(model, batch):
+    return 0.5 * (model(batch["x"]).squeeze(1) - batch["y"]).square()
+
+
 def at_the_kink(count: int) -> tuple[nn.Module, dict[str, Tensor]]:
     """Records whose margin is 1 up to rounding: kinks of the loss, on or off by their place in a batch."""
     generator = torch.Generator().manual_seed(0)
@@ -105,6 +110,118 @@ def test_one_record_more_does_not_round_the_others(options):
     assert (after - before).norm() <= SLACK
 
 
+class FillsMissing(nn.Module):
+    """A learned number stands for what is missing; where nothing is, the operation is left out.
+
+    Args:
+        layer: what comes after it.
+        has_coin: one coin for the batch says whether the features change their signs.
+    """
+
+    def __init__(self, layer: nn.Module, has_coin: bool = False) -> None:
+        super().__init__()
+        self.layer, self.has_coin, self.missing = layer, has_coin, nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gone = x == -1e3
+        if bool(gone.any()):
+            x = torch.where(gone, self.missing, x)
+        if self.has_coin and float(torch.rand(())) < 0.5:
+            x = -x
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batch_size": 7}])
+def test_a_record_that_runs_other_operations_does_not_round_the_others(options):
+    """The plan of everybody followed it: the sum moved 13.7 C."""
+    layer, data = at_the_kink(422)
+    weight = layer.weight.detach()[0]
+    far = {"x": 5 * weight / weight.square().sum(), "y": torch.tensor(1.0)}
+    far["x"][0] = -1e3
+    before = raw_sum(FillsMissing(layer), hinge, data, **options)
+    after = raw_sum(FillsMissing(layer), hinge, with_one_more(data, far, 100), **options)
+    assert (after - before).norm() <= SLACK
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_record_that_runs_other_operations_leaves_others_their_random_numbers(seed):
+    """In dense rows each record got a coin of its own: the sum moved 164 C."""
+    generator = torch.Generator().manual_seed(0)
+    data = {
+        "x": 1 + 0.1 * torch.randn(210, 3, generator=generator),
+        "y": 0.1 * torch.randn(210, generator=generator) - 5,
+    }
+    missing = {"x": torch.tensor([-1e3, 1.0, 1.0]), "y": torch.tensor(0.0)}
+    torch.manual_seed(1)
+    model = FillsMissing(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), has_coin=True)
+    options = {"micro_batch_size": 256, "reproducible": True, "seed": seed}
+    before = raw_sum(model, least_squares, data, **options)
+    after = raw_sum(model, least_squares, with_one_more(data, missing, 210), **options)
+    assert (after - before).norm() <= 1 + SLACK
+
+
+class Balance(torch.autograd.Function):
+    """Scales gradients by what the module keeps of those before them."""
+
+    @staticmethod
+    def forward(ctx, x, module):
+        ctx.module = module
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        scale = ctx.module.scale
+        ctx.module.scale = 0.9 * scale + 0.1 * float(g.abs().mean())
+        return g * 1e3 * scale, None
+
+
+class Balanced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head, self.scale = nn.Linear(3, 4), nn.Linear(4, 1), 1e-4
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(Balance.apply(self.inner(x).tanh(), self))
+
+
+class Settles(nn.Module):
+    """After some forwards, those in the backward of a checkpoint too, it keeps the scale of what it meets."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.inner, self.head, self.after = nn.Linear(3, 4), nn.Linear(4, 1), after
+        self.calls, self.scale = 0, None
+
+    def scaled(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == self.after:
+            self.scale = float(x.detach().abs().amax())
+        return self.inner(x if self.scale is None else x / self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.scaled, x, use_reentrant=False).tanh())
+
+
+@pytest.mark.parametrize("make", [Balanced, lambda: Settles(40)])
+def test_what_a_backward_keeps_is_forgotten(make):
+    """A gradient's running scale and a layer that settled in a checkpoint's backward moved 45 and 22 C."""
+    generator = torch.Generator().manual_seed(0)
+    data = {
+        "x": 0.01 * torch.randn(64, 3, generator=generator),
+        "y": 0.01 * torch.randn(64, generator=generator),
+    }
+    other = {name: values.clone() for name, values in data.items()}
+    other["x"][0], other["y"][0] = 30.0, 500.0
+    sums = []
+    for records in (data, other):
+        torch.manual_seed(0)
+        run = listening(make(), least_squares, records)
+        for _ in range(2):
+            run.take_step()
+        sums.append(run.ledger.heard)
+    assert (sums[1] - sums[0]).norm() <= 2 + SLACK
+
+
 class Transformed(torch.utils.data.Dataset):
     """Items with random noise, as transforms are ordinarily written."""
 
@@ -116,10 +233,6 @@ class Transformed(torch.utils.data.Dataset):
 
     def __getitem__(self, i):
         return {"x": self.data["x"][i] + self.draw(), "y": self.data["y"][i]}
-
-
-def least_squares(model, batch):
-    return 0.5 * (model(batch["x"]).squeeze(1) - batch["y"]).square()
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,12 @@ from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.checks.row_comparison import rows_differ
 from equipoise.gradients.engine_inputs import (
     Loss,
+    backward_included,
     check_batch,
     check_model,
     check_params,
     evaluate_loss,
+    made_up_records,
     map_records,
     num_records,
     repeat_to,
@@ -135,6 +137,61 @@ class GradientEngine:
         with parameters_watched(self.model, params), self._buffers.watched():
             return self._gradients(batch, params)
 
+    def by_plan(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> FactoredGradients:
+        """G of private records: what was planned at the start, whatever their values.
+
+        A plan that followed a batch would change how all its records round, and which random numbers they
+        get, so that one record moved the others. Records of other lengths are planned on made-up ones.
+
+        Raises:
+            PlanMismatch: the model runs other operations for some of these records; `alone` serves them.
+            BufferWritesError, ForwardWritesError: as in a call.
+        """
+        with parameters_watched(self.model, params), self._buffers.watched(), backward_included():
+            leaves, substitute = self._leaves(params)
+            if num_records(batch) == 0:
+                return _no_rows(leaves)
+            plan = self._plans.get(signature(batch)) or self._plan_of_length(batch)
+            return _gathered(leaves, *self._capture(plan, batch, leaves, substitute, params))
+
+    def alone(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> FactoredGradients:
+        """G of records by ordinary autograd, one at a time, without a plan.
+
+        Raises:
+            BufferWritesError, ForwardWritesError: as in a call.
+        """
+        with parameters_watched(self.model, params), self._buffers.watched(), backward_included():
+            leaves, _ = self._leaves(params)
+            rows, losses = dense_rows(self.model, self.loss, batch, params, method="loop")
+            return _gathered(leaves, {name: [DenseFactor(g)] for name, g in rows.items()}, losses)
+
+    def settle(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
+        """Plan so that each of these records by itself runs what was planned.
+
+        Parameters whose operations depend on values become dense.
+        """
+        for _ in range(MISMATCHES):  # what one record changes must hold for those before it
+            before = self._plans.get(signature(batch))
+            for place in range(num_records(batch)):
+                copies = take_records(batch, torch.full((LARGE,), place))
+                with undisturbed(self.model), self._buffers.kept():
+                    self._gradients(copies, params)
+            if self._plans.get(signature(batch)) is before:
+                return
+
+    def _plan_of_length(self, batch: Any) -> CapturePlan:
+        """The latest plan or another, by what made-up records in the shape of these run."""
+        for whole in (1, 0):
+            try:
+                with undisturbed(self.model):
+                    self._gradients(made_up_records(batch, LARGE, whole), None)
+                break
+            except (RuntimeError, ValueError, IndexError, AssertionError):
+                continue  # the model does not take such records
+        assert self._latest is not None
+        return self._plans.setdefault(signature(batch), self._latest)
+
+    @backward_included()
     def _gradients(self, batch: Any, params: Mapping[str, Tensor] | None) -> FactoredGradients:
         leaves, substitute = self._leaves(params)
         records = num_records(batch)
@@ -304,7 +361,7 @@ class GradientEngine:
         leaves, substitute = self._leaves(params)
         try:
             # Around the backward passes too: a checkpoint runs its forward once more there.
-            with undisturbed(self.model):
+            with undisturbed(self.model), backward_included():
                 plan = learn_plan(self.model, self.loss, batch, leaves, substitute, dense)
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
@@ -329,7 +386,8 @@ class GradientEngine:
             return plan
         trials = RecordTrials(self.model, self.loss, batch)
         trials.refuse_mixing(repeat_to(batch, min(MANY, max(LARGE, num_records(batch)))))
-        plan = self._compare(plan, batch)
+        self.settle(batch)
+        plan = self._compare(self._plans[signature(batch)], batch)
         self.refuse_mixed_rows(repeat_to(batch, LARGE), trials.params)
         return plan
 
@@ -370,6 +428,7 @@ class GradientEngine:
             raise CrossRecordError(None, None, gradients_of=names)
 
     @torch.enable_grad()
+    @backward_included()
     def _compare(self, plan: CapturePlan, batch: Any) -> CapturePlan:
         """The self-check: rows of three records against ordinary autograd, a record at a time."""
         three = repeat_to(batch, LARGE)
@@ -420,6 +479,7 @@ class GradientEngine:
             [RefusedParameter(n, n.rpartition(".")[0], why, remedy) for n, why in wrong.items()]
         )
 
+    @backward_included()
     def _measure(self, plan: CapturePlan, batch: Any) -> None:
         """Choose a kernel for every kind of factor by a short measurement on the example batch."""
         if not plan.ruled:

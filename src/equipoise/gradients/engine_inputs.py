@@ -8,8 +8,9 @@ unchanged.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,11 +21,13 @@ from equipoise.gradients.capture.attributes import attributes_kept
 
 __all__ = [
     "Loss",
+    "backward_included",
     "check_batch",
     "check_model",
     "check_params",
     "evaluate_loss",
     "is_array",
+    "made_up_records",
     "map_records",
     "num_records",
     "record_leaves",
@@ -148,6 +151,18 @@ def repeat_to(batch: Any, count: int) -> Any:
     return take_records(batch, torch.arange(count) % size)
 
 
+def made_up_records(batch: Any, count: int, whole: int) -> Any:
+    """Public records in the shape of these: uniform numbers from 0 to 1, and `whole` among whole numbers."""
+    rng = torch.Generator().manual_seed(0)
+
+    def made(leaf: Tensor) -> Tensor:
+        if leaf.is_floating_point():
+            return torch.rand(leaf.shape, generator=rng).to(leaf)
+        return torch.full_like(leaf, whole)
+
+    return map_records(made, repeat_to(batch, count))
+
+
 def perturb_record(batch: Any, record: int, change: Callable[[Tensor], Tensor] | None = None) -> Any:
     """``batch`` with other contents in one record: ``change`` (noise) for floats, else a neighbour's values.
 
@@ -198,12 +213,17 @@ def evaluate_loss(
 ) -> Tensor:
     """``loss(model, batch)``, [B], with some parameters and buffers exchanged for the call.
 
-    What model and loss keep in attributes is forgotten afterwards.
+    What model and loss keep in attributes is forgotten afterwards; inside `backward_included`, when the next
+    evaluation begins.
 
     Raises:
         ValueError: the result is not one number per record.
     """
-    with attributes_kept(model, loss):
+    scope = _SCOPE.get()
+    with attributes_kept(model, loss) if scope is None else nullcontext():
+        if scope is not None:
+            scope.close()
+            scope.enter_context(attributes_kept(model, loss))
         losses = run_loss(model, loss, batch, substitute)
     records = num_records(batch)
     if not isinstance(losses, Tensor) or losses.shape != (records,):
@@ -215,6 +235,24 @@ def evaluate_loss(
             f"({records},); use reduction='none' and average over everything but the records"
         )
     return losses
+
+
+#: What the last evaluation inside `backward_included` has left to be forgotten.
+_SCOPE: ContextVar[ExitStack | None] = ContextVar("backward_included", default=None)
+
+
+@contextmanager
+def backward_included() -> Iterator[None]:
+    """Inside, what a forward keeps in attributes is still there in its backward, and forgotten with it.
+
+    A backward of one's own may read it, and a checkpoint runs its forward once more there.
+    """
+    with ExitStack() as scope:
+        token = _SCOPE.set(scope)
+        try:
+            yield
+        finally:
+            _SCOPE.reset(token)
 
 
 def run_loss(model: nn.Module, loss: Loss, batch: Any, substitute: Mapping[str, Tensor] | None) -> Any:

@@ -183,7 +183,7 @@ def _seconds_a_pass(setup: TrainingSetup) -> float:
     batch = rows.prepare(example, randomness)
 
     def work() -> None:
-        (made,) = rows.of_batch(batch, [None], randomness)
+        (made,) = rows.of_batch(rows.engine.by_plan, batch, [None], randomness)
         made.weighted_sums(1 / (1 + made.row_norms()))
 
     return time_once(work) * share / count

@@ -22,6 +22,7 @@ from equipoise import _validate
 from equipoise._tree import leaves, map_leaves
 from equipoise.data.records import Records
 from equipoise.gradients.capture.random_numbers import GlobalState, random_numbers_from
+from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import (
     Loss,
     is_array,
@@ -306,7 +307,7 @@ class RowSource:
     """Makes gradient rows of records.
 
     Args:
-        engine: engine(batch, params=None) -> per-sample gradients.
+        engine: makes per-sample gradients.
         source: the records.
         prepare: brings batches into the engine's form.
         micro_batch_size: the number of records of every forward; a part of a draw with fewer is filled up.
@@ -350,32 +351,48 @@ class RowSource:
             randomness: of the micro-batch.
             places: of the records among the rows of the forward, ascending, LongTensor [b].
         """
-        count = num_records(records)
+        count, engine = num_records(records), self.engine
         if count == self.micro_batch_size:
-            return self.of_batch(self.prepare(records, randomness), at, randomness)
-        # A record by itself may be there since a micro-batch failed. Copies of it fail only where it does.
-        filler = None if count == 1 else self.filler
-        batch = self.prepare(filled(records, self.micro_batch_size, filler, places), randomness)
+            batch = self.prepare(records, randomness)
+        else:
+            # A record by itself may be there since others failed. Copies of it fail only where it does.
+            filler = None if count == 1 else self.filler
+            batch = self.prepare(filled(records, self.micro_batch_size, filler, places), randomness)
+        try:
+            whole = self.of_batch(engine.by_plan, batch, at, randomness)
+        except PlanMismatch:
+            if count > 1:
+                raise  # those of the records that run what was planned go on without the others
+            one = take_records(batch, places)
+            return self.of_batch(engine.alone, one, at, randomness)
+        if count == self.micro_batch_size:
+            return whole
         rows = []
         # The first places as a slice: nothing is copied.
         first = int(places[-1]) == count - 1
-        for gradients in self.of_batch(batch, at, randomness):
+        for gradients in whole:
             norms = gradients.row_norms()  # in the fixed shape too; the cut below keeps them
             rows.append(gradients.rows(slice(count) if first else places.to(norms.device)))
         return rows
 
-    def of_batch(self, batch: Any, at: Sequence[Parameters | None], randomness: Randomness) -> list[Any]:
+    def of_batch(
+        self,
+        rows_of: Callable[..., Any],
+        batch: Any,
+        at: Sequence[Parameters | None],
+        randomness: Randomness,
+    ) -> list[Any]:
         """Gradient rows of a prepared batch at every parameter point, under the same masks."""
         rows = []
         for params in at:
             with random_numbers_from(randomness("dropout"), self.prepare.device):
-                rows.append(self.engine(batch, params=params))
+                rows.append(rows_of(batch, params=params))
         return rows
 
     def of_public(self, batch: Any, at: Parameters | None, step: int) -> Any:
         """Gradient rows of public records, under the public randomness of a step."""
         batch = moved(batch, self.prepare.device)
-        return self.of_batch(batch, [at], public_randomness(self.seed, step, "public"))[0]
+        return self.of_batch(self.engine, batch, [at], public_randomness(self.seed, step, "public"))[0]
 
     def of_nobody(self, at: Sequence[Parameters | None]) -> list[Any]:
         """Rows of no records; the engine makes them without running the model."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.engine_inputs import (
     Loss,
     check_params,
@@ -107,17 +108,23 @@ def _loop(
     others: dict[str, Tensor],
     leaves: list[Tensor],
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """The same rows, a record at a time, with ordinary autograd."""
+    """The same rows, a record at a time, with ordinary autograd.
+
+    Each record has a start of its own for its random numbers: how many one takes changes no other's.
+    """
     rows: dict[str, list[Tensor]] = {name: [] for name in chosen}
     losses = []
-    for i in range(leaves[0].shape[0]):
+    devices = {leaf.device for leaf in leaves}
+    starts = torch.randint(2**62, (leaves[0].shape[0],)).tolist()
+    for i, start in enumerate(starts):
         live = {name: p.detach().requires_grad_() for name, p in (chosen | others).items()}
-        value, _ = one_loss(live, *(leaf[i] for leaf in leaves))
-        losses.append(value.detach())
-        wanted = [live[name] for name in chosen]
-        found: tuple[Tensor | None, ...] = (None,) * len(wanted)
-        if value.requires_grad:
-            found = torch.autograd.grad(value, wanted, allow_unused=True)
+        with random_numbers_from(start, *devices):
+            value, _ = one_loss(live, *(leaf[i] for leaf in leaves))
+            losses.append(value.detach())
+            wanted = [live[name] for name in chosen]
+            found: tuple[Tensor | None, ...] = (None,) * len(wanted)
+            if value.requires_grad:
+                found = torch.autograd.grad(value, wanted, allow_unused=True)
         for name, p, g in zip(chosen, wanted, found, strict=True):
             rows[name].append(
                 torch.zeros_like(p) if g is None else g.to_dense()

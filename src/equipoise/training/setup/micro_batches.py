@@ -19,7 +19,7 @@ from torch import Tensor
 
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.random_numbers import RandomUse
-from equipoise.gradients.engine_inputs import map_records, repeat_to, take_records
+from equipoise.gradients.engine_inputs import made_up_records, repeat_to, take_records
 from equipoise.privacy import Sampling
 from equipoise.training.distributed import Processes
 from equipoise.training.record_rows import DataError, RecordSource, filled, out_of_memory
@@ -79,6 +79,8 @@ def choose_micro_batches(
     """
     # What is measured on these is published: the micro-batch size, and how rows round.
     public = made_up(pipeline.trials.losses, prepared)
+    for params in (None, pipeline.trials.params):
+        engine.settle(take_records(public, slice(1)), params)
     record_bytes = bytes_per_record(engine.model, engine.loss, public)
     # The worst of all processes': they deal the records of a draw in one way.
     random_use = max(processes.all_of(pipeline.random_use(probes)), key=get_args(RandomUse).index)
@@ -202,15 +204,8 @@ def made_up(losses: Callable[[Any], Tensor], batch: Any) -> Any:
         Four records: uniform numbers from 0 to 1, and ones or zeros where only whole numbers go. The batch
         itself where the model fails on such.
     """
-    rng = torch.Generator().manual_seed(0)
     for whole in (1, 0):
-
-        def made(leaf: Tensor, whole: int = whole) -> Tensor:
-            if leaf.is_floating_point():
-                return torch.rand(leaf.shape, generator=rng).to(leaf)
-            return torch.full_like(leaf, whole)
-
-        records = map_records(made, repeat_to(batch, 4))
+        records = made_up_records(batch, 4, whole)
         try:
             if bool(torch.isfinite(losses(records)).all()):
                 return records

@@ -295,7 +295,7 @@ def _row_source(
 ) -> RowSource:
     source, prepare_batch, seed, size = pipeline.source, pipeline.prepare, pipeline.seed, micro_batches.size
     randomness = public_randomness(seed, "example")
-    filler = choose_filler(lambda batch: engine(prepare_batch(batch, randomness)), example, size)
+    filler = choose_filler(lambda batch: engine.by_plan(prepare_batch(batch, randomness)), example, size)
     is_dealt = micro_batches.random_use == "shared"
     return RowSource(engine, source, prepare_batch, size, example, seed, filler, probes, is_dealt)
 
