@@ -783,6 +783,21 @@ MUTATIONS = (
         ("tests/gradients/test_zoo.py::test_zoo[no steps where a loss is not finite]",),
     ),
     Mutation(
+        "the plan of all records follows one of them",
+        "training/record_rows.py",
+        (("self.of_batch(engine.by_plan,", "self.of_batch(engine,"),),
+        (
+            "tests/training/test_neighbours.py"
+            "::test_a_record_that_runs_other_operations_leaves_others_their_random_numbers",
+        ),
+    ),
+    Mutation(
+        "what a forward keeps is gone in its backward",
+        "gradients/engine_inputs.py",
+        (("nullcontext() if scope is _SCOPE.get() else scope", "scope"),),
+        ("tests/gradients/test_engine.py::test_what_a_forward_keeps_is_there_in_its_backward",),
+    ),
+    Mutation(
         "rows are not compared beside other records",
         "gradients/engine.py",
         (("        if any(moved):", "        if False:"),),

@@ -219,11 +219,10 @@ def evaluate_loss(
     Raises:
         ValueError: the result is not one number per record.
     """
-    scope = _SCOPE.get()
-    with attributes_kept(model, loss) if scope is None else nullcontext():
-        if scope is not None:
-            scope.close()
-            scope.enter_context(attributes_kept(model, loss))
+    scope = _SCOPE.get() or ExitStack()
+    scope.close()  # what the evaluation before this one has left
+    scope.enter_context(attributes_kept(model, loss))
+    with nullcontext() if scope is _SCOPE.get() else scope:
         losses = run_loss(model, loss, batch, substitute)
     records = num_records(batch)
     if not isinstance(losses, Tensor) or losses.shape != (records,):
