@@ -460,3 +460,10 @@ def test_what_a_forward_keeps_is_there_in_its_backward(make):
     for record in range(4):
         own = torch.autograd.grad(summed(model, x[record : record + 1]).sum(), list(model.parameters()))
         close(rows[record], torch.cat([g.flatten() for g in own]), 1e-9)
+
+
+def test_what_is_kept_and_forgotten_is_no_part_of_the_plan():
+    """Tensors that a loss holds are looked at between two evaluations; every parameter was dense for it."""
+    weights = {"of": torch.ones(2)}
+    engine = GradientEngine(nn.Linear(3, 2), lambda m, x: (m(x) * weights["of"]).sum(1), torch.randn(4, 3))
+    assert [covered.how for covered in engine.coverage()] == ["rule", "rule"]

