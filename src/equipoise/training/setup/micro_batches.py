@@ -88,7 +88,10 @@ def choose_micro_batches(
         _check_population(pipeline.source, sampling)
     num_parameters = sum(p.numel() for p in pipeline.trials.params.values())
     most = fitting(record_bytes, num_parameters, pipeline.prepare.device)
-    sizes = _sizes_to_try(given, most, sampling, processes, is_resumed, random_use)
+    if is_resumed and given is not None:
+        sizes = [given]  # a run that goes on has its size: another would be another question
+    else:
+        sizes = _sizes_to_try(given, most, sampling, processes, random_use)
     # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
     size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, public, sizes))
     return MicroBatches(size, keeps_bits, random_use, record_bytes)
@@ -129,16 +132,9 @@ def expected_passes(size: int, mean: float, deviation: float) -> float:
 
 
 def _sizes_to_try(
-    given: int | None,
-    most: int,
-    sampling: Sampling,
-    processes: Processes,
-    is_resumed: bool,
-    random_use: RandomUse,
+    given: int | None, most: int, sampling: Sampling, processes: Processes, random_use: RandomUse
 ) -> list[int]:
     """Micro-batch sizes, the best first; `most` records fit into the memory."""
-    if is_resumed and given is not None:
-        return [given]  # a run that goes on has its size: another would be another question
     mean, deviation = sampling.expected_size / processes.count, sampling.size_deviation / processes.count
     if random_use == "shared":  # places are kept for more records than are drawn
         mean, deviation = sampling.largest_size / processes.count, 0.0

@@ -194,7 +194,9 @@ def prepare(
         runs_code = not source.is_scanned or augmentation is not None
         other_source = deep_copy((source, prepare_batch), shares_data=True) if runs_code else None
         example, probes = check_loss(model, loss, source, place)
+
         method_plan = _plan_of(method, sampling, budget, settings, resumed, processes)
+
         loss = averaged_over_views(loss, settings.views)
         untouched = untouched and (untouched[0], averaged_over_views(untouched[1], settings.views))
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
@@ -202,6 +204,7 @@ def prepare(
         keeps_nothing = check_repeatable(model, loss, untouched, prepared, trials.params)
         del untouched  # its memory counts as free in what follows
         engine = GradientEngine(model, loss, prepared)
+
         pipeline = Pipeline(trials, source, prepare_batch, settings.seed)
         given, is_resumed = settings.micro_batch_size, resumed is not None
         micro_batches = choose_micro_batches(
@@ -218,6 +221,7 @@ def prepare(
             readable = pipeline.readable()
             pipeline_tried = check_pipeline(pipeline, readable, size)
             keeps_nothing = check_history(pipeline, others, readable) and keeps_nothing
+
         settings = replace(settings, micro_batch_size=size)
         rows = _row_source(engine, pipeline, example, probes, micro_batches)
         mine = _found(rows, micro_batches, pipeline_tried, keeps_nothing, scheduler)
