@@ -381,6 +381,23 @@ MUTATIONS = (
         ("tests/privacy/test_sampling.py::test_poisson_frequencies_and_pairs",),
     ),
     Mutation(
+        "subsets follow the remainders of torch",
+        "privacy/noise/uniform.py",
+        (
+            (
+                "dtype=torch.int64).random_(generator=generator)\n        found",
+                "dtype=torch.int64).random_(0, bound, generator=generator)\n        found",
+            ),
+        ),
+        ("tests/privacy/test_sampling.py::test_low_numbers_are_drawn_no_more_often",),
+    ),
+    Mutation(
+        "numbers beyond the last full multiple count",
+        "privacy/noise/uniform.py",
+        (("numbers[numbers <= last] % bound", "numbers % bound"),),
+        ("tests/privacy/test_sampling.py::test_low_numbers_are_drawn_no_more_often",),
+    ),
+    Mutation(
         "sampling rate from the records present",
         "privacy/sampling.py",
         (

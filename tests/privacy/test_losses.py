@@ -108,6 +108,22 @@ def test_gaussians_in_parts_are_one_gaussian(mu, delta):
         assert true * (1 - 1e-9) <= found == pytest.approx(true, rel=1e-3, abs=1e-7)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0])
+def test_a_rate_that_rounds_to_one_is_almost_one(sigma):
+    """NumPy had warned of an invalid value, and the rest of delta was no number."""
+    for rate in (1 - 1e-15, 1 - 2**-53):
+        for direction in ("add", "remove"):
+            found, whole = (
+                composed_epsilon([SampledGaussians(sigma, r, 10)], 1e-6, direction, 32)[0]
+                for r in (rate, 1.0)
+            )
+            # Without the record nothing is above -10 log(1 - rate), however small the noise.
+            least = min(whole, -10 * math.log1p(-rate)) if direction == "add" else whole
+            assert found == pytest.approx(least, rel=0.02)
+            assert found <= whole * (1 + 1e-9)
+
+
 def test_parts_of_one_kind_may_be_split():
     whole = [SampledGaussians(1.1, 0.01, 1000)]
     split = [SampledGaussians(1.1, 0.01, 400), SampledGaussians(1.1, 0.01, 600)]

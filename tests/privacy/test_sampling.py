@@ -1,6 +1,7 @@
 """Samplers follow the law that their events assume."""
 
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from scipy import stats
 
 from equipoise.privacy import Draw, FixedEpochs, FullBatch, Poisson, Secrets, WithoutReplacement
+from equipoise.privacy.noise.uniform import uniform_integers, uniform_order, uniform_subset
 from equipoise.privacy.sampling import sampling_from
 
 N, DRAWS, Q = 40, 6000, 0.2
@@ -113,14 +115,54 @@ def test_a_further_record_changes_nothing_for_the_others():
     assert sampling.sample(SECRETS, 2, 0).tolist() == []
 
 
+@pytest.mark.parametrize("scheme", [Poisson, WithoutReplacement])
 @pytest.mark.parametrize("population", [10**6, 10**9])
-def test_a_draw_costs_what_it_holds(population):
+def test_a_draw_costs_what_it_holds(scheme, population):
     """No tensor of the population's size is made: that of 10^9 float64 numbers has 8 GB."""
-    sampling = Poisson(1000, population, 10)
+    sampling = scheme(1000, population, 10)
     with torch.profiler.profile(profile_memory=True) as profile:
         ids = sampling.sample(SECRETS, 0, population)
     assert 800 < len(ids) < 1200
     assert max(event.self_cpu_memory_usage for event in profile.key_averages()) < 10**6
+
+
+def low_share(values: torch.Tensor, limit: int, bound: int) -> float:
+    """How many standard deviations the share of values below the limit is from that of uniform ones."""
+    share = limit / bound
+    return abs(float((values < limit).double().mean()) - share) / np.sqrt(share * (1 - share) / len(values))
+
+
+def test_low_numbers_are_drawn_no_more_often():
+    """Remainders of 32 or 63 bits would have the lowest third twice as often as the rest."""
+    generator = torch.Generator().manual_seed(0)
+    for bound in (3 * 2**30, 3 * 2**61):
+        assert low_share(uniform_integers(bound, 20_000, generator), bound // 3, bound) < 5
+    assert low_share(uniform_subset(3 * 2**30, 20_000, generator), 2**30, 3 * 2**30) < 5
+
+
+def test_low_positions_are_drawn_no_more_often():
+    """By `torch.randperm` the positions below 2^32 mod n were drawn 1.7% more often than the others."""
+    population = 199_766_362
+    ids = WithoutReplacement(500_000, population, 1).sample(SECRETS, 0, population)
+    assert len(ids) == 500_000 == len(ids.unique())
+    assert low_share(ids, 2**32 % population, population) < 5
+
+
+@pytest.mark.parametrize(
+    ("draw", "outcomes"),
+    [
+        (lambda rng: uniform_subset(5, 2, rng), itertools.combinations(range(5), 2)),
+        (lambda rng: uniform_subset(5, 3, rng), itertools.combinations(range(5), 3)),
+        (lambda rng: uniform_order(3, rng), itertools.permutations(range(3))),
+    ],
+    ids=["few of five", "most of five", "orders of three"],
+)
+def test_all_outcomes_of_a_uniform_draw_are_equally_likely(draw, outcomes):
+    generator = torch.Generator().manual_seed(1)
+    found = Counter(tuple(draw(generator).tolist()) for _ in range(4000))
+    outcomes = list(outcomes)
+    assert set(found) == set(outcomes)
+    assert stats.chisquare([found[outcome] for outcome in outcomes]).pvalue > 1e-3
 
 
 def test_unamplified_uses_every_record_once_an_epoch():
@@ -142,6 +184,7 @@ ERRORS = [
     (lambda: Poisson(11, 10, 1), ValueError, "population=10"),
     (lambda: Poisson(1, 0, 1), ValueError, "population"),
     (lambda: Poisson(1, 10.0, 1), TypeError, "population"),
+    (lambda: Poisson(1, 10**12, 1), ValueError, "population=1000000000000 is a sampling rate of 1.0e-12"),
     (lambda: Poisson(1, 10, 0), ValueError, "steps"),
     (lambda: Poisson(float("nan"), 10, 1), ValueError, "expected_batch_size"),
     (lambda: Poisson(True, 10, 1), TypeError, "expected_batch_size"),

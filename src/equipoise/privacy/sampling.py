@@ -35,6 +35,7 @@ import torch
 
 from equipoise import _validate
 from equipoise.privacy.noise.secrets import Secrets
+from equipoise.privacy.noise.uniform import uniform_integers, uniform_subset
 from equipoise.privacy.private import Draw
 
 
@@ -145,6 +146,9 @@ def _check_records(num_records: int) -> int:
 
 _AT_ONCE = 1024  # gaps between records that are drawn
 
+#: Below, the 53 bits that a gap follows would change a record's chance by more than 1e-5 of itself.
+_LEAST_RATE = 1e-11
+
 
 @dataclass(frozen=True)
 class Poisson(Sampling):
@@ -168,6 +172,12 @@ class Poisson(Sampling):
         _validate.positive(expected_batch_size=self.expected_batch_size)
         super().__post_init__()
         self._check_size("expected_batch_size")
+        if self.sampling_rate < _LEAST_RATE:
+            raise ValueError(
+                f"expected_batch_size={self.expected_batch_size} of population={self.population} is a "
+                f"sampling rate of {self.sampling_rate:.1e}, and records are drawn exactly from "
+                f"{_LEAST_RATE:.0e} on only; raise expected_batch_size, or state the true population"
+            )
 
     @property
     def expected_size(self) -> float:
@@ -230,7 +240,7 @@ class WithoutReplacement(Sampling):
         return dp_accounting.SampledWithoutReplacementDpEvent(self.population, self.batch_size, gaussian)
 
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
-        """Sorted positions of a uniform subset.
+        """Sorted positions of a uniform subset, in time and memory that follow the draw.
 
         Raises:
             ValueError: if the number of records is not the public population.
@@ -244,7 +254,7 @@ class WithoutReplacement(Sampling):
             )
         draw = as_draw(draw)
         generator = secrets.sampling_generator(draw.index, draw.parameters)
-        return torch.randperm(num_records, generator=generator)[: self.batch_size].sort().values
+        return uniform_subset(num_records, self.batch_size, generator)
 
 
 @dataclass(frozen=True)
@@ -324,7 +334,7 @@ class FixedEpochs(Sampling):
         epoch, slot = divmod(draw.ordinal, self.draws_per_epoch)
         # One deal for all slots of an epoch: keyed by the draw, two of them could hold the same record.
         generator = secrets.generator(f"epoch {draw.name}", 0 if self.same_slots else epoch)
-        slots = torch.randint(self.draws_per_epoch, (_check_records(num_records),), generator=generator)
+        slots = uniform_integers(self.draws_per_epoch, _check_records(num_records), generator)
         return (slots == slot).nonzero().flatten()
 
 

@@ -27,6 +27,7 @@ from equipoise.gradients import ForwardWritesError
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.methods.base import Parameters, Plan, Query
 from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, secret_generator, sums_of
+from equipoise.privacy.noise.uniform import uniform_order
 from equipoise.privacy.private import join, unwrap
 from equipoise.training.distributed import Processes
 from equipoise.training.randomness import generator, secret_randomness
@@ -80,7 +81,7 @@ def _dealt(ids: Tensor, size: int, places: int, token: Draw, processes: Processe
     """
     each = math.ceil(max(places, len(ids)) / (size * processes.count))  # micro-batches of a process
     generator = secret_generator(token, "places")
-    given = torch.randperm(each * size * processes.count, generator=generator)[: len(ids)]
+    given = uniform_order(each * size * processes.count, generator)[: len(ids)]
     taken, order = given.sort()
     found = []
     for n in range(each):

@@ -115,9 +115,10 @@ def divergence(epsilons: Array, sigma: float, rate: float, direction: str) -> Ar
     if direction == "remove":
         return rate * _gaussian_delta(_before_sampling(epsilons, rate), mu)
     if direction == "add":
-        inner = -_before_sampling(-epsilons, rate)
+        # Above 36 the 53 bits of 1 + x in its logarithm are used up, and it may be infinite; less gives more.
+        inner = np.minimum(-_before_sampling(-epsilons, rate), 36.0)
         share = np.maximum(rate - (1 - rate) * np.expm1(np.minimum(epsilons, 700.0)), 0.0)
-        return np.where(share > 0, share * _gaussian_delta(np.where(share > 0, inner, 0.0), mu), 0.0)
+        return share * _gaussian_delta(inner, mu)
     # The set where the loss is above epsilon is all beyond x; three terms that vanish with the rate.
     x = _replaced_from(epsilons, sigma, rate)
     with np.errstate(divide="ignore"):  # log 0 at epsilon 0
