@@ -97,6 +97,30 @@ MUTATIONS = (
         ("tests/training/test_neighbours.py::test_what_a_model_keeps_at_the_start_moves_nobody",),
     ),
     Mutation(
+        "classes that code names keep what a forward put there",
+        "gradients/capture/attributes.py",
+        (("    type: _State._note_class,", "    type: _State._note_unchanging,"),),
+        ("tests/gradients/test_attributes.py::test_what_is_kept_in_farther_places_is_forgotten",),
+    ),
+    Mutation(
+        "attributes of texts and tuples of one's own stay",
+        "gradients/capture/attributes.py",
+        (("        notes.append(_State._note_fields)", "        pass"),),
+        ("tests/gradients/test_attributes.py::test_what_is_kept_in_farther_places_is_forgotten",),
+    ),
+    Mutation(
+        "slots of a base class are no unseen state",
+        "gradients/capture/attributes.py",
+        (("    if _hides(kind, base):", "    if False:"),),
+        ("tests/gradients/test_attributes.py::test_what_nobody_looks_into_is_known",),
+    ),
+    Mutation(
+        "a large container is followed, record by record",
+        "gradients/capture/attributes.py",
+        (("if base.__len__(value) > _LARGEST_CONTAINER:", "if False:"),),
+        ("tests/gradients/test_attributes.py::test_what_nobody_looks_into_is_known",),
+    ),
+    Mutation(
         "the lock of a run is its process'",
         "training/folder/run_folder.py",
         (("fcntl.flock(self._lock", "fcntl.lockf(self._lock"),),

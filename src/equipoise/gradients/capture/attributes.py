@@ -1,29 +1,33 @@
 """What a forward keeps in attributes of model and loss, or wherever else they hold things, is forgotten.
 
 A counter, a list of earlier records, a module that went into evaluation mode: the next forward would follow
-from the records of this one. So every forward begins in the same state. Two things are not put back. A tensor
-that is neither parameter nor buffer must not change in place, which is seen by its count of changes. What
-equipoise cannot look into (an iterator, a large array, an object of a compiled package) is told of by
-`unseen_state`.
+from the records of this one. So every forward begins in the same state. Whatever is reached from model and
+loss is put back, holds nothing, or is unseen; only values of exactly the types named here hold nothing.
+
+Two things are not put back. A tensor that is neither parameter nor buffer must not change in place, which is
+seen by its count of changes. What equipoise cannot look into (an iterator, a large array, fields outside of
+``__dict__``) or leaves for its size is told of by `has_unseen_state`.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import dis
 import enum
 import logging
 import pathlib
+import random
 import re
 import sys
 import threading
 import types
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache, cached_property, partial
-from itertools import islice
+from collections import OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from functools import cache, cached_property, lru_cache, partial
+from itertools import accumulate, chain, islice
 from operator import itemgetter
 from typing import Any
 
@@ -35,21 +39,27 @@ from equipoise.gradients.checks.errors import TensorWritesError
 
 __all__ = ["attributes_kept", "has_unseen_state"]
 
-#: What PyTorch keeps on every module, in its order; it has its own ways.
+#: What PyTorch keeps on every module, in its order.
 _IN_ORDER = tuple(vars(nn.Module()))
-_OF_TORCH, _LAST = frozenset(_IN_ORDER) - {"training"}, len(_IN_ORDER) - 1
+_OF_TORCH, _LAST = frozenset(_IN_ORDER), len(_IN_ORDER) - 1
 
-#: Of that, the dicts that a forward may add to.
+#: Of that, the containers that a forward may add to; parameters and buffers are kept elsewhere.
 _held_by_torch = itemgetter(
-    "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+    *(
+        name
+        for name, value in vars(nn.Module()).items()
+        if isinstance(value, (dict, set)) and name not in ("_parameters", "_buffers")
+    )
 )
 
-#: Values that hold nothing else, and stay what they are.
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device})
+#: Values of exactly these types hold nothing else, and stay what they are.
+_PLAIN = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, object, types.EllipsisType, torch.dtype, torch.device}
+)
 
-#: The same, also of other classes.
+#: So do these, and their kinds in Python, NumPy and PyTorch. A class of one's own adds what it holds.
 _UNCHANGING = (
-    *_PLAIN,
+    *(_PLAIN - {object}),
     torch.layout,
     torch.memory_format,
     torch._ops.OpOverload,
@@ -57,35 +67,55 @@ _UNCHANGING = (
     np.generic,
     np.dtype,
     np.ufunc,
-    type,
-    types.ModuleType,
-    types.BuiltinFunctionType,
+    type(np.sum),
+    type(getattr(np.random.rand, "__func__", None)),
+    types.CodeType,
+    types.GenericAlias,
+    types.UnionType,
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.DynamicClassAttribute,
+    type(vars(namedtuple("_Named", "field"))["field"]),
     range,
-    slice,
     enum.Enum,
     re.Pattern,
-    logging.Logger,
     pathlib.PurePath,
-    weakref.ReferenceType,
     datetime.date,
     datetime.timedelta,
 )
 
-#: Containers; one that is another's kind stands before it.
-_CONTAINERS = (OrderedDict, dict, list, set, deque)
+#: Their random numbers begin alike in every forward, whoever asks for them.
+_GENERATORS = frozenset(id(getattr(draw, "__self__", None)) for draw in (random.random, np.random.rand))
 
 #: Fields of their objects are their own affair: other threads may be at work on them.
 _PACKAGES = frozenset({"equipoise", "numpy", "torch", *sys.stdlib_module_names})
 
 #: Objects of theirs hold code, and no records.
-_OF_CODE = ("torch._dynamo", "torch.fx", "torch.utils.hooks")
+_OF_CODE = (
+    "torch._dynamo",
+    "torch.fx",
+    "torch.utils.hooks",
+    "torch.autograd.grad_mode",
+    "torch.amp",
+    "pybind11_builtins",
+    "typing",
+    "dataclasses",
+)
 
-#: Bytes of the largest array that is put back.
-_LARGEST_ARRAY = 2**18
+#: Names in classes that lead to types alone, or to what makes a class.
+_OF_CLASSES = ("_abc_", "__annotat", "__orig_", "__parameters__", "__dataclass_", "__attrs_", "__pydantic_")
+
+#: What Python itself keeps on a logger (its tree of others, the handlers) and on a cached property.
+_OF_PYTHON = {"manager", *vars(logging.Logger("")), *vars(cached_property(len))}
+
+#: Bytes of the largest array, entries of the largest container, and objects in all, that are put back.
+_LARGEST_ARRAY, _LARGEST_CONTAINER, _MOST_OBJECTS = 2**18, 5_000, 20_000
+
+#: In the place of a value where there is none.
+_EMPTY = object()
 
 
 @contextmanager
@@ -94,8 +124,9 @@ def attributes_kept(model: nn.Module, loss: object = None) -> Iterator[None]:
 
     So are hooks, the fields of other objects that they hold, and what lists, dicts, sets, deques and small
     arrays contain; the variables that a function shares with those around it, and its defaults; the buffers
-    of modules that are no part of the model; in the user's own code, attributes of classes, and the globals
-    that classes and functions name. Objects of PyTorch, NumPy and Python itself keep theirs.
+    of modules that are no part of the model; in the user's own code, attributes of classes that it holds or
+    names, and the globals that classes and functions name, also in modules. Objects of PyTorch, NumPy and
+    Python itself keep theirs, and so do large containers.
 
     Raises:
         TensorWritesError: another tensor was changed in place; its value is lost.
@@ -139,49 +170,79 @@ class _State:
 
     def __init__(self, model: nn.Module, loss: object) -> None:
         self.has_unseen = False
-        self._fields: list[tuple[dict[str, Any], dict[str, Any], int]] = []
+        self._fields: list[tuple[Any, type, dict[str, Any], dict[str, Any]]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
         self._contents: list[tuple[Any, Any, Any]] = []
-        self._held: list[dict[str, Any]] = []
+        self._held: list[tuple[Any, ...]] = []
         self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
         self._cells: list[tuple[types.CellType, Any]] = []
-        self._globals: list[tuple[dict[str, Any], set[str], dict[str, Any]]] = []
+        self._slots: list[tuple[Any, str, Any]] = []
+        self._globals: list[tuple[dict[str, Any], Set[str], dict[str, Any]]] = []
+        self._namespaces: list[tuple[dict[str, Any], set[str]]] = []
+        self._names: set[str] = set()
         self._tensors: list[tuple[Tensor, int]] = []
         self._waiting: list[Any] = [loss]
         self._others: list[nn.Module] = []
-        self._known: set[int] = set()
+        self._known: set[int] = set(_GENERATORS)
         modules: list[nn.Module | None] = [model]
         for module in modules:
             if module is not None and id(module) not in self._known:
                 self._known.add(id(module))
                 self._note_module(module)
                 modules += module._modules.values()
+        most = len(self._known) + _MOST_OBJECTS
         while self._waiting:
             value = self._waiting.pop()
             if type(value) not in _PLAIN and id(value) not in self._known:
                 self._known.add(id(value))
                 kind: Any = type(value)
-                _note_of(kind)(self, value)
+                for note in _notes_of(kind):
+                    note(self, value)
+            if len(self._known) > most:
+                self.has_unseen = True
+                break
+            if not self._waiting:
+                self._note_namespaces()
 
     def _note_tensor(self, value: Tensor) -> None:
         if not value.is_inference():  # those cannot change
             self._tensors.append((value, value._version))
+            if value.is_leaf:
+                self._note_slot(value, "grad")
+        self._note_fields(value)
 
     def _note_container(self, value: Any) -> None:
-        base: Any = next(base for base in _CONTAINERS if isinstance(value, base))
+        kind: Any = type(value)
+        base = _base_of(kind)
+        if base.__len__(value) > _LARGEST_CONTAINER:
+            self.has_unseen = True
+            return
         is_dict = issubclass(base, dict)
-        if type(value) is base:
+        if kind is base:
             self._contents.append((base, value, value.copy()))
         else:  # the methods of a class of the user's own may do something else
             entries = base.items(value) if is_dict else base.__iter__(value)
             self._contents.append((base, value, list(entries)))
-            self._note_fields(getattr(value, "__dict__", None))
         values = dict.values(value) if is_dict else value
         if not _PLAIN.issuperset(map(type, values)):
             self._waiting += values
 
+    def _note_ordered(self, value: Any) -> None:
+        self._note_container(value)
+        self._note_fields(value)
+
+    def _note_default(self, value: Any) -> None:
+        self._note_container(value)
+        self._note_slot(value, "default_factory")
+
     def _note_tuple(self, value: Any) -> None:
-        self._waiting += value
+        if len(value) > _LARGEST_CONTAINER:
+            self.has_unseen = self.has_unseen or not _PLAIN.issuperset(map(type, value))
+        else:
+            self._waiting += value
+
+    def _note_slice(self, value: slice) -> None:
+        self._waiting += (value.start, value.stop, value.step)
 
     def _note_array(self, value: np.ndarray) -> None:
         if value.nbytes > _LARGEST_ARRAY or value.dtype.hasobject:
@@ -192,27 +253,51 @@ class _State:
     def _note_method(self, value: Any) -> None:
         self._waiting += (value.__self__, value.__func__)
 
+    def _note_builtin(self, value: Any) -> None:
+        self._waiting.append(value.__self__)
+
     def _note_wrapped(self, value: Any) -> None:
         self._waiting.append(value.__func__)
+        self._note_fields(value)
 
     def _note_property(self, value: Any) -> None:
-        self._waiting += (value.fget, value.fset)
-
-    def _note_cached_property(self, value: Any) -> None:
-        self._waiting.append(value.func)
+        self._waiting += (value.fget, value.fset, value.fdel)
 
     def _note_partial(self, value: Any) -> None:
         self._waiting += (value.func, value.args, value.keywords)
+        self._note_fields(value)
+
+    def _note_reference(self, value: Any) -> None:
+        self._waiting.append(value())
+
+    def _note_of_python(self, value: Any) -> None:
+        """Put its fields back, and follow those that Python did not make."""
+        attributes = vars(value)
+        self._fields.append((value, type(value), attributes, attributes.copy()))
+        self._waiting += [attributes[name] for name in attributes.keys() - _OF_PYTHON]
+        self._waiting.append(attributes.get("func"))
+
+    def _note_namespace(self, value: types.ModuleType) -> None:
+        name = value.__name__
+        if sys.modules.get(name) is not value or _is_own(name):
+            self._namespaces.append((vars(value), set()))
+
+    def _note_namespaces(self) -> None:
+        """Of modules, what they hold under the names that code of one's own says."""
+        for scope, noted in self._namespaces:
+            if new := self._names - noted:
+                noted |= new
+                self._note_globals(scope, new)
 
     def _note_other_module(self, value: nn.Module) -> None:
         self._note_module(value)
-        self._note_fields(value._buffers)
-        self._note_fields(value._parameters)
+        self._note_entries(value._buffers)
+        self._note_entries(value._parameters)
         self._others.append(value)
 
-    def _note_object(self, value: Any) -> None:
-        self._note_fields(value.__dict__)
-        self._note_classes(type(value))
+    def _note_entries(self, entries: dict[str, Any]) -> None:
+        self._contents.append((dict, entries, entries.copy()))
+        self._waiting += entries.values()
 
     def _note_unchanging(self, value: Any) -> None:
         pass
@@ -222,46 +307,62 @@ class _State:
 
     def _note_module(self, module: nn.Module) -> None:
         attributes = vars(module)
-        own = _own(attributes)
-        self._fields.append((attributes, own, len(attributes)))
-        self._waiting += [value for value in own.values() if type(value) not in _PLAIN]
-        for held in filter(None, _held_by_torch(attributes)):
+        kind: Any = type(module)
+        own = attributes.copy()
+        self._fields.append((module, kind, attributes, own))
+        self._waiting += _not_of_torch(own)
+        self._held.append(_held_by_torch(attributes))
+        for held in filter(None, self._held[-1]):
             self._contents.append((type(held), held, held.copy()))
-            self._waiting += held.values()
-        self._held.append(attributes)
-        self._note_classes(type(module))
+            if type(held) is not set:
+                self._waiting += held.values()
+        if id(kind) not in self._known:
+            self._note_class(kind)
+            self.has_unseen |= _hides(kind, nn.Module)
 
-    def _note_fields(self, attributes: Any) -> None:
-        if type(attributes) is dict:  # a proxy answers with another object's
-            self._fields.append((attributes, attributes.copy(), len(attributes)))
+    def _note_fields(self, value: Any) -> None:
+        attributes = value.__dict__
+        if type(attributes) is dict and id(attributes) not in self._known:  # a class answers with a proxy
+            self._known.add(id(attributes))
+            self._fields.append((value, type(value), attributes, attributes.copy()))
             self._waiting += attributes.values()
 
-    def _note_classes(self, kind: type) -> None:
+    def _note_slot(self, value: Any, name: str) -> None:
+        content = getattr(value, name)
+        self._slots.append((value, name, content))
+        self._waiting.append(content)
+
+    def _note_its_class(self, value: Any) -> None:
+        self._note_class(type(value))
+
+    def _note_class(self, kind: type) -> None:
+        self._known.add(id(kind))
         for base in _classes(kind):
-            if id(base) not in self._known:
+            if base is kind or id(base) not in self._known:
                 self._known.add(id(base))
                 own = dict(vars(base))
                 self._classes.append((base, own))
-                self._waiting += [
-                    value for name, value in own.items() if not name.startswith(("__", "_abc_"))
-                ]
+                self._waiting += [value for name, value in own.items() if not name.startswith(_OF_CLASSES)]
 
     def _note_function(self, function: types.FunctionType) -> None:
-        self._note_fields(vars(function))
-        self._waiting += (function.__defaults__, function.__kwdefaults__)
+        self._note_fields(function)
+        for name in ("__defaults__", "__kwdefaults__", "__code__"):
+            self._note_slot(function, name)
         for cell in function.__closure__ or ():
-            with suppress(ValueError):  # it is empty
-                self._cells.append((cell, cell.cell_contents))
-                self._waiting.append(cell.cell_contents)
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                content = _EMPTY
+            self._cells.append((cell, content))
+            self._waiting.append(content)
         scope = function.__globals__
         if _is_own(scope.get("__name__")):
-            names = set(_names(function.__code__))
+            names, imports = _names(function.__code__, str(scope.get("__package__") or ""))
+            self._names |= names
             self._note_globals(scope, names)
-            for module in [scope[name] for name in names if isinstance(scope.get(name), types.ModuleType)]:
-                if _is_own(module.__name__):
-                    self._note_globals(vars(module), names)
+            self._waiting += [sys.modules[name] for name in imports if name in sys.modules]
 
-    def _note_globals(self, scope: dict[str, Any], names: set[str]) -> None:
+    def _note_globals(self, scope: dict[str, Any], names: Set[str]) -> None:
         named = {name: scope[name] for name in names if name in scope}
         self._globals.append((scope, names, named))
         self._waiting += named.values()
@@ -278,58 +379,72 @@ class _State:
         Raises:
             TensorWritesError: a tensor is not.
         """
-        for attributes, own, size in self._fields:
+        for owner, kind, attributes, own in self._fields:
+            if type(owner) is not kind:
+                object.__setattr__(owner, "__class__", kind)
+            if owner.__dict__ is not attributes:
+                object.__setattr__(owner, "__dict__", attributes)
             attributes.update(own)
-            if len(attributes) > size:
-                for name in attributes.keys() - own.keys() - _OF_TORCH:
+            if len(attributes) > len(own):
+                for name in attributes.keys() - own.keys():
                     del attributes[name]
         for base, own in self._classes:
             now = vars(base)
             for name in [name for name, value in own.items() if now.get(name, base) is not value]:
-                setattr(base, name, own[name])
+                type.__setattr__(base, name, own[name])
             for name in now.keys() - own.keys():
-                if not name.startswith("__"):
-                    delattr(base, name)
-        for attributes in self._held:
-            for held in filter(None, _held_by_torch(attributes)):
-                held.clear()  # what it held is put back below
+                type.__delattr__(base, name)
+        for held in filter(None, chain.from_iterable(self._held)):
+            held.clear()  # what it held is put back below
         for kind, container, content in self._contents:
             kind.clear(container)
             (kind.update if kind not in (list, deque) else kind.extend)(container, content)
         for array, values in self._arrays:
             array[...] = values
         for cell, content in self._cells:
-            cell.cell_contents = content
+            if content is not _EMPTY:
+                cell.cell_contents = content
+            else:
+                del cell.cell_contents
+        for owner, name, value in self._slots:
+            if getattr(owner, name) is not value:
+                setattr(owner, name, value)
         for scope, names, named in self._globals:
             scope.update(named)
             for name in names - named.keys():
-                scope.pop(name, None)
+                if not isinstance(scope.get(name), types.ModuleType):  # those are imported once
+                    scope.pop(name, None)
         moved = [tensor for tensor, version in self._tensors if tensor._version != version]
         if moved:
             raise TensorWritesError(sorted({self._name_of(tensor) for tensor in moved}))
 
     def _name_of(self, tensor: Tensor) -> str:
-        named = [own for _, own, _ in self._fields] + [named for _, _, named in self._globals]
-        found = (name for own in named for name, value in own.items() if value is tensor)
+        named = [own for *_, own in self._fields] + [named for _, _, named in self._globals]
+        named += [entries for _, _, entries in self._contents if type(entries) is dict]
+        found = (str(name) for own in named for name, value in own.items() if value is tensor)
         return next(found, "one in a container or a variable")
 
 
-def _own(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a module that are not PyTorch's, quickly: there are many modules."""
-    own = dict(islice(attributes.items(), _LAST, None))
-    training = attributes.get("training")
-    if own.pop(_IN_ORDER[_LAST], None) is None or training is None:  # in another order, or elsewhere
-        return {name: value for name, value in attributes.items() if name not in _OF_TORCH}
-    own["training"] = training
-    return own
+def _not_of_torch(attributes: dict[str, Any]) -> list[Any]:
+    """What a module holds that PyTorch does not, quickly: there are many modules."""
+    if next(islice(attributes, _LAST, None), None) == _IN_ORDER[_LAST]:
+        return [value for value in islice(attributes.values(), _LAST + 1, None) if type(value) not in _PLAIN]
+    return [value for name, value in attributes.items() if name not in _OF_TORCH]  # in another order
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """The names of globals and attributes in a function and those inside it."""
-    yield from code.co_names
+@lru_cache(maxsize=4096)
+def _names(code: types.CodeType, package: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The names of globals and attributes in a function and those inside it, and the modules it imports."""
+    names, parents = set(code.co_names), list(accumulate(package.split("."), "{}.{}".format))
+    imported = {one.argval for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME"}
+    imports = {f"{parent}.{name}".strip(".") for parent in ("", *parents) for name in imported}
+    imports |= {part for name in imports for part in accumulate(name.split("."), "{}.{}".format)}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            inner, more = _names(constant, package)
+            names |= inner
+            imports |= more
+    return frozenset(names), frozenset(imports)
 
 
 @cache
@@ -346,35 +461,73 @@ def _package(module: str | None) -> str:
 
 
 @cache
-def _note_of(kind: type) -> Callable[[_State, Any], None]:
+def _notes_of(kind: type) -> tuple[Callable[[_State, Any], None], ...]:
     """How a value of this type is noted."""
-    for kinds, note in _NOTES:
-        if issubclass(kind, kinds):
-            return note
-    if kind.__module__.startswith(_OF_CODE):
-        return _State._note_unchanging
-    if kind.__dictoffset__ == 0 or _package(kind.__module__) in _PACKAGES:
-        return _State._note_unseen
-    return _State._note_object
+    base, is_python = _base_of(kind), _package(kind.__module__) in _PACKAGES
+    known = _NOTES.get(base)
+    if known is None:
+        if kind.__module__.startswith(_OF_CODE):
+            return ()
+        if is_python:
+            return (_State._note_unseen,)
+        notes = []
+    elif kind is base or known in (_State._note_unseen, _State._note_namespace):
+        return (known,)
+    elif known is _State._note_unchanging and is_python:
+        return ()
+    else:
+        notes = [known]
+    if kind.__dictoffset__:
+        notes.append(_State._note_fields)
+    if _hides(kind, base):
+        notes.append(_State._note_unseen)
+    if _classes(kind):
+        notes.append(_State._note_its_class)
+    return tuple(notes)
 
 
-_NOTES: tuple[tuple[Any, Callable[[_State, Any], None]], ...] = (
-    (Tensor, _State._note_tensor),
-    (_CONTAINERS, _State._note_container),
-    ((tuple, frozenset), _State._note_tuple),
-    (_UNCHANGING, _State._note_unchanging),
-    (torch.jit.ScriptModule, _State._note_unseen),
-    (nn.Module, _State._note_other_module),
-    (types.FunctionType, _State._note_function),
-    (types.MethodType, _State._note_method),
-    ((staticmethod, classmethod), _State._note_wrapped),
-    (property, _State._note_property),
-    (cached_property, _State._note_cached_property),
-    (partial, _State._note_partial),
-    (np.ndarray, _State._note_array),
-    ((types.SimpleNamespace, argparse.Namespace), _State._note_object),
-    ((torch.utils.data.Dataset, threading.Thread), _State._note_unseen),
-)
+@cache
+def _base_of(kind: type) -> Any:
+    """The nearest class above this one that is known."""
+    return next((base for base in kind.__mro__ if base in _NOTES), object)
+
+
+@cache
+def _hides(kind: type, base: type) -> bool:
+    """Whether values of this type hold something that is neither their base's nor in their ``__dict__``."""
+    own = [one for one in kind.__mro__ if not issubclass(base, one)]
+    slots = any(type(one) is types.MemberDescriptorType for above in own for one in vars(above).values())
+    bare = types.new_class("bare", (base,)) if kind.__dictoffset__ else base
+    return slots or kind.__basicsize__ > bare.__basicsize__
+
+
+_NOTES: dict[type, Callable[[_State, Any], None]] = {
+    **dict.fromkeys(_UNCHANGING, _State._note_unchanging),
+    **dict.fromkeys((dict, list, set, deque), _State._note_container),
+    **dict.fromkeys((tuple, torch.Size, frozenset), _State._note_tuple),
+    **dict.fromkeys((staticmethod, classmethod), _State._note_wrapped),
+    **dict.fromkeys((logging.Logger, logging.RootLogger, cached_property), _State._note_of_python),
+    **dict.fromkeys(
+        (types.SimpleNamespace, argparse.Namespace, torch.nn.modules.module._WrappedHook), _State._note_fields
+    ),
+    **dict.fromkeys(
+        (torch.jit.ScriptModule, torch.utils.data.Dataset, threading.Thread, np.void), _State._note_unseen
+    ),
+    OrderedDict: _State._note_ordered,
+    defaultdict: _State._note_default,
+    Tensor: _State._note_tensor,
+    nn.Module: _State._note_other_module,
+    np.ndarray: _State._note_array,
+    type: _State._note_class,
+    types.ModuleType: _State._note_namespace,
+    types.FunctionType: _State._note_function,
+    types.MethodType: _State._note_method,
+    types.BuiltinFunctionType: _State._note_builtin,
+    property: _State._note_property,
+    partial: _State._note_partial,
+    weakref.ReferenceType: _State._note_reference,
+    slice: _State._note_slice,
+}
 
 
 @cache
