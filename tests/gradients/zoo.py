@@ -363,6 +363,19 @@ class MeanBackward(torch.autograd.Function):
         return g - g.mean(0)
 
 
+class MeanBackwardByChance(torch.autograd.Function):
+    """Its backward mixes where a random number of its own says so."""
+
+    @staticmethod
+    def forward(ctx, x, number, chance):
+        ctx.number, ctx.chance = number, chance
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g - g.mean(0) if float(ctx.number()) < ctx.chance else g, None, None
+
+
 class Autoencoder(nn.Module):
     """A variational autoencoder."""
 
@@ -1019,6 +1032,15 @@ REFUSED_CASES = {
         squared,
         rows,
         refused(MIXED),
+    ),
+    "custom function whose backward mixes by a rare coin": Case(
+        around(lambda x: MeanBackwardByChance.apply(x, lambda: torch.rand(()), 0.002)),
+        squared,
+        rows,
+        refused(MIXED),
+    ),
+    "custom function whose backward mixes by Python's rare coin": Case(
+        around(lambda x: MeanBackwardByChance.apply(x, random.random, 0.002)), squared, rows, refused(MIXED)
     ),
     "custom function whose backward mixes, behind a gate": Case(
         gated(MeanBackward.apply), squared, rows, refused(MIXED)

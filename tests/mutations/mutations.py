@@ -845,6 +845,42 @@ MUTATIONS = (
         ("tests/gradients/test_zoo.py::test_zoo[custom function whose backward mixes, behind a gate]",),
     ),
     Mutation(
+        "random numbers are watched in the forward alone",
+        "gradients/checks/record_trials.py",
+        (
+            (
+                "            if not losses.requires_grad:\n                return",
+                "            if True:\n                return",
+            ),
+        ),
+        (
+            "tests/training/test_neighbours.py::"
+            "test_a_random_number_for_a_whole_micro_batch[a sign in the backward]",
+            "tests/training/test_neighbours.py::"
+            "test_a_random_number_for_a_whole_micro_batch[a sign for the backward]",
+        ),
+    ),
+    Mutation(
+        "whose random numbers they are is told by the losses alone",
+        "gradients/capture/random_numbers.py",
+        (
+            (
+                "if not _length(map(torch.sub, gradient, other)) <= 1e-3 * _length(gradient):",
+                "if False:",
+            ),
+        ),
+        (
+            "tests/training/test_neighbours.py::"
+            "test_a_random_number_for_a_whole_micro_batch[the first record's sign in the backward]",
+        ),
+    ),
+    Mutation(
+        "rows are compared under random numbers of one seed",
+        "gradients/engine.py",
+        (("        if drawn:\n            yield from", "        if False:\n            yield from"),),
+        ("tests/gradients/test_zoo.py::test_zoo[custom function whose backward mixes by a rare coin]",),
+    ),
+    Mutation(
         "random numbers of Python are not held",
         "gradients/capture/random_numbers.py",
         (("    random.setstate((3, (*words, 0), None))\n", ""),),

@@ -614,22 +614,71 @@ class LayerDrop(nn.Module):
         return self.second(x)
 
 
-@pytest.mark.parametrize(
-    "coin",
-    [
-        lambda count: torch.rand(()) < 0.5,
-        lambda count: random.random() < 0.5,
-        lambda count: np.random.rand() < 0.5,
-        lambda count: torch.rand(count)[0] < 0.5,
-    ],
-    ids=["torch", "Python", "NumPy", "the first record's number"],
-)
-def test_a_random_number_for_a_whole_micro_batch(coin, monkeypatch):
-    """A record that enters gives no other record another number: the sum had moved by 2 to 5 clip norms."""
+class RandomGradient(torch.autograd.Function):
+    """Multiplies the gradient by a random factor, which the backward draws, or the forward for it."""
+
+    @staticmethod
+    def forward(ctx, x, factor, at_once):
+        drawn = factor(len(x)) if at_once else None
+        ctx.factor = (lambda count: drawn) if at_once else factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.factor(len(g)), None, None
+
+
+class RandomBackward(nn.Module):
+    """Draws a random factor of the gradient inside."""
+
+    def __init__(self, factor, at_once=False):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 1).requires_grad_(False)
+        self.factor, self.at_once = factor, at_once
+
+    def forward(self, x):
+        return self.second(RandomGradient.apply(self.first(x).tanh(), self.factor, self.at_once))
+
+
+class Checkpointed(nn.Module):
+    """Draws its dropout once more in the backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        def inside(x):
+            return F.dropout(self.first(x).tanh(), 0.5)
+
+        return self.second(checkpoint(inside, x, use_reentrant=False))
+
+
+def sign(count):
+    return 1 if torch.rand(()) < 0.5 else -1
+
+
+SHARED_NUMBERS = {
+    "torch": lambda: LayerDrop(lambda count: torch.rand(()) < 0.5),
+    "Python": lambda: LayerDrop(lambda count: random.random() < 0.5),
+    "NumPy": lambda: LayerDrop(lambda count: np.random.rand() < 0.5),
+    "the first record's number": lambda: LayerDrop(lambda count: torch.rand(count)[0] < 0.5),
+    "a sign in the backward": lambda: RandomBackward(sign),
+    "Python's in the backward": lambda: RandomBackward(lambda count: random.gauss(0, 1)),
+    "the first record's sign in the backward": lambda: RandomBackward(
+        lambda count: torch.rand(count)[0].sub(0.5).sign()
+    ),
+    "a sign for the backward": lambda: RandomBackward(sign, at_once=True),
+}
+
+
+@pytest.mark.parametrize("model", SHARED_NUMBERS.values(), ids=SHARED_NUMBERS)
+def test_a_random_number_for_a_whole_micro_batch(model, monkeypatch):
+    """A record that enters gives no other record another number: the sum had moved by 2 to 10 clip norms."""
     torch.manual_seed(0)
     data = {"x": torch.randn(208, 3), "y": torch.randn(208)}
     record = {"x": torch.randn(3), "y": torch.tensor(2.0)}
-    model, options = LayerDrop(coin), {"micro_batch_size": 16, "reproducible": True}
+    model, options = model(), {"micro_batch_size": 16, "reproducible": True}
     before = raw_sum(model, least_squares, data, **options)
     after = raw_sum(model, least_squares, with_one_more(data, record, 208), **options)
     assert 0 < (after - before).norm() <= 1 + SLACK
@@ -679,10 +728,24 @@ def test_places_follow_one_law_whether_a_record_is_there_or_not():
         (lambda: nn.Linear(3, 1), False),
         (lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 8), nn.Dropout(0.1), nn.Linear(8, 1)), False),
         (Noisy, False),
+        (lambda: RandomBackward(lambda count: torch.rand(count, 1)), False),
+        (Checkpointed, False),
         (lambda: LayerDrop(lambda count: torch.rand(()) < 0.5), True),
         (lambda: LayerDrop(lambda count: bool(torch.randperm(count)[0])), True),
+        (lambda: RandomBackward(lambda count: torch.rand(())), True),
+        (lambda: RandomBackward(lambda count: torch.rand(count, 1).roll(1, 0)), True),
     ],
-    ids=["none", "dropout", "noise", "a coin", "a permutation"],
+    ids=[
+        "none",
+        "dropout",
+        "noise",
+        "noise in the backward",
+        "checkpointed dropout",
+        "a coin",
+        "a permutation",
+        "a coin in the backward",
+        "the neighbour's number in the backward",
+    ],
 )
 def test_records_are_dealt_to_places_where_random_numbers_are_shared(model, dealt):
     """Only there: it takes more filler."""

@@ -9,7 +9,7 @@ that updates parameters is refused (``capture.isolation``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMisma
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
 from equipoise.gradients.checks.oracle import dense_rows
 from equipoise.gradients.checks.record_mixing import MANY, exchanged, find_mixing_module
-from equipoise.gradients.checks.record_trials import RecordTrials
+from equipoise.gradients.checks.record_trials import RecordTrials, random_numbers_that_matter
 from equipoise.gradients.checks.row_comparison import rows_differ
 from equipoise.gradients.engine_inputs import (
     Loss,
@@ -394,8 +394,8 @@ class GradientEngine:
     def refuse_mixed_rows(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
         """Change one record; neither norms nor a weighted sum of the others' rows may move.
 
-        This is the sensitivity itself, under random numbers of one seed: a backward may mix records where no
-        loss shows it.
+        This is the sensitivity itself, under several random numbers where they change anything: a backward
+        may mix records where no loss shows it, or in a random branch of its own.
 
         Args:
             batch: at least two records.
@@ -409,23 +409,43 @@ class GradientEngine:
         change = exchanged(batch, 0)
         weights = 0.5 + torch.rand(num_records(batch) - 1, generator=torch.Generator().manual_seed(0))
 
-        def measured(batch: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+        def measured(batch: Any, level: float | None, seed: int) -> tuple[Tensor, Tensor, list[Tensor]]:
             """Of all records but the first: norms by parameter and of whole rows, and a weighted sum."""
-            with undisturbed(self.model, dropout=True):
+            with undisturbed(self.model, seed, dropout=level is None, level=level or 0.3):
                 rows = self._gradients(batch, params).rows(slice(1, None))
             sums = rows.weighted_sums(weights.to(rows.device, rows.dtype))
             return rows.row_norms([(name,) for name in rows.names]), rows.row_norms(), [*sums.values()]
 
-        norms, whole, sums = measured(batch)
-        other_norms, _, other_sums = measured(change.batch)
-        assert self._latest is not None
-        tolerance = ROWS_ROUND["low" if self._latest.low_precision else str(whole.dtype)]
-        moved = ((other_norms - norms).abs() > tolerance * whole[:, None]).any(0).tolist()
-        for place, (one, other) in enumerate(zip(sums, other_sums, strict=True)):
-            moved[place] |= bool((other - one).norm() > tolerance * whole.sum())
-        if any(moved):
-            names = [name for name, has_moved in zip(self._leaves(None)[0], moved, strict=True) if has_moved]
-            raise CrossRecordError(None, None, gradients_of=names)
+        for numbers in self._random_numbers(batch, params):
+            norms, whole, sums = measured(batch, *numbers)
+            other_norms, _, other_sums = measured(change.batch, *numbers)
+            assert self._latest is not None
+            tolerance = ROWS_ROUND["low" if self._latest.low_precision else str(whole.dtype)]
+            moved = ((other_norms - norms).abs() > tolerance * whole[:, None]).any(0).tolist()
+            for place, (one, other) in enumerate(zip(sums, other_sums, strict=True)):
+                moved[place] |= bool((other - one).norm() > tolerance * whole.sum())
+            if any(moved):
+                own = self._leaves(None)[0]
+                names = [name for name, has_moved in zip(own, moved, strict=True) if has_moved]
+                raise CrossRecordError(None, None, gradients_of=names)
+
+    def _random_numbers(
+        self, batch: Any, params: Mapping[str, Tensor] | None
+    ) -> Iterator[tuple[float | None, int]]:
+        """Random ones, dropout too, and those under which rows without dropout are others."""
+        yield None, 0
+        few, drawn = take_records(batch, slice(LARGE)), list[str]()
+
+        def measured(level: float | None, seed: int) -> Tensor:
+            with undisturbed(self.model, seed, dropout=level is None, level=level or 0.3):
+                before = GlobalState(*{p.device for p in self.model.parameters()})
+                norms = self._gradients(few, params).row_norms()
+                drawn[:] = before.moved()
+            return norms
+
+        measured(0.3, 0)
+        if drawn:
+            yield from random_numbers_that_matter(measured, tuple(drawn))
 
     @torch.enable_grad()
     @backward_included()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import NormalDist
 from typing import Any, Literal
@@ -395,12 +395,16 @@ RandomUse = Literal["none", "own", "shared"]
 """Whose random numbers a computation takes: nobody's, each record its own, or some for several records."""
 
 
-#: Seeds, and what some records' random numbers become: others, or a quantile, to meet rare branches.
-_OTHERS = ((0, None), (1, RARE), (2, 1 - RARE), (3, None))
+#: Seeds, and what some records' random numbers become: others, or a quantile, to meet rare branches. The low
+#: and the high one beside the same usual numbers: one of them is on the other side of any branch.
+_OTHERS = ((0, (None, RARE, 1 - RARE)), (1, (None,)))
 
 
 def use_of_random_numbers(
-    run: Callable[[int], Tensor], small: int, large: int, *devices: torch.device
+    run: Callable[[int, Tensor], tuple[Tensor, Sequence[Tensor]]],
+    small: int,
+    large: int,
+    *devices: torch.device,
 ) -> RandomUse:
     """Whether the random numbers that `run` takes belong to single records.
 
@@ -408,28 +412,30 @@ def use_of_random_numbers(
     layer, the time of a diffusion) is shared. So is what Python or NumPy give, and what is not understood.
 
     Args:
-        run: run(number of records) -> losses [number of records]; the same records in all calls.
+        run: run(number of records B, weights [B]) -> losses [B] and the gradient of their weighted sum; the
+            same records in all calls. Numbers drawn in the backward count too.
         small, large: two numbers of records, whose shapes are compared.
         devices: where it runs.
 
-    >>> use_of_random_numbers(lambda count: torch.rand(count), 2, 3)
+    >>> use_of_random_numbers(lambda count, weights: (torch.rand(count), [weights.sum()]), 2, 3)
     'own'
-    >>> use_of_random_numbers(lambda count: torch.rand(()) * torch.ones(count), 2, 3)
+    >>> use_of_random_numbers(lambda count, weights: (torch.rand(()).expand(count), []), 2, 3)
     'shared'
-    >>> use_of_random_numbers(lambda count: torch.rand(count)[0] * torch.ones(count), 2, 3)
+    >>> use_of_random_numbers(lambda count, weights: (weights, [torch.rand(count)[0] * weights]), 2, 3)
     'shared'
     """
 
-    def attempt(count: int, seed: int, mode: TorchDispatchMode) -> Tensor:
+    def attempt(seed: int, mode: TorchDispatchMode, weights: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         with random_numbers_from(seed, *devices), mode:
-            return run(count).detach().clone().cpu()
+            losses, gradient = run(large, weights)
+            return losses.detach().clone().cpu(), gradient
 
     with random_numbers_from(0, *devices):
         before = GlobalState(*devices)
         few, many = _RandomCalls(), _RandomCalls()
         for count, calls in ((small, few), (large, many)):
             with calls:
-                run(count)
+                run(count, torch.ones(count))
         moved = before.moved()
     if not moved and not many.calls:
         return "none"
@@ -437,20 +443,30 @@ def use_of_random_numbers(
     if axes is None or not axes or set(moved) - {"torch"}:
         return "shared"
 
-    def kept(seed: int, level: float | None, minor: bool) -> bool:
-        """Whether other numbers for some records leave the losses of the rest, and the other way round."""
-        usual = attempt(large, seed, _RandomCalls())
-        part = torch.rand(large, generator=torch.Generator().manual_seed(seed)).argsort() < large // 2
+    def kept(seed: int, levels: Sequence[float | None], minor: bool) -> bool:
+        """Whether other numbers for some records leave the rest as they are, and the other way round."""
+        generator = torch.Generator().manual_seed(seed)
+        part = torch.rand(large, generator=generator).argsort() < large // 2
         for chosen in (part, ~part):
-            changed = attempt(large, seed, _OtherNumbers(chosen, axes, minor, level))
-            # Rounding may follow what stands beside a record; another number moves far more.
-            if not torch.allclose(usual[~chosen], changed[~chosen], rtol=1e-3, atol=1e-5, equal_nan=True):
-                return False
+            weights = torch.where(chosen, 0.0, 0.5 + torch.rand(large, generator=generator))
+            usual, gradient = attempt(seed, _RandomCalls(), weights)
+            for level in levels:
+                changed, other = attempt(seed, _OtherNumbers(chosen, axes, minor, level), weights)
+                # Rounding may follow what stands beside a record; another number moves far more.
+                if not torch.allclose(usual[~chosen], changed[~chosen], rtol=1e-3, atol=1e-5, equal_nan=True):
+                    return False
+                if not _length(map(torch.sub, gradient, other)) <= 1e-3 * _length(gradient):
+                    return False
         return True
 
     # One reading of folded axes has to fit all.
-    fits = any(all(kept(seed, level, minor) for seed, level in _OTHERS) for minor in (False, True))
+    fits = any(all(kept(seed, levels, minor) for seed, levels in _OTHERS) for minor in (False, True))
     return "own" if fits else "shared"
+
+
+def _length(tensors: Iterable[Tensor]) -> float:
+    """Of all of them together."""
+    return math.hypot(*(float(tensor.norm()) for tensor in tensors))
 
 
 def _record_axes(small: _RandomCalls, large: _RandomCalls, few: int, many: int) -> list[int] | None:

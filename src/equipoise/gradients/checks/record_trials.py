@@ -8,7 +8,7 @@ nowhere zero, under random numbers that are held constant at low, middle and hig
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ from equipoise.gradients.checks.record_mixing import (
     infects,
     mixing_change,
 )
-from equipoise.gradients.engine_inputs import Loss, evaluate_loss, trainable_parameters
+from equipoise.gradients.engine_inputs import Loss, backward_included, evaluate_loss, trainable_parameters
 
-__all__ = ["RecordTrials", "away_from_zero"]
+__all__ = ["RecordTrials", "away_from_zero", "random_numbers_that_matter"]
 
 
 #: Quantile and seed of the random numbers under which records are compared. The common functions of torch,
@@ -75,6 +75,25 @@ class RecordTrials:
         with Buffers(self._model).kept():
             return evaluate_loss(self._model, self._loss, batch, None if at_start else self.params).detach()
 
+    @torch.enable_grad()
+    @backward_included()
+    def gradient(self, batch: Any, weights: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Per-record losses [B], and the gradient of their weighted sum, at `params`.
+
+        Args:
+            batch: records.
+            weights: of their losses, [B].
+        """
+        with Buffers(self._model).kept():
+            losses = evaluate_loss(self._model, self._loss, batch, self.params)
+            if not losses.requires_grad:
+                return losses, []
+            found = torch.autograd.grad(
+                losses, [*self.params.values()], weights.to(losses), allow_unused=True
+            )
+        # Look-ups may give sparse ones.
+        return losses.detach(), [g.detach().to_dense() for g in found if g is not None]
+
     def refuse_mixing(self, batch: Any, most: int | None = None) -> None:
         """Change several records in several ways, under several random numbers where they change anything.
 
@@ -107,17 +126,32 @@ class RecordTrials:
 
     def _random_numbers(self, batch: Any) -> Iterator[tuple[float | None, int]]:
         """Those under which losses are others than under the first ones."""
-        usual = self.losses(batch)
-        yield MIDDLE
         devices = {p.device for p in self._model.parameters()}
         drawn = generators_used(lambda: self.evaluate(batch), *devices)
-        if not drawn:
-            return
-        for numbers in HELD:
-            if not torch.equal(self.losses(batch, *numbers), usual):
-                yield numbers
-        follow_seeds = not torch.equal(self.losses(batch, MIDDLE[0], seed=1), usual)
-        yield from FREE if follow_seeds or drawn != ["torch"] else FREE[:1]
+        return random_numbers_that_matter(lambda *numbers: self.losses(batch, *numbers), drawn)
+
+
+def random_numbers_that_matter(
+    measured: Callable[[float | None, int], Tensor], drawn: Sequence[str]
+) -> Iterator[tuple[float | None, int]]:
+    """Quantile and seed of the random numbers to compare records under.
+
+    Args:
+        measured: measured(quantile, seed) -> something of the records under these numbers.
+        drawn: whose generators it asks (see `generators_used`).
+
+    Yields:
+        The middle ones, and those under which other things are measured.
+    """
+    usual = measured(*MIDDLE)
+    yield MIDDLE
+    if not drawn:
+        return
+    for numbers in HELD:
+        if not torch.equal(measured(*numbers), usual):
+            yield numbers
+    follow_seeds = not torch.equal(measured(MIDDLE[0], 1), usual)
+    yield from FREE if follow_seeds or set(drawn) != {"torch"} else FREE[:1]
 
 
 def away_from_zero(model: nn.Module, loss: Loss, batch: Any) -> dict[str, Tensor]:

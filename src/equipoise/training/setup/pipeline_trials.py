@@ -73,8 +73,8 @@ class Pipeline:
         # Beforehand: each item has random numbers of its own.
         read = {n: self.source.read(ids[torch.arange(n) % len(ids)], randomness) for n in (few, many)}
 
-        def run(count: int) -> Tensor:
-            return self.trials.evaluate(self.prepare(self.source.join(read[count]), randomness))
+        def run(count: int, weights: Tensor) -> tuple[Tensor, list[Tensor]]:
+            return self.trials.gradient(self.prepare(self.source.join(read[count]), randomness), weights)
 
         try:
             return use_of_random_numbers(run, few, many, self.prepare.device)
