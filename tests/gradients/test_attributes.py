@@ -552,7 +552,7 @@ class Ordinary(nn.Module):
         (itertools.count().__next__, False),
         ([0] * 5_001, False),
         ({i: [i] for i in range(5_001)}, False),
-        ([[[i] for i in range(1_000)] for _ in range(21)], False),
+        ([[[i] for i in range(1_000)] for _ in range(6)], False),
     ],
     ids=lambda value: type(value).__name__,
 )

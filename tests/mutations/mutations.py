@@ -103,7 +103,7 @@ MUTATIONS = (
         ("tests/gradients/test_attributes.py::test_what_is_kept_in_farther_places_is_forgotten",),
     ),
     Mutation(
-        "attributes of texts and tuples of one's own stay",
+        "fields of objects, texts and tuples of one's own stay",
         "gradients/capture/attributes.py",
         (("        notes.append(_State._note_fields)", "        pass"),),
         ("tests/gradients/test_attributes.py::test_what_is_kept_in_farther_places_is_forgotten",),

@@ -112,7 +112,7 @@ _OF_CLASSES = ("_abc_", "__annotat", "__orig_", "__parameters__", "__dataclass_"
 _OF_PYTHON = {"manager", *vars(logging.Logger("")), *vars(cached_property(len))}
 
 #: Bytes of the largest array, entries of the largest container, and objects in all, that are put back.
-_LARGEST_ARRAY, _LARGEST_CONTAINER, _MOST_OBJECTS = 2**18, 5_000, 20_000
+_LARGEST_ARRAY, _LARGEST_CONTAINER, _MOST_OBJECTS = 2**18, 5_000, 5_000
 
 #: In the place of a value where there is none.
 _EMPTY = object()
@@ -330,7 +330,8 @@ class _State:
     def _note_slot(self, value: Any, name: str) -> None:
         content = getattr(value, name)
         self._slots.append((value, name, content))
-        self._waiting.append(content)
+        if content is not None:
+            self._waiting.append(content)
 
     def _note_its_class(self, value: Any) -> None:
         self._note_class(type(value))
