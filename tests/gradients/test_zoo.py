@@ -15,6 +15,7 @@ from zoo import CASES, RECORDS, Case
 
 import equipoise as eq
 from equipoise.gradients import CoverageError, CrossRecordError, ForwardWritesError
+from equipoise.gradients.capture.attributes import attributes_kept
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.engine_inputs import uncompiled
 from equipoise.privacy import Ledger
@@ -78,7 +79,7 @@ def single_rows(case: Case, model: nn.Module, records: Mapping[str, Tensor]) -> 
         wide = copy.deepcopy(model).double()  # its first forward, for every record
         trained = [p for p in wide.parameters() if p.requires_grad]
         record = {name: t[number : number + 1] for name, t in widened(records).items()}
-        with undisturbed(wide), uncompiled():
+        with undisturbed(wide), attributes_kept(wide), uncompiled():
             gradients = torch.autograd.grad(case.loss(wide, record).sum(), trained, allow_unused=True)
         whole = [
             torch.zeros_like(p) if g is None else g.to_dense()
