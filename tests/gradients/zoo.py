@@ -705,6 +705,17 @@ def centred(x: Tensor) -> Tensor:
     return x - x.mean(0)
 
 
+def guarded(x: Tensor) -> Tensor:
+    if not bool(torch.isfinite(x).all()):
+        raise FloatingPointError("not finite")
+    return x
+
+
+def filled_by_mean(x: Tensor) -> Tensor:
+    missing = x == -999
+    return torch.where(missing, (x * ~missing).sum(0) / (~missing).sum(0).clamp(min=1), x)
+
+
 def gated(layer: Callable[[Tensor], Tensor] | nn.Module, start: float = 0.0) -> Callable[[], nn.Module]:
     """A layer beside the identity, behind a gate that begins closed."""
 
@@ -1010,6 +1021,7 @@ RIGHT_CASES = {
         squared,
         rows,
     ),
+    "an error of its own where a result is not finite": Case(around(guarded), squared, rows),
     "noise on the inputs": Case(
         lambda: Net(lambda self, x: self.a(x + 0.1 * torch.randn_like(x)), a=mlp()),
         squared,
@@ -1106,6 +1118,37 @@ REFUSED_CASES = {
     "centring behind a coin": Case(around(by_chance(0.06, centred)), squared, rows, refused(MIXED)),
     "mixup behind Python's coin": Case(
         around(lambda x: blended(x) if random.random() < 0.45 else x), squared, rows, refused(MIXED)
+    ),
+    "mixup by one of five": Case(
+        around(lambda x: blended(x) if int(torch.randint(0, 5, ())) == 3 else x),
+        squared,
+        rows,
+        refused(MIXED),
+    ),
+    "backward that mixes behind a coin": Case(
+        around(lambda x: MeanBackward.apply(x) if torch.rand(()) < 0.4 else x), squared, rows, refused(MIXED)
+    ),
+    "centred where a mark is set": Case(
+        lambda: linear(2),
+        lambda model, batch: squared(
+            model, batch | {"x": centred(batch["x"]) if bool(batch["mark"].any()) else batch["x"]}
+        ),
+        lambda: rows() | {"mark": torch.arange(RECORDS + 1) == RECORDS - 1},
+        refused(MIXED),
+    ),
+    "positions over marked tokens": Case(
+        lambda: linear(2),
+        lambda model, batch: squared(
+            model, batch | {"x": batch["x"] + 0.1 * batch["mark"].flatten().cumsum(0)[:, None]}
+        ),
+        lambda: rows() | {"mark": torch.zeros(RECORDS + 1, dtype=torch.bool)},
+        refused(MIXED),
+    ),
+    "missing values filled by the batch": Case(
+        lambda: linear(2),
+        lambda model, batch: squared(model, batch | {"x": filled_by_mean(batch["x"])}),
+        lambda: rows() | {"x": rows()["x"].index_fill(0, torch.tensor([RECORDS - 1]), -999.0)},
+        refused(MIXED),
     ),
     "mixup behind a rare coin": Case(around(by_chance(0.002, blended)), squared, rows, refused(MIXED)),
     "mixup behind Python's rare coin": Case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -459,7 +460,7 @@ def test_passes_and_memory_of_a_period():
         calls.append(len(batch["y"]))
         return engine(batch, params=params)
 
-    follower.rows.engine = counted
+    follower.rows.engine = SimpleNamespace(by_plan=counted)
     follower.run()
     # Anchors at steps 0, 2, 6 and 10; coupled terms at the other nine.
     assert calls == [64] * (4 + 2 * 9)

@@ -24,12 +24,16 @@ from equipoise.gradients.capture.isolation import (
     undisturbed,
 )
 from equipoise.gradients.capture.planner import LARGE, learn_plan
-from equipoise.gradients.capture.random_numbers import GlobalState, random_numbers_from
+from equipoise.gradients.capture.random_numbers import MIDDLE, GlobalState, random_numbers_from
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
 from equipoise.gradients.checks.oracle import dense_rows
 from equipoise.gradients.checks.record_mixing import MANY, exchanged, find_mixing_module
-from equipoise.gradients.checks.record_trials import RecordTrials, random_numbers_that_matter
+from equipoise.gradients.checks.record_trials import (
+    RecordTrials,
+    away_from_zero,
+    random_numbers_that_matter,
+)
 from equipoise.gradients.checks.row_comparison import rows_differ
 from equipoise.gradients.engine_inputs import (
     Loss,
@@ -147,12 +151,16 @@ class GradientEngine:
             PlanMismatch: the model runs other operations for some of these records; `alone` serves them.
             BufferWritesError, ForwardWritesError: as in a call.
         """
-        with parameters_watched(self.model, params), self._buffers.watched(), backward_included():
-            leaves, substitute = self._leaves(params)
-            if num_records(batch) == 0:
-                return _no_rows(leaves)
-            plan = self._plans.get(signature(batch)) or self._plan_of_length(batch)
-            return _gathered(leaves, *self._capture(plan, batch, leaves, substitute, params))
+        with parameters_watched(self.model, params), self._buffers.watched():
+            return self._by_plan(batch, params)
+
+    @backward_included()
+    def _by_plan(self, batch: Any, params: Mapping[str, Tensor] | None) -> FactoredGradients:
+        leaves, substitute = self._leaves(params)
+        if num_records(batch) == 0:
+            return _no_rows(leaves)
+        plan = self._plans.get(signature(batch)) or self._plan_of_length(batch)
+        return _gathered(leaves, *self._capture(plan, batch, leaves, substitute, params))
 
     def alone(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> FactoredGradients:
         """G of records by ordinary autograd, one at a time, without a plan.
@@ -165,7 +173,40 @@ class GradientEngine:
             rows, losses = dense_rows(self.model, self.loss, batch, params, method="loop")
             return _gathered(leaves, {name: [DenseFactor(g)] for name, g in rows.items()}, losses)
 
-    def settle(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
+    def plan_on(self, public: Any, example: Any, params: Mapping[str, Tensor]) -> bool:
+        """Plan anew on public records: a plan that followed private ones would tell of them.
+
+        Args:
+            public: records, each of which runs what is planned, by itself too.
+            example: private records, of which the plan has to serve one at least.
+            params: other values at which it has to hold.
+
+        Returns:
+            False where there is no such plan; then the one of the start stays.
+        """
+        before = dict(self._plans), self._latest
+        try:
+            self._learn(public)
+            for values in (None, params):
+                self._settle(public, values)
+            self._compare(self._plans[signature(public)], public)
+            if any(self._holds(example, place) for place in range(num_records(example))):
+                return True
+        except (RuntimeError, ValueError, IndexError, AssertionError):
+            pass  # the model does not take such records
+        self._plans, self._latest = before
+        return False
+
+    def _holds(self, batch: Any, place: int) -> bool:
+        """Whether copies of a record run what is planned."""
+        try:
+            with undisturbed(self.model), self._buffers.kept():
+                self._by_plan(take_records(batch, torch.full((LARGE,), place)), None)
+        except PlanMismatch:
+            return False
+        return True
+
+    def _settle(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
         """Plan so that each of these records by itself runs what was planned.
 
         Parameters whose operations depend on values become dense.
@@ -275,7 +316,12 @@ class GradientEngine:
             with undisturbed(self.model, seed), torch.enable_grad():
                 return evaluate_loss(self.model, self.loss, batch, params).detach().nan_to_num()
 
-        if not torch.equal(losses(0), losses(1)):
+        try:
+            first = losses(0)
+        except Exception:  # such as a parameter that has to stay positive
+            params = away_from_zero(self.model, self.loss, batch)
+            first = losses(0)
+        if not torch.equal(first, losses(1)):
             return None
         orders = [torch.arange(size) % records, (torch.arange(size) * 5 // 3 + 1) % records]
         found: dict[int, Tensor] = {}
@@ -386,7 +432,7 @@ class GradientEngine:
             return plan
         trials = RecordTrials(self.model, self.loss, batch)
         trials.refuse_mixing(repeat_to(batch, min(MANY, max(LARGE, num_records(batch)))))
-        self.settle(batch)
+        self._settle(batch)
         plan = self._compare(self._plans[signature(batch)], batch)
         self.refuse_mixed_rows(repeat_to(batch, LARGE), trials.params)
         return plan
@@ -411,14 +457,17 @@ class GradientEngine:
 
         def measured(batch: Any, level: float | None, seed: int) -> tuple[Tensor, Tensor, list[Tensor]]:
             """Of all records but the first: norms by parameter and of whole rows, and a weighted sum."""
-            with undisturbed(self.model, seed, dropout=level is None, level=level or 0.3):
-                rows = self._gradients(batch, params).rows(slice(1, None))
+            with undisturbed(self.model, seed, dropout=level is None, level=level or MIDDLE):
+                rows = self._by_plan(batch, params).rows(slice(1, None))
             sums = rows.weighted_sums(weights.to(rows.device, rows.dtype))
             return rows.row_norms([(name,) for name in rows.names]), rows.row_norms(), [*sums.values()]
 
         for numbers in self._random_numbers(batch, params):
-            norms, whole, sums = measured(batch, *numbers)
-            other_norms, _, other_sums = measured(change.batch, *numbers)
+            try:
+                norms, whole, sums = measured(batch, *numbers)
+                other_norms, _, other_sums = measured(change.batch, *numbers)
+            except PlanMismatch:
+                continue  # such records are computed by themselves
             assert self._latest is not None
             tolerance = ROWS_ROUND["low" if self._latest.low_precision else str(whole.dtype)]
             moved = ((other_norms - norms).abs() > tolerance * whole[:, None]).any(0).tolist()
@@ -437,15 +486,18 @@ class GradientEngine:
         few, drawn = take_records(batch, slice(LARGE)), list[str]()
 
         def measured(level: float | None, seed: int) -> Tensor:
-            with undisturbed(self.model, seed, dropout=level is None, level=level or 0.3):
+            with undisturbed(self.model, seed, dropout=level is None, level=level or MIDDLE):
                 before = GlobalState(*{p.device for p in self.model.parameters()})
-                norms = self._gradients(few, params).row_norms()
+                norms = self._by_plan(few, params).row_norms()
                 drawn[:] = before.moved()
             return norms
 
-        measured(0.3, 0)
-        if drawn:
-            yield from random_numbers_that_matter(measured, tuple(drawn))
+        try:
+            measured(MIDDLE, 0)
+            if drawn:
+                yield from random_numbers_that_matter(measured, tuple(drawn))
+        except PlanMismatch:
+            return
 
     @torch.enable_grad()
     @backward_included()

@@ -40,6 +40,10 @@ class Assumption(StrEnum):
         "whether a record's gradient rounds differently with its place in a micro-batch was not measured: "
         "the model draws random numbers"
     )
+    PLANNED_ON_RECORDS = (
+        "how rows are computed was planned on a few private records: the model fails on made-up ones, or "
+        "runs other operations for them"
+    )
     OWN_NUMBERS = (
         "every random number of the model, the loss, the augmentation and the collate function belongs to "
         "one record (tried on a few records before the start)"

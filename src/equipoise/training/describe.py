@@ -16,6 +16,7 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from equipoise._rounding import rounded_up
+from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.privacy import epsilon
 from equipoise.privacy.ledger.run_record import compose_events
@@ -183,7 +184,10 @@ def _seconds_a_pass(setup: TrainingSetup) -> float:
     batch = rows.prepare(example, randomness)
 
     def work() -> None:
-        (made,) = rows.of_batch(rows.engine.by_plan, batch, [None], randomness)
+        try:
+            (made,) = rows.of_batch(rows.engine.by_plan, batch, [None], randomness)
+        except PlanMismatch:
+            (made,) = rows.of_batch(rows.engine.alone, batch, [None], randomness)
         made.weighted_sums(1 / (1 + made.row_norms()))
 
     return time_once(work) * share / count

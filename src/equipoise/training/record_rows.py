@@ -177,15 +177,25 @@ class RecordSource:
     def probes(self, count: int) -> Tensor:
         """Numbers of a few records that show what the data can hold.
 
-        The first ones, and for every integer tensor the records with its smallest and its largest value:
-        labels and tokens out of range show there.
+        The first ones, and for every tensor the records with its smallest and its largest value: labels and
+        tokens out of range show there, and marks that few records carry. Where records are made on demand,
+        records from all over the data, which may be in the order of their labels.
         """
+        tensors = self.leaves()
+        if not tensors:
+            return self.spread(count)
         ids = list(range(min(count, len(self))))
-        for leaf in self.leaves():
-            if leaf.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8) and leaf.numel():
+        for leaf in tensors:
+            if leaf.numel() and not leaf.is_complex():
                 flat = leaf.reshape(len(leaf), -1)
+                flat = flat.byte() if leaf.dtype == torch.bool else flat
                 ids += [int(flat.amin(1).argmin()), int(flat.amax(1).argmax())]
         return torch.tensor(sorted(set(ids)))
+
+    def spread(self, count: int) -> Tensor:
+        """Numbers of records at equal distances, but the last three, which a later check reads first."""
+        last = max(0, len(self) - 4)
+        return torch.linspace(0, last, min(count, last + 1)).long()
 
     def _check_nest(self) -> None:
         tensors = leaves(self._nest)

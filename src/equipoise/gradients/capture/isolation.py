@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from equipoise.gradients.capture.random_numbers import random_numbers_constant, random_numbers_from
+from equipoise.gradients.capture.random_numbers import MIDDLE, random_numbers_constant, random_numbers_from
 from equipoise.gradients.checks.errors import BufferWritesError, ForwardWritesError
 
 __all__ = [
@@ -250,7 +250,9 @@ def _same_values(now: Tensor | None, before: Tensor | None) -> bool:
 
 
 @contextmanager
-def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False, level: float = 0.3) -> Iterator[None]:
+def undisturbed(
+    model: nn.Module, seed: int = 0, dropout: bool = False, level: float = MIDDLE
+) -> Iterator[None]:
     """Run something on the model and leave no trace: buffers and random states come back as they were.
 
     Args:

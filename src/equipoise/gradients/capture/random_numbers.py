@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from equipoise.gradients.capture.compositions import opened
 
 __all__ = [
+    "MIDDLE",
     "RARE",
     "GlobalState",
     "RandomUse",
@@ -111,17 +112,24 @@ def random_numbers_from(source: torch.Generator | int, *devices: torch.device) -
 #: How rare a branch on a random number may be and still be met: the quantile of low numbers.
 RARE = 0.001
 
+#: At this quantile NumPy and Python follow their seeds: held, they would begin anew after 624 words, and seem
+#: to be held for longer than they are.
+MIDDLE = 0.3
+
+#: Random operations that are held. A loop that draws until a number fits would never end.
+MOST_HELD = 3000
+
 
 @contextmanager
 def random_numbers_constant(model: nn.Module, level: float) -> Iterator[None]:
-    """Inside, dropout is the identity and random numbers of torch, NumPy and Python are constant.
+    """Inside, dropout is the identity and torch's random numbers are constant, NumPy's and Python's too.
 
     Random numbers are dealt by place in the batch: those of a batch and of single records differ otherwise.
 
     Args:
         model: the module that will run.
         level: the quantile that random functions give, in (0, 1). A low and a high one take both sides of a
-            branch such as ``if torch.rand(()) < 0.45``.
+            branch such as ``if torch.rand(()) < 0.45``. At `MIDDLE`, NumPy and Python follow their seeds.
     """
     # The dropout of these happens inside one function, out of sight of a function mode.
     inside = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention | nn.RNNBase)]
@@ -129,7 +137,8 @@ def random_numbers_constant(model: nn.Module, level: float) -> Iterator[None]:
     for module in inside:
         module.dropout = 0.0
     try:
-        with global_numbers_constant(level), _NoDropout():
+        constant = _ConstantNumbers(level) if level == MIDDLE else global_numbers_constant(level)
+        with constant, _NoDropout():
             yield
     finally:
         for module, dropout in zip(inside, before, strict=True):
@@ -224,17 +233,18 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _ConstantNumbers(_Operations):  # type: ignore[no-untyped-call]
     """Random tensors hold one quantile of their distribution."""
 
-    def __init__(self, level: float, generators: bool) -> None:
+    def __init__(self, level: float, generators: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._level, self._generators = level, generators
+        self._level, self._generators, self._calls = level, generators, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         value_of = _QUANTILES.get(func.overloadpacket) if _is_random(func) else None
         # A generator of the model's own stays: it is refused for what it is.
         is_own = not self._generators and _generator_of(func, args, kwargs) is not None
-        if value_of is None or is_own:
+        if value_of is None or is_own or self._calls == MOST_HELD:
             return func(*args, **kwargs)
+        self._calls += 1
         value = value_of(self._level, args, kwargs)  # first: the operation may write over its argument
         out = func(*args, **kwargs)
         return out.copy_(value) if isinstance(value, Tensor) else out.fill_(value)

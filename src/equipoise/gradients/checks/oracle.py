@@ -9,6 +9,7 @@ factored path and the way of parameters that no rule covers.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
@@ -115,8 +116,10 @@ def _loop(
     rows: dict[str, list[Tensor]] = {name: [] for name in chosen}
     losses = []
     devices = {leaf.device for leaf in leaves}
-    starts = torch.randint(2**62, (leaves[0].shape[0],)).tolist()
-    for i, start in enumerate(starts):
+    # From where torch's generator stands, which does not move.
+    stand = torch.get_rng_state().numpy().tobytes()
+    for i in range(leaves[0].shape[0]):
+        start = int.from_bytes(hashlib.blake2b(stand + i.to_bytes(8, "big"), digest_size=7).digest(), "big")
         live = {name: p.detach().requires_grad_() for name, p in (chosen | others).items()}
         with random_numbers_from(start, *devices):
             value, _ = one_loss(live, *(leaf[i] for leaf in leaves))

@@ -73,10 +73,11 @@ def exchanged(batch: Any, record: int) -> RecordChange:
 
 
 def _lowered(leaf: Tensor) -> Tensor:
-    """Whole numbers that all records share, lowered by one in the first record."""
-    countable = not (leaf.is_floating_point() or leaf.is_complex() or leaf.dtype == torch.bool)
-    if not countable or not leaf.equal(leaf[:1].expand_as(leaf)):
+    """What all records share, other in the first one: whole numbers lowered by one, truth values reversed."""
+    if leaf.is_floating_point() or leaf.is_complex() or not leaf.equal(leaf[:1].expand_as(leaf)):
         return leaf
+    if leaf.dtype == torch.bool:
+        return torch.cat([~leaf[:1], leaf[1:]])
     return torch.cat([leaf[:1] - (leaf[:1] > 0).to(leaf.dtype), leaf[1:]])
 
 
@@ -92,7 +93,7 @@ def mixing_change(run: Callable[[Any], Tensor], batch: Any, most: int | None = N
     for change in itertools.islice(changes(batch), most):
         try:
             after = run(change.batch)
-        except (RuntimeError, ValueError, IndexError, AssertionError):
+        except Exception:
             continue  # contents that the model does not take tell nothing
         if losses_moved(before, after, change.record):
             return change
@@ -113,7 +114,7 @@ def follows_company(run: Callable[[Any], Tensor], batch: Any) -> RecordChange | 
         copies = take_records(batch, torch.full((count,), record))
         try:
             own = run(copies)[record : record + 1]
-        except (RuntimeError, ValueError, IndexError, AssertionError):
+        except Exception:
             continue
         if losses_moved(own, beside[record : record + 1], record=-1):
             return RecordChange(record, copies)
@@ -132,34 +133,46 @@ def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> Recor
         batch: two records at least.
     """
     layers = {module for module in model.modules() if module._parameters}
-    change = exchanged(batch, 0)
+    change, records = exchanged(batch, 0), num_records(batch)
     values: list[Tensor] = []
-    theirs: list[Tensor] = []
-    level: float | None = None
+    theirs: list[Tensor | None] = []
+    level = 0.0
 
     def watch(module: nn.Module, _: Any, out: Any) -> Any:
         if module not in layers or not isinstance(out, Tensor) or not out.is_floating_point():
             return None
         values.append(out.detach().clone())
-        if level is None or len(theirs) < len(values) or theirs[len(values) - 1].shape != out.shape:
-            return None
-        return out.masked_fill(theirs[len(values) - 1], level)
+        part = theirs[len(values) - 1] if len(values) <= len(theirs) else None
+        return None if part is None or part.shape != out.shape else out.masked_fill(part, level)
 
     handle = register_module_forward_hook(watch)
     try:
         before = run(batch)
         first, values = values, []
         run(change.batch)
-        # What belongs to the record, whichever axis its layers have it on, is what its contents change.
-        theirs = [one != other for one, other in zip(first, values, strict=False) if one.shape == other.shape]
+        theirs = [_part_of_first(*pair, records) for pair in zip(first, values, strict=False)]
         for spoilt in (math.nan, 1e30):
             level, values = spoilt, []
             if losses_moved(before, run(batch), record=0):
                 return change
-    except (RuntimeError, ValueError, IndexError, AssertionError):
+    except Exception:
         return None  # results that the model does not take tell nothing
     finally:
         handle.remove()
+    return None
+
+
+def _part_of_first(before: Tensor, after: Tensor, records: int) -> Tensor | None:
+    """Where the first record's values are, which alone have changed; None where its part cannot be told."""
+    if before.shape != after.shape:
+        return None
+    changed = _changed(before, after)
+    for layout in _layouts(before, records):
+        rows = record_first(changed, layout, records)
+        if bool(rows[:1].any()) and not bool(rows[1:].any()):
+            part = torch.zeros_like(changed)
+            record_first(part, layout, records)[:1] = True
+            return part if bool(part.any()) else changed
     return None
 
 
@@ -227,17 +240,26 @@ def _mixed(before: Tensor, after: Tensor, records: int, record: int) -> bool:
         return True
     if not before.is_floating_point():
         return False
-    size = before.detach().double().abs().amax() if before.numel() else torch.tensor(0.0)
-    tolerance = 1e-10 if before.dtype == torch.float64 else 1e-5
-    changed = (before.double() - after.double()).abs() > tolerance * size
+    changed = _changed(before, after)
     if not bool(changed.any()):
         return False
-    for axis, length in enumerate(before.shape):
-        if length % records:
-            continue
-        layouts = (Layout(axis, "major"), Layout(axis, "minor"))
-        for layout in layouts:
-            rows = record_first(changed, layout, records)
-            if not bool(rows[:record].any()) and not bool(rows[record + 1 :].any()):
-                return False
+    for layout in _layouts(before, records):
+        rows = record_first(changed, layout, records)
+        if not bool(rows[:record].any()) and not bool(rows[record + 1 :].any()):
+            return False
     return True
+
+
+def _changed(before: Tensor, after: Tensor) -> Tensor:
+    """Entries that differ by more than rounding."""
+    size = before.detach().double().abs().amax() if before.numel() else torch.tensor(0.0)
+    tolerance = 1e-10 if before.dtype == torch.float64 else 1e-5
+    return (before.double() - after.double()).abs() > tolerance * size
+
+
+def _layouts(tensor: Tensor, records: int) -> Iterator[Layout]:
+    """The ways to read records off its axes."""
+    for axis, length in enumerate(tensor.shape):
+        if length % records == 0:
+            yield Layout(axis, "major")
+            yield Layout(axis, "minor")

@@ -2,11 +2,12 @@
 
 At the parameters that a model begins with, a mixture often moves nothing: behind a gate or a head of zeros
 (ReZero, LayerScale, adaptive layer norms, low-rank updates). So records are compared at parameters that are
-nowhere zero, under random numbers that are held constant at low, middle and high values.
+nowhere zero, under random numbers that are held constant at several quantiles.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.gradients.capture.isolation import Buffers, undisturbed
-from equipoise.gradients.capture.random_numbers import RARE, generators_used
+from equipoise.gradients.capture.random_numbers import MIDDLE, RARE, generators_used
 from equipoise.gradients.checks.errors import CrossRecordError
 from equipoise.gradients.checks.record_mixing import (
     RecordChange,
@@ -24,19 +25,30 @@ from equipoise.gradients.checks.record_mixing import (
     infects,
     mixing_change,
 )
-from equipoise.gradients.engine_inputs import Loss, backward_included, evaluate_loss, trainable_parameters
+from equipoise.gradients.engine_inputs import (
+    Loss,
+    backward_included,
+    evaluate_loss,
+    map_records,
+    record_leaves,
+    trainable_parameters,
+)
 
 __all__ = ["RecordTrials", "away_from_zero", "random_numbers_that_matter"]
 
 
-#: Quantile and seed of the random numbers under which records are compared. The common functions of torch,
-#: and all of Python and NumPy, give the quantile: a branch that one in a thousand calls takes is met. Others
-#: follow the seed.
-MIDDLE: tuple[float | None, int] = (0.3, 0)
-HELD: tuple[tuple[float | None, int], ...] = ((RARE, 1), (1 - RARE, 2))
+Numbers = tuple[float | None, int]
+"""Quantile and seed of the random numbers under which records are compared."""
+
+#: Torch's common functions give the quantile, in the first three Python and NumPy too: a branch that one in a
+#: thousand calls takes is met. Others follow the seed.
+HELD: tuple[Numbers, ...] = ((RARE, 1), (1 - RARE, 2), (0.1, 3), (0.5, 4), (0.7, 5), (0.9, 6))
 
 #: All of them random, for a mixture of the random numbers themselves, and for those that cannot be held.
-FREE: tuple[tuple[float | None, int], ...] = tuple((None, seed) for seed in range(3, 9))
+FREE: tuple[Numbers, ...] = tuple((None, seed) for seed in range(7, 13))
+
+#: Changes of a record under each of these after the first ones.
+FEW_CHANGES = 2
 
 
 class RecordTrials:
@@ -56,7 +68,7 @@ class RecordTrials:
         self.params = away_from_zero(model, loss, batch)
 
     def losses(
-        self, batch: Any, level: float | None = 0.3, seed: int = 0, *, at_start: bool = False
+        self, batch: Any, level: float | None = MIDDLE, seed: int = 0, *, at_start: bool = False
     ) -> Tensor:
         """Per-record losses [B], without dropout.
 
@@ -66,7 +78,7 @@ class RecordTrials:
             seed: of the random numbers that cannot be held.
             at_start: at the parameters that the model has.
         """
-        with undisturbed(self._model, seed, dropout=level is None, level=level or 0.3):
+        with undisturbed(self._model, seed, dropout=level is None, level=level or MIDDLE):
             return self.evaluate(batch, at_start=at_start)
 
     @torch.enable_grad()  # as in a step: a loss may take gradients itself
@@ -109,22 +121,32 @@ class RecordTrials:
             def losses(records: Any, level: float | None = level, seed: int = seed) -> Tensor:
                 return self.losses(records, level, seed)
 
-            self._refuse(losses, batch, mixing_change(losses, batch, most))
+            self._refuse(losses, batch, mixing_change(losses, batch, FEW_CHANGES if number > 3 else most))
             if number or most is not None:
                 continue
             self._refuse(losses, batch, follows_company(losses, batch))
-            self._refuse(losses, batch, infects(self._model, losses, batch))
+            if infects(*self._on_host(batch)):
+                raise CrossRecordError(*find_mixing_module(self._model, losses, batch))
 
             def at_start(records: Any) -> Tensor:
                 return self.losses(records, at_start=True)
 
-            self._refuse(at_start, batch, mixing_change(at_start, batch, most=2))
+            self._refuse(at_start, batch, mixing_change(at_start, batch, FEW_CHANGES))
 
     def _refuse(self, losses: Callable[[Any], Tensor], batch: Any, change: RecordChange | None) -> None:
         if change is not None:
             raise CrossRecordError(*find_mixing_module(self._model, losses, batch, change))
 
-    def _random_numbers(self, batch: Any) -> Iterator[tuple[float | None, int]]:
+    def _on_host(self, batch: Any) -> tuple[nn.Module, Callable[[Any], Tensor], Any]:
+        """Model, losses and batch on the CPU: NaN in a kernel of a GPU may end the process there."""
+        if not any(leaf.is_cuda for leaf in record_leaves(batch)):
+            return self._model, self.losses, batch
+        host = RecordTrials.__new__(RecordTrials)
+        host._model, host._loss = copy.deepcopy(self._model).cpu(), self._loss
+        host.params = {name: p.detach().cpu().requires_grad_() for name, p in self.params.items()}
+        return host._model, host.losses, map_records(Tensor.cpu, batch)
+
+    def _random_numbers(self, batch: Any) -> Iterator[Numbers]:
         """Those under which losses are others than under the first ones."""
         devices = {p.device for p in self._model.parameters()}
         drawn = generators_used(lambda: self.evaluate(batch), *devices)
@@ -133,7 +155,7 @@ class RecordTrials:
 
 def random_numbers_that_matter(
     measured: Callable[[float | None, int], Tensor], drawn: Sequence[str]
-) -> Iterator[tuple[float | None, int]]:
+) -> Iterator[Numbers]:
     """Quantile and seed of the random numbers to compare records under.
 
     Args:
@@ -143,15 +165,20 @@ def random_numbers_that_matter(
     Yields:
         The middle ones, and those under which other things are measured.
     """
-    usual = measured(*MIDDLE)
-    yield MIDDLE
+    usual = measured(MIDDLE, 0)
+    yield MIDDLE, 0
     if not drawn:
         return
-    for numbers in HELD:
-        if not torch.equal(measured(*numbers), usual):
-            yield numbers
-    follow_seeds = not torch.equal(measured(MIDDLE[0], 1), usual)
-    yield from FREE if follow_seeds or set(drawn) != {"torch"} else FREE[:1]
+
+    def differs(numbers: Numbers) -> bool:
+        try:
+            return not torch.equal(measured(*numbers), usual)
+        except Exception:  # numbers that the model does not take, such as those that drop all tokens
+            return False
+
+    differ = [numbers for numbers in HELD if differs(numbers)]
+    yield from differ
+    yield from FREE if differ or differs((MIDDLE, 1)) else FREE[:1]
 
 
 def away_from_zero(model: nn.Module, loss: Loss, batch: Any) -> dict[str, Tensor]:

@@ -46,12 +46,14 @@ class MicroBatches:
             that could not be measured.
         random_use: whose random numbers are drawn while records are joined, augmented and run.
         record_bytes: memory that one record takes in a step.
+        is_planned: how rows are computed follows no private record.
     """
 
     size: int
     keeps_bits: bool | None
     random_use: RandomUse
     record_bytes: float
+    is_planned: bool
 
 
 def choose_micro_batches(
@@ -79,8 +81,7 @@ def choose_micro_batches(
     """
     # What is measured on these is published: the micro-batch size, and how rows round.
     public = made_up(pipeline.trials.losses, prepared)
-    for params in (None, pipeline.trials.params):
-        engine.settle(take_records(public, slice(1)), params)
+    is_planned = public is not prepared and engine.plan_on(public, prepared, pipeline.trials.params)
     record_bytes = bytes_per_record(engine.model, engine.loss, public)
     # The worst of all processes': they deal the records of a draw in one way.
     random_use = max(processes.all_of(pipeline.random_use(probes)), key=get_args(RandomUse).index)
@@ -94,7 +95,7 @@ def choose_micro_batches(
         sizes = _sizes_to_try(given, most, sampling, processes, random_use)
     # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
     size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, public, sizes))
-    return MicroBatches(size, keeps_bits, random_use, record_bytes)
+    return MicroBatches(size, keeps_bits, random_use, record_bytes, is_planned)
 
 
 def micro_batch_sizes(most: int, mean: float, deviation: float) -> list[int]:

@@ -82,8 +82,10 @@ class Pipeline:
             return "shared"
 
     def readable(self, most: int = 9) -> list[int]:
-        """Numbers of the first records that have losses."""
-        numbers = range(min(SEARCHED, len(self.source)))
+        """Numbers of some records that have losses, from all over the data."""
+        # Between the probes, which the pipeline has met: a later check needs one that it has not.
+        spread = self.source.spread(most + 2).tolist()[1:-1]
+        numbers = dict.fromkeys([*spread, *range(min(SEARCHED, len(self.source)))])
         return list(
             itertools.islice((n for n in numbers if self.losses(torch.tensor([n])) is not None), most)
         )

@@ -322,6 +322,7 @@ def _found(
         Assumption.SCANNED: is_scanned,
         Assumption.TRUSTED: not is_scanned,
         Assumption.of_rounding(micro_batches.keeps_bits): True,
+        Assumption.PLANNED_ON_RECORDS: not micro_batches.is_planned,
         Assumption.OWN_NUMBERS: micro_batches.random_use == "own",
         Assumption.RANDOM_PIPELINE: not pipeline_tried,
         Assumption.KEEPS_NOTHING: not keeps_nothing,
