@@ -37,15 +37,15 @@ from equipoise.gradients.engine_inputs import (
 __all__ = ["RecordTrials", "away_from_zero", "random_numbers_that_matter"]
 
 
-Numbers = tuple[float | None, int]
+HeldNumbers = tuple[float | None, int]
 """Quantile and seed of the random numbers under which records are compared."""
 
 #: Torch's common functions give the quantile, in the first three Python and NumPy too: a branch that one in a
 #: thousand calls takes is met. Others follow the seed.
-HELD: tuple[Numbers, ...] = ((RARE, 1), (1 - RARE, 2), (0.1, 3), (0.5, 4), (0.7, 5), (0.9, 6))
+HELD: tuple[HeldNumbers, ...] = ((RARE, 1), (1 - RARE, 2), (0.1, 3), (0.5, 4), (0.7, 5), (0.9, 6))
 
 #: All of them random, for a mixture of the random numbers themselves, and for those that cannot be held.
-FREE: tuple[Numbers, ...] = tuple((None, seed) for seed in range(7, 13))
+FREE: tuple[HeldNumbers, ...] = tuple((None, seed) for seed in range(7, 13))
 
 #: Changes of a record under each of these after the first ones.
 FEW_CHANGES = 2
@@ -146,7 +146,7 @@ class RecordTrials:
         host.params = {name: p.detach().cpu().requires_grad_() for name, p in self.params.items()}
         return host._model, host.losses, map_records(Tensor.cpu, batch)
 
-    def _random_numbers(self, batch: Any) -> Iterator[Numbers]:
+    def _random_numbers(self, batch: Any) -> Iterator[HeldNumbers]:
         """Those under which losses are others than under the first ones."""
         devices = {p.device for p in self._model.parameters()}
         drawn = generators_used(lambda: self.evaluate(batch), *devices)
@@ -155,7 +155,7 @@ class RecordTrials:
 
 def random_numbers_that_matter(
     measured: Callable[[float | None, int], Tensor], drawn: Sequence[str]
-) -> Iterator[Numbers]:
+) -> Iterator[HeldNumbers]:
     """Quantile and seed of the random numbers to compare records under.
 
     Args:
@@ -170,7 +170,7 @@ def random_numbers_that_matter(
     if not drawn:
         return
 
-    def differs(numbers: Numbers) -> bool:
+    def differs(numbers: HeldNumbers) -> bool:
         try:
             return not torch.equal(measured(*numbers), usual)
         except Exception:  # numbers that the model does not take, such as those that drop all tokens
