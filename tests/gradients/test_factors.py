@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from equipoise.gradients import numerics
 from equipoise.gradients.factors import DenseFactor, Factor, IndexFactor, OuterFactor
 from equipoise.gradients.factors import kernel_choice as kernels
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
@@ -391,3 +392,15 @@ def test_products_of_look_ups_are_those_of_their_rows(rows, tail):
     spoilt = IndexFactor(left.index, b, rows)
     for other in (right, held):
         close(gram(spoilt, other)[[0, 1, 3, 4]], expected[[0, 1, 3, 4]], 1e-12)
+
+
+def test_wide_products_lose_less_than_is_stated():
+    """One large feature first: a sum from end to end would drop all the small ones that follow."""
+    for width in (64, 768, 4096):
+        a = torch.full((1, 20, width), 0.99 * 2**-12)
+        a[..., 0] = 1.0
+        squares = (a.double() @ a.double().transpose(1, 2)).square().sum()
+        stated = numerics.products_error(torch.float32, 20, width, width)
+        lost = 1 - float(OuterFactor(a, a, kernel="gram").norms_squared() / squares)
+        assert lost < stated  # all positions are alike: M^2 is the square itself
+        assert stated < 2.1e-5

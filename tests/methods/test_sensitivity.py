@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
+from equipoise.gradients.factors.base import merged
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
 from equipoise.gradients.operator import FactoredGradients
 from equipoise.methods import NSGD, PSAC, Abadi, AutoS, ClipRule
@@ -243,6 +244,78 @@ def test_terms_that_cancel_inside_a_record(make, kernel):
     assert 0.9 < largest <= SLACK
 
 
+def two_groups(rng, positions, width, share):
+    """Positions of two groups with features all alike, whose products cancel to a share of their size.
+
+    Sums of products that are all alike drift, and differently so for each pair of groups.
+    """
+    half = positions // 2
+    first, second, gradient = (log_uniform(rng, -1.3, 1.3) for _ in range(3))
+    opposite = -half * first * gradient * (1 - 2 * share) / ((positions - half) * second)
+    a, b = torch.full((1, positions, width), second), torch.full((1, positions, width), opposite)
+    a[:, :half], b[:, :half] = first, gradient
+    return a, b
+
+
+def one_by_one(a, b):
+    return ConvFactor(a.transpose(1, 2).contiguous(), b.transpose(1, 2).contiguous(), ConvGeometry.of((1,)))
+
+
+def halves(a, b):
+    half = a.shape[1] // 2
+    return OuterFactor(a[:, :half], b[:, :half]), OuterFactor(a[:, half:], b[:, half:])
+
+
+def token(b):
+    return IndexFactor(torch.zeros(b.shape[:2], dtype=torch.long), b, 2)
+
+
+def a_table_and_a_product(a, b):
+    half, terms = a.shape[1] // 2, a * b[..., :1]
+    ones = F.one_hot(torch.zeros(1, a.shape[1] - half, dtype=torch.long), 2).float()
+    return token(terms[:, :half]), OuterFactor(terms[:, half:], ones)
+
+
+WIDE = {
+    **{f"linear, {k}": lambda a, b, k=k: OuterFactor(a, b, kernel=k) for k in ("gram", "product")},
+    **{f"convolution, {k}": lambda a, b, k=k: one_by_one(a, b)._with(k) for k in ("gram", "unfold")},
+    **{f"look-ups, {k}": lambda a, b, k=k: token(a * b[..., :1])._with(k) for k in ("gram", "sort")},
+    "a difference": lambda a, b: OuterFactor(a, b).difference(OuterFactor(a * 0.75, b)),
+    "uses, tied": halves,
+    "uses of a recurrent weight": lambda a, b: tuple(
+        merged([OuterFactor(a[:, s : s + 1], b[:, s : s + 1]) for s in range(a.shape[1])])
+    ),
+    "a table and a product": a_table_and_a_product,
+}
+
+
+@pytest.mark.parametrize("make", WIDE.values(), ids=WIDE.keys())
+@pytest.mark.parametrize(("width", "positions"), [(256, 8), (256, 300), (1000, 4)])
+def test_wide_features_all_alike_that_cancel(make, width, positions):
+    rng, largest = torch.Generator().manual_seed(9), 0.0
+    for trial in range(12):
+        a, b = two_groups(rng, positions, width, share=(1e-1, 3e-2, 1e-2, 1e-3)[trial % 4])
+        factors = make(a, b)
+        kept = factors if isinstance(factors, tuple) else (factors,)
+        rows = FactoredGradients({"w": kept})
+        one = 1 / rows.row_norms()
+        largest = max(largest, float(rows.weighted_sums(one)["w"].double().norm()))
+    assert 0.9 < largest <= SLACK
+
+
+@pytest.mark.parametrize("kernel", ["product", "gram"])
+@pytest.mark.parametrize("positions", [128, 1000])
+def test_many_positions_of_which_one_is_large(kernel, positions):
+    """Each small term is rounded against the large one, all in one direction."""
+    rng, largest = torch.Generator().manual_seed(10), 0.0
+    for trial in range(30):
+        a = torch.full((1, positions, 3), log_uniform(rng, -3, 0))
+        a[:, : 1 + trial % 2 * (positions // 4)] = 1.0
+        rows = FactoredGradients({"w": (OuterFactor(a, torch.ones(1, positions, 4), kernel=kernel),)})
+        largest = max(largest, float(rows.weighted_sums(1 / rows.row_norms())["w"].double().norm()))
+    assert 0.99 < largest <= SLACK
+
+
 def test_look_ups_of_one_token_that_cancel():
     rng = torch.Generator().manual_seed(7)
     table, u = nn.Embedding(10, 4), draw(rng, 4)
@@ -255,7 +328,11 @@ def test_look_ups_of_one_token_that_cancel():
         "ids": torch.full((40, 2), 3),
         "v": 1e5 * torch.stack([torch.ones(40), -1 - gaps], dim=1) * torch.rand(40, 1, generator=rng),
     }
-    assert moved_by(GradientEngine(table, scored, batch)(batch)) <= SLACK
+    rows = GradientEngine(table, scored, batch)(batch)
+    assert moved_by(rows) <= SLACK
+    # Nor are they clipped far below it: the guard alone would cover digits that are lost.
+    exact = batch["v"].double().sum(1).abs() * u.double().norm()
+    assert (exact / rows.row_norms())[gaps > 1e-4].min() > 0.95
 
 
 @pytest.mark.parametrize("gap", [1e-1, 1e-3, 1e-5, 3e-7, 1e-7])

@@ -580,7 +580,7 @@ MUTATIONS = (
     Mutation(
         "no guard for terms that cancel inside a record",
         "gradients/numerics.py",
-        (("out = torch.where(weak, (norms + guard).square_(), squares)", "out = squares.clone()"),),
+        (("whole - norms <= NEGLIGIBLE * norms", "whole > 0"),),
         ("tests/methods/test_sensitivity.py::test_terms_that_cancel_inside_a_record",),
     ),
     Mutation(
@@ -592,13 +592,25 @@ MUTATIONS = (
     Mutation(
         "the guard of rows that cancel does not grow with their terms",
         "gradients/numerics.py",
-        (("max(GUARD, terms / TERMS_PER_UNIT)", "GUARD"),),
+        (("max(GUARD, additions)", "GUARD"),),
         ("tests/methods/test_sensitivity.py::test_terms_that_cancel_inside_a_record",),
     ),
     Mutation(
-        "no guard for rows of many terms",
+        "the guard of rows that cancel does not grow with the width of their products",
         "gradients/numerics.py",
-        (("if terms > PARTIAL_SUM", "if terms < 0"),),
+        (("whole = norms if errors is None else (squares + errors).sqrt_()", "whole = norms"),),
+        ("tests/methods/test_sensitivity.py::test_wide_features_all_alike_that_cancel",),
+    ),
+    Mutation(
+        "wide products are added up at once",
+        "gradients/numerics.py",
+        (("return max(SHORT_SUM, math.isqrt(width) + 1)", "return width"),),
+        ("tests/gradients/test_factors.py::test_wide_products_lose_less_than_is_stated",),
+    ),
+    Mutation(
+        "no guard for rows of many terms",
+        "gradients/factors/base.py",
+        (("min(self.positions, PARTIAL_SUM + self.positions // TERMS_PER_ADDITION)", "1"),),
         ("tests/methods/test_long_rows.py::test_a_long_constant_row_is_clipped_to_the_threshold",),
     ),
     Mutation(
@@ -740,7 +752,7 @@ MUTATIONS = (
     Mutation(
         "every guard is smaller than the stated one",
         "gradients/numerics.py",
-        (("GUARD, TERMS_PER_UNIT = 4,", "GUARD, TERMS_PER_UNIT = 3,"),),
+        (("GUARD = 4\n", "GUARD = 3\n"),),
         ("tests/gradients/test_differences.py::test_guard_is_the_stated_one_and_is_carried_everywhere",),
     ),
     Mutation(

@@ -7,22 +7,26 @@ products.
 
 *Guards.* A row ``sum_s b_is (outer) a_is`` is never formed: its norm comes from products of the terms, and
 the weighted sum over records rounds ``w_i b_is`` first and adds all terms at once. Either errs by some units
-in the last place of the terms, not of the row. With M_i >= sum_s |a_is| |b_is|, a row shorter than a tenth of
-M_i has
+in the last place of the terms, not of the row. With M_i >= sum_s |a_is| |b_is|,
 
-    n_i = |g_i| + max(4, T / 16) eps M_i
+    n_i = sqrt(q_i + E M_i^2) + max(4, A) eps M_i
 
-with T terms, so that its clipped part in the sum stays below the threshold: rows of 256 to 1,000 terms that
-cancel were seen to err by up to T / 30. Longer rows keep their norm to the bit: to them 4 eps M_i is less
-than 5e-6 in float32. (As for all rounding here: measured, not proved.)
+where q_i is the squared norm as it was computed, so that the clipped part of the row in the sum stays below
+the threshold. Norms that this changes by less than 5e-6 stay as they are, to the bit.
 
-*Long sums.* A sum of T terms that are all alike drifts: each of them is rounded the same way as it is added.
-Beyond 512 terms, convolutions with many positions and look-ups of one token drift by up to T eps / 12, in the
-norm and in the sum; T eps / 4 is added to the norm of rows with so many terms, whatever they are.
+A: each of the additions that a row's terms take one after another loses at most eps / 2 of M_i, in the norm
+and in the sum. Terms that are all alike lose it in one direction: A up to 0.66 of the positions was seen.
+Beyond 512 terms the libraries add in pieces, and one addition for each 16 terms was more than any seen.
+
+E: where q_i is ``sum_st (a_s . a_t) (b_s . b_t)``, a product that adds d numbers in any order loses at most
+d eps / 2 of ``|a_s| |a_t|``. So wide ones are added in pieces of 128 and more, and E is half an eps for each
+addition (`products_error`): a bound for the products, measured for the sum over s and t. For 512 positions
+that have nothing in common M_i^2 is 512 q_i, and the norm at 768 features reads 0.6% too long.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -73,6 +77,11 @@ CHUNK_ELEMENTS = 1 << 21
 
 #: Squares and products are added up in float32 over this many numbers at most, and in float64 from there on.
 PARTIAL_SUM = 512
+
+
+#: Products are added at once, whatever the order, in sums whose rounding is bounded: the square root of wide
+#: ones, where the pieces count for as much. PyTorch adds the products of two such sums in so many steps.
+SHORT_SUM, SUM_OF_PRODUCTS = 128, 32
 
 
 #: Matrix products at least this wide are added up in pieces by the libraries themselves; the pieces' sum is
@@ -160,13 +169,43 @@ def contracted(left: Tensor, right: Tensor) -> Tensor:
     Libraries add wide products up in pieces of some hundred terms, narrow ones from end to end.
     """
     pieces = left.shape[-1] // PARTIAL_SUM
-    if pieces <= 1 or min(left.shape[-2], right.shape[-1]) >= WIDE_PRODUCT:
+    if left.shape[-1] <= PARTIAL_SUM or min(left.shape[-2], right.shape[-1]) >= WIDE_PRODUCT:
         return torch.matmul(left, right)
     whole = pieces * PARTIAL_SUM
     first = left[..., :whole].reshape(*left.shape[:-1], pieces, PARTIAL_SUM).movedim(-2, -3)
     second = right[..., :whole, :].reshape(*right.shape[:-2], pieces, PARTIAL_SUM, right.shape[-1])
     out = torch.matmul(first, second).sum(-3, dtype=torch.float64)
     return out.add_(torch.matmul(left[..., whole:], right[..., whole:, :])).to(left.dtype)
+
+
+def piece_length(width: int) -> int:
+    """How many products are added up at once in sums over ``width`` whose rounding is bounded."""
+    return max(SHORT_SUM, math.isqrt(width) + 1)
+
+
+def in_pieces(left: Tensor, right: Tensor) -> Tensor:
+    """``left`` [B, m, K] times ``right`` [B, K, n]; each number is off by less than ``products_error``."""
+    length, width = piece_length(left.shape[2]), left.shape[2]
+    out = torch.bmm(left[:, :, :length], right[:, :length])
+    for start in range(length, width, length):
+        # Not baddbmm: libraries may go on adding to what is there, number by number.
+        out += torch.bmm(left[:, :, start : start + length], right[:, start : start + length])
+    return out
+
+
+def products_error(dtype: torch.dtype, positions: int, *widths: int) -> float:
+    """At most this share of M^2 is lost where a square is ``sum_st (a_s . a_t) (b_s . b_t)``.
+
+    Args:
+        dtype: the type in which the products are added.
+        positions: how many s and t there are.
+        widths: of a and of b. Without pieces the error would grow with the whole width.
+
+    >>> products_error(torch.float32, 99, 768, 768) < 2e-5
+    True
+    """
+    additions = sum(min(piece_length(width), width) + width // piece_length(width) for width in widths)
+    return (additions + min(positions, SUM_OF_PRODUCTS)) * torch.finfo(dtype).eps / 2
 
 
 def dots(left: Tensor, right: Tensor) -> Tensor:
@@ -180,9 +219,13 @@ def dots(left: Tensor, right: Tensor) -> Tensor:
     return out.to(left.dtype)
 
 
-#: A squared norm below this share of the square of its terms' summed norms lost digits to cancellation: a
-#: Gram route is then left, and a guard added (``operator.py``).
+#: A squared norm below this share of the square of its terms' summed norms lost digits to cancellation: sums
+#: of products are then left.
 CANCELLATION_SHARE = 1e-2
+
+
+#: Sums of products stay where what is added for their rounding is at most this share of a squared norm.
+MOST_EXCESS = 0.1
 
 
 #: A squared norm is right to float32 if what its squares may have lost is at most this share of it.
@@ -225,31 +268,40 @@ def _linear() -> Any:
         return None
 
 
-#: In units of eps: what a guard is of the sizes that were rounded; one more for so many terms of a long sum.
-GUARD, TERMS_PER_UNIT = 4, 16
+#: In units of eps: what a guard is of the sizes that were rounded, beside the additions.
+GUARD = 4
 
 
-def guarded(squares: Tensor, magnitudes: Tensor | None, terms: int = 1, by_products: bool = False) -> Tensor:
-    """Squared norms [B] with the guards for rows that lost digits.
+#: Beyond ``PARTIAL_SUM`` terms libraries add in pieces; one addition more was seen for at most so many terms.
+TERMS_PER_ADDITION = 16
+
+
+def sum_error(dtype: torch.dtype, additions: int) -> float:
+    """At most this share of M is lost by the norm of a row and its part in a weighted sum together."""
+    return max(GUARD, additions) * torch.finfo(dtype).eps
+
+
+#: A guard below this share of a norm is not added.
+NEGLIGIBLE = 4.8e-6
+
+
+def guarded(
+    squares: Tensor, magnitudes: Tensor | None, additions: int = 1, errors: Tensor | None = None
+) -> Tensor:
+    """Squared norms [B] with the guard for what the squares and the sum of a row's terms may lose.
 
     Args:
         squares: squared norms [B], float64.
         magnitudes: M, [B], in the type in which the terms are added; None where rows are single terms.
-        terms: T, how many terms a row adds.
-        by_products: the squares are a difference of products of the terms, which err by eps M^2: the guard
-            grows with M / |g|, up to tenfold.
+        additions: A, how many a row's terms take, one after another.
+        errors: how much the squares may have lost, [B]; None for nothing.
 
     >>> guarded(torch.tensor([1.0, 0.0]).double(), torch.tensor([2.0, 2.0]))
     tensor([1.0000e+00, 9.0949e-13], dtype=torch.float64)
     """
     if magnitudes is None:
         return squares
-    sizes = magnitudes.to(squares.dtype)
-    weak = squares < CANCELLATION_SHARE * sizes.square()
-    norms = squares.sqrt()
-    eps = torch.finfo(magnitudes.dtype).eps
-    guard = max(GUARD, terms / TERMS_PER_UNIT) * eps * sizes
-    if by_products:
-        guard = guard * (sizes / (10 * norms)).clamp(1, 10)
-    out = torch.where(weak, (norms + guard).square_(), squares)
-    return out.mul_((1 + terms * eps / 4) ** 2) if terms > PARTIAL_SUM else out
+    sizes, norms = magnitudes.double(), squares.sqrt()
+    whole = norms if errors is None else (squares + errors).sqrt_()
+    whole = whole.add(sizes, alpha=sum_error(magnitudes.dtype, additions))
+    return torch.where(whole - norms <= NEGLIGIBLE * norms, squares, whole.square_())

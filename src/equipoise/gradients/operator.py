@@ -32,10 +32,13 @@ from equipoise.gradients.factors.pair_products import gram, inner
 from equipoise.gradients.numerics import (
     CANCELLATION_SHARE,
     GUARD,
+    MOST_EXCESS,
     chunks,
     full_precision,
     guarded,
+    products_error,
     squared_rows,
+    sum_error,
 )
 
 __all__ = [
@@ -378,8 +381,8 @@ class FactoredGradients(PerSampleGradients):
                 squares = self._zeros().double()
             elif len(kept) == 1:
                 (factor,) = kept
-                by_products = factor.route() == "gram"
-                squares = guarded(factor.norms_squared(), factor.magnitudes(), factor.positions, by_products)
+                squares, errors = factor.squares_and_errors()
+                squares = guarded(squares, factor.magnitudes(), factor.additions(), errors)
             else:
                 squares = self._squares_of_sum(name, kept)
             self._squared[name] = squares
@@ -395,9 +398,9 @@ class FactoredGradients(PerSampleGradients):
         known = [n.sqrt() if m is None else m for m, n in zip(sizes, own, strict=True)]
         return torch.stack([size.to(self.dtype) for size in known]).sum(0)
 
-    def terms(self, name: str) -> int:
-        """How many terms a row of one parameter adds, all uses together."""
-        return sum(factor.positions for factor in self.factors[name])
+    def additions(self, name: str) -> int:
+        """How many additions a row of one parameter takes, one after another, all uses together."""
+        return sum(factor.additions() for factor in self.factors[name])
 
     def _squares_of_sum(self, name: str, kept: tuple[Factor, ...]) -> Tensor:
         own = [factor.norms_squared() for factor in kept]
@@ -407,14 +410,19 @@ class FactoredGradients(PerSampleGradients):
         for i, factor in enumerate(kept):
             for opposite in kept[i + 1 :]:
                 squares.add_(inner(factor, opposite), alpha=2)
-        squares.abs_()  # rounding may leave a tiny negative number; a larger norm is the safe side
         # Uses that cancel leave no digits in the sum: those rows are added before they are squared.
-        limit = torch.maximum(CANCELLATION_SHARE * terms, CANCELLATION_SHARE**2 * sizes.double().square())
+        largest, shape = sizes.double().square(), self.shapes[name]
+        additions = self.additions(name)
+        error = products_error(sizes.dtype, additions, *shape[:1], shape[1:].numel())
+        error += sum_error(sizes.dtype, additions)  # of rows that were formed for a product
+        limit = torch.maximum(
+            CANCELLATION_SHARE * terms, max(CANCELLATION_SHARE**2, error / MOST_EXCESS) * largest
+        )
         lost = (squares < limit).nonzero().squeeze(1)
-        squares = guarded(squares, sizes, self.terms(name), by_products=True)
+        squares = guarded(squares.clamp_(min=0.0), sizes, additions, error * largest)
         for part in chunks(lost.shape[0], self.shapes[name].numel()):
             formed = squared_rows(summed_rows(kept, lost[part]))
-            squares[lost[part]] = guarded(formed, sizes[lost[part]], self.terms(name))
+            squares[lost[part]] = guarded(formed, sizes[lost[part]], additions)
         return squares
 
     def _norms(self, names: Sequence[str]) -> Tensor:
@@ -636,7 +644,7 @@ class MaskedGradients(Derived):
         if not isinstance(part, FactoredGradients):
             return out
         # The weighted sums are masked after the terms of the whole rows were added: those rounded.
-        return guarded(out, part.magnitudes(name), part.terms(name))
+        return guarded(out, part.magnitudes(name), part.additions(name))
 
     @override
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:

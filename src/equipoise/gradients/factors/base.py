@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equipoise.gradients.numerics import memory_order, pad_positions, squared_rows, take, widen
+from equipoise.gradients.numerics import (
+    PARTIAL_SUM,
+    TERMS_PER_ADDITION,
+    memory_order,
+    pad_positions,
+    squared_rows,
+    take,
+    widen,
+)
 
 __all__ = ["BilinearFactor", "DenseFactor", "Factor", "merged"]
 
@@ -62,6 +70,17 @@ class Factor(ABC):
         relative to. None where a row is one term, so that it is its own norm.
         """
         return None
+
+    def squares_and_errors(self) -> tuple[Tensor, Tensor | None]:
+        """``norms_squared``, and how much those that are sums of products may have lost, [B] each.
+
+        What rows that are formed lose is in ``additions``.
+        """
+        return self.norms_squared(), None
+
+    def additions(self) -> int:
+        """How many additions, one after another, the sum of a row's terms takes at most."""
+        return min(self.positions, PARTIAL_SUM + self.positions // TERMS_PER_ADDITION)
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:

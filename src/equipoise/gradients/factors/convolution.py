@@ -28,7 +28,13 @@ from typing_extensions import override
 
 from equipoise.gradients.factors.base import BilinearFactor, DenseFactor, Factor
 from equipoise.gradients.factors.outer import gram_norms, summed_sizes
-from equipoise.gradients.numerics import CHUNK_ELEMENTS, chunks, contracted, squared_rows, widen
+from equipoise.gradients.numerics import (
+    CHUNK_ELEMENTS,
+    chunks,
+    contracted,
+    squared_rows,
+    widen,
+)
 
 __all__ = ["ConvFactor", "ConvGeometry"]
 
@@ -182,19 +188,23 @@ class ConvFactor(BilinearFactor):
 
     @override
     def norms_squared(self) -> Tensor:
+        return self.squares_and_errors()[0]
+
+    @override
+    def squares_and_errors(self) -> tuple[Tensor, Tensor | None]:
         out = torch.empty(self.num_records, dtype=torch.float64, device=self.device)
         kernel = self.kernels(False)[0] if self.kernel == "auto" else self.kernel
         if kernel == "gram":
+            errors = torch.empty_like(out)
             for part in chunks(self.num_records, self._unfolded_elements(), UNFOLDED_ELEMENTS):
                 factor = self.rows(part)
                 by_group = gram_norms(factor._patches(), factor._columns())
-                out[part] = by_group.view(-1, self.geometry.groups).sum(1)
-            return out
+                out[part], errors[part] = (t.view(-1, self.geometry.groups).sum(1) for t in by_group)
+            return out, errors
         for part in self._record_chunks(kernel):
             out[part] = squared_rows(self.rows(part)._rows_by(kernel))
-        return out
+        return out, None
 
-    @override
     def magnitudes(self) -> Tensor | None:
         # In each use |sum_p b_p (outer) patch_p| <= |b| |patches|; an input is in `coverage` patches at most.
         if self.positions == 1:

@@ -15,8 +15,9 @@ from equipoise.gradients.numerics import (
     LOST_SHARE,
     ROWS_GROWTH,
     chunks,
-    contracted,
+    in_pieces,
     pad_positions,
+    products_error,
     squared_rows,
     take,
     widen,
@@ -58,28 +59,37 @@ class IndexFactor(Factor):
 
     @override
     def norms_squared(self) -> Tensor:
+        return self.squares_and_errors()[0]
+
+    @override
+    def squares_and_errors(self) -> tuple[Tensor, Tensor | None]:
         b = self.wide_b()
         if self.positions == 1:
-            return squared_rows(b)
+            return squared_rows(b), None
         if self.route() == "sort":
-            return self._segmented_norms(b)
+            return self._segmented_norms(b), None
         out = b.new_empty(b.shape[0], dtype=torch.float64)
         for part in chunks(b.shape[0], self.positions**2):
-            products = contracted(b[part], b[part].transpose(1, 2))
+            products = in_pieces(b[part], b[part].transpose(1, 2))
             same = self.index[part].unsqueeze(2) == self.index[part].unsqueeze(1)
             # `where`, not a product with `same`: a look-up that is infinite must not make 0 * inf elsewhere.
-            out[part] = torch.where(same, products, 0.0).sum((1, 2))
-        out.abs_()
+            out[part] = torch.where(same, products, 0.0).sum(2).sum(1, dtype=torch.float64)
         # Look-ups of one index that cancel leave no digits in the sum of products, tiny ones no square.
-        right = (out >= CANCELLATION_SHARE * self._sizes(b).double().square_()) & (out < torch.inf)
+        terms = self._sizes(b).double().square_()
+        right = (out >= CANCELLATION_SHARE * terms) & (out < torch.inf)
+        errors = products_error(b.dtype, b.shape[1], b.shape[2]) * terms
         lost = ~(right & (out >= self.positions * TINY**2 / LOST_SHARE))
         if bool(lost.any()):
-            out[lost] = self.rows(lost)._segmented_norms(b[lost])
-        return out
+            out[lost], errors[lost] = self.rows(lost)._segmented_norms(b[lost]), 0.0
+        return out, errors
 
     @override
     def magnitudes(self) -> Tensor | None:
         return None if self.positions == 1 else self._sizes(self.wide_b())
+
+    @override
+    def additions(self) -> int:
+        return self.positions  # one look-up is added after another, however many there are
 
     def _sizes(self, b: Tensor) -> Tensor:
         """Norms [B] of rows whose look-ups never cancel: only those of one index are added."""

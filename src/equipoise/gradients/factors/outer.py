@@ -19,10 +19,14 @@ from typing_extensions import override
 from equipoise.gradients.factors.base import BilinearFactor
 from equipoise.gradients.numerics import (
     CANCELLATION_SHARE,
+    CHUNK_ELEMENTS,
     LOST_SHARE,
+    MOST_EXCESS,
     ROWS_GROWTH,
     chunks,
     contracted,
+    in_pieces,
+    products_error,
     squared_rows,
     widen,
 )
@@ -80,10 +84,14 @@ class OuterFactor(BilinearFactor):
 
     @override
     def norms_squared(self) -> Tensor:
+        return self.squares_and_errors()[0]
+
+    @override
+    def squares_and_errors(self) -> tuple[Tensor, Tensor | None]:
         a, b = widen(self.a), widen(self.b)
         if self.positions == 1:
-            return outer_norms(a, b)
-        return gram_norms(a, b) if self.route() == "gram" else product_norms(a, b)
+            return outer_norms(a, b), None
+        return gram_norms(a, b) if self.route() == "gram" else (product_norms(a, b), None)
 
     @override
     def magnitudes(self) -> Tensor | None:
@@ -180,20 +188,23 @@ def weighted_product(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
     return contracted(left.t(), right)
 
 
-def gram_norms(a: Tensor, b: Tensor) -> Tensor:
-    """Squared row norms by S x S Gram matrices; by product for rows that lost digits to cancellation or
-    terms to underflow or overflow.
+def gram_norms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared row norms by S x S Gram matrices, and how much they may have lost.
+
+    By product, with no such loss, for rows that lost digits to cancellation, or terms to underflow or
+    overflow.
     """
     out, terms, smallest = (a.new_empty(a.shape[0], dtype=torch.float64) for _ in range(3))
-    for part in chunks(a.shape[0], a.shape[1] ** 2):
-        product, other = (contracted(t[part], t[part].transpose(1, 2)) for t in (a, b))
+    # Few at a time: the pieces of wide products are added to what is still in the cache.
+    for part in chunks(a.shape[0], a.shape[1] ** 2, CHUNK_ELEMENTS // 8):
+        product, other = (in_pieces(t[part], t[part].transpose(1, 2)) for t in (a, b))
         sizes = (t.diagonal(dim1=1, dim2=2) for t in (product, other))
         smallest[part] = torch.minimum(*sizes).amin(1)
         product.mul_(other)
-        out[part] = product.sum((1, 2))
+        out[part] = product.sum(2).sum(1, dtype=torch.float64)
         terms[part] = product.diagonal(dim1=1, dim2=2).sqrt().sum(1).square_()
-    out.abs_()  # rounding may leave a tiny negative number; a larger norm is the safe side
-    right = (out >= CANCELLATION_SHARE**2 * terms) & (out < torch.inf)
+    errors = products_error(a.dtype, a.shape[1], a.shape[2], b.shape[2]) * terms
+    right = (out >= torch.maximum(CANCELLATION_SHARE**2 * terms, errors / MOST_EXCESS)) & (out < torch.inf)
     suspect = ~(right & (smallest >= TINY**2))
     if bool(suspect.any()):
         # A position whose squares vanish, such as a masked one with b = 0, rarely matters: see how much it
@@ -202,8 +213,8 @@ def gram_norms(a: Tensor, b: Tensor) -> Tensor:
         hidden = torch.where(left < TINY**2, opposite, 0.0) + torch.where(opposite < TINY**2, left, 0.0)
         enough = TINY**2 * hidden.sum(1) <= LOST_SHARE * out[suspect]
         lost = suspect.nonzero().squeeze(1)[~(right[suspect] & enough)]
-        out[lost] = product_norms(a[lost], b[lost])
-    return out
+        out[lost], errors[lost] = product_norms(a[lost], b[lost]), 0.0
+    return out, errors
 
 
 def product_norms(a: Tensor, b: Tensor) -> Tensor:

@@ -21,7 +21,14 @@ from torch import Tensor
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.lookup import IndexFactor
 from equipoise.gradients.factors.outer import OuterFactor
-from equipoise.gradients.numerics import CHUNK_ELEMENTS, accumulation_dtype, chunks, dots, times_held
+from equipoise.gradients.numerics import (
+    CHUNK_ELEMENTS,
+    accumulation_dtype,
+    chunks,
+    dots,
+    in_pieces,
+    times_held,
+)
 
 __all__ = ["gram", "inner"]
 
@@ -101,7 +108,7 @@ def _dtype(left: Factor, right: Factor) -> torch.dtype:
 
 def _inner_dense_outer(dense: DenseFactor, outer: OuterFactor, dtype: torch.dtype) -> Tensor:
     matrix = dense.g.to(dtype).reshape(-1, *outer.matrix_shape)
-    return torch.bmm(outer.b.to(dtype), matrix).mul_(outer.a.to(dtype)).sum((1, 2))
+    return in_pieces(outer.b.to(dtype), matrix).mul_(outer.a.to(dtype)).sum((1, 2))
 
 
 def _inner_outer(left: OuterFactor, right: OuterFactor, dtype: torch.dtype) -> Tensor:
@@ -112,8 +119,10 @@ def _inner_outer(left: OuterFactor, right: OuterFactor, dtype: torch.dtype) -> T
     if same and s * t * (d_in + d_out) <= (s + t) * d_in * d_out:
         out = torch.empty(left.num_records, dtype=dtype, device=left.device)
         for part in chunks(left.num_records, s * t):
-            product = torch.bmm(a[part], c[part].transpose(1, 2))
-            out[part] = product.mul_(torch.bmm(b[part], d[part].transpose(1, 2))).sum((1, 2))
+            product = in_pieces(a[part], c[part].transpose(1, 2))
+            out[part] = (
+                product.mul_(in_pieces(b[part], d[part].transpose(1, 2))).sum(2).sum(1, dtype=torch.float64)
+            )
         return out
     out = torch.zeros(left.num_records, dtype=dtype, device=left.device)
     for part in chunks(left.num_records, 2 * d_in * d_out):
@@ -126,9 +135,9 @@ def _inner_index(left: IndexFactor, right: IndexFactor, dtype: torch.dtype) -> T
     b, d = left.wide_b().to(dtype), right.wide_b().to(dtype)
     out = torch.empty(left.num_records, dtype=dtype, device=left.device)
     for part in chunks(left.num_records, left.positions * right.positions):
-        products = torch.bmm(b[part], d[part].transpose(1, 2))
+        products = in_pieces(b[part], d[part].transpose(1, 2))
         same = left.index[part].unsqueeze(2) == right.index[part].unsqueeze(1)
-        out[part] = torch.where(same, products, 0.0).sum((1, 2))
+        out[part] = torch.where(same, products, 0.0).sum(2).sum(1, dtype=torch.float64)
     return out
 
 
@@ -139,9 +148,9 @@ def _inner_index_outer(table: IndexFactor, outer: OuterFactor, dtype: torch.dtyp
     b, a, d = table.wide_b().to(dtype), outer.a.to(dtype), outer.b
     out = torch.empty(table.num_records, dtype=dtype, device=table.device)
     for part in chunks(table.num_records, table.positions * outer.positions):
-        products = torch.bmm(a[part], b[part].transpose(1, 2))  # [c, T, S]
+        products = in_pieces(a[part], b[part].transpose(1, 2))  # [c, T, S]
         index = table.index[part].unsqueeze(1).expand(products.shape)
-        out[part] = products.mul_(d[part].gather(2, index).to(dtype)).sum((1, 2))
+        out[part] = products.mul_(d[part].gather(2, index).to(dtype)).sum(2).sum(1, dtype=torch.float64)
     return out
 
 
