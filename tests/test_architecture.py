@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -111,6 +112,18 @@ def test_arrows_run_down_only(room: str, path: Path) -> None:
         assert not wrong, (
             f"{path.relative_to(PACKAGE)} imports {sorted(wrong)}; {room} may import {sorted(ALLOWED[room])}"
         )
+
+
+def test_the_design_page_says_who_imports_whom() -> None:
+    said: dict[str, set[str]] = {}
+    for line in (PACKAGE.parents[1] / "docs/design.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 2 and cells[0].strip("`").split("`")[0] in ALLOWED:
+            words = set(re.findall(r"`(\w+)`", cells[1]))
+            is_all = cells[1].startswith("all")
+            for room in re.findall(r"`(\w+)`", cells[0]):
+                said[room] = ROOMS - words - {room} if is_all else words
+    assert said == {room: rooms - {room} for room, rooms in ALLOWED.items()}
 
 
 def test_every_room_exists_and_is_known() -> None:
