@@ -455,24 +455,28 @@ class GradientEngine:
         change = exchanged(batch, 0)
         weights = 0.5 + torch.rand(num_records(batch) - 1, generator=torch.Generator().manual_seed(0))
 
-        def measured(batch: Any, level: float | None, seed: int) -> tuple[Tensor, Tensor, list[Tensor]]:
-            """Of all records but the first: norms by parameter and of whole rows, and a weighted sum."""
+        def others(batch: Any, level: float | None, seed: int) -> FactoredGradients:
+            """The rows of all records but the first."""
             with undisturbed(self.model, seed, dropout=level is None, level=level or MIDDLE):
-                rows = self._by_plan(batch, params).rows(slice(1, None))
-            sums = rows.weighted_sums(weights.to(rows.device, rows.dtype))
-            return rows.row_norms([(name,) for name in rows.names]), rows.row_norms(), [*sums.values()]
+                return self._by_plan(batch, params).rows(slice(1, None))
 
         for numbers in self._random_numbers(batch, params):
             try:
-                norms, whole, sums = measured(batch, *numbers)
-                other_norms, _, other_sums = measured(change.batch, *numbers)
+                before, after = others(batch, *numbers), others(change.batch, *numbers)
             except PlanMismatch:
                 continue  # such records are computed by themselves
             assert self._latest is not None
+            whole = before.row_norms()
             tolerance = ROWS_ROUND["low" if self._latest.low_precision else str(whole.dtype)]
-            moved = ((other_norms - norms).abs() > tolerance * whole[:, None]).any(0).tolist()
-            for place, (one, other) in enumerate(zip(sums, other_sums, strict=True)):
-                moved[place] |= bool((other - one).norm() > tolerance * whole.sum())
+            by_name = [(name,) for name in before.names]
+            moves = (after.row_norms(by_name) - before.row_norms(by_name)).abs() > tolerance * whole[:, None]
+            moved = moves.any(0).tolist()
+            # Rows of one length each: the longest would hide the others.
+            unit = torch.where(whole > 0, weights.to(whole) / whole, 0.0)
+            sums = before.weighted_sums(unit), after.weighted_sums(unit)
+            for place, name in enumerate(before.names):
+                distance = (sums[1][name] - sums[0][name]).norm()
+                moved[place] |= bool(distance > tolerance * len(before))
             if any(moved):
                 own = self._leaves(None)[0]
                 names = [name for name, has_moved in zip(own, moved, strict=True) if has_moved]

@@ -177,20 +177,24 @@ class RecordSource:
     def probes(self, count: int) -> Tensor:
         """Numbers of a few records that show what the data can hold.
 
-        The first ones, and for every tensor the records with its smallest and its largest value: labels and
-        tokens out of range show there, and marks that few records carry. Where records are made on demand,
-        records from all over the data, which may be in the order of their labels.
+        The first ones, and for every integer tensor the records with its smallest and its largest value:
+        labels and tokens out of range show there. Where records are made on demand, records from all over
+        the data, which may be in the order of their labels.
         """
         tensors = self.leaves()
         if not tensors:
             return self.spread(count)
-        ids = list(range(min(count, len(self))))
-        for leaf in tensors:
-            if leaf.numel() and not leaf.is_complex():
-                flat = leaf.reshape(len(leaf), -1)
-                flat = flat.byte() if leaf.dtype == torch.bool else flat
-                ids += [int(flat.amin(1).argmin()), int(flat.amax(1).argmax())]
-        return torch.tensor(sorted(set(ids)))
+        integers = [leaf for leaf in tensors if not (leaf.is_floating_point() or leaf.dtype == torch.bool)]
+        return torch.tensor(sorted({*range(min(count, len(self))), *_extremes(integers)}))
+
+    def marked(self) -> list[int]:
+        """Numbers of the records with the smallest and the largest number of each other tensor.
+
+        There may stand what few records hold: a number in the place of a missing value, a truth value.
+        """
+        return _extremes(
+            [leaf for leaf in self.leaves() if leaf.is_floating_point() or leaf.dtype == torch.bool]
+        )
 
     def spread(self, count: int) -> Tensor:
         """Numbers of records at equal distances, but the last three, which a later check reads first."""
@@ -223,6 +227,17 @@ class RecordSource:
                         f"{int(bad.nonzero()[0])}). Repair or drop them before the training starts: the "
                         "statement says that no record holds any."
                     )
+
+
+def _extremes(tensors: Sequence[Tensor]) -> list[int]:
+    """Numbers of the records with the smallest and the largest entry of each."""
+    found = []
+    for leaf in tensors:
+        if leaf.numel() and not leaf.is_complex():
+            flat = leaf.reshape(len(leaf), -1)
+            flat = flat.byte() if leaf.dtype == torch.bool else flat
+            found += [int(flat.amin(1).argmin()), int(flat.amax(1).argmax())]
+    return found
 
 
 ARRAY_REMEDY = "give torch.from_numpy(array) for a NumPy array"

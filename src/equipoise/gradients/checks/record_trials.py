@@ -185,11 +185,11 @@ def away_from_zero(model: nn.Module, loss: Loss, batch: Any) -> dict[str, Tensor
     """The trainable parameters with public noise, of the size that a usual layer begins with.
 
     Args:
-        model, loss: the losses at these parameters are finite.
+        model, loss: some loss at these parameters is finite.
         batch: a few records that the model takes.
 
     Returns:
-        New values that require gradients; the model's own where no noise leaves its losses finite.
+        New values that require gradients; the model's own where no noise leaves any loss finite.
     """
     own = trainable_parameters(model)
     for share in (0.5, 0.05):
@@ -197,7 +197,7 @@ def away_from_zero(model: nn.Module, loss: Loss, batch: Any) -> dict[str, Tensor
         noised = {name: _noised(p.detach(), share, generator).requires_grad_() for name, p in own.items()}
         try:
             with torch.enable_grad(), undisturbed(model):
-                if bool(torch.isfinite(evaluate_loss(model, loss, batch, noised)).all()):
+                if bool(torch.isfinite(evaluate_loss(model, loss, batch, noised)).any()):
                     return noised
         except Exception:  # such as a probability that has to stay within its range
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -44,7 +44,7 @@ OWN_GENERATOR = (
 def check_loss(
     model: nn.Module, loss: Loss, source: RecordSource, device: torch.device, probes: int = 4
 ) -> tuple[Any, Tensor]:
-    """Run the loss forward on a few records, among them those with the extreme labels and tokens.
+    """Run the loss forward on a few records, among them those with the smallest and largest numbers.
 
     Of records that are made on demand, and so were not validated, those that fail are passed over: a bad
     one has weight zero in training too.
@@ -65,30 +65,34 @@ def check_loss(
     refuse_max_norm(model)
     ids = source.probes(probes)
     try:
-        return _checked(model, loss, source, device, ids), ids
+        example = _checked(model, loss, source, device, ids)
     except DataError:
         if source.is_scanned:
             raise
-        good = _fine_alone(model, loss, source, device, probes)
-        if good is None:
+        first = range(min(SEARCHED, len(source)))
+        good = list(itertools.islice(_fine_alone(model, loss, source, device, first), probes))
+        if not good:
             raise
-    return _checked(model, loss, source, device, good), good
+        ids = torch.tensor(good)
+        example = _checked(model, loss, source, device, ids)
+    # One of these that fails has weight zero in the training.
+    marked = [*_fine_alone(model, loss, source, device, source.marked())]
+    if not set(marked) - set(ids.tolist()):
+        return example, ids
+    ids = torch.tensor([*ids.tolist(), *sorted(set(marked) - set(ids.tolist()))])
+    return _checked(model, loss, source, device, ids), ids
 
 
 def _fine_alone(
-    model: nn.Module, loss: Loss, source: RecordSource, device: torch.device, wanted: int
-) -> Tensor | None:
-    """Numbers of the first records that pass the check on their own; None if none does."""
-    found: list[int] = []
-    for number in range(min(SEARCHED, len(source))):
+    model: nn.Module, loss: Loss, source: RecordSource, device: torch.device, numbers: Iterable[int]
+) -> Iterator[int]:
+    """Those of the records that pass the check on their own."""
+    for number in numbers:
         try:
             _checked(model, loss, source, device, torch.tensor([number]))
         except DataError:
             continue
-        found.append(number)
-        if len(found) == wanted:
-            break
-    return torch.tensor(found) if found else None
+        yield number
 
 
 def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.device, ids: Tensor) -> Any:
