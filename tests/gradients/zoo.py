@@ -705,6 +705,12 @@ def centred(x: Tensor) -> Tensor:
     return x - x.mean(0)
 
 
+def by_table(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    table = {0.0: 0.5, 1.0: -1.0, 2.0: 2.0}
+    targets = torch.tensor([table[float(label)] for label in batch["y"]]).to(batch["x"])
+    return squared(model, batch | {"y": targets})
+
+
 def guarded(x: Tensor) -> Tensor:
     if not bool(torch.isfinite(x).all()):
         raise FloatingPointError("not finite")
@@ -1021,6 +1027,7 @@ RIGHT_CASES = {
         squared,
         rows,
     ),
+    "labels looked up in a table": Case(mlp, by_table, rows),
     "an error of its own where a result is not finite": Case(around(guarded), squared, rows),
     "noise on the inputs": Case(
         lambda: Net(lambda self, x: self.a(x + 0.1 * torch.randn_like(x)), a=mlp()),

@@ -12,6 +12,7 @@ say), and the parameter is computed densely.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -306,8 +307,9 @@ def learn_plan(
     small, large = _Trace(), _Trace()
     run(repeat_to(batch, SMALL), small)
     losses = run(three, large)
-    if losses_moved(losses, run(perturb_record(three, 0), _Trace())):
-        return None
+    with suppress(Exception):  # contents that the model does not take, such as no label, tell nothing
+        if losses_moved(losses, run(perturb_record(three, 0), _Trace())):
+            return None
     dense_found = dict(dense or {})
 
     def all_dense(reason: str) -> CapturePlan:
@@ -387,7 +389,8 @@ def _learn_folds(
     # Gradients may vanish by chance (a dead unit): what a changed record moves in the forward tells as well.
     if any(site.value is not None for site in survey.sites):
         other = OperationSurvey(params, survey.layouts)
-        again(other)
+        with suppress(Exception):  # contents that the model does not take tell nothing
+            again(other)
         if len(other.sites) == len(survey.sites):
             for kept, one, two in zip(evidence, survey.sites, other.sites, strict=True):
                 if one.value is not None and two.value is not None:
