@@ -312,7 +312,7 @@ class GradientEngine:
             for name, p in trainable_parameters(self.model).items()
         }
 
-        def losses(seed: int) -> Tensor:
+        def losses(seed: int, batch: Any = batch) -> Tensor:
             with undisturbed(self.model, seed), torch.enable_grad():
                 return evaluate_loss(self.model, self.loss, batch, params).detach().nan_to_num()
 
@@ -321,6 +321,10 @@ class GradientEngine:
         except Exception:  # such as a parameter that has to stay positive
             params = away_from_zero(self.model, self.loss, batch)
             first = losses(0)
+        try:
+            losses(0, several)
+        except Exception:  # such as a label that has to be one of a few
+            several = repeat_to(batch, records)
         if not torch.equal(first, losses(1)):
             return None
         orders = [torch.arange(size) % records, (torch.arange(size) * 5 // 3 + 1) % records]
