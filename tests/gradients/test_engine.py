@@ -467,3 +467,20 @@ def test_what_is_kept_and_forgotten_is_no_part_of_the_plan():
     weights = {"of": torch.ones(2)}
     engine = GradientEngine(nn.Linear(3, 2), lambda m, x: (m(x) * weights["of"]).sum(1), torch.randn(4, 3))
     assert [covered.how for covered in engine.coverage()] == ["rule", "rule"]
+
+
+def test_a_model_that_takes_no_made_up_records_serves_other_lengths():
+    """A loss that knows a few labels only: records of a new length had no plan, and weight zero."""
+    table = {2: 0.5, 3: -1.0}
+
+    def by_table(model, batch):
+        targets = torch.tensor([table[int(label)] for label in batch["y"]])
+        return (model(batch["x"]).sum(1)[:, 0] - targets).square()
+
+    def records(length):
+        return {"x": torch.randn(4, length, 3), "y": torch.tensor([2, 3, 2, 3])}
+
+    engine = GradientEngine(nn.Linear(3, 1), by_table, records(5))
+    longer = records(7)
+    expected = dense_gradients(engine.model, by_table, longer).matrix()
+    close(engine.by_plan(longer).materialise().matrix(), expected, 1e-5)

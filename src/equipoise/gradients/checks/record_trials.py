@@ -40,8 +40,8 @@ __all__ = ["RecordTrials", "away_from_zero", "random_numbers_that_matter"]
 HeldNumbers = tuple[float | None, int]
 """Quantile and seed of the random numbers under which records are compared."""
 
-#: Torch's common functions give the quantile, in the first three Python and NumPy too: a branch that one in a
-#: thousand calls takes is met. Others follow the seed.
+#: Torch's common functions, Python and NumPy give the quantile: a branch that one in a thousand calls takes
+#: is met. Other functions follow the seed.
 HELD: tuple[HeldNumbers, ...] = ((RARE, 1), (1 - RARE, 2), (0.1, 3), (0.5, 4), (0.7, 5), (0.9, 6))
 
 #: All of them random, for a mixture of the random numbers themselves, and for those that cannot be held.
