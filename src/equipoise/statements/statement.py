@@ -78,7 +78,7 @@ def versions() -> dict[str, str]:
 
 
 def further_deltas(delta: float) -> tuple[float, ...]:
-    """The deltas besides its own that a statement gives epsilon at.
+    """The further deltas that a statement gives epsilon at.
 
     >>> further_deltas(1e-5)
     (0.0001, 1e-06, 1e-07)

@@ -13,7 +13,7 @@ from enum import StrEnum
 # ---- what follows from the settings of a run
 
 ALONE = (
-    "the loss treats each record by itself: which records stand beside it or came before it, and where it "
+    "the loss treats each record by itself: which records stand next to it or came before it, and where it "
     "stands, change nothing (tried on a few records before the start)"
 )
 ALLOWED = "public and private records belong to different persons, also where they are equal"
@@ -84,7 +84,7 @@ class Assumption(StrEnum):
         """Of what several processes found: all that is assumed, and what was checked only if all checked it.
 
         Raises:
-            ValueError: a text that is none of these.
+            ValueError: a text that is not one of them.
 
         >>> both = Assumption.of_all([Assumption.SCANNED, Assumption.SHAPES, Assumption.TRUSTED])
         >>> [one.name for one in both]

@@ -329,7 +329,7 @@ class StepContext:
         sampling: the training's sampling.
         plan: of the method.
         ledger: of the run.
-        depends_on: digest of what the step's releases depend on besides plan and records.
+        depends_on: digest of what the step's releases depend on in addition to plan and records.
         rows: makes gradient rows of records.
         processes: the process group.
     """

@@ -103,7 +103,7 @@ class Description:
                 if self.dense
                 else ""
             ),
-            f"  memory      about {self.memory_bytes / 1e6:,.0f} MB beside the model",
+            f"  memory      about {self.memory_bytes / 1e6:,.0f} MB in addition to the model",
             f"  time        about {self.seconds_per_step * 1e3:,.0f} ms per step"
             + (f" for {self.passes:.1f} gradients per drawn record" if round(self.passes, 1) != 1 else "")
             + f", {_duration(self.seconds)} in all",

@@ -34,8 +34,8 @@ class Processes:
     """The process group of a training, or the single process.
 
     Example:
-        >>> alone = Processes()
-        >>> alone.rank, alone.count, alone.first(lambda: 7)
+        >>> single = Processes()
+        >>> single.rank, single.count, single.first(lambda: 7)
         (0, 1, 7)
     """
 
@@ -88,7 +88,7 @@ class Processes:
         if int(count) == 0:
             return
         self._failed = True
-        # The kind of the error alone: its message may quote a record, and belongs to the failing process.
+        # Only the kind of the error: its message may quote a record, and belongs to the failing process.
         troubles: list[str | None] = [None] * self.count
         dist.all_gather_object(troubles, trouble)
         if trouble is None:

@@ -113,7 +113,7 @@ class PrivateTraining:
         reproducible: let noise and sampling follow the seed too. The result is then NOT PRIVATE, and the
             statement says so.
         micro_batch_size: records per forward, at most. Chosen by default from what will be drawn and from the
-            free memory. It changes the result by rounding alone.
+            free memory. It changes the result only by rounding.
         ema_decay: keep a moving average of the parameters; it is evaluated and saved in place of the last
             ones.
         augmentation: (batch, generator) -> batch, record by record.
@@ -330,7 +330,7 @@ class PrivateTraining:
 
         The figure is that of the whole plan, however many of its steps were taken: it holds whatever decides
         when to stop. `epsilon_so_far` is what was spent. Of several processes the first one can say it at any
-        time, alone; the others what `finish` gave them.
+        time without the others; those say what `finish` gave them.
 
         Args:
             stop_fixed_beforehand: claim what `finish(stop_fixed_beforehand=True)` would.

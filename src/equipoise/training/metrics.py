@@ -181,7 +181,7 @@ class TensorBoardWriter:
 
 
 class MetricsLog:
-    """Writes down the steps and evaluations of a training, on the first process alone.
+    """Writes down the steps and evaluations of a training, only on the first process.
 
     Args:
         setup: for the public numbers of a step.

@@ -1,4 +1,4 @@
-"""Randomness of a training besides noise and sampling, by purpose, so that everything replays.
+"""The randomness of a training that is not noise or sampling, by purpose, so that everything replays.
 
 What concerns no private record follows the public seed: initial subspaces, public batches, random schedules.
 What is random about private records (dropout masks, augmentation, transforms of a data set) follows secret

@@ -447,7 +447,7 @@ class RowSource:
         """Tell the data owner, once, that a draw came to nothing; it is no reason to stop."""
         if not self._failure_was_logged:
             _log.error(
-                "every record of a draw %r failed: the step goes on with noise alone. The kinds of the "
+                "every record of a draw %r failed: the step goes on with only noise. The kinds of the "
                 "errors are in private/diagnostics.jsonl; this is said once",
                 name,
             )

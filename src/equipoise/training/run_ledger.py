@@ -189,7 +189,7 @@ def others_at_start(folder: RunFolder, settings: TrainingSettings) -> list[tuple
 
     Raises:
         RuntimeError: the run has ended, and its key is deleted.
-        JournalError: `ledger_file` is another file, which was opened for reading alone.
+        JournalError: `ledger_file` is another file, which was opened only for reading.
     """
     run, file = _secrets(folder, settings, existing=True).identity, settings.ledger_file
     if file is None:

@@ -1,7 +1,7 @@
 """Checkpoints: the whole state of a training, written so that a crash at any moment loses nothing.
 
 A checkpoint is one file, `checkpoint/step-00000042.pt`: a `torch.save` of tensors, numbers, strings, lists
-and dicts. Its SHA-256 lies in a small JSON file beside it. A checkpoint is written under a temporary name,
+and dicts. Its SHA-256 lies in a small JSON file next to it. A checkpoint is written under a temporary name,
 flushed to the disk and renamed; the last two are kept. `load` takes the newest file whose checksum fits and
 falls back to the one before it; it never unpickles code (`weights_only=True`).
 
@@ -113,7 +113,7 @@ class Checkpoints:
         A corrupt newest checkpoint is skipped with a warning that names the file and the reason.
 
         Raises:
-            CheckpointError: there is none, or none of them is whole.
+            CheckpointError: no whole checkpoint is there.
         """
         problems = []
         for step in reversed(self.steps()):

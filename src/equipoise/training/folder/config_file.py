@@ -44,7 +44,7 @@ def rebuild_method(
     """
     with _whole("method"):
         described = config["method"]
-        # An inner method too is found by a registered name alone: the words of a command line may name any
+        # An inner method too is found only by a registered name: the words of a command line may name any
         # module, a file may not.
         unknown: Any = dict(described) if kind is None else described.get("inner")
         while unknown is not None:

@@ -204,7 +204,7 @@ def charge_search(
     # Those that follow from the journal are made anew; the training's own are carried over.
     kept["assumptions"] = [text for text in statement["assumptions"] if text not in before]
     made = statement_from_journal([*entries, charge], run, statement["delta"], **kept)
-    # The charge first, and on its device: a statement that names it must not stand beside a journal without.
+    # The charge first, and on its device: a statement that names it must not lie next to a journal without.
     journal = Journal(path, durable=True)
     try:
         journal.append(charge)

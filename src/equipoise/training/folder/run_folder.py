@@ -89,7 +89,7 @@ class RunFolder:
             self.unlock()
             raise RuntimeError(
                 f"run_dir={str(self.path)!r} is being trained by another process, or by another training of "
-                "this one: each would count its own releases alone. Wait for it, stop it, or close() that "
+                "this one: each would count only its own releases. Wait for it, stop it, or close() that "
                 "training; nothing was spent."
             ) from None
 
@@ -109,8 +109,8 @@ class RunFolder:
             mode = path.lstat().st_mode
             if not (stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and path not in folders)):
                 raise RunFolderError(
-                    f"{path} is a link, a pipe or a device: a run reads and writes files of its own folder "
-                    "alone. Put the file itself there. Nothing was spent."
+                    f"{path} is a link, a pipe or a device: a run reads and writes only files of its own "
+                    "folder. Put the file itself there. Nothing was spent."
                 )
 
     def discard(self) -> None:

@@ -74,7 +74,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not found:
         raise ValueError(
-            "model has no trainable parameter: every parameter has requires_grad=False, or there is none"
+            "model has no trainable parameter: it has no parameters, or all have requires_grad=False"
         )
     complex_ones = [name for name, p in found.items() if not p.is_floating_point()]
     if complex_ones:

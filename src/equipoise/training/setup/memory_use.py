@@ -91,11 +91,11 @@ class _Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def fitting(per_record: float, num_parameters: int, device: torch.device) -> int:
-    """How many records' factors fit in a quarter of the free memory, beside four float32 copies of P."""
+    """How many records' factors fit in a quarter of the free memory, with four float32 copies of P."""
     free = available_bytes(device) * SHARE_OF_FREE_MEMORY - 16.0 * num_parameters
     return max(1, min(LARGEST_MICRO_BATCH, int(free / max(1.0, per_record * FACTOR_OVERHEAD))))
 
 
 def step_bytes(per_record: float, num_parameters: int, records: float) -> int:
-    """Estimated bytes of a step beside the model: factors of a micro-batch, copies of the parameters."""
+    """Estimated bytes of a step without the model: factors of a micro-batch, copies of the parameters."""
     return int(FACTOR_OVERHEAD * per_record * records + 16 * num_parameters)

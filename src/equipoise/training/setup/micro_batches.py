@@ -33,7 +33,7 @@ SMALL_TILE, TILE = 4, 16
 TRIED_SIZES = 4
 
 PASS_OVERHEAD = 32
-"""What a pass costs beside its rows, in rows: 72 for the MLP of `benchmarks/tasks.py`, 29 for the CNN."""
+"""What a pass costs without its rows, in rows: 72 for the MLP of `benchmarks/tasks.py`, 29 for the CNN."""
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
             # Padding to another length may round differently: a mixture moves losses by far more.
             if after is not None and losses_moved(before, after, place, slack=100):
                 raise ValueError(
-                    "augmentation, collate or the data set mixes records: with another record beside it, a "
+                    "augmentation, collate or the data set mixes records: with another record next to it, a "
                     "record's loss changed. One record would then move the gradients of several, and the "
                     "privacy guarantee would not hold. Augment every record by itself (no mixup or cutmix "
                     "between records), and mask padding in the model and in the loss. Nothing was spent."

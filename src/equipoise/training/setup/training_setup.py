@@ -111,7 +111,7 @@ class TrainingSetup:
         return self.method_plan.releases
 
     def assumptions(self) -> list[str]:
-        """What the guarantee rests on besides population and sampling, in the words of the statement."""
+        """The assumptions other than population and sampling, in the words of the statement."""
         is_scanned = Assumption.SCANNED in self.found
         return [
             ALONE,
@@ -121,7 +121,7 @@ class TrainingSetup:
         ]
 
     def kernels(self) -> str:
-        """Digest of what the released numbers depend on besides parameters and records.
+        """Digest of what the released numbers depend on in addition to parameters and records.
 
         With another value, no noise is used again.
         """
@@ -257,16 +257,16 @@ def _plan_of(
     resumed: ResumedRun | None,
     processes: Processes,
 ) -> Plan:
-    """The method's plan, beside what the other runs in its journal cost.
+    """The method's plan, given what the other runs in its journal cost.
 
-    A run that goes on has the plan that it had when it began, beside one of the states of the other runs.
+    A run that goes on has the plan that it had when it began, given one of the states of the other runs.
 
     Raises:
-        BudgetError, ValueError: there is none within the budget, or no state gives the plan of a run that
+        BudgetError, ValueError: no plan is within the budget, or no state gives the plan of a run that
             goes on.
     """
 
-    def beside(others: tuple[DpEvent, ...]) -> Plan:
+    def given(others: tuple[DpEvent, ...]) -> Plan:
         setting = Setting(
             sampling=sampling,
             budget=budget,
@@ -278,16 +278,16 @@ def _plan_of(
         return replace(plan, releases=plan.releases.hardened()) if settings.hardened else plan
 
     if resumed is None:
-        return beside(processes.first(lambda: other_runs(settings.ledger_file, settings.relation)))
+        return given(processes.first(lambda: other_runs(settings.ledger_file, settings.relation)))
     states = processes.first(resumed.other_runs)
     for others in states:
         try:
-            plan = beside(others)
+            plan = given(others)
         except (BudgetError, ValueError):
             continue  # another state may leave the budget that this one does not
         if plan.releases.fingerprint() == resumed.plan:
             return plan
-    beside(states[0])  # its own error says more, if it has one
+    given(states[0])  # its own error says more, if it has one
     raise ValueError(
         "the privacy plan differs from the one that the run was started with: give the same method and "
         "settings. Nothing was spent."
