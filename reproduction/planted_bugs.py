@@ -25,7 +25,7 @@ from equipoise.audit.noise_checks import (
     same_scale,
     sensitivity,
 )
-from equipoise.audit.rehearsal import Stage, Watching, open_stage
+from equipoise.audit.rehearsal import InMemoryTraining
 from equipoise.methods import DPSGD, Abadi, Context, State
 from equipoise.privacy import (
     Draw,
@@ -40,6 +40,7 @@ from equipoise.privacy import (
     clip,
 )
 from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.mechanisms import Mechanism
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.privacy.noise.streams import ReleaseStreams
@@ -94,7 +95,7 @@ def find_planted(seed: int = 0) -> list[Planted]:
 # ---- the bugs
 
 
-class Quieter(Watching):
+class Quieter(RecordingLedger):
     """Noise at 0.8 of its scale."""
 
     scale = 0.8
@@ -103,14 +104,14 @@ class Quieter(Watching):
         return super()._noised(mechanism.scaled(self.scale), *rest)
 
 
-class Repeating(Watching):
+class Repeating(RecordingLedger):
     """The noise of every release is used for the next one too."""
 
     def _streams(self, draw: Draw, *question: object) -> ReleaseStreams:
         return super()._streams(replace(draw, index=draw.index // 2 * 2), *question)
 
 
-class Restarting(Watching):
+class Restarting(RecordingLedger):
     """The noise of every tensor begins at the same place of the stream."""
 
     def _noised(self, mechanism: Mechanism, sums: Mapping[str, Bounded], *rest: Any) -> Sums:
@@ -185,23 +186,23 @@ class FixedSize(Poisson):
 # ---- the probes
 
 
-def _stage(
+def _training(
     method: DPSGD,
     records: int,
     seed: int,
     *,
-    ledger: type[Watching] = Watching,
+    ledger: type[RecordingLedger] = RecordingLedger,
     steps: int = 1,
     first: float = 0.5,
     tables: int = 1,
-) -> Stage:
+) -> InMemoryTraining:
     """A full-batch training whose records move the first parameters; the others hold noise alone.
 
     `first` is the length of the first record's gradient, the others' is 0.5.
     """
     scale = torch.full((records, tables), 0.5)
     scale[0] = first
-    return open_stage(
+    return InMemoryTraining.open(
         method,
         Rows(COORDINATES, tables=tables),
         canary_loss(),
@@ -213,9 +214,8 @@ def _stage(
     ).run()
 
 
-def _noises(stage: Stage) -> Tensor:
-    ledger = stage.ledger
-    assert isinstance(ledger, Watching)
+def _noises(training: InMemoryTraining) -> Tensor:
+    ledger = training.ledger
     rows = []
     for released, raw in zip(ledger.transcript, ledger.sums, strict=True):
         outs, inside = released["gradient"], raw["gradient"]
@@ -225,18 +225,20 @@ def _noises(stage: Stage) -> Tensor:
 
 def _noise_scale(planted: bool, seed: int) -> Check:
     method = DPSGD(clip_norm=1.0, noise_multiplier=NOISE)
-    return noise_scale(_noises(_stage(method, 10, seed, ledger=Quieter if planted else Watching)), NOISE)
+    training = _training(method, 10, seed, ledger=Quieter if planted else RecordingLedger)
+    return noise_scale(_noises(training), NOISE)
 
 
 def _repeats(planted: bool, seed: int) -> Check:
     method = DPSGD(clip_norm=1.0, noise_multiplier=NOISE)
-    return repeats(_noises(_stage(method, 10, seed, ledger=Repeating if planted else Watching, steps=4)))
+    training = _training(method, 10, seed, ledger=Repeating if planted else RecordingLedger, steps=4)
+    return repeats(_noises(training))
 
 
 def _echoes(planted: bool, seed: int) -> Check:
     method = DPSGD(clip_norm=1.0, noise_multiplier=NOISE)
-    stage = _stage(method, 10, seed, ledger=Restarting if planted else Watching, tables=2)
-    return echoes(_noises(stage)[0])
+    training = _training(method, 10, seed, ledger=Restarting if planted else RecordingLedger, tables=2)
+    return echoes(_noises(training)[0])
 
 
 class Pair(nn.Module):
@@ -254,7 +256,7 @@ class Pair(nn.Module):
 def _reach(planted: bool, seed: int) -> Check:
     canaries, kind = 1000, ForgetsParameter if planted else DPSGD
     data = {"index": torch.arange(canaries), "scale": torch.full((canaries, 1), FAR)}
-    stage = open_stage(
+    training = InMemoryTraining.open(
         kind(clip_norm=1.0, noise_multiplier=NOISE),
         Pair(canaries),
         canary_loss(),
@@ -263,9 +265,7 @@ def _reach(planted: bool, seed: int) -> Check:
         None,
         seed=seed,
     ).run()
-    ledger = stage.ledger
-    assert isinstance(ledger, Watching)
-    return sensitivity(ledger.transcript[0]["gradient"]["second.tables.0"].flatten(), NOISE, 1.0)
+    return sensitivity(training.ledger.transcript[0]["gradient"]["second.tables.0"].flatten(), NOISE, 1.0)
 
 
 def _same_scale(kind: type[DPSGD], planted: bool, seed: int, far: bool) -> Check:
@@ -273,13 +273,13 @@ def _same_scale(kind: type[DPSGD], planted: bool, seed: int, far: bool) -> Check
     method = kind if planted else DPSGD
     worlds = []
     for number, present in enumerate((False, True)):
-        stage = _stage(
+        training = _training(
             method(clip_norm=10.0, noise_multiplier=NOISE),
             11 if present and not far else 10,
             seed + 1000 * number,
             first=FAR if present and far else 0.5,
         )
-        worlds.append(stage.parameters[11:])
+        worlds.append(training.parameters[11:])
     return same_scale(*worlds)
 
 

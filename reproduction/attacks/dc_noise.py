@@ -25,7 +25,7 @@ import torch
 
 from equipoise.audit.bounds import certify_known_law
 from equipoise.audit.canaries import FAR, Rows, canary_loss
-from equipoise.audit.rehearsal import Watching, open_stage
+from equipoise.audit.rehearsal import InMemoryTraining
 from equipoise.methods.published.dc_dpsgd import DCDPSGD, average_noise, share_multipliers
 from equipoise.privacy import Budget, Poisson
 from reproduction.attacks.finding import Finding
@@ -65,7 +65,7 @@ def attack_dc_dpsgd(
     budget, sampling = Budget(epsilon, delta), Poisson(batch, population, steps)
     widest, ratios = widest_noise(_program(), budget, sampling), []
     for run in range(runs):
-        stage = open_stage(
+        training = InMemoryTraining.open(
             _program(),
             Rows(rows),
             canary_loss(),
@@ -74,10 +74,8 @@ def attack_dc_dpsgd(
             budget,
             seed=seed + 1000 * run,
         ).run()
-        ledger = stage.ledger
-        assert isinstance(ledger, Watching)
         total = 0.0
-        for released in ledger.transcript:
+        for released in training.ledger.transcript:
             (value,) = released["gradient"].values()
             total += _mixture(rate, (-float(value.flatten()[0]) - 0.5) / widest**2)
         ratios.append(total)

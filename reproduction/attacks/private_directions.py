@@ -16,7 +16,7 @@ import torch
 
 from equipoise.audit.bounds import certify_thresholds
 from equipoise.audit.canaries import Rows, canary_loss, canary_records
-from equipoise.audit.rehearsal import open_stage
+from equipoise.audit.rehearsal import InMemoryTraining
 from equipoise.methods import PCDPSGD, PublicRecords, PublicSubspace
 from equipoise.privacy import Budget, FullBatch
 from reproduction.attacks.finding import Finding
@@ -43,14 +43,14 @@ def attack_pcdp_sgd(
         confidence: of the certificate.
     """
     without, with_record = [], []
-    for training in range(trainings):
-        number = seed + 1000 * training
+    for run in range(trainings):
+        number = seed + 1000 * run
         present = torch.rand(canaries, generator=torch.Generator().manual_seed(number)) < 0.5
         data = canary_records(torch.arange(canaries)[present])
         with warnings.catch_warnings():
             # no public gradient is held out here to see what the subspace captures
             warnings.simplefilter("ignore", UserWarning)
-            stage = open_stage(
+            training = InMemoryTraining.open(
                 PCDPSGD(
                     source=PublicSubspace(PublicRecords(data), dimension=int(present.sum())), clip_norm=1.0
                 ),
@@ -63,7 +63,7 @@ def attack_pcdp_sgd(
                 learning_rate=float(canaries),
                 allow_public_duplicates=True,
             ).run()
-        moved = stage.parameters.abs()
+        moved = training.parameters.abs()
         without.append(moved[~present])
         with_record.append(moved[present])
     absent, there = torch.cat(without), torch.cat(with_record)

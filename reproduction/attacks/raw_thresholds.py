@@ -14,26 +14,23 @@ is the log-likelihood ratio of the whole transcript.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.audit.bounds import certify_known_law
-from equipoise.audit.rehearsal import Stage, Watching, open_stage
+from equipoise.audit.rehearsal import InMemoryTraining
 from equipoise.methods.anchored.schedule import Every
 from equipoise.methods.published import DPC4, DPC4Plus
 from equipoise.privacy import Budget, FullBatch
-from equipoise.privacy.ledger.replay import ReplayLedger
+from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import Sums
 from reproduction.attacks.finding import Finding
 
 __all__ = ["attack_dp_c4", "attack_dp_c4_plus", "log_ratio"]
-
-
-class Replaying(ReplayLedger, Watching):
-    """Hands out the transcript of the other world, and keeps sums and noise scales of this one."""
 
 
 def _line(features: int) -> nn.Linear:
@@ -83,7 +80,7 @@ def _attack(
     ratios = []
     for run in range(runs):
 
-        def stage(y: Tensor, ledger: type | object, number: int = run) -> Stage:
+        def train(y: Tensor, ledger: Callable[..., RecordingLedger], number: int = run) -> RecordingLedger:
             method = kind(
                 clip_norm=20.0,
                 coupled_scale=6.0,
@@ -91,7 +88,7 @@ def _attack(
                 schedule=Every(8),
                 anchor_batch_size=records,
             )
-            return open_stage(
+            training = InMemoryTraining.open(
                 method,
                 _line(features),
                 _half_square,
@@ -101,23 +98,13 @@ def _attack(
                 seed=seed + 1000 * number,
                 learning_rate=0.1,
                 relation="replace_one",
-                make_ledger=ledger,  # type: ignore[arg-type]
-            ).run()
-
-        real = stage(odd, Watching).ledger
-        assert isinstance(real, Watching)
-        transcript = real.transcript
-        other = stage(
-            label, lambda *args, transcript=transcript, **kwargs: Replaying(transcript, *args, **kwargs)
-        ).ledger
-        assert isinstance(other, Watching)
-        ratios.append(
-            log_ratio(
-                transcript,
-                (real.sums, _stds(real)),
-                (other.sums, _stds(other)),
+                make_ledger=ledger,
             )
-        )
+            return training.run().ledger
+
+        real = train(odd, RecordingLedger)
+        other = train(label, partial(ReplayLedger, real.transcript))
+        ratios.append(log_ratio(real.transcript, (real.sums, _stds(real)), (other.sums, _stds(other))))
     found = torch.tensor(ratios)
     return Finding(
         name=name,
@@ -158,10 +145,10 @@ def log_ratio(transcript: Sequence[Sums], with_record: World, without: World) ->
     return total
 
 
-def _stds(ledger: Watching) -> list[dict[str, float]]:
+def _stds(ledger: RecordingLedger) -> list[dict[str, float]]:
     """Standard deviations of the noise of every release."""
     plan = ledger.plan
     return [
-        {name: plan[name].mechanism.standard_deviation(name, bound) for name, bound in noted.bounds.items()}
-        for noted in ledger.noted
+        {name: plan[name].mechanism.standard_deviation(name, bound) for name, bound in bounds.items()}
+        for bounds in ledger.bounds
     ]

@@ -20,16 +20,17 @@ from torch import Tensor
 
 from equipoise.audit.bounds import certify_thresholds
 from equipoise.audit.canaries import Rows, canary_loss, canary_records
-from equipoise.audit.rehearsal import Watching, open_stage
+from equipoise.audit.rehearsal import InMemoryTraining
 from equipoise.methods import DPSGD
 from equipoise.methods.published.adaptive_rms import published_noise
 from equipoise.privacy import Draw, FixedEpochs, PrivacyPlan, gaussian_epsilon
+from equipoise.privacy.ledger.replay import RecordingLedger
 from reproduction.attacks.finding import Finding
 
 __all__ = ["attack_adaptive_rms"]
 
 
-class Permutation(Watching):
+class Permutation(RecordingLedger):
     """Keeps which records a draw took, as one who knows the permutation does; keeps nothing else."""
 
     def __init__(self, plan: PrivacyPlan, *args: Any, **kwargs: Any) -> None:
@@ -81,7 +82,7 @@ def attack_adaptive_rms(
     present = torch.rand(canaries, generator=torch.Generator().manual_seed(seed)) < 0.5
     data = canary_records(torch.arange(canaries))
     data["scale"][~present] *= -1
-    stage = open_stage(
+    training = InMemoryTraining.open(
         DPSGD(clip_norm=1.0, noise_multiplier=multiplier),
         Rows(canaries),
         canary_loss(),
@@ -92,7 +93,7 @@ def attack_adaptive_rms(
         relation="replace_one",
         make_ledger=Permutation,
     ).run()
-    ledger = stage.ledger
+    ledger = training.ledger
     assert isinstance(ledger, Permutation)
     assert ledger.statistic is not None
     epochs = math.ceil(rounds / sampling.draws_per_epoch)

@@ -11,9 +11,10 @@ import equipoise as eq
 from equipoise.audit.bounds import certify_thresholds
 from equipoise.audit.canaries import CanaryLayout
 from equipoise.audit.method_audit import AUDITS, audit_method
-from equipoise.audit.rehearsal import CanaryTraining, Watching, rehearse
+from equipoise.audit.rehearsal import CanaryTraining, rehearse
 from equipoise.methods import METHODS, RandomSubspace
 from equipoise.privacy import LedgerError
+from equipoise.privacy.ledger.replay import RecordingLedger
 from reproduction.planted_bugs import Quieter
 
 OFTEN = ("dp-sgd", "dp-c4", "dp-c4-plus", "dice-sgd", "dc-dpsgd", "pcdp-sgd", "adaptive-rms")
@@ -46,7 +47,7 @@ def test_a_small_audit_finds_nothing_wrong(name):
     assert found.claimed <= 2.0
 
 
-def rehearsed(make_method, sampling, budget, neighbours=None, make_ledger=Watching, **options):
+def rehearsed(make_method, sampling, budget, neighbours=None, make_ledger=RecordingLedger, **options):
     training = CanaryTraining(make_method=make_method, sampling=sampling, budget=budget, **options)
     return rehearse(training, neighbours=neighbours, make_ledger=make_ledger)
 

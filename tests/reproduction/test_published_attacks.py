@@ -11,8 +11,9 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.audit.canaries import Rows, canary_loss
-from equipoise.audit.rehearsal import Watching, open_stage
+from equipoise.audit.rehearsal import InMemoryTraining
 from equipoise.methods import published
+from equipoise.privacy.ledger.replay import RecordingLedger
 from reproduction.attacks import ATTACKS
 from reproduction.attacks.dc_noise import widest_noise
 from reproduction.attacks.dice_memory import attack_dice_sgd, update
@@ -34,7 +35,7 @@ def test_the_vectorised_update_is_the_librarys():
     """Raw updates of `published.DiceSGD` over a training, and of the attack's formula."""
     bound, batch, steps = 50.0, 4.0, 12
 
-    class Noting(Watching):
+    class Noting(RecordingLedger):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             self.ids = []
@@ -45,7 +46,7 @@ def test_the_vectorised_update_is_the_librarys():
 
     at = torch.zeros(20, dtype=torch.float64)
     at[0] = -1e6
-    stage = open_stage(
+    training = InMemoryTraining.open(
         published.DiceSGD(),
         Point(),
         lambda model, b: nn.functional.huber_loss(model(b["at"]), 0 * b["at"], reduction="none", delta=bound),
@@ -58,14 +59,14 @@ def test_the_vectorised_update_is_the_librarys():
     )
     x, memory = np.zeros(1), np.zeros(1)
     for step in range(steps):
-        stage.run(1)
-        ids = stage.ledger.ids[step]
+        training.run(1)
+        ids = training.ledger.ids[step]
         special = np.array([float((ids == 0).any())])
         others = np.array([float(len(ids))]) - special
         found, memory = update(x, memory, others, special, np.array([bound]), batch=batch, bound=bound)
-        (raw,) = stage.ledger.sums[step]["update"].values()
+        (raw,) = training.ledger.sums[step]["update"].values()
         assert raw.item() == pytest.approx(found.item(), rel=1e-6, abs=1e-9)
-        x = stage.parameters.numpy().copy()
+        x = training.parameters.numpy().copy()
 
 
 def test_log_ratio_of_two_gaussians():
@@ -99,7 +100,7 @@ def test_no_scale_of_the_authors_program_is_wider_than_the_public_one():
     """Whatever the batch, so that the certificate is one of the program's output alone."""
     scales = []
 
-    class Scales(Watching):
+    class Scales(RecordingLedger):
         def release_unproven(self, draw, name, value, std, **options):
             scales.append(std)
             return super().release_unproven(draw, name, value, std, **options)
@@ -108,7 +109,9 @@ def test_no_scale_of_the_authors_program_is_wider_than_the_public_one():
     method = published.DCDPSGD(variant="code")
     index = torch.arange(200) % 4
     data = {"index": index, "scale": torch.rand(200, 1)}
-    open_stage(method, Rows(4), canary_loss(), data, sampling, budget, seed=0, make_ledger=Scales).run()
+    InMemoryTraining.open(
+        method, Rows(4), canary_loss(), data, sampling, budget, seed=0, make_ledger=Scales
+    ).run()
     widest = widest_noise(method, budget, sampling)
     assert len(set(scales)) > 1
     assert 0.5 * widest < max(scales) <= widest

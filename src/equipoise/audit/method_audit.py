@@ -18,9 +18,10 @@ import torch
 
 from equipoise.audit.bounds import Certificate, certify_gaussian, certify_thresholds
 from equipoise.audit.designs import AUDITS, ONE_STEP, Design, with_options
-from equipoise.audit.rehearsal import CanaryTraining, Watching, rehearse
+from equipoise.audit.rehearsal import CanaryTraining, rehearse
 from equipoise.methods import Method
 from equipoise.privacy import Budget, PrivacyPlan
+from equipoise.privacy.ledger.replay import RecordingLedger
 
 __all__ = ["Audit", "audit_method", "find_design"]
 
@@ -75,7 +76,7 @@ def audit_method(
     confidence: float = 0.99,
     trainings: int | None = None,
     canaries: int | None = None,
-    make_ledger: Callable[..., Any] = Watching,
+    make_ledger: Callable[..., RecordingLedger] = RecordingLedger,
 ) -> Audit:
     """Audit a method at a claimed (epsilon, delta).
 
@@ -89,7 +90,7 @@ def audit_method(
         seeds: one audit per seed; each gets its share of the error probability.
         confidence: of all certificates together.
         trainings, canaries: other sizes than the design's.
-        make_ledger: a kind of `Watching`; audits of planted bugs give their own.
+        make_ledger: a kind of `RecordingLedger`; audits of planted bugs give their own.
 
     Raises:
         ValueError: an unknown name or relation, or no seeds.

@@ -20,8 +20,9 @@ from equipoise.audit.canaries import canary_loss
 from equipoise.audit.designs import Design, with_options
 from equipoise.audit.method_audit import Audit, audit_method, find_design
 from equipoise.audit.noise_checks import Check, noise_scale
-from equipoise.audit.rehearsal import Watching, open_stage, whitened
+from equipoise.audit.rehearsal import InMemoryTraining, whitened
 from equipoise.privacy import Budget, Draw, FullBatch
+from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.mechanisms.base import Sums
 
 __all__ = ["Probe", "check_noise", "probe_method"]
@@ -33,7 +34,7 @@ LONGEST, NUMBERS = 1500, 1500
 """Its steps, or as many as give so many numbers of every release."""
 
 
-class Altered(Watching):
+class Altered(RecordingLedger):
     """Everything that leaves with other noise, or longer sums, than is booked, whatever the mechanism.
 
     Attributes:
@@ -123,7 +124,7 @@ def probe_method(
     """
     design = with_options(find_design(method, one_step=True), options or {})
 
-    def audit(ledger: type[Watching], trainings: int) -> Audit:
+    def audit(ledger: type[RecordingLedger], trainings: int) -> Audit:
         return audit_method(
             design,
             epsilon,
@@ -135,12 +136,12 @@ def probe_method(
             make_ledger=ledger,
         )
 
-    clean = audit(Watching, design.trainings)
+    clean = audit(RecordingLedger, design.trainings)
     if not clean.claimed:
         return Probe(clean, None, None, {})
     fewer = max(1, design.trainings // 2)
     budget = Budget(epsilon, delta)
-    without, planted = (check_noise(design, budget, ledger, seed=seed) for ledger in (Watching, Quiet))
+    without, planted = (check_noise(design, budget, ledger, seed=seed) for ledger in (RecordingLedger, Quiet))
     return Probe(
         clean,
         audit(Quiet, fewer),
@@ -150,13 +151,13 @@ def probe_method(
 
 
 def check_noise(
-    design: Design, budget: Budget, make_ledger: type[Watching] = Watching, *, seed: int = 0
+    design: Design, budget: Budget, make_ledger: type[RecordingLedger] = RecordingLedger, *, seed: int = 0
 ) -> dict[str, Check]:
     """Is the noise of every release as long as booked? Over many steps, for numbers that are few per step."""
     # Directions need not be those of a first step: the noise is looked at, not the canaries.
     directions = None if design.along is None else torch.eye(PROBED_RECORDS, PROBED_RECORDS * design.width)
     data = design.records(torch.arange(PROBED_RECORDS), directions)
-    stage = open_stage(
+    training = InMemoryTraining.open(
         design.make(PROBED_RECORDS, **design.options),
         design.model(PROBED_RECORDS),
         canary_loss(design.kind),
@@ -167,17 +168,16 @@ def check_noise(
         learning_rate=POPULATION,
         make_ledger=make_ledger,
     )
-    ledger = stage.ledger
-    assert isinstance(ledger, Watching)
-    numbers = {release.name: 0 for release in stage.setup.plan.releases}
-    while stage.steps.done < LONGEST and min(numbers.values()) < NUMBERS:
+    ledger = training.ledger
+    numbers = {release.name: 0 for release in training.setup.plan.releases}
+    while training.steps.done < LONGEST and min(numbers.values()) < NUMBERS:
         seen = len(ledger.transcript)
-        stage.run(1)
+        training.run(1)
         for released in ledger.transcript[seen:]:
             for name, tensors in released.items():
                 numbers[name] += sum(value.numel() for value in tensors.values())
     noises: dict[str, list[torch.Tensor]] = {name: [] for name in numbers}
-    left, raw = (whitened(ledger.plan, sums, ledger.noted) for sums in (ledger.transcript, ledger.sums))
+    left, raw = (whitened(ledger, sums) for sums in (ledger.transcript, ledger.sums))
     for after, before in zip(left, raw, strict=True):
         for name, tensors in after.items():
             noises[name] += [(value - before[name][key]).flatten() for key, value in tensors.items()]

@@ -20,14 +20,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from equipoise.audit.canaries import CanaryLayout, canary_loss, directed_records
 from equipoise.methods import Method
-from equipoise.privacy import Bounded, Budget, Draw, Ledger, PrivacyPlan, Sampling
+from equipoise.privacy import Budget, Draw, PrivacyPlan, Sampling
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import NoiseHistory, Sums
 from equipoise.training.run_ledger import open_ledger
@@ -35,31 +35,10 @@ from equipoise.training.setup.training_settings import CommonSettings, TrainingS
 from equipoise.training.setup.training_setup import TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 
-__all__ = ["CanaryTraining", "Rehearsal", "Stage", "Watching", "open_stage", "rehearse", "whitened"]
+__all__ = ["CanaryTraining", "InMemoryTraining", "Rehearsal", "rehearse", "whitened"]
 
 
-@dataclass(frozen=True)
-class Noted:
-    """A release: its draw, and the bounds that its noise follows."""
-
-    draw: Draw
-    bounds: dict[str, float]
-
-
-class Watching(RecordingLedger):
-    """A ledger that keeps what left and with how much noise."""
-
-    def __init__(self, plan: PrivacyPlan, *args: Any, **kwargs: Any) -> None:
-        super().__init__(plan, *args, **kwargs)
-        self.noted: list[Noted] = []
-
-    def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
-        out = super().release(draw, sums)
-        self.noted.append(Noted(draw, {name: bounded.add_remove for name, bounded in sums.items()}))
-        return out
-
-
-class Everyone(ReplayLedger):
+class FullBatchReplayLedger(ReplayLedger):
     """The attacker's: every record in every draw, and the releases of the real training."""
 
     def sample(self, draw: Draw, num_records: int) -> Tensor:
@@ -67,8 +46,8 @@ class Everyone(ReplayLedger):
 
 
 @dataclass
-class Stage:
-    """A training in memory that is taken step by step.
+class InMemoryTraining:
+    """A training that is taken step by step, under a ledger that can be looked through.
 
     Attributes:
         setup: model, method, plan and the rest.
@@ -77,10 +56,44 @@ class Stage:
     """
 
     setup: TrainingSetup
-    ledger: Ledger
+    ledger: RecordingLedger
     steps: StepRunner
 
-    def run(self, steps: int | None = None) -> Stage:
+    @classmethod
+    def open(
+        cls,
+        method: Method,
+        model: torch.nn.Module,
+        loss: Callable[..., Tensor],
+        data: Mapping[str, Tensor],
+        sampling: Sampling,
+        budget: Budget | None,
+        *,
+        seed: int,
+        learning_rate: float = 1.0,
+        make_ledger: Callable[..., RecordingLedger] = RecordingLedger,
+        optimizer: torch.optim.Optimizer | None = None,
+        **settings: Unpack[CommonSettings],
+    ) -> InMemoryTraining:
+        """A training at its start; noise and draws follow the seed."""
+        # Canaries are cheap: one micro-batch per draw.
+        settings = {"micro_batch_size": max(1, len(next(iter(data.values())))), **settings}
+        setup = prepare(
+            model,
+            optimizer or torch.optim.SGD(model.parameters(), lr=learning_rate),
+            loss=loss,
+            data=dict(data),
+            sampling=sampling,
+            method=method,
+            budget=budget,
+            settings=TrainingSettings(seed=seed, reproducible=True, **settings),  # for the attacker's replays
+        )
+        ledger = open_ledger(setup, ledger_class=make_ledger)
+        assert isinstance(ledger, RecordingLedger)  # one process
+        return cls(setup, ledger, StepRunner(setup, ledger))
+
+    def run(self, steps: int | None = None) -> InMemoryTraining:
+        """These steps, or all that are left."""
         for _ in range(self.setup.sampling.steps - self.steps.done if steps is None else steps):
             self.steps.take()
         return self
@@ -88,38 +101,6 @@ class Stage:
     @property
     def parameters(self) -> Tensor:
         return torch.cat([p.detach().flatten() for p in self.setup.parameters.values()])
-
-
-def open_stage(
-    method: Method,
-    model: torch.nn.Module,
-    loss: Callable[..., Tensor],
-    data: Mapping[str, Tensor],
-    sampling: Sampling,
-    budget: Budget | None,
-    *,
-    seed: int,
-    learning_rate: float = 1.0,
-    make_ledger: Callable[..., Any] = Watching,
-    optimizer: torch.optim.Optimizer | None = None,
-    **settings: Unpack[CommonSettings],
-) -> Stage:
-    """A training whose ledger can be looked through; noise and draws follow the seed."""
-    # Canaries are cheap: one micro-batch per draw.
-    settings = {"micro_batch_size": max(1, len(next(iter(data.values())))), **settings}
-    setup = prepare(
-        model,
-        optimizer or torch.optim.SGD(model.parameters(), lr=learning_rate),
-        loss=loss,
-        data=dict(data),
-        sampling=sampling,
-        method=method,
-        budget=budget,
-        settings=TrainingSettings(seed=seed, reproducible=True, **settings),  # for the attacker's replays
-    )
-    ledger = open_ledger(setup, ledger_class=make_ledger)
-    assert isinstance(ledger, Ledger)  # one process
-    return Stage(setup, ledger, StepRunner(setup, ledger))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,9 +127,11 @@ class CanaryTraining:
     relation: str = "add_or_remove_one"
     hardened: bool = False
 
-    def open(self, data: Mapping[str, Tensor], make_ledger: Callable[..., Any] = Watching) -> Stage:
+    def open(
+        self, data: Mapping[str, Tensor], make_ledger: Callable[..., RecordingLedger] = RecordingLedger
+    ) -> InMemoryTraining:
         """The training of these records, under this ledger; always with the same draws and noise."""
-        return open_stage(
+        return InMemoryTraining.open(
             self.make_method(),
             self.layout.model(self.canaries),
             canary_loss(self.layout.kind),
@@ -175,29 +158,22 @@ class CanaryTraining:
     def records(self, chosen: Tensor, signs: Tensor | None = None) -> dict[str, Tensor]:
         return self.layout.records(chosen, self.directions, signs)
 
-    def replay(self, real: Stage, data: Mapping[str, Tensor]) -> Tensor:
+    def replay(self, real: InMemoryTraining, data: Mapping[str, Tensor]) -> Tensor:
         """L of these records, one per canary, against nobody in their places, [M]."""
-        watched = real.ledger
-        assert isinstance(watched, Watching)
-        attacker = self.open(
-            data, lambda *args, **kwargs: Everyone(watched.transcript, *args, **kwargs)
-        ).run()
+        released = real.ledger
+        attacker = self.open(data, functools.partial(FullBatchReplayLedger, released.transcript)).run()
         if not torch.equal(attacker.parameters, real.parameters):
             raise RuntimeError(
                 f"the attacker's replay of {real.setup.method.name!r} does not end at the parameters of the "
                 "training: its state is not a function of what was released"
             )
-        replayed, plan = attacker.ledger, watched.plan
-        assert isinstance(replayed, Everyone)
         ratios = torch.zeros(self.canaries, dtype=torch.float64)
-        releases, shifts = (
-            whitened(plan, sums, watched.noted) for sums in (watched.transcript, replayed.sums)
-        )
-        for y, s, noted in zip(releases, shifts, watched.noted, strict=True):
-            ratios += _log_ratio(y, s, plan.sampling_of(noted.draw.name).sampling_rate, self.canaries)
+        releases, shifts = (whitened(released, sums) for sums in (released.transcript, attacker.ledger.sums))
+        for y, s, draw in zip(releases, shifts, released.draws, strict=True):
+            ratios += _log_ratio(y, s, released.plan.sampling_of(draw.name).sampling_rate, self.canaries)
         return ratios
 
-    def moved(self, real: Stage) -> Tensor:
+    def moved(self, real: InMemoryTraining) -> Tensor:
         """Where each canary's own parameters ended, [M, numbers of a canary]."""
         if self.directions is not None:
             return (self.directions @ real.parameters)[:, None]
@@ -226,26 +202,25 @@ def rehearse(
     training: CanaryTraining,
     *,
     neighbours: str | None = None,
-    make_ledger: Callable[..., Any] = Watching,
+    make_ledger: Callable[..., RecordingLedger] = RecordingLedger,
 ) -> Rehearsal:
     """One training with about half of the canaries, and the attacker's log-likelihood ratios of all.
 
     Args:
         training: of the canaries.
         neighbours: the relation of the data sets that are told apart; the plan's when None.
-        make_ledger: a kind of `Watching`; audits of planted bugs give their own.
+        make_ledger: a kind of `RecordingLedger`; audits of planted bugs give their own.
     """
     canaries = training.canaries
     present = torch.rand(canaries, generator=torch.Generator().manual_seed(training.seed)) < 0.5
     everyone, replaced = torch.arange(canaries), (neighbours or training.relation) == "replace_one"
     chosen = (everyone, torch.where(present, 1.0, -1.0)) if replaced else (everyone[present],)
     real = training.open(training.records(*chosen), make_ledger).run()
-    watched, ends = real.ledger, training.moved(real)
-    assert isinstance(watched, Watching)
+    ends = training.moved(real)
     # Descent: the record of gradient g goes to -g, its opposite to g.
     moved = -ends.sum(dim=1) if replaced else ends.abs().amax(dim=1)
     ratios = torch.zeros(canaries)
-    if watched.transcript:
+    if real.ledger.transcript:
         ratios = training.replay(real, training.records(everyone))
         if replaced:  # L of the record against nobody, less that of its opposite against nobody
             ratios -= training.replay(real, training.records(everyone, -torch.ones(canaries)))
@@ -267,16 +242,16 @@ def _log_ratio(y: Sums, s: Sums, rate: float, canaries: int) -> Tensor:
     return torch.logaddexp(quiet, exponent + torch.tensor(rate, dtype=torch.float64).log())
 
 
-def whitened(plan: PrivacyPlan, transcript: Sequence[Sums], noted: Sequence[Noted]) -> list[Sums]:
-    """Releases, or raw sums, in units of their noise, which is then standard and independent."""
+def whitened(ledger: RecordingLedger, transcript: Sequence[Sums]) -> list[Sums]:
+    """What left a ledger, or its raw sums, in units of the noise, which is then standard and independent."""
     out: list[Sums] = []
     past: NoiseHistory[Sums] = NoiseHistory()
-    for sums, here in zip(transcript, noted, strict=True):
+    for sums, draw, bounds in zip(transcript, ledger.draws, ledger.bounds, strict=True):
         white: Sums = {}
-        for mechanism, members in plan.groups(sums):
-            earlier = past.before(members[0], here.draw.ordinal, mechanism.memory)
-            own = mechanism.whitened({name: sums[name] for name in members}, here.bounds, earlier)
-            past.add(members[0], here.draw.ordinal, own, mechanism.memory)
+        for mechanism, members in ledger.plan.groups(sums):
+            earlier = past.before(members[0], draw.ordinal, mechanism.memory)
+            own = mechanism.whitened({name: sums[name] for name in members}, bounds, earlier)
+            past.add(members[0], draw.ordinal, own, mechanism.memory)
             white |= own
         out.append(white)
     return out

@@ -25,18 +25,23 @@ class RecordingLedger(Ledger):
 
     Attributes:
         transcript: releases handed out so far.
-        sums: raw sums before noise, with the same shape as the transcript. For tests alone.
+        sums: raw sums before noise, with the same shape as the transcript. For tests only.
+        draws, bounds: the draw of each release of bounded sums, and the bounds that its noise follows.
     """
 
     def __init__(self, plan: PrivacyPlan, *args: Any, **kwargs: Any) -> None:
         super().__init__(plan, *args, **kwargs)
         self.transcript: list[Sums] = []
         self.sums: list[Sums] = []
+        self.draws: list[Draw] = []
+        self.bounds: list[dict[str, float]] = []
 
     def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
         """As `Ledger.release`, recorded."""
         out = super().release(draw, sums)
         self.sums.append(_raw_sums(sums))
+        self.draws.append(draw)
+        self.bounds.append({name: float(bounded.add_remove) for name, bounded in sums.items()})
         self.transcript.append({n: {k: t.clone() for k, t in v.items()} for n, v in out.items()})
         return out
 
