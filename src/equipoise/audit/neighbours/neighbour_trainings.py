@@ -1,0 +1,174 @@
+"""Trainings on two neighbouring data sets, and how far what they release is apart."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from equipoise.audit.neighbours.chosen_draws import ChosenDraws, ChosenDrawsLedger, ChosenDrawsReplayLedger
+from equipoise.audit.neighbours.neighbour_findings import NeighbourPair
+from equipoise.audit.neighbours.scaled_copies import SCALES, ScaledCopy, other_record, with_copies
+from equipoise.audit.neighbours.silent_record import SilentMethod
+from equipoise.gradients.engine_inputs import Loss
+from equipoise.methods import DPSGD, Method
+from equipoise.privacy import Budget, Sampling
+from equipoise.privacy.accounting.epsilon import gaussian_epsilon
+from equipoise.privacy.mechanisms.base import Sums
+from equipoise.training.assumptions import Assumption
+from equipoise.training.record_rows import RecordSource
+from equipoise.training.run_ledger import open_ledger
+from equipoise.training.setup.training_settings import CommonSettings, TrainingSettings
+from equipoise.training.setup.training_setup import TrainingSetup, prepare
+from equipoise.training.step import StepRunner
+
+__all__ = ["NeighbourSettings", "NeighbourTrainings"]
+
+
+class NeighbourSettings(CommonSettings, total=False):
+    """Arguments that mean what they mean for `PrivateTraining`."""
+
+    views: int
+    budget: Budget | None
+    augmentation: Callable[[Any, torch.Generator], Any] | None
+    collate: Callable[[list[Any]], Any] | None
+    device: str | torch.device | None
+
+
+class NeighbourTrainings:
+    """A training, prepared as for a run, with records that may enter behind those of the data."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        data: Any,
+        sampling: Sampling,
+        method: Method | None,
+        positions: int,
+        seed: int,
+        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None,
+        settings: NeighbourSettings,
+    ) -> None:
+        collate = settings.get("collate")
+        source = RecordSource(data, collate)
+        given: dict[str, Any] = {**settings}
+        own = {item.name for item in fields(TrainingSettings)} & given.keys()
+        self.records, self._positions, self._seed = len(source), positions, seed
+        self._optimizer = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+        copied = copy.deepcopy(model)
+        self.setup = setup = prepare(
+            copied,
+            self._optimizer([p for p in copied.parameters() if p.requires_grad]),
+            loss=loss,
+            data=data,
+            sampling=sampling,
+            method=method or DPSGD(noise_multiplier=1.0),
+            # Reproducible: both sides draw alike. Nothing leaves.
+            settings=TrainingSettings(
+                seed=seed, reproducible=True, **{name: given.pop(name) for name in own}
+            ),
+            **given,
+        )
+        if setup.plan.unproven or not setup.plan.releases:
+            raise ValueError(
+                f"method {setup.method.name!r} has releases without a proof, or none at all: there is no "
+                "bound to hold a movement against"
+            )
+        self.draws_numbers = setup.rows.dealt or Assumption.OWN_NUMBERS in setup.found
+        self._copies = [
+            ScaledCopy(other_record(source, self._old(number)), SCALES[number % len(SCALES)])
+            for number in range(positions)
+        ]
+        self._rows = copy.copy(setup.rows)
+        self._rows.source = with_copies(source, data, self._copies, collate)
+        self._start = {name: p.detach().clone() for name, p in setup.parameters.items()}
+
+    def _old(self, number: int) -> int:
+        """The record of the data that leaves or is replaced."""
+        return number * self.records // self._positions
+
+    def compare(self, change: str, number: int, steps: int, threads: int) -> NeighbourPair:
+        """The number-th of several pairs of this change."""
+        old, new = self._old(number), self.records + number
+        place = 1.0 if self.draws_numbers else number / max(1, self._positions - 1)
+        # The population that the user states need not hold a record more than the data.
+        without = ChosenDraws(self.records, old)
+        before, after = (replace(without, record=one, place=place) for one in (old, new))
+        one, other = {"remove": (before, without), "replace": (before, after)}.get(change, (without, after))
+        left = self._step(one, number, steps)
+        right = self._step(other, number, steps, left.transcript, new if change == "silent" else None)
+        movement, square, allowed = _distance(self.setup, left, right, change == "replace")
+        return NeighbourPair(
+            change=change,
+            position=max(left.stood_at, right.stood_at),
+            scale=1.0 if change == "remove" else self._copies[number].scale,
+            threads=threads,
+            movement=movement,
+            epsilon=gaussian_epsilon(math.sqrt(square), self.setup.delta),
+            claimed=gaussian_epsilon(math.sqrt(allowed), self.setup.delta),
+        )
+
+    def _step(
+        self,
+        drawn: ChosenDraws,
+        number: int,
+        steps: int,
+        transcript: Sequence[Sums] | None = None,
+        silent: int | None = None,
+    ) -> ChosenDrawsLedger:
+        """The ledger after these steps from the start, with draws and randomness of this number."""
+        setup = self.setup
+        with torch.no_grad():
+            for name, parameter in setup.parameters.items():
+                parameter.copy_(self._start[name])
+        optimizer = self._optimizer(list(setup.parameters.values()))
+        seeded = replace(setup.settings, seed=1000 * self._seed + number)
+        here = replace(setup, optimizer=optimizer, settings=seeded, rows=self._rows)
+        if silent is not None:
+            method: Any = SilentMethod(setup.method, silent)
+            here = replace(here, method=method)
+        make_ledger = (
+            partial(ChosenDrawsLedger, drawn)
+            if transcript is None
+            else partial(ChosenDrawsReplayLedger, drawn, transcript)
+        )
+        ledger = open_ledger(here, ledger_class=make_ledger)
+        assert isinstance(ledger, ChosenDrawsLedger)  # one process
+        runner = StepRunner(here, ledger)
+        for _ in range(steps):
+            runner.take()
+        return ledger
+
+
+def _distance(
+    side: TrainingSetup, left: ChosenDrawsLedger, right: ChosenDrawsLedger, replaced: bool = False
+) -> tuple[float, float, float]:
+    """How far the raw sums are apart.
+
+    Returns:
+        The largest distance of a release in units of its bound, the sum of squared distances in units of the
+        noise, and what the bounds allow that sum to be.
+    """
+    if left.bounds != right.bounds:
+        return math.inf, math.inf, 0.0  # a public threshold that follows from the records
+    plan, furthest, square, allowed = side.plan, 0.0, 0.0, 0.0
+    for ours, theirs, bounds in zip(left.sums, right.sums, left.bounds, strict=True):
+        for mechanism, members in plan.groups(ours):
+            apart = {
+                name: {key: value.double() - theirs[name][key].double() for key, value in ours[name].items()}
+                for name in members
+            }
+            white = mechanism.whitened(apart, bounds)
+            length = sum(float(v.square().sum()) for tensors in white.values() for v in tensors.values())
+            ratio = max(plan[name].replace_ratio for name in members) if replaced else 1.0
+            limit = ratio**2 * mechanism.whitened_square()
+            furthest = max(furthest, math.sqrt(length / limit))
+            square, allowed = square + length, allowed + limit
+    return furthest, square, allowed
