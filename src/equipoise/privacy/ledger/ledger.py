@@ -331,7 +331,9 @@ class Ledger:
     @property
     def history(self) -> dict[str, list[tuple[int, str]]]:
         """Keys of the noise that later releases may use again; private, for the checkpoint."""
-        return {name: [(o, key.hex()) for o, key in rows] for name, rows in self._state.history.kept.items()}
+        return {
+            name: [(o, key.hex()) for o, key in rows] for name, rows in self._state.history.values.items()
+        }
 
     # ---- opening draws
 

@@ -174,10 +174,10 @@ def history_key(streams: ReleaseStreams, name: str) -> bytes:
     return streams.key(f"noise over steps of {name}")
 
 
-Kept = TypeVar("Kept")
+Value = TypeVar("Value")
 
 
-class NoiseHistory(Generic[Kept]):
+class NoiseHistory(Generic[Value]):
     """What the latest releases of each name left, as far as draw followed draw without a gap.
 
     Example:
@@ -188,24 +188,24 @@ class NoiseHistory(Generic[Kept]):
         (('noise 4', 'noise 3'), ())
     """
 
-    def __init__(self, kept: Mapping[str, Sequence[tuple[int, Kept]]] | None = None) -> None:
-        self.kept = {name: [(int(o), value) for o, value in rows] for name, rows in (kept or {}).items()}
+    def __init__(self, values: Mapping[str, Sequence[tuple[int, Value]]] | None = None) -> None:
+        self.values = {name: [(int(o), value) for o, value in rows] for name, rows in (values or {}).items()}
 
-    def before(self, name: str, ordinal: int, memory: int) -> tuple[Kept, ...]:
+    def before(self, name: str, ordinal: int, memory: int) -> tuple[Value, ...]:
         """Of the releases just before the draw of this ordinal, newest first; at most `memory`."""
-        found: list[Kept] = []
-        for earlier, value in reversed(self.kept.get(name, [])):
+        found: list[Value] = []
+        for earlier, value in reversed(self.values.get(name, [])):
             if len(found) == memory or earlier != ordinal - 1 - len(found):
                 break
             found.append(value)
         return tuple(found)
 
-    def add(self, name: str, ordinal: int, value: Kept, memory: int) -> None:
+    def add(self, name: str, ordinal: int, value: Value, memory: int) -> None:
         """Note what the draw of this ordinal left."""
         if memory:
             # What does not lead up to this draw without a gap is never asked for again.
-            rows = self.kept.get(name, []) if self.before(name, ordinal, 1) else []
-            self.kept[name] = [*rows, (ordinal, value)][-memory:]
+            rows = self.values.get(name, []) if self.before(name, ordinal, 1) else []
+            self.values[name] = [*rows, (ordinal, value)][-memory:]
 
 
 def require_carried(what: str, value: Mapping[str, torch.Tensor], stds: Sequence[float]) -> None:
