@@ -21,7 +21,7 @@ from equipoise.audit.neighbours import NeighbourSettings, audit_neighbours
 from equipoise.federated.client import Client, ClientSettings
 from equipoise.methods import Abadi
 from equipoise.methods.base import Plan
-from equipoise.privacy import Gaussian, PlanUsedUpError, PrivacyPlan, Release, clip
+from equipoise.privacy import Gaussian, PlanUsedUpError, PrivacyPlan, Release, Unproven, clip
 from equipoise.privacy.private import unwrap
 from equipoise.statements.statement import STOPPED
 from equipoise.training.assumptions import Assumption
@@ -252,6 +252,57 @@ def test_describe_spends_nothing():
     json.dumps(found.to_json())
     assert run.ledger.releases_left == {"batch": 7}
     assert run.ledger.journal.entries()[-1].kind == "run"
+
+
+class _OfCard(eq.DPSGD):
+    """DP-SGD by another card; a mean of the clipped rows leaves as planned, unproven or raw."""
+
+    name = "of-card"
+
+    def __init__(self, card: str, leaves: str = "proven") -> None:
+        super().__init__(clip_norm=0.5, noise_multiplier=1.0)
+        object.__setattr__(self, "card", dataclasses.replace(eq.DPSGD.card, guarantee=card))
+        object.__setattr__(self, "leaves", leaves)
+
+    def plan(self, setting):
+        if self.leaves == "proven":
+            return super().plan(setting)
+        return Plan(PrivacyPlan([], setting.sampling, setting.relation, [Unproven("gradient")]))
+
+    def step(self, context, state):
+        if self.leaves == "proven":
+            return super().step(context, state)
+        draw = context.draw()
+        value = draw.query(lambda rows, ids: {"gradient": clip(rows, Abadi(), 0.5)})["gradient"].value
+        if self.leaves == "raw":
+            return context.ledger.disclose(value, "for the test"), state
+        hole = {"hole": "for the test", "worst_case_multiplier": 0.5}
+        return context.ledger.release_unproven(draw, "gradient", value, 1.0, **hole), state
+
+
+@pytest.mark.parametrize(
+    ("card", "leaves", "guarantee"),
+    [
+        ("proven", "unproven", "worst_case"),
+        ("worst_case", "unproven", "worst_case"),
+        ("worst_case", "proven", "proven"),
+        ("none", "raw", "none"),
+    ],
+)
+def test_describe_and_statement_agree_whatever_the_card_says(card, leaves, guarantee):
+    run = training(method=_OfCard(card, leaves), steps=2)
+    before = run.describe()
+    run.run(progress=False)
+    statement = run.statement()
+    assert before.guarantee == statement.guarantee == run.describe().guarantee == guarantee
+    assert before.epsilon == (statement.epsilon if guarantee == "proven" else None)
+
+
+def test_describe_counts_what_was_disclosed_against_the_card():
+    run = training(method=_OfCard("proven", "raw"), steps=2)
+    assert run.describe().guarantee == "worst_case"  # the plan's word: no plan holds a disclosure
+    run.take_step()
+    assert run.describe().guarantee == run.statement().guarantee == "none"
 
 
 def test_describe_names_parameters_that_noise_alone_would_move():

@@ -9,17 +9,15 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
-
-from dp_accounting import DpEvent
 
 from equipoise._rounding import rounded_up
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import repeat_to
-from equipoise.privacy import epsilon
-from equipoise.privacy.ledger.run_record import compose_events
+from equipoise.privacy import Ledger, epsilon
+from equipoise.privacy.ledger.run_record import GUARANTEES, compose_events
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
 from equipoise.training.setup.training_setup import TrainingSetup
@@ -125,21 +123,22 @@ class Description:
         return f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({relation}){seeded}"
 
 
-def describe(setup: TrainingSetup, others: Mapping[str, DpEvent]) -> Description:
+def describe(setup: TrainingSetup, ledger: Ledger) -> Description:
     """What this training would do; a micro-batch is made and thrown away.
 
     Args:
         setup: of the training.
-        others: what the other runs of a shared journal cost, by name.
+        ledger: of the run, for what it holds already and for the other runs of a shared journal.
     """
     sampling, plan, rows = setup.sampling, setup.plan, setup.rows
     coverage = rows.engine.coverage()
     passes = setup.method.gradients_per_step(setup.method_plan) / sampling.expected_size
     seconds = passes * _seconds_a_pass(setup)
     # The plan's event knows nothing of unproven releases and disclosures: its epsilon is the run's only
-    # where the method is proven.
-    guarantee = setup.method.guarantee
-    total = epsilon(compose_events([plan.event(), *others.values()]), setup.delta, plan.relation).value
+    # where there are none.
+    guarantee = _best_guarantee(setup, ledger)
+    events = [plan.event(), *ledger.other_runs().values()]
+    total = epsilon(compose_events(events), setup.delta, plan.relation).value
     if not math.isfinite(total):  # a run in the shared journal is not private
         guarantee = "none"
     return Description(
@@ -171,6 +170,15 @@ def describe(setup: TrainingSetup, others: Mapping[str, DpEvent]) -> Description
         dense={c.name: c.reason for c in coverage if c.how == "dense"},
         unused=[c.name for c in coverage if c.how == "unused"],
     )
+
+
+def _best_guarantee(setup: TrainingSetup, ledger: Ledger) -> str:
+    """The weakest of what the plan, the method's disclosures and the run so far leave to claim."""
+    # As the ledger counts them: what is unproven is in the plan, or it may not leave; disclosures are in no
+    # plan, so that the method's word counts.
+    planned = "worst_case" if setup.plan.unproven else "proven"
+    disclosed = "none" if setup.method.guarantee == "none" else "proven"
+    return max(planned, disclosed, ledger.guarantee, key=GUARANTEES.index)
 
 
 def _seconds_a_pass(setup: TrainingSetup) -> float:

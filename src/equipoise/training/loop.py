@@ -323,7 +323,7 @@ class PrivateTraining:
         Raises:
             RuntimeError: of several processes this is not the first one, which keeps the ledger.
         """
-        return describe(self._setup, own_ledger(self.ledger).other_runs())
+        return describe(self._setup, own_ledger(self.ledger))
 
     def statement(self, *, stop_fixed_beforehand: bool = False) -> Statement:
         """What may be claimed about the privacy of what was released so far.
