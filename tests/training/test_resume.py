@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -196,6 +197,25 @@ def test_assumptions_that_were_edited_are_no_run(tmp_path):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"assumptions": edited}))
         with pytest.raises(ValueError, match=r"assumptions in config.json.*damaged or edited"):
             again(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("part", "subject"), [("method", "method"), ("settings", "configuration"), ("budget", None)]
+)
+def test_a_folder_of_another_version_says_so(part, subject, tmp_path):
+    folder = tmp_path / "run"
+    begin(folder, 4, 1).run(progress=False)
+    config = json.loads((folder / "config.json").read_text())
+    config[part] = (config[part] or {}) | {"old_gamma": 1, "older": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    words = (
+        r"in config.json cannot be rebuilt: this version does not know old_gamma, older\. Another version of"
+    )
+    if subject is not None:
+        details = [one.detail for one in eq.verify_run(folder).findings if one.subject == subject]
+        assert any(re.search(words, detail) for detail in details)
+    with pytest.raises(ValueError, match=words):
+        again(folder)
 
 
 def test_a_plan_that_is_used_up_early_ends_the_run(tmp_path):

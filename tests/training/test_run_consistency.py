@@ -115,6 +115,25 @@ def test_a_method_that_cannot_be_made_again_is_told(described):
     assert [finding.ok for finding in check_method(STATEMENT, described)] == [None]
 
 
+@pytest.mark.parametrize(
+    ("described", "names"),
+    [
+        (
+            method("dice-sgd", clip_norm=1.0, feedback_rate=0.5, feedback_clip_norm=None),
+            ["feedback_clip_norm", "feedback_rate"],
+        ),
+        (method("dice-sgd", feedback={"kind": "error_feedback", "decay": 1}), ["feedback.decay"]),
+        (method("dp-sgd", clip_norm={"opaque": "f"}, gamma=0.1), ["gamma"]),
+    ],
+)
+def test_settings_of_another_version_are_named(described, names):
+    (finding,) = check_method(STATEMENT, described)
+    assert finding.ok is False
+    assert f"does not know {', '.join(names)}. Another version of equipoise wrote" in finding.detail
+    assert "Use the version that began the run" in finding.detail
+    assert "damaged" not in finding.detail
+
+
 def test_steps_without_private_records_are_a_property_of_the_method():
     assert may_plan_fewer_steps(method("public-warm-start", inner=method("dp-sgd")["method"]))
     assert may_plan_fewer_steps(method("moon", inner=method("public-only")["method"]))

@@ -17,7 +17,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from equipoise.methods.public_records import PublicRecords, require_public
@@ -249,6 +249,20 @@ class NotInFileError(ValueError):
     """A file describes something that it cannot hold: the object has to be given again."""
 
 
+class UnknownSettingsError(ValueError):
+    """Settings that a class does not have.
+
+    Attributes:
+        names: of these settings, dotted.
+    """
+
+    def __init__(self, names: Sequence[str], cls: type, known: str) -> None:
+        super().__init__(
+            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} unknown: {cls.__name__} has {known}"
+        )
+        self.names = names
+
+
 def read_settings(
     cls: type, words: Mapping[str, Any], public: PublicRecords | None = None, where: str = ""
 ) -> dict[str, Any]:
@@ -265,7 +279,8 @@ def read_settings(
 
     Raises:
         NeedsPublicRecords: public records are missing.
-        ValueError: a name that the class does not have, an unknown kind, or an opaque value.
+        UnknownSettingsError: names that the class does not have.
+        ValueError: an unknown kind, or an opaque value.
 
     Example:
         >>> from equipoise.methods.dp_sgd import DPSGD
@@ -274,12 +289,13 @@ def read_settings(
     """
     hints, usual = field_types(cls), defaults(cls)
     direct = {name: value for name, value in words.items() if "." not in name}
+    unknown = {name.partition(".")[0] for name in words} - hints.keys()
+    if unknown:
+        known = ", ".join(where + known for known in hints) or "no settings"
+        raise UnknownSettingsError([where + name for name in sorted(unknown)], cls, known)
     nested: dict[str, dict[str, Any]] = {}
     for name, value in words.items():
         field, dot, rest = name.partition(".")
-        if field not in hints:
-            known = ", ".join(where + known for known in hints) or "no settings"
-            raise ValueError(f"{where}{field} is unknown: {cls.__name__} has {known}")
         if dot:
             nested.setdefault(field, {})[rest] = value
     found: dict[str, Any] = {}

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from equipoise.methods import Method, PublicRecords, find
-from equipoise.methods.configuration import NotInFileError
+from equipoise.methods.configuration import NotInFileError, UnknownSettingsError, read_settings
 from equipoise.methods.registry import registered
 from equipoise.privacy import Budget, Sampling, sampling_from
 from equipoise.training.assumptions import Assumption
 from equipoise.training.setup.training_settings import TrainingSettings
 
-__all__ = ["found_before", "rebuild", "rebuild_method"]
+__all__ = ["found_before", "of_another_version", "rebuild", "rebuild_method"]
 
 
 def rebuild(config: Mapping[str, Any]) -> tuple[str, Sampling, Budget | None, TrainingSettings]:
     """Fingerprint of the plan, sampling, budget and settings from a `config.json`.
 
     Raises:
-        ValueError: it was damaged or edited.
+        ValueError: it was damaged or edited, or another version wrote it.
     """
     with _whole("plan, sampling, budget or settings"):
-        sampling = sampling_from(config["sampling"])
-        budget = None if config["budget"] is None else Budget(**config["budget"])
-        return config["plan"], sampling, budget, TrainingSettings(**config["settings"])
+        given, settings = config["budget"], read_settings(TrainingSettings, config["settings"])
+        budget = None if given is None else Budget(**read_settings(Budget, given))
+        return config["plan"], sampling_from(config["sampling"]), budget, TrainingSettings(**settings)
 
 
 def rebuild_method(
@@ -40,7 +40,7 @@ def rebuild_method(
 
     Raises:
         NotInFileError: it is a class of the user's own, or holds a function.
-        ValueError: it was damaged or edited.
+        ValueError: it was damaged or edited, or another version wrote it.
     """
     with _whole("method"):
         described = config["method"]
@@ -69,6 +69,15 @@ def found_before(config: Mapping[str, Any]) -> list[Assumption]:
         return Assumption.of_all(config["assumptions"])
 
 
+def of_another_version(what: str, names: Iterable[object]) -> str:
+    """What to say of settings in `config.json` that have these unknown names."""
+    return (
+        f"the {what} in config.json cannot be rebuilt: this version does not know "
+        f"{', '.join(map(str, names)):.100}. Another version of equipoise wrote the file, or it was edited. "
+        "Use the version that began the run."
+    )
+
+
 @contextmanager
 def _whole(what: str) -> Iterator[None]:
     """Turn whatever a damaged description makes constructors raise into one error that says so."""
@@ -76,6 +85,8 @@ def _whole(what: str) -> Iterator[None]:
         yield
     except NotInFileError:
         raise
+    except UnknownSettingsError as error:
+        raise ValueError(f"{of_another_version(what, error.names)} Nothing was spent.") from error
     except Exception as error:
         raise ValueError(
             f"the {what} in config.json cannot be rebuilt ({type(error).__name__}: {error}): the file was "

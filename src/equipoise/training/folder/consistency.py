@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from equipoise.methods import Method, find
+from equipoise.methods import find
 from equipoise.methods.public_records import public_assumption, public_counts
 from equipoise.methods.registry import registered
 from equipoise.privacy.ledger.run_record import GUARANTEES
@@ -19,7 +19,7 @@ from equipoise.statements import Finding
 from equipoise.statements.recompute import MALFORMED, finite_number
 from equipoise.statements.statement import OF_THE_LEDGER, sampling_assumptions
 from equipoise.training.assumptions import ALLOWED, ALONE, NOT_COMPARED, Assumption
-from equipoise.training.folder.config_file import rebuild_method
+from equipoise.training.folder.config_file import of_another_version, rebuild_method
 
 __all__ = ["check_assumptions", "check_method", "check_metrics", "check_settings", "may_plan_fewer_steps"]
 
@@ -98,7 +98,8 @@ def check_method(statement: Object, config: Object) -> list[Finding]:
     if name not in registered():
         detail = f"config.json names {name[:60]!r}, no method known here: its settings were not compared"
         return [Finding("method", None, detail)]
-    wrong = []
+    wrong: list[str] = []
+    details: list[str] = []
     if recipe != statement.get("recipe"):
         wrong.append(f"the recipe is {recipe!r}, not {statement.get('recipe')!r}"[:120])
     opaque = any(isinstance(value, Mapping) and "opaque" in value for _, value in _settings(described))
@@ -108,24 +109,19 @@ def check_method(statement: Object, config: Object) -> list[Finding]:
         best, stated = kind.card.guarantee if method is None else method.guarantee, statement.get("guarantee")
         if stated in GUARANTEES and GUARANTEES.index(str(stated)) < GUARANTEES.index(best):
             wrong.append(f"the method's guarantee is {best!r} at best, not {stated!r}")
-        wrong += _unknown(described, kind)
+        others = sorted(set(described) - {"name", "recipe", *inspect.signature(kind).parameters})
+        details += [of_another_version("method", others)] if others else []
     except ValueError as error:
-        wrong.append(f"{error}"[:200])
+        details.append(f"{error}"[:300])
     wrong += _other_noise(statement, described) if recipe == "library" else []
     if wrong:
-        return [
-            Finding("method", False, f"config.json says otherwise than the statement: {'; '.join(wrong)}")
-        ]
+        details.append(f"config.json says otherwise than the statement: {'; '.join(wrong)}")
+    if details:
+        return [Finding("method", False, detail) for detail in details]
     if opaque:
         detail = "a setting of the method is a function, which no file holds: the method was not made again"
         return [Finding("method", None, detail)]
     return []
-
-
-def _unknown(described: Object, kind: type[Method]) -> list[str]:
-    """The settings that no method of this name has, as words."""
-    others = sorted(set(described) - {"name", "recipe", *inspect.signature(kind).parameters})
-    return [f"{kind.name!r} has not the settings {', '.join(map(str, others))}"[:200]] if others else []
 
 
 def _settings(described: Object, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -18,6 +18,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from equipoise._files import PathLike, write_atomically
+from equipoise.methods.configuration import field_types
 from equipoise.privacy import Journal, JournalError, PrivateSearch
 from equipoise.privacy.ledger.journal import SearchEntry, read_journal
 from equipoise.privacy.ledger.run_record import RunRecord
@@ -34,6 +35,7 @@ from equipoise.statements import (
 )
 from equipoise.statements.recompute import MALFORMED, finite_number, message
 from equipoise.statements.sign import check_files, fingerprint, read_signature, sign_files, signing_key
+from equipoise.training.folder.config_file import of_another_version
 from equipoise.training.folder.consistency import (
     check_assumptions,
     check_method,
@@ -41,6 +43,7 @@ from equipoise.training.folder.consistency import (
     check_settings,
 )
 from equipoise.training.folder.run_folder import RunFolder
+from equipoise.training.setup.training_settings import TrainingSettings
 
 __all__ = ["Verification", "charge_search", "check_signable", "sign_run", "sign_verified", "verify_run"]
 
@@ -289,6 +292,9 @@ def _skipped(folder: RunFolder, config: Mapping[str, Any]) -> list[Finding]:
         if gone:
             detail = f"config.json has no {', '.join(gone)}: what they would say was not compared"
             found.append(Finding("configuration", None, detail))
+        others = sorted(settings.keys() - field_types(TrainingSettings)) if within is settings else []
+        if others:
+            found.append(Finding("configuration", None, of_another_version("settings", others)))
     for subject, path in (("metrics", folder.metrics), ("page", folder.path / "report.html")):
         if not path.is_file():
             found.append(Finding(subject, None, f"{path.name} is not here"))
