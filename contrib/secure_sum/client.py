@@ -34,10 +34,10 @@ from equipoise import _validate
 from equipoise._files import write_atomically
 from equipoise.federated import Client, Refused, Reply, Request, ServerRMS
 from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
+from equipoise.federated.round_protocol import protocol_of
 from equipoise.methods import DPSGD
 from equipoise.methods.base import Parameters
 from equipoise.methods.thresholds import Fixed
-from equipoise.methods.wrapper import MethodWrapper
 from equipoise.privacy import PrivacyPlan, digest
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.statements import Statement
@@ -189,11 +189,9 @@ class SecureClient:
             terms = self._terms(values.get("request"))
             self._party = Party(self.rule, self.number, terms=terms)
             found: dict[str, Any] = {"key": self._party.keys(), "terms": terms}
-            method = self.client.method
-            while isinstance(method, MethodWrapper):
-                method = method.inner
-            if isinstance(method, ServerRMS):
-                found["noise"] = method.radius_noise(self.client.training.method_plan)
+            noise = protocol_of(self.client.method).report_noise(self.client.training.method_plan)
+            if noise is not None:
+                found["noise"] = noise
         elif stage == "shares":
             given = _numbered(values, "terms.", str)
             keys = _numbered(values, "key.", bytes)

@@ -16,7 +16,7 @@ from equipoise.app.build import assemble
 from equipoise.app.settings import RunSettings
 from equipoise.app.train import insert_canaries
 from equipoise.audit.canary_records import CANARIES_FILE, InsertedCanaries, choose_canaries
-from equipoise.audit.canary_scores import Watched
+from equipoise.audit.canary_scores import WithCanaryScores
 from equipoise.audit.one_run import guess_by_score
 from equipoise.data import Records
 
@@ -135,7 +135,7 @@ def _trained(noise: float, watch: bool = True) -> tuple[eq.Method, InsertedCanar
     canaries = choose_canaries(records, 2, 60, seed=0, reproducible=True)
     method: eq.Method = eq.DPSGD(clip_norm=0.1, noise_multiplier=noise)
     if watch:
-        method = Watched(method, canaries.fields)
+        method = WithCanaryScores(method, canaries.fields)
     model = nn.Linear(WIDTH, 2)
     for parameter in model.parameters():
         nn.init.zeros_(parameter)

@@ -23,7 +23,7 @@ from federated_problem import (
 from torch import nn
 
 import equipoise as eq
-from equipoise.audit.canary_scores import Watched
+from equipoise.audit.canary_scores import WithCanaryScores
 from equipoise.federated import (
     AdaptDPFedAvg,
     FedAvg,
@@ -472,6 +472,12 @@ def test_a_share_that_is_no_number_is_left_out():
     assert server.metrics()["radius"] == pytest.approx(0.5 * math.exp(-0.2 * 0.5))
 
 
+@pytest.mark.parametrize("around", [lambda method: method, lambda method: Proximal(method, 0.1)])
+def test_a_client_that_does_not_train_on_moons_loss_is_refused(around):
+    with pytest.raises(ValueError, match="loss=loss is not the loss that method"):
+        client(around(Moon(dp_sgd(), moon_loss())))
+
+
 @pytest.mark.parametrize(
     ("make_it", "words"),
     [
@@ -554,7 +560,7 @@ IN_ROUNDS = {
     "around",
     [
         Plain,
-        lambda inner: Watched(inner, {}),
+        lambda inner: WithCanaryScores(inner, {}),
         lambda inner: eq.methods.PublicWarmStart(public=PublicRecords(records(9, 20)), inner=inner),
         lambda inner: Proximal(Plain(inner), 0.1),
         lambda inner: Plain(Plain(inner)),

@@ -1,4 +1,4 @@
-"""Every line of the table trains: its two halves fit together, and its server goes on after a restart."""
+"""Every entry of the table trains: its two halves fit together, and its server goes on after a restart."""
 
 from __future__ import annotations
 
@@ -9,29 +9,35 @@ import torch
 from federated_problem import LOCAL_STEPS, client, loss, network, records, same, start
 
 import equipoise as eq
-from equipoise.federated import Moon, RoundSubspace, simulate
+from equipoise.federated import RoundSubspace, simulate
 from equipoise.federated.registry import FEDERATED, FederationSetup, find_federated
+from equipoise.federated.round_protocol import protocol_of
 
-SETTINGS = [(name, recipe, {}) for name, line in FEDERATED.items() for recipe in line.recipes]
+SETTINGS = [(name, recipe, {}) for name, entry in FEDERATED.items() for recipe in entry.recipes]
 FUSED = {"variant": "fused", "initial_clip_norm": 0.2, "scale": "self", "kappa": 4.0}
 SMALL = {"dimension": 6, "quantile": 0.5}
 
 
-def federation(name, recipe="library", rounds=2, **given):
-    """The line's strategy and two clients, made anew."""
-    line = find_federated(name)
-    setup = FederationSetup(
+def setup_of(name, recipe="library", rounds=2, client_records=None, **given):
+    entry = find_federated(name)
+    return FederationSetup(
         rounds=rounds, clients=2, clients_per_round=2, local_steps=LOCAL_STEPS, learning_rate=0.3,
         model=network(), loss=loss, clip_norm=0.5, recipe=recipe,
-        options={key: (SMALL | given).get(key, value) for key, value in line.options.items()},
-        public=records(9, 20) if line.needs_public else None,
+        options={key: (SMALL | given).get(key, value) for key, value in entry.options.items()},
+        public=records(9, 20) if entry.needs_public else None, client_records=client_records,
     )  # fmt: skip
+
+
+def federation(name, recipe="library", rounds=2, **given):
+    """The entry's strategy and two clients, made anew."""
+    entry, setup = find_federated(name), setup_of(name, recipe, rounds, **given)
     clients = []
     for p in range(2):
-        method = line.method(setup)
-        term = {"loss_function": method.term} if isinstance(method, Moon) else {}
-        clients.append(client(method, p, steps=rounds * LOCAL_STEPS, budget=eq.Budget(8.0, 1e-3), **term))
-    return line.strategy(setup), clients
+        method = entry.method(setup)
+        own_loss = protocol_of(method).client_loss or loss
+        budget = eq.Budget(8.0, 1e-3)
+        clients.append(client(method, p, steps=rounds * LOCAL_STEPS, budget=budget, loss_function=own_loss))
+    return entry.strategy(setup), clients
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,7 @@ def federation(name, recipe="library", rounds=2, **given):
         ("fedavg:dp-c4", "library", {}),
     ],
 )
-def test_a_line_trains_within_the_budget_and_goes_on(tmp_path, name, recipe, given):
+def test_an_entry_trains_within_the_budget_and_goes_on(tmp_path, name, recipe, given):
     strategy, clients = federation(name, recipe, **given)
     whole = simulate(strategy, clients, start(), 2)
     assert [done.answered for done in whole.rounds] == [(0, 1)] * 2
@@ -58,6 +64,22 @@ def test_a_line_trains_within_the_budget_and_goes_on(tmp_path, name, recipe, giv
     found = simulate(another, clients, start(), 2, folder=tmp_path)
     for key, value in whole.params.items():
         torch.testing.assert_close(found.params[key], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [
+        ({"client_records": 6000}, 0.1),
+        ({"client_records": 60}, 1.0),
+        ({"client_records": 6000, "radius_sampling_rate": 0.5}, 0.5),
+        ({"client_records": 6000} | FUSED, None),
+        ({"client_records": 6000, "recipe": "as_published"}, None),
+        ({}, None),
+    ],
+)
+def test_a_radius_query_asks_some_hundred_records(given, rate):
+    found = find_federated("adaptdp-fedavg").method(setup_of("adaptdp-fedavg", **given))
+    assert found.radius_sampling_rate == rate
 
 
 def test_a_state_of_another_strategy_is_refused():

@@ -75,6 +75,14 @@ def test_it_is_calibrated_from_below(make):
     assert not plan.unproven or make().card.guarantee != "proven"
 
 
+@own
+def test_the_bound_that_its_settings_fix_is_the_plans(make):
+    bound = make().described_bound(json.loads(json.dumps(make().config())))
+    if bound is not None:
+        plan = make().plan(Setting(sampling=eq.Poisson(20, RECORDS, STEPS), budget=BUDGET)).releases
+        assert plan["gradient"].max_bound == bound
+
+
 @proven
 def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
     monkeypatch.setattr(eq.PrivateTraining, "ledger_class", functools.partial(Ledger, forbid_unproven=True))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.audit.canary_scores import Watched
+from equipoise.audit.canary_scores import WithCanaryScores
 from equipoise.federated import Proximal
 from equipoise.methods import Method, PublicRecords
 from equipoise.methods.base import Setting
@@ -66,7 +66,7 @@ COSTS = ("passes_over", "gradients_per_step", "claimed_epsilon", "plan", "metric
 @pytest.mark.parametrize("name", COSTS)
 @pytest.mark.parametrize(
     "wrap",
-    [lambda inner: Watched(inner, {}), lambda inner: Proximal(inner, 0.1)],
+    [lambda inner: WithCanaryScores(inner, {}), lambda inner: Proximal(inner, 0.1)],
     ids=["watched", "proximal"],
 )
 def test_wrappers_cost_and_claim_what_the_inner_method_does(wrap, name):
@@ -83,7 +83,7 @@ def test_a_watched_method_is_described_with_the_gradients_that_it_computes():
     sampling = eq.Poisson(20, 100, 10)
     method = eq.DPC4Plus(clip_norm=0.5)
     alone = method.plan(Setting(sampling=sampling, budget=eq.Budget(8.0, 1e-3)))
-    watched = Watched(method, {})
+    watched = WithCanaryScores(method, {})
     assert watched.gradients_per_step(alone) == method.gradients_per_step(alone)
     assert watched.passes_over("batch") == method.passes_over("batch") == 2
 

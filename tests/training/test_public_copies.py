@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.audit.canary_scores import Watched
+from equipoise.audit.canary_scores import WithCanaryScores
 from equipoise.data import Records
 from equipoise.methods import PublicRecords, PublicSubspace
 from equipoise.report import write_report
@@ -63,7 +63,7 @@ METHODS = {
         inner=eq.methods.GEP(source=PublicSubspace(PublicRecords(public)), noise_multiplier=1.0),
         warm_steps=1,
     ),
-    "watched": lambda public: Watched(
+    "watched": lambda public: WithCanaryScores(
         eq.PCDPSGD(source=PublicSubspace(PublicRecords(public)), noise_multiplier=1.0),
         _batch(3),
     ),

@@ -22,7 +22,7 @@ from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError, check_choice
 from equipoise.app.settings import RunSettings, steps_of
 from equipoise.audit.canary_records import InsertedCanaries
-from equipoise.audit.canary_scores import Watched
+from equipoise.audit.canary_scores import WithCanaryScores
 from equipoise.data import DataSet, Records
 from equipoise.data.augmentations import shift_and_flip
 from equipoise.data.features.extractors import FeatureProgress
@@ -76,10 +76,10 @@ class Experiment:
         train = self.dataset.train
         return train if self.canaries is None else self.canaries.insert(train)
 
-    def watched(self, method: Method) -> Watched:
+    def with_scores(self, method: Method) -> WithCanaryScores:
         """The method with the scores of the canaries beside it."""
         assert self.canaries is not None
-        return Watched(method, self.canaries.fields)
+        return WithCanaryScores(method, self.canaries.fields)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Accuracy on the test records."""
@@ -142,7 +142,7 @@ def build_training(
     settings = experiment.settings
     method, budget = make_method(settings, experiment.sampling, experiment.public)
     if experiment.canaries is not None:
-        method = experiment.watched(method)
+        method = experiment.with_scores(method)
     try:
         return PrivateTraining(
             experiment.model,

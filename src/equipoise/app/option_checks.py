@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from equipoise.federated.registry import FEDERATED
+from equipoise.federated.registry import FEDERATED, PLAIN_AVERAGING
 from equipoise.methods.registry import registered
 
 __all__ = [
@@ -197,7 +197,7 @@ def check_federated(method: str) -> None:
         ...
     equipoise.app.option_checks.SettingsError: --method is 'fedpcpd'. Did you mean fedpcdp? It must be ...
     """
-    names = (*FEDERATED, *(f"fedavg:{name}" for name in registered()))
+    names = (*FEDERATED, *(f"{PLAIN_AVERAGING}{name}" for name in registered()))
     if method not in names:
         raise SettingsError(
             f"--method is {method!r}.{suggestion(method, names)} It must be one of "

@@ -24,7 +24,7 @@ from equipoise.app.option_checks import delta_warning, noise_warning, rate_warni
 from equipoise.app.run_checks import SETTINGS_FILE, is_finished
 from equipoise.app.settings import RunSettings
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
-from equipoise.audit.canary_scores import Watched
+from equipoise.audit.canary_scores import scores_of
 from equipoise.data.features.extractors import FeatureProgress
 from equipoise.methods import PublicRecords, find
 from equipoise.report import read_run, write_report
@@ -108,7 +108,7 @@ def resume_run(
     method = rebuild_method(RunFolder(folder).read_config(), public, kind)
     if settings.canaries is not None:
         experiment = replace(experiment, canaries=InsertedCanaries.load(folder))
-        method = experiment.watched(method)
+        method = experiment.with_scores(method)
     training = PrivateTraining.resume(
         folder,
         experiment.model,
@@ -135,10 +135,9 @@ def _run(
     result = training.run(evaluate=experiment.evaluate, progress=console.is_terminal)
     if hint:
         _hint(experiment, result.evaluation.get("accuracy"), console)
-    if isinstance(training.method, Watched):
-        scores = training.method.scores(training.method_state)
-        if scores is not None:
-            _write_json(Path(folder) / SCORES_FILE, {"scores": scores.tolist()}, mode=0o600)
+    scores = scores_of(training.method, training.method_state)
+    if scores is not None:
+        _write_json(Path(folder) / SCORES_FILE, {"scores": scores.tolist()}, mode=0o600)
     return _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
 
 

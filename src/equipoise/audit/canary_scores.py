@@ -16,13 +16,13 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.gradients.subspaces.base import HeldSubspace
-from equipoise.methods import Context, State
+from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Plan
 from equipoise.methods.wrapper import MethodWrapper
 from equipoise.privacy import Private
 from equipoise.privacy.private import unwrap
 
-__all__ = ["Watched"]
+__all__ = ["WithCanaryScores", "scores_of"]
 
 
 CANARIES = (
@@ -32,8 +32,13 @@ CANARIES = (
 )
 
 
+def scores_of(method: Method, state: State | None) -> Tensor | None:
+    """The canaries' scores after a step, [m], for the data owner only; None where the method has none."""
+    return method.scores(state) if isinstance(method, WithCanaryScores) else None
+
+
 @dataclass(frozen=True, eq=False)
-class Watched(MethodWrapper):
+class WithCanaryScores(MethodWrapper):
     """Any method, with scores of canaries added up beside it.
 
     Args:

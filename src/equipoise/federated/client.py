@@ -95,7 +95,8 @@ class Client:
     Raises:
         ValueError, TypeError, BudgetError: as `PrivateTraining`; nothing is spent then.
         ValueError: the folder's run has other settings than those given; each is named.
-        ValueError: a method takes part in the rounds, and the one around it passes no requests on.
+        ValueError: a method takes part in the rounds, and the one around it passes no requests on; or the
+            method trains on another loss (`RoundProtocol.client_loss`).
 
     Example:
         >>> import equipoise as eq
@@ -133,6 +134,13 @@ class Client:
         check_passed_on(method)
         self.method, self.local_steps, self._protocol = method, local_steps, protocol_of(method)
         self._protocol.check_local_steps(local_steps)
+        wanted = self._protocol.client_loss
+        if wanted is not None and wanted is not loss:
+            given = getattr(loss, "__name__", type(loss).__name__)
+            raise ValueError(
+                f"loss={given} is not the loss that method {method.name!r} trains on: give "
+                "loss=method.client_loss. Nothing was spent"
+            )
         if optimizer is None and learning_rate is not None:
             made: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=float(learning_rate))
         elif optimizer is not None and learning_rate is None:

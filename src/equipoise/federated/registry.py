@@ -1,6 +1,6 @@
 """The table of federated methods: what runs at each client, and what at the server.
 
-A new method is one line here: two functions of the public constants of a federation (`FederationSetup`), one
+A new method is one entry here: two functions of the public constants of a federation (`FederationSetup`), one
 that makes the client's method and one that makes the server's strategy. `fedavg:NAME` names any method of the
 library at the clients, with plain averaging. The table loads neither torch nor any method.
 """
@@ -8,7 +8,7 @@ library at the clients, with plain averaging. The table loads neither torch nor 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from equipoise.gradients.engine_inputs import Loss
     from equipoise.methods import Method, ReleasedQuantile
 
-__all__ = ["FEDERATED", "FederatedMethod", "FederationSetup", "find_federated"]
+__all__ = ["FEDERATED", "PLAIN_AVERAGING", "FederatedMethod", "FederationSetup", "find_federated"]
+
+PLAIN_AVERAGING = "fedavg:"
+"""Before the name of a method of the library: that method at the clients, averaged."""
+
+QUERIED_RECORDS = 600
+"""Records that a radius query asks on average: precise enough, at next to no cost in privacy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +45,9 @@ class FederationSetup:
         loss: loss(model, batch) -> [B].
         clip_norm: bound on one record's gradient, or the largest radius.
         recipe: "library" or "as_published".
-        options: the method's own settings, by name; see its line.
+        options: the method's own settings, by name; see its entry.
         public: a batch of public records, for the methods that use some.
+        client_records: how many records a client has on average, where that is public.
     """
 
     rounds: int
@@ -54,6 +61,7 @@ class FederationSetup:
     recipe: str = "library"
     options: Mapping[str, Any] = field(default_factory=dict)
     public: Any = None
+    client_records: float | None = None
 
     @cached_property
     def directions(self) -> RoundSubspace:
@@ -64,12 +72,11 @@ class FederationSetup:
 
 @dataclass(frozen=True)
 class FederatedMethod:
-    """A line of the table.
+    """An entry of the table.
 
     Attributes:
         summary: one line for listings.
-        method: what estimates the gradient at a client; every client gets one of its own. Of a `Moon` the
-            term is the client's loss.
+        method: what estimates the gradient at a client; every client gets one of its own.
         strategy: the server's side.
         options: the method's own settings and their defaults; `FederationSetup.options` holds all of them.
         recipes: which the method has.
@@ -85,7 +92,7 @@ class FederatedMethod:
 
 
 def find_federated(name: str) -> FederatedMethod:
-    """The line of a name, or of ``fedavg:NAME``.
+    """The entry of a name, or of ``fedavg:NAME``.
 
     Raises:
         ValueError: there is no such method.
@@ -96,8 +103,8 @@ def find_federated(name: str) -> FederatedMethod:
     """
     if name in FEDERATED:
         return FEDERATED[name]
-    kind, _, local = name.partition(":")
-    if kind == "fedavg" and local in registered():
+    local = name.removeprefix(PLAIN_AVERAGING)
+    if local != name and local in registered():
         return FederatedMethod(find(local).card.summary, lambda setup: _local(local, setup), _mean)
     raise ValueError(
         f"method={name!r} is no federated method. There are {', '.join(FEDERATED)}, and fedavg:NAME with any "
@@ -167,7 +174,11 @@ def _radius_method(setup: FederationSetup) -> Method:
             clip_norm=setup.clip_norm, round_length=setup.local_steps, radius_sampling_rate=rate
         )
     own = {name: setup.options[name] for name in _RADIUS_AT_CLIENTS}
-    return federated.ServerRMS(setup.clip_norm, round_length=setup.local_steps, **own)
+    method = federated.ServerRMS(setup.clip_norm, round_length=setup.local_steps, **own)
+    if method.fused or method.radius_sampling_rate is not None or setup.client_records is None:
+        return method
+    rate = float(f"{min(1.0, QUERIED_RECORDS / setup.client_records):.2g}")
+    return replace(method, radius_sampling_rate=rate)
 
 
 def _radius_server(setup: FederationSetup) -> Strategy:

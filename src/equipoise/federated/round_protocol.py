@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from equipoise.federated.messages import Reply
+from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Context, Method, State
-from equipoise.methods.base import Parameters
+from equipoise.methods.base import Parameters, Plan
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.wrapper import MethodWrapper
 
@@ -35,6 +36,11 @@ class Extra:
 class RoundProtocol:
     """A mixin of client methods; by itself it takes no extras and sends the parameters."""
 
+    @property
+    def client_loss(self) -> Loss | None:
+        """The loss that the client must train on; None where its own will do."""
+        return None
+
     def takes(self, kind: str) -> Mapping[str, Extra] | None:
         """Which extras a request of this kind may hold; None if the method answers no such request."""
         return {} if kind == "train" else None
@@ -53,6 +59,10 @@ class RoundProtocol:
     def end_round(self, state: State, end: Parameters) -> State:
         """The state after the last local step of a round, which led to `end`."""
         return state
+
+    def report_noise(self, plan: Plan) -> float | None:
+        """Standard deviation of the noise in the number that is reported; None where none is."""
+        return None
 
     def reply(self, state: State, start: Parameters, end: Parameters) -> Reply:
         """What is sent: by default the parameters at the end.
@@ -84,6 +94,10 @@ class RoundWrapper(RoundProtocol, MethodWrapper):
     def _protocol(self) -> RoundProtocol:
         return protocol_of(self.inner)
 
+    @property
+    def client_loss(self) -> Loss | None:
+        return self._protocol.client_loss
+
     def init(self, context: Context) -> State:
         return {**super().init(context), "start": copied(context.params)}
 
@@ -104,6 +118,9 @@ class RoundWrapper(RoundProtocol, MethodWrapper):
 
     def end_round(self, state: State, end: Parameters) -> State:
         return {**state, "inner": self._protocol.end_round(state["inner"], end)}
+
+    def report_noise(self, plan: Plan) -> float | None:
+        return self._protocol.report_noise(plan)
 
     def reply(self, state: State, start: Parameters, end: Parameters) -> Reply:
         return self._protocol.reply(state["inner"], start, end)

@@ -118,6 +118,10 @@ class Strategy(ABC):
         """Public numbers of the round under way."""
         return {}
 
+    def doubt(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
+        """Why to mistrust rounds with these metrics, in words; or None."""
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """What it carries from round to round, as tensors and plain values, for a server that restarts."""
         return {}

@@ -314,6 +314,11 @@ class Method(ABC):
         """
         return ()
 
+    @classmethod
+    def described_bound(cls, described: Mapping[str, Any]) -> float | None:
+        """The bound of the release "gradient" that settings, as `config` writes them, fix; or None."""
+        return None
+
     def public_batches(self) -> Sequence[PublicRecords]:
         """The public records that it was given: they are compared with the private ones before the start."""
         return ()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi, ClipRule, check_shares, layer_shares
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.thresholds import (
+    Fixed,
     ReleasedQuantile,
     Threshold,
     resolve_threshold,
@@ -86,6 +87,13 @@ class DPSGD(Method):
     def threshold(self) -> Threshold:
         """C_t."""
         return resolve_threshold(self.clip_norm)
+
+    @classmethod
+    def described_bound(cls, described: Mapping[str, Any]) -> float | None:
+        clip_norm = described.get("clip_norm")
+        if isinstance(clip_norm, Mapping) and clip_norm.get("kind") == Fixed.kind:
+            clip_norm = clip_norm.get("clip_norm")
+        return clip_norm if isinstance(clip_norm, int | float) else None
 
     def plan(self, setting: Setting) -> Plan:
         sampling, threshold = setting.sampling, self.threshold

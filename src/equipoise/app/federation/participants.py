@@ -24,8 +24,9 @@ from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.data import DataSet
-from equipoise.federated import Client, Moon, Strategy, dirichlet, iid, one_class
+from equipoise.federated import Client, Strategy, dirichlet, iid, one_class
 from equipoise.federated.registry import FederatedMethod, FederationSetup, find_federated
+from equipoise.federated.round_protocol import protocol_of
 from equipoise.federated.server import pick_clients
 from equipoise.privacy import Budget, gaussian_mu
 
@@ -46,9 +47,6 @@ TOTAL_NOISE = 15.0
 LARGEST_STEP = 3.0
 
 
-RADIUS_RECORDS = 600
-
-
 # What the default settings fill in and local steps of plain SGD do not have.
 _OF_OTHER_TRAININGS: dict[str, Any] = dict.fromkeys(
     ("epochs", "clip_rule", "optimizer", "momentum", "weight_decay", "schedule", "ema", "views")
@@ -66,7 +64,7 @@ class Federation:
         planned: rounds that each client will be picked for.
         public: the records declared public, or None.
         setup: the public constants.
-        line: of the method.
+        entry: of the method in the table.
     """
 
     settings: FederationSettings
@@ -75,14 +73,14 @@ class Federation:
     planned: list[int]
     public: dict[str, Tensor] | None
     setup: FederationSetup
-    line: FederatedMethod
+    entry: FederatedMethod
 
     def model(self) -> nn.Module:
         assert self.settings.base.model is not None
         return build_model(self.settings.base.model, self.dataset, seed=self.settings.base.seed)
 
     def strategy(self) -> Strategy:
-        return self.line.strategy(self.setup)
+        return self.entry.strategy(self.setup)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return {"accuracy": accuracy(model, self.dataset.test)}
@@ -113,13 +111,13 @@ class Federation:
         assert base.delta is not None
         n = self.population(number)
         rate = base.batch_size / (sum(map(len, self.parts)) / len(self.parts))
-        method = self.line.method(self.setup)
+        method = self.entry.method(self.setup)
         kind = sampling_kind(base)
         size = max(1, round(rate * n)) if whole_draws(kind) else rate * n
         budget = None if base.epsilon is None else Budget(base.epsilon, base.delta)
         return Client(
             self.model(),
-            method.term if isinstance(method, Moon) else cross_entropy,
+            protocol_of(method).client_loss or cross_entropy,
             self.dataset.train.subset(self.parts[number]),
             kind.of_size(size, n, max(1, self.planned[number]) * K),
             method,
@@ -171,11 +169,11 @@ def federation(text: str) -> Federation:
     """
     settings = FederationSettings.from_json(text)
     settings.check()
-    base, line = settings.base, find_federated(settings.base.method)
+    base, entry = settings.base, find_federated(settings.base.method)
     raw = load_data(base)
     whole = prepare_data(base.model or default_model(raw), raw, cache_folder())
     filled = base.resolved(default_model(raw))
-    if line.needs_public and base.public_records is None:
+    if entry.needs_public and base.public_records is None:
         raise SettingsError(
             f"--method {base.method} needs public records: give --public-records M, which takes the last M "
             "training records out of the private set. They get no protection."
@@ -217,12 +215,13 @@ def federation(text: str) -> Federation:
         model=model,
         loss=cross_entropy,
         clip_norm=_radius(base.clip_norm),
-        recipe=_recipe(base, line),
-        options=_options(base, line, average),
+        recipe=_recipe(base, entry),
+        options=_options(base, entry),
         public=public,
+        client_records=average,
     )
     return Federation(
-        settings, dataset, parts, [planned[p] for p in range(settings.clients)], public, setup, line
+        settings, dataset, parts, [planned[p] for p in range(settings.clients)], public, setup, entry
     )
 
 
@@ -264,25 +263,20 @@ def _radius(text: str | None) -> float:
         ) from None
 
 
-def _recipe(base: RunSettings, line: FederatedMethod) -> str:
+def _recipe(base: RunSettings, entry: FederatedMethod) -> str:
     recipe = base.recipe or "library"
-    if recipe not in line.recipes:
+    if recipe not in entry.recipes:
         raise SettingsError(
-            f"--recipe is {recipe!r}, but --method {base.method} has {', '.join(line.recipes)} alone."
+            f"--recipe is {recipe!r}, but --method {base.method} has {', '.join(entry.recipes)} alone."
         )
     return recipe
 
 
-def _options(base: RunSettings, line: FederatedMethod, average: float) -> dict[str, Any]:
-    unknown = sorted(set(base.options) - set(line.options))
+def _options(base: RunSettings, entry: FederatedMethod) -> dict[str, Any]:
+    unknown = sorted(set(base.options) - set(entry.options))
     if unknown:
-        has = ", ".join(line.options) or "none"
+        has = ", ".join(entry.options) or "none"
         raise SettingsError(
             f"--option {unknown[0]} is not an option of --method {base.method}; it has {has}."
         )
-    options = {**line.options, **base.options}
-    asked = base.recipe != "as_published" and options.get("variant") != "fused"
-    if asked and options.get("radius_sampling_rate", 1.0) is None:
-        # Some hundred records are precise enough, and the query of a sample costs next to no privacy.
-        options["radius_sampling_rate"] = float(f"{min(1.0, RADIUS_RECORDS / average):.2g}")
-    return options
+    return {**entry.options, **base.options}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +31,6 @@ from equipoise.federated import FederationHistory, RoundReport, simulate
 from equipoise.federated.client_folder import end_of
 from equipoise.federated.client_pool import ClientPool
 from equipoise.federated.messages import CLIENT_FAILURES
-from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.base import Parameters
 from equipoise.privacy.ledger.run_record import GUARANTEES
 from equipoise.report.federation_page import write_federation_report
@@ -182,10 +181,11 @@ def _values(made: Federation, history: FederationHistory, clients: list[dict[str
     settings = made.settings
     public_bytes = made.public_bytes * len({index for done in history.rounds for index in done.asked})
     statements = [one["statement"] for one in clients if one["statement"]]
+    doubt = made.strategy().doubt([done.metrics for done in history.rounds])
     return {
         "settings": settings.public(),
         "command": settings.command(),
-        "summary": made.line.summary,
+        "summary": made.entry.summary,
         "parameters": sum(value.numel() for value in history.params.values()),
         "test_records": len(made.dataset.test),
         "rounds": [_round_values(done) for done in history.rounds],
@@ -200,17 +200,9 @@ def _values(made: Federation, history: FederationHistory, clients: list[dict[str
         "bytes_public": public_bytes,
         "public_records": 0 if made.public is None else len(next(iter(made.public.values()))),
         "epsilon_claimed": max(claimed, default=None),
-        "warnings": [] if (doubt := _doubt(made, history.rounds)) is None else [doubt],
+        "warnings": [] if doubt is None else [doubt],
         "clients": [{k: v for k, v in one.items() if k != "statement"} for one in clients],
     }
-
-
-def _doubt(made: Federation, rounds: Sequence[RoundReport]) -> str | None:
-    """Why the radius may collapse, judged by the server's metrics; or None."""
-    if made.setup.options.get("scale") != "self":
-        return None
-    noise = max((done.metrics.get("radius_noise", 0.0) for done in rounds), default=0.0)
-    return RMSRadius(made.setup.clip_norm, scale="self").doubt(noise)
 
 
 def _round_values(done: RoundReport) -> dict[str, Any]:
@@ -256,11 +248,11 @@ def _progress(made: Federation, console: Console) -> Iterator[Callable[[RoundRep
     every = max(1, rounds // 20)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("calibrating the noise", total=rounds)
-        warned = False
+        warned, strategy = False, made.strategy()
 
         def on_round(done: RoundReport) -> None:
             nonlocal warned
-            doubt = None if warned else _doubt(made, [done])
+            doubt = None if warned else strategy.doubt([done.metrics])
             if doubt is not None:
                 console.print(f"[bold yellow]Warning[/]: {doubt}")
                 warned = True

@@ -12,7 +12,7 @@ Source: Fukami, Murata and Niwa, TMLR 2025, "AdaptDP-FedAvg".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -140,6 +140,9 @@ class IterateAverage(Strategy):
 
     def metrics(self) -> Mapping[str, float]:
         return self.inner.metrics()
+
+    def doubt(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
+        return self.inner.doubt(metrics)
 
     def state_dict(self) -> dict[str, Any]:
         return {"inner": self.inner.state_dict(), "mean": self._mean or {}, "rounds": self._rounds}

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from equipoise import _validate
 from equipoise.federated.round_protocol import RoundWrapper
+from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
@@ -110,6 +111,10 @@ class Moon(RoundWrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         _validate.instance(MoonLoss, "the MoonLoss that is the client's loss", term=self.term)
+
+    @property
+    def client_loss(self) -> Loss:
+        return self.term
 
     def init(self, context: Context) -> State:
         return {**super().init(context), "last": copied(context.params)}

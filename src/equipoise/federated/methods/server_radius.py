@@ -83,6 +83,9 @@ class RadiusOfServer(RoundProtocol, RMSClipping):
         # Of the mean that is sent; the releases of a round have independent noise.
         return super().radius_noise(plan) / math.sqrt(self.squares_per_round)
 
+    def report_noise(self, plan: Plan) -> float:
+        return self.radius_noise(plan)
+
     def _releases(self, setting: Setting, query: Sampling, z: float, radius_z: float) -> PrivacyPlan:
         plan, sampling = super()._releases(setting, query, z, radius_z), setting.sampling
         if not self.fused or self.squares_per_round == self.round_length:
@@ -307,6 +310,10 @@ class AdaptDPFedAvg(FedAvg):
         if self.radius.scale == "self" and self._relative_noise is not None:
             own["radius_noise"] = self._relative_noise
         return own
+
+    def doubt(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
+        """Whether the noisiest of the rounds' radii may collapse."""
+        return self.radius.doubt(max((one.get("radius_noise", 0.0) for one in metrics), default=0.0))
 
     def state_dict(self) -> dict[str, Any]:
         return {"variant": self.variant, **self._state}

@@ -113,7 +113,8 @@ def check_method(statement: Object, config: Object) -> list[Finding]:
         details += [of_another_version("method", others)] if others else []
     except ValueError as error:
         details.append(f"{error}"[:300])
-    wrong += _other_noise(statement, described) if recipe == "library" else []
+    if recipe == "library":
+        wrong += _other_noise(statement, described, find(name).described_bound(described))
     if wrong:
         details.append(f"config.json says otherwise than the statement: {'; '.join(wrong)}")
     if details:
@@ -132,8 +133,8 @@ def _settings(described: Object, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _settings(value, f"{prefix}{name}.")
 
 
-def _other_noise(statement: Object, described: Object) -> list[str]:
-    """The noise and the clip norm that were given and are not those of any release, as words."""
+def _other_noise(statement: Object, described: Object, bound: float | None) -> list[str]:
+    """The noise and the bound that the settings fix and that are not those of any release, as words."""
     rows = [row for row in statement.get("releases") or () if isinstance(row, Mapping)]
     stated = [_noise_of(row) for row in rows]
     given = {n: v for n, v in _settings(described) if n.endswith("noise_multiplier") and v is not None}
@@ -142,13 +143,9 @@ def _other_noise(statement: Object, described: Object) -> list[str]:
         for name, value in given.items()
         if rows and value not in stated
     ]
-    threshold = described.get("clip_norm")
-    if isinstance(threshold, Mapping) and threshold.get("kind") == "fixed":
-        threshold = threshold.get("clip_norm")
-    bounds = [row.get("max_bound") for row in rows if row.get("name") == "gradient"]
-    fixed = isinstance(threshold, (int, float)) and described.get("name") == "dp-sgd"
-    if fixed and bounds and bounds != [threshold]:
-        wrong.append(f"clip_norm is {threshold!r}, the bound {bounds[0]!r}"[:120])
+    stated_bounds = [row.get("max_bound") for row in rows if row.get("name") == "gradient"]
+    if bound is not None and stated_bounds and stated_bounds != [bound]:
+        wrong.append(f"clip_norm is {bound!r}, the bound {stated_bounds[0]!r}"[:120])
     return wrong
 
 
