@@ -31,6 +31,7 @@ from equipoise.privacy import Budget, Draw, PrivacyPlan, Sampling
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import NoiseHistory, Sums
 from equipoise.training.run_ledger import open_ledger
+from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import CommonSettings, TrainingSettings
 from equipoise.training.setup.training_setup import TrainingSetup, prepare
 from equipoise.training.step import StepRunner
@@ -78,9 +79,9 @@ class InMemoryTraining:
         """A training at its start; noise and draws follow the seed."""
         # Canaries are cheap: one micro-batch per draw.
         settings = {"micro_batch_size": max(1, len(next(iter(data.values())))), **settings}
-        setup = prepare(
-            model,
-            optimizer or torch.optim.SGD(model.parameters(), lr=learning_rate),
+        given = TrainingInputs(
+            model=model,
+            optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=learning_rate),
             loss=loss,
             data=dict(data),
             sampling=sampling,
@@ -88,6 +89,7 @@ class InMemoryTraining:
             budget=budget,
             settings=TrainingSettings(seed=seed, reproducible=True, **settings),  # for the attacker's replays
         )
+        setup = prepare(given)
         ledger = open_ledger(setup, ledger_class=make_ledger)
         assert isinstance(ledger, RecordingLedger)  # one process
         return cls(setup, ledger, StepRunner(setup, ledger))

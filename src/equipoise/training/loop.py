@@ -25,7 +25,7 @@ from torch import nn
 from equipoise import _validate
 from equipoise._files import PathLike, write_atomically
 from equipoise.gradients.engine_inputs import Loss
-from equipoise.methods import Method, State
+from equipoise.methods import DPSGD, Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling, mark, unmark
 from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
@@ -38,6 +38,7 @@ from equipoise.training.metrics import MetricsLog, MetricWriter
 from equipoise.training.progress import progress_bar
 from equipoise.training.record_rows import moved
 from equipoise.training.run_ledger import open_ledger, others_at_start, own_ledger
+from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
 from equipoise.training.setup.training_setup import ResumedRun, prepare
 from equipoise.training.step import Result, StepReport, StepRunner
@@ -182,21 +183,21 @@ class PrivateTraining:
             hardened=hardened,
             allow_public_duplicates=allow_public_duplicates,
         )
-        self._setup = setup = prepare(
-            model,
-            optimizer,
+        given = TrainingInputs(
+            model=model,
+            optimizer=optimizer,
             loss=loss,
             data=data,
             sampling=sampling,
-            method=method,
+            method=DPSGD() if method is None else method,
             budget=budget,
             scheduler=scheduler,
-            settings=settings,
             augmentation=augmentation,
             device=device,
             collate=collate,
-            resumed=_resumed,
+            settings=settings,
         )
+        self._setup = setup = prepare(given, _resumed)
         self.model, self.optimizer, self.scheduler = setup.model, setup.optimizer, setup.scheduler
         self.sampling, self.method, self.budget = setup.sampling, setup.method, setup.budget
         self.settings, self.parameters, self.device = setup.settings, setup.parameters, setup.device

@@ -24,6 +24,7 @@ from equipoise.privacy.mechanisms.base import Sums
 from equipoise.training.assumptions import Assumption
 from equipoise.training.record_rows import RecordSource
 from equipoise.training.run_ledger import open_ledger
+from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import CommonSettings, TrainingSettings
 from equipoise.training.setup.training_setup import TrainingSetup, prepare
 from equipoise.training.step import StepRunner
@@ -63,9 +64,9 @@ class NeighbourTrainings:
         self.records, self._positions, self._seed = len(source), positions, seed
         self._optimizer = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1))
         copied = copy.deepcopy(model)
-        self.setup = setup = prepare(
-            copied,
-            self._optimizer([p for p in copied.parameters() if p.requires_grad]),
+        inputs = TrainingInputs(
+            model=copied,
+            optimizer=self._optimizer([p for p in copied.parameters() if p.requires_grad]),
             loss=loss,
             data=data,
             sampling=sampling,
@@ -76,6 +77,7 @@ class NeighbourTrainings:
             ),
             **given,
         )
+        self.setup = setup = prepare(inputs)
         if setup.plan.unproven or not setup.plan.releases:
             raise ValueError(
                 f"method {setup.method.name!r} has releases without a proof, or none at all: there is no "

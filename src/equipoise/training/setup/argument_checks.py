@@ -1,8 +1,7 @@
-"""Whether the arguments of a training are of the right kinds and belong together; no record is looked at."""
+"""Whether model, optimiser, scheduler and device of a training belong together; no record is looked at."""
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -12,47 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from equipoise import _validate
 from equipoise._tree import leaves
 from equipoise.gradients.engine_inputs import check_model
-from equipoise.methods import Method
-from equipoise.privacy import Budget, Sampling
-from equipoise.training.setup.training_settings import TrainingSettings
 
-__all__ = ["check_kinds", "check_optimizer", "check_scheduler", "move", "trainable"]
-
-
-def check_kinds(
-    sampling: Any, method: Any, budget: Any, augmentation: Any, settings: TrainingSettings
-) -> None:
-    """The objects have the kinds that the training needs.
-
-    Raises:
-        TypeError: naming the argument and what to give.
-        ValueError: views without an augmentation.
-    """
-    if not isinstance(sampling, Sampling):
-        raise TypeError(
-            f"{_validate.given('sampling', sampling)} is {_validate.what_is(sampling)}; give for instance "
-            "Poisson(expected_batch_size=256, population=60_000, steps=2_000). State the population "
-            "yourself; it is never read from the data"
-        )
-    if not isinstance(method, Method):
-        is_class = inspect.isclass(method)
-        called = ": call it, for instance DPSGD(clip_norm=1.0)" if is_class else ", for instance DPSGD()"
-        raise TypeError(f"{_validate.given('method', method)} is no Method; give a method object{called}")
-    if budget is not None and not isinstance(budget, Budget):
-        raise TypeError(
-            f"{_validate.given('budget', budget)} is {_validate.what_is(budget)}; give Budget(epsilon=3.0, "
-            "delta=1e-5)"
-        )
-    if augmentation is not None and not callable(augmentation):
-        raise TypeError(
-            f"{_validate.given('augmentation', augmentation)} is {_validate.what_is(augmentation)}; give a "
-            "function augmentation(batch, generator) -> batch"
-        )
-    if settings.views > 1 and augmentation is None:
-        raise ValueError(
-            f"views={settings.views} without an augmentation would repeat the same record; give "
-            "augmentation=..."
-        )
+__all__ = ["check_optimizer", "check_scheduler", "move", "trainable"]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -25,7 +25,7 @@ from equipoise.gradients.engine_inputs import (
     run_loss,
     uncompiled,
 )
-from equipoise.training.record_rows import ARRAY_REMEDY, DataError, RecordSource, moved
+from equipoise.training.record_rows import ARRAY_REMEDY, DataError, RecordSource, averaged_over_views, moved
 from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.memory_use import available_bytes
 
@@ -165,12 +165,21 @@ def _shapes(batch: Any) -> str:
     return ", ".join(f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" for leaf in record_leaves(batch))
 
 
-def copies_of(model: nn.Module, loss: Loss, device: torch.device) -> tuple[nn.Module, Loss] | None:
-    """Copies of model and loss, to meet other records first; None where there are none, or too large ones."""
+def copies_of(
+    model: nn.Module, loss: Loss, views: int, device: torch.device
+) -> tuple[nn.Module, Loss] | None:
+    """Copies of model and loss, to meet other records first; None where there are none, or too large ones.
+
+    Args:
+        model, loss: not run yet.
+        views: the copy of the loss is averaged over so many views of a record.
+        device: where the model is.
+    """
     tensors = itertools.chain(model.parameters(), model.buffers())
     if sum(t.numel() * t.element_size() for t in tensors) > available_bytes(device) / 4:
         return None
-    return deep_copy((model, loss))
+    copies = deep_copy((model, loss))
+    return copies and (copies[0], averaged_over_views(copies[1], views))
 
 
 def check_repeatable(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.checks.record_trials import RecordTrials
-from equipoise.gradients.engine_inputs import Loss, repeat_to
-from equipoise.methods import DPSGD, Method
+from equipoise.gradients.engine_inputs import repeat_to
+from equipoise.methods import Method
 from equipoise.methods.base import Plan, Setting
 from equipoise.privacy import Budget, BudgetError, PrivacyPlan, Sampling, digest
 from equipoise.privacy.ledger.run_record import other_runs
@@ -24,7 +24,6 @@ from equipoise.training.moving_average import MovingAverage
 from equipoise.training.randomness import derive_seed, public_randomness
 from equipoise.training.record_rows import BatchPreparation, RecordSource, RowSource, averaged_over_views
 from equipoise.training.setup.argument_checks import (
-    check_kinds,
     check_optimizer,
     check_scheduler,
     move,
@@ -35,6 +34,7 @@ from equipoise.training.setup.loss_trials import check_loss, check_repeatable, c
 from equipoise.training.setup.micro_batches import MicroBatches, choose_filler, choose_micro_batches
 from equipoise.training.setup.pipeline_trials import Pipeline, check_history, check_pipeline
 from equipoise.training.setup.public_copies import check_public, public_assumptions
+from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
 
 __all__ = ["ResumedRun", "TrainingSetup", "prepare"]
@@ -154,89 +154,76 @@ class ResumedRun:
     found: Sequence[Assumption]
 
 
-def prepare(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    loss: Loss,
-    data: Any,
-    sampling: Sampling,
-    method: Method | None,
-    settings: TrainingSettings,
-    budget: Budget | None = None,
-    scheduler: Any = None,
-    augmentation: Callable[[Any, torch.Generator], Any] | None = None,
-    device: str | torch.device | None = None,
-    collate: Callable[[list[Any]], Any] | None = None,
-    resumed: ResumedRun | None = None,
-) -> TrainingSetup:
-    """Check everything, by what it does on a few records, and prepare it; see `PrivateTraining`.
+def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> TrainingSetup:
+    """Check everything, by what it does on a few records, and prepare it.
 
     Args:
+        given: by the user.
         resumed: of a run that goes on; its plan is made as it was when it began.
 
     Raises:
         TypeError, ValueError, DataError: what cannot work, named.
     """
-    method = DPSGD() if method is None else method
-    check_kinds(sampling, method, budget, augmentation, settings)
+    model, method, settings = given.model, given.method, given.settings
     parameters = trainable(model)
-    check_optimizer(optimizer, parameters)
-    check_scheduler(scheduler, optimizer)
-    place = move(model, optimizer, device)
+    check_optimizer(given.optimizer, parameters)
+    check_scheduler(given.scheduler, given.optimizer)
+    place = move(model, given.optimizer, given.device)
     processes = Processes()
     with processes.together():
-        source = RecordSource(data, collate)
+        source = RecordSource(given.data, given.collate)
         check_public(source, method, settings.allow_public_duplicates)
-        prepare_batch = BatchPreparation(place, augmentation, settings.views)
+        prepare_batch = BatchPreparation(place, given.augmentation, settings.views)
         # Before anything is read or run: it may keep something of the first records that it meets.
-        untouched = copies_of(model, loss, place)
-        runs_code = not source.is_scanned or augmentation is not None
+        untouched = copies_of(model, given.loss, settings.views, place)
+        runs_code = not source.is_scanned or given.augmentation is not None
         other_source = deep_copy((source, prepare_batch), shares_data=True) if runs_code else None
-        example, probes = check_loss(model, loss, source, place)
+        example, probes = check_loss(model, given.loss, source, place)
 
-        method_plan = _plan_of(method, sampling, budget, settings, resumed, processes)
+        method_plan = _plan_of(given, resumed, processes)
 
-        loss = averaged_over_views(loss, settings.views)
-        untouched = untouched and (untouched[0], averaged_over_views(untouched[1], settings.views))
+        loss = averaged_over_views(given.loss, settings.views)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
         trials = RecordTrials(model, loss, prepared)
-        keeps_nothing = check_repeatable(model, loss, untouched, prepared, trials.params)
+        loss_keeps_nothing = check_repeatable(model, loss, untouched, prepared, trials.params)
         del untouched  # its memory counts as free in what follows
         engine = GradientEngine(model, loss, prepared)
 
         pipeline = Pipeline(trials, source, prepare_batch, settings.seed)
-        given, is_resumed = settings.micro_batch_size, resumed is not None
         micro_batches = choose_micro_batches(
-            engine, pipeline, prepared, probes, given, sampling, processes, is_resumed
+            engine,
+            pipeline,
+            prepared,
+            probes,
+            settings.micro_batch_size,
+            given.sampling,
+            processes,
+            resumed is not None,
         )
-        size = micro_batches.size
         # Once more at the very shape: a model may treat 16 records in another way than 8.
-        full = repeat_to(prepared, max(2, size))
+        full = repeat_to(prepared, max(2, micro_batches.size))
         trials.refuse_mixing(full, most=2)
         engine.refuse_mixed_rows(full, trials.params)
-        pipeline_tried = True
-        if runs_code:
-            others = other_source and Pipeline(trials, *other_source, settings.seed)
-            readable = pipeline.readable()
-            pipeline_tried = check_pipeline(pipeline, readable, size)
-            keeps_nothing = check_history(pipeline, others, readable) and keeps_nothing
+        others = other_source and Pipeline(trials, *other_source, settings.seed)
+        was_tried, pipeline_keeps_nothing = (
+            _try_pipeline(pipeline, others, micro_batches.size) if runs_code else (True, True)
+        )
 
-        settings = replace(settings, micro_batch_size=size)
         rows = _row_source(engine, pipeline, example, probes, micro_batches)
-        mine = _found(rows, micro_batches, pipeline_tried, keeps_nothing, scheduler)
+        keeps_nothing = loss_keeps_nothing and pipeline_keeps_nothing
+        mine = _found(rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
         before = [] if resumed is None else resumed.found
         found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))
         processes.same("the model's parameters", digest(parameters))
         processes.same("the privacy plan", method_plan.releases.fingerprint())
     return TrainingSetup(
         model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        sampling=sampling,
+        optimizer=given.optimizer,
+        scheduler=given.scheduler,
+        sampling=given.sampling,
         method=method,
-        budget=budget,
-        settings=settings,
+        budget=given.budget,
+        settings=replace(settings, micro_batch_size=micro_batches.size),
         parameters=parameters,
         device=place,
         processes=processes,
@@ -249,14 +236,7 @@ def prepare(
     )
 
 
-def _plan_of(
-    method: Method,
-    sampling: Sampling,
-    budget: Budget | None,
-    settings: TrainingSettings,
-    resumed: ResumedRun | None,
-    processes: Processes,
-) -> Plan:
+def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Processes) -> Plan:
     """The method's plan, given what the other runs in its journal cost.
 
     A run that goes on has the plan that it had when it began, given one of the states of the other runs.
@@ -266,32 +246,40 @@ def _plan_of(
             goes on.
     """
 
-    def given(others: tuple[DpEvent, ...]) -> Plan:
+    settings = given.settings
+
+    def plan_next_to(others: tuple[DpEvent, ...]) -> Plan:
         setting = Setting(
-            sampling=sampling,
-            budget=budget,
+            sampling=given.sampling,
+            budget=given.budget,
             relation=settings.relation,
             other_runs=others,
             public_seed=derive_seed(settings.seed, "plan"),
         )
-        plan = method.plan(setting)
+        plan = given.method.plan(setting)
         return replace(plan, releases=plan.releases.hardened()) if settings.hardened else plan
 
     if resumed is None:
-        return given(processes.first(lambda: other_runs(settings.ledger_file, settings.relation)))
+        return plan_next_to(processes.first(lambda: other_runs(settings.ledger_file, settings.relation)))
     states = processes.first(resumed.other_runs)
     for others in states:
         try:
-            plan = given(others)
+            plan = plan_next_to(others)
         except (BudgetError, ValueError):
             continue  # another state may leave the budget that this one does not
         if plan.releases.fingerprint() == resumed.plan:
             return plan
-    given(states[0])  # its own error says more, if it has one
+    plan_next_to(states[0])  # its own error says more, if it has one
     raise ValueError(
         "the privacy plan differs from the one that the run was started with: give the same method and "
         "settings. Nothing was spent."
     )
+
+
+def _try_pipeline(pipeline: Pipeline, untouched: Pipeline | None, size: int) -> tuple[bool, bool]:
+    """Whether all of the pipeline could be tried, and whether copies showed that it keeps nothing."""
+    readable = pipeline.readable()
+    return check_pipeline(pipeline, readable, size), check_history(pipeline, untouched, readable)
 
 
 def _row_source(

@@ -1,0 +1,70 @@
+"""What a user gives a training: checked for its kinds here, where no record is looked at."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from equipoise import _validate
+from equipoise.gradients.engine_inputs import Loss
+from equipoise.methods import DPSGD, Method
+from equipoise.privacy import Budget, Sampling
+from equipoise.training.setup.training_settings import TrainingSettings
+
+__all__ = ["TrainingInputs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingInputs:
+    """What a user gives a training; see `PrivateTraining` for its meaning.
+
+    Raises:
+        TypeError: an object of another kind than the training needs; it names the argument and what to give.
+        ValueError: views without an augmentation.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Loss
+    data: Any
+    sampling: Sampling
+    method: Method = field(default_factory=DPSGD)
+    budget: Budget | None = None
+    scheduler: Any = None
+    augmentation: Callable[[Any, torch.Generator], Any] | None = None
+    device: str | torch.device | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    settings: TrainingSettings = field(default_factory=TrainingSettings)
+
+    def __post_init__(self) -> None:
+        sampling, method, budget, augmentation = self.sampling, self.method, self.budget, self.augmentation
+        if not isinstance(sampling, Sampling):
+            raise TypeError(
+                f"{_validate.given('sampling', sampling)} is {_validate.what_is(sampling)}; give for "
+                "instance Poisson(expected_batch_size=256, population=60_000, steps=2_000). State the "
+                "population yourself; it is never read from the data"
+            )
+        if not isinstance(method, Method):
+            is_class = inspect.isclass(method)
+            called = ": call it, for instance DPSGD(clip_norm=1.0)" if is_class else ", for instance DPSGD()"
+            raise TypeError(f"{_validate.given('method', method)} is no Method; give a method object{called}")
+        if budget is not None and not isinstance(budget, Budget):
+            raise TypeError(
+                f"{_validate.given('budget', budget)} is {_validate.what_is(budget)}; give "
+                "Budget(epsilon=3.0, delta=1e-5)"
+            )
+        if augmentation is not None and not callable(augmentation):
+            raise TypeError(
+                f"{_validate.given('augmentation', augmentation)} is {_validate.what_is(augmentation)}; give "
+                "a function augmentation(batch, generator) -> batch"
+            )
+        if self.settings.views > 1 and augmentation is None:
+            raise ValueError(
+                f"views={self.settings.views} without an augmentation would repeat the same record; give "
+                "augmentation=..."
+            )
