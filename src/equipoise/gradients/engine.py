@@ -120,12 +120,12 @@ class GradientEngine:
         self._buffers = Buffers(model)
         with parameters_restored(model):
             with self._buffers.kept():
-                plan = self._attach(example_batch)
+                self._attach(example_batch)
             self._buffers.find_changing(lambda: self._trial(example_batch))
             if check:
                 with undisturbed(model, dropout=True):
                     self(example_batch)  # a plan that does not hold for the whole batch is changed here
-                self._measure(self._plans.get(signature(example_batch), plan), example_batch)
+                self.choose_kernels(example_batch)
 
     def __call__(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> FactoredGradients:
         """G of a batch, at the model's parameters or at others.
@@ -371,10 +371,11 @@ class GradientEngine:
         batch: Any,
         leaves: Mapping[str, Tensor],
         substitute: Mapping[str, Tensor] | None,
+        choices: Mapping[str, str],
     ) -> tuple[Capture, Tensor]:
         """The forward: per-record losses, and the capture that will collect the factors."""
         served = {name: leaves[name] for name in plan.ruled}
-        capture = Capture(served, plan, num_records(batch), choices=self._choices)
+        capture = Capture(served, plan, num_records(batch), choices=choices)
         try:
             with torch.enable_grad(), capture:
                 losses = evaluate_loss(self.model, self.loss, batch, substitute)
@@ -394,7 +395,7 @@ class GradientEngine:
         factors: dict[str, list[Factor]] = {}
         losses: Tensor | None = None
         if plan.ruled:
-            capture, losses = self._run(plan, batch, leaves, substitute)
+            capture, losses = self._run(plan, batch, leaves, substitute, self._choices)
             factors = capture.collect(losses)
         if plan.dense:
             rows, dense_losses = dense_rows(self.model, self.loss, batch, params, names=tuple(plan.dense))
@@ -430,16 +431,15 @@ class GradientEngine:
         self._plans[signature(batch)] = self._latest = plan
         return plan
 
-    def _attach(self, batch: Any) -> CapturePlan:
-        plan = self._learn(batch)
+    def _attach(self, batch: Any) -> None:
+        self._learn(batch)
         if not self._check:
-            return plan
+            return
         trials = RecordTrials(self.model, self.loss, batch)
         trials.refuse_mixing(repeat_to(batch, min(MANY, max(LARGE, num_records(batch)))))
         self._settle(batch)
-        plan = self._compare(self._plans[signature(batch)], batch)
+        self._compare(self._plans[signature(batch)], batch)
         self.refuse_mixed_rows(repeat_to(batch, LARGE), trials.params)
-        return plan
 
     def refuse_mixed_rows(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
         """Change one record; neither norms nor a weighted sum of the others' rows may move.
@@ -509,7 +509,7 @@ class GradientEngine:
 
     @torch.enable_grad()
     @backward_included()
-    def _compare(self, plan: CapturePlan, batch: Any) -> CapturePlan:
+    def _compare(self, plan: CapturePlan, batch: Any) -> None:
         """The self-check: rows of three records against ordinary autograd, a record at a time."""
         three = repeat_to(batch, LARGE)
         leaves, _ = self._leaves(None)
@@ -532,7 +532,7 @@ class GradientEngine:
             ) from error
         if any(not torch.equal(expected[name], again[name]) for name in leaves):
             # Single records draw other random numbers that cannot be held constant than those of a batch.
-            return plan
+            return
         # The norm of each record's whole gradient: what the rounding of the backward pass is relative to.
         whole = torch.stack([g.double().reshape(LARGE, -1).norm(dim=1) for g in expected.values()]).norm(
             dim=0
@@ -550,7 +550,7 @@ class GradientEngine:
                 if why is not None:
                     wrong[name] = why
             if not wrong:
-                return plan
+                return
             if all(name in plan.dense for name in wrong):
                 break  # the dense rows are wrong too: no plan can help
             plan = self._learn(batch, dense=plan.dense | wrong)
@@ -560,13 +560,21 @@ class GradientEngine:
         )
 
     @backward_included()
-    def _measure(self, plan: CapturePlan, batch: Any) -> None:
-        """Choose a kernel for every kind of factor by a short measurement on the example batch."""
-        if not plan.ruled:
+    def choose_kernels(self, batch: Any) -> None:
+        """Choose a kernel for every kind of factor by a short measurement.
+
+        Args:
+            batch: records in the shape of the example batch, as many as a step will have.
+
+        Raises:
+            PlanMismatch: they run other operations than what was planned.
+        """
+        plan = self._plans.get(signature(batch), self._latest)
+        if plan is None or not plan.ruled:
             return
         leaves, _ = self._leaves(None)
-        with undisturbed(self.model, dropout=True):
-            capture, losses = self._run(plan, batch, leaves, None)
+        with self._buffers.watched(), undisturbed(self.model, dropout=True):
+            capture, losses = self._run(plan, batch, leaves, None, choices={})
             whole = capture.collect(losses)  # uses that were merged are factors of other sizes
         uses = [factor for _, _, _, factor in capture.found]
         self._choices = choose([*uses, *(factor for parts in whole.values() for factor in parts)])

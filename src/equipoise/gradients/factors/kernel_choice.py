@@ -9,6 +9,7 @@ resumed or a second process computes the same numbers.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 
@@ -29,27 +30,33 @@ SMALL_ELEMENTS = 1 << 14
 ROWS_GAIN, GROUPED_GAIN = 1.1, 1.2
 
 
+#: A way that took this many times the best one's time is not visited again.
+FAR_BEHIND = 1.5
+
+
 def measure(factor: Factor, repeats: int = 3) -> str:
     """The fastest way, by the least time of its norms and one weighted sum, with a handicap for memory.
 
     The ways are visited in turn, so that a busy moment of the machine meets all of them, and the least of the
     times is the one that other work disturbed least.
     """
-    names = factor.kernels()
+    names = list(factor.kernels())
     if len(names) == 1 or factor.num_records == 0:
         return names[0]
-    times: dict[str, list[float]] = {name: [] for name in names}
-    with full_precision(factor.device):
-        for _ in range(repeats + 1):
-            for name in names:
-                times[name].append(_seconds(factor, name))
+    least = dict.fromkeys(names, math.inf)
 
     def cost(name: str) -> float:
-        memory = (ROWS_GAIN if name.startswith("rows") else 1.0) * (
-            GROUPED_GAIN if name.endswith("grouped") else 1.0
-        )
-        return min(times[name][1:]) * memory  # the first run warms up
+        rows = ROWS_GAIN if name.startswith("rows") else 1.0
+        return least[name] * rows * (GROUPED_GAIN if name.endswith("grouped") else 1.0)
 
+    with full_precision(factor.device):
+        for name in names:
+            _seconds(factor, name)  # warms up
+        for _ in range(repeats):
+            for name in names:
+                least[name] = min(least[name], _seconds(factor, name))
+            best = min(map(cost, names))
+            names = [name for name in names if cost(name) <= FAR_BEHIND * best]
     return min(names, key=cost)
 
 

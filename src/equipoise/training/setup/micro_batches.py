@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.random_numbers import RandomUse
-from equipoise.gradients.engine_inputs import made_up_records, take_records
+from equipoise.gradients.capture.recorder import PlanMismatch
+from equipoise.gradients.engine_inputs import made_up_records, repeat_to, take_records
 from equipoise.privacy import Sampling
 from equipoise.training.distributed import Processes
 from equipoise.training.record_rows import DataError, RecordSource, filled, out_of_memory
@@ -31,6 +33,9 @@ __all__ = ["MicroBatches", "choose_filler", "choose_micro_batches", "made_up"]
 SMALL_TILE, TILE = 4, 16
 #: How many micro-batch sizes are tried for one in which rows keep their bits.
 TRIED_SIZES = 4
+
+#: How many records the ways to take norms are timed on, at most: on fewer, other ways are the fastest.
+TIMED_RECORDS = 32
 
 PASS_OVERHEAD = 32
 """What a pass costs without its rows, in rows: 72 for the MLP of `benchmarks/tasks.py`, 29 for the CNN."""
@@ -93,6 +98,8 @@ def choose_micro_batches(
         sizes = [given]  # a run that goes on has its size: another would be another question
     else:
         sizes = _sizes_to_try(given, most, sampling, processes, random_use)
+    with suppress(PlanMismatch):  # then those that were chosen on the example stay
+        engine.choose_kernels(repeat_to(public, min(sizes[0], TIMED_RECORDS)))
     # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
     size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, public, sizes))
     return MicroBatches(size, keeps_bits, random_use, record_bytes, is_planned)
