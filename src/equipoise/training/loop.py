@@ -9,14 +9,10 @@ wrapped, hooked or renamed.
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -26,72 +22,41 @@ from equipoise import _validate
 from equipoise._files import PathLike, write_atomically
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import DPSGD, Method, State
-from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling, mark, unmark
+from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling
 from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
 from equipoise.training.assumptions import Assumption
 from equipoise.training.describe import Description, describe
-from equipoise.training.folder.checkpoint import CheckpointError, collect_state, restore_state
+from equipoise.training.folder.checkpoint import CheckpointError
 from equipoise.training.folder.config_file import found_before, rebuild, rebuild_method
 from equipoise.training.folder.run_folder import RunFolder, save_model
-from equipoise.training.metrics import MetricsLog, MetricWriter
+from equipoise.training.interrupt import catch_interrupt
+from equipoise.training.metrics import MetricWriter
 from equipoise.training.progress import progress_bar
-from equipoise.training.record_rows import moved
-from equipoise.training.run_ledger import open_ledger, others_at_start, own_ledger
+from equipoise.training.run_ledger import others_at_start, own_ledger
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
-from equipoise.training.setup.training_setup import ResumedRun, prepare
-from equipoise.training.step import Result, StepReport, StepRunner
+from equipoise.training.setup.training_setup import ResumedRun, TrainingSetup, prepare
+from equipoise.training.started_run import continue_run, start_run
+from equipoise.training.step import Result, StepReport
 
-__all__ = ["Interrupt", "PrivateTraining", "catch_interrupt"]
-
-
-class Interrupt:
-    """Whether somebody asked to stop."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-
-@contextmanager
-def catch_interrupt() -> Iterator[Interrupt]:
-    """Inside, the first SIGINT or SIGTERM only sets `asked`; a second SIGINT raises KeyboardInterrupt.
-
-    Outside the main thread, where Python allows no signal handlers, nothing is caught.
-    """
-    interrupt = Interrupt()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupt
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if interrupt.asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        interrupt.asked = True
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield interrupt
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _let_go(folder: RunFolder, begins: bool) -> None:
-    """Leave a folder in which no training came about; what a new one had put there goes."""
-    folder.unlock()
-    if begins:
-        folder.discard()
-
-
-def _give_up(ledger: Ledger, begins: bool) -> None:
-    """Close the ledger of a training that did not come about; a new one reserves nothing any more."""
-    if begins:
-        ledger.close(stop_fixed_beforehand=True)
-    ledger.journal.close()
+__all__ = ["PrivateTraining"]
 
 
 Evaluate = Callable[[nn.Module], "Mapping[str, float] | float"]
+
+
+def _warn_of_population(setup: TrainingSetup) -> None:
+    """Warn of far fewer records than were stated. The data owner sees it; no number of records is told."""
+    sampling = setup.sampling
+    if setup.processes.is_first and 10 * len(setup.rows.source) < sampling.population:
+        warnings.warn(
+            f"population={sampling.population} is more than ten times what data hold. The sampling rate and "
+            "the divisor follow it, so a step draws far fewer records than expected "
+            f"({sampling.expected_size:g}) and noise drowns them: epsilon holds, but little is learned. "
+            "State a public number close to the number of records.",
+            stacklevel=3,
+        )
 
 
 class PrivateTraining:
@@ -198,61 +163,26 @@ class PrivateTraining:
             settings=settings,
         )
         self._setup = setup = prepare(given, _resumed)
+        ledger_class = type(self).ledger_class
+        if _resumed is None:
+            _warn_of_population(setup)
+            folder = None if run_dir is None else RunFolder(run_dir)
+            run = start_run(setup, folder, ledger_class=ledger_class, writers=writers, on_create=on_create)
+        else:
+            run = continue_run(setup, _resumed.folder, ledger_class=ledger_class, writers=writers)
+        self._run, self._steps = run, run.steps
+        self.folder, self.ledger = run.folder, run.ledger
         self.model, self.optimizer, self.scheduler = setup.model, setup.optimizer, setup.scheduler
         self.sampling, self.method, self.budget = setup.sampling, setup.method, setup.budget
         self.settings, self.parameters, self.device = setup.settings, setup.parameters, setup.device
         self.processes, self.plan, self.engine = setup.processes, setup.plan, setup.rows.engine
         self.method_plan = setup.method_plan
-        self._average = setup.average
-        self._evaluation: dict[str, float] = {}
+        self._found, self._evaluation = setup.found, run.evaluation
         # What `finish` told all processes; None where a step was taken since.
         self._finished_with: Statement | None = None
         # The next step needs a release of which the plan has none left.
         self._plan_used_up = False
-        begins = _resumed is None
-        if begins and self.processes.is_first and 10 * len(setup.rows.source) < sampling.population:
-            # Seen by the data owner alone, like the checks of the data; no number of records is told.
-            warnings.warn(
-                f"population={sampling.population} is more than ten times what data hold. The sampling rate "
-                "and the divisor follow it, so a step draws far fewer records than expected "
-                f"({sampling.expected_size:g}) and noise drowns them: epsilon holds, but little is learned. "
-                "State a public number close to the number of records.",
-                stacklevel=2,
-            )
-        self._state_is_tried = begins  # a loaded state may not fit: the first step shows it
-        self.folder = folder = RunFolder(run_dir) if run_dir is not None else None
-        # From here on the disk is written. Where the rest fails nothing was released, so nothing may stand in
-        # the way of another try.
-        with ExitStack() as undo:
-            if folder is not None:
-                if begins:
-                    self.processes.first(folder.create)
-                self.processes.first(folder.lock)
-                if self.processes.is_first:
-                    undo.callback(_let_go, folder, begins)
-            with self.processes.together():
-                place, done, state = ({}, 0, None) if begins else self._load_checkpoint()
-                if folder is not None and begins:
-                    self.processes.first(lambda: folder.write_config(self.config()))
-                self.ledger = open_ledger(
-                    setup, folder, place=place, resume=not begins, ledger_class=type(self).ledger_class
-                )
-                if self.processes.is_first:
-                    undo.callback(_give_up, own_ledger(self.ledger), begins)
-                self._steps = StepRunner(setup, self.ledger, done, state)
-                self._metrics = MetricsLog(setup, folder, writers, done)
-                if folder is not None and begins:
-                    if on_create is not None:
-                        self.processes.first(lambda: on_create(folder.path))
-                    self.save_checkpoint()
-                elif folder is not None:
-                    # Before its first release: a run that is killed later keeps what this process found.
-                    self.processes.first(lambda: self._write_assumptions(folder))
-            undo.pop_all()
-
-    def _write_assumptions(self, folder: RunFolder) -> None:
-        """Put what is assumed by now into config.json."""
-        folder.write_config(folder.read_config() | {"assumptions": self.config()["assumptions"]})
+        self._state_is_tried = _resumed is None  # a loaded state may not fit: the first step shows it
 
     @classmethod
     def resume(
@@ -298,13 +228,14 @@ class PrivateTraining:
             method=method or rebuild_method(config),
             budget=budget,
             scheduler=scheduler,
-            run_dir=run_dir,
             augmentation=augmentation,
             device=device,
             collate=collate,
             writers=writers,
             **settings.to_json(),
-            _resumed=ResumedRun(plan, lambda: others_at_start(folder, settings), found_before(config)),
+            _resumed=ResumedRun(
+                folder, plan, lambda: others_at_start(folder, settings), found_before(config)
+            ),
         )
 
     # ---- what it will do, and what it may claim
@@ -316,7 +247,7 @@ class PrivateTraining:
 
     def config(self) -> dict[str, Any]:
         """The public settings, as `config.json` holds them."""
-        return self._setup.config()
+        return self._setup.config(self._found)
 
     def describe(self) -> Description:
         """A dry run: steps, passes, memory, time, noise. Nothing is spent, the model is not moved.
@@ -349,7 +280,7 @@ class PrivateTraining:
             delta=self.delta,
             recipe=method.recipe,
             epsilon_claimed=claimed,
-            assumptions=setup.assumptions(),
+            assumptions=setup.assumptions(self._found),
             stop_fixed_beforehand=stop_fixed_beforehand,
         )
 
@@ -417,7 +348,7 @@ class PrivateTraining:
                 "the checkpoint; the step is repeated with the noise it had."
             ) from error
         self._state_is_tried, self._finished_with = True, None
-        return self._metrics.step(self.steps_done, outcome, self.ledger)
+        return self._run.metrics.step(self.steps_done, outcome, self.ledger)
 
     # ---- the whole training
 
@@ -474,9 +405,10 @@ class PrivateTraining:
     def evaluate(self, evaluate: Evaluate) -> dict[str, float]:
         """Evaluate the (averaged) model on public data and write the numbers to the metrics."""
         self._steps.check()
+        average = self._setup.average
         self.model.eval()
         try:
-            with torch.no_grad(), self._average.swapped_in() if self._average is not None else nullcontext():
+            with torch.no_grad(), average.swapped_in() if average is not None else nullcontext():
                 found = evaluate(self.model)
         finally:
             self._setup.restore_modes()
@@ -488,11 +420,11 @@ class PrivateTraining:
             raise TypeError(
                 f"evaluate(model) answers {{{kinds}}}; it must answer a number or a dict of numbers"
             ) from None
-        if Assumption.EVALUATED not in self._setup.found:
-            self._setup = replace(self._setup, found=[*self._setup.found, Assumption.EVALUATED])
+        if Assumption.EVALUATED not in self._found:
+            self._found = [*self._found, Assumption.EVALUATED]
             if self.folder is not None and self.processes.is_first:
-                self._write_assumptions(self.folder)
-        self._metrics.evaluation(self.steps_done, self._evaluation)
+                self.folder.write_assumptions(self._found)
+        self._run.metrics.evaluation(self.steps_done, self._evaluation)
         return self._evaluation
 
     def finish(self, *, stop_fixed_beforehand: bool = False) -> Result:
@@ -508,7 +440,7 @@ class PrivateTraining:
                 a gradient. The statement names that as an assumption.
         """
         self._steps.check()
-        steps, average, folder = self.steps_done, self._average, self.folder
+        steps, average, folder = self.steps_done, self._setup.average, self.folder
         finished = stop_fixed_beforehand or steps >= self.sampling.steps or not self._can_go_on()
         statement = self._finished_with = self.processes.first(
             lambda: self.statement(stop_fixed_beforehand=stop_fixed_beforehand)
@@ -570,43 +502,8 @@ class PrivateTraining:
             RuntimeError: the training has no run folder.
             CheckpointError: it could not be written; the checkpoint before is intact.
         """
-        if self.folder is None:
-            raise RuntimeError("this training has no run_dir for checkpoints: give it run_dir=...")
-        self._steps.check()
-        state = collect_state(self.model, self.optimizer, self.scheduler)
-        state |= {
-            "average": None if self._average is None else self._average.values,
-            "method": mark(self._steps.state),
-            "engine": self.engine.state_dict(),
-            "ledger": self.synced_place(),
-            "evaluation": self._evaluation,
-        }
-        folder = self.folder
-        self.processes.first(lambda: folder.checkpoints.save(self.steps_done, state))
+        self._run.save_checkpoint(self._evaluation)
 
     def synced_place(self) -> dict[str, Any]:
         """Where the ledger stands; the journal is on its device when this returns."""
-        self._steps.settle()
-        return self.ledger.synced_place()
-
-    def _load_checkpoint(self) -> tuple[dict[str, Any], int, Any]:
-        """Take over the state; the answer is the ledger's place, the steps done and the method's state."""
-        assert self.folder is not None
-        done, state = self.folder.checkpoints.load()
-        restore_state(state, self.model, self.optimizer, self.scheduler)
-        try:
-            if self._average is not None:
-                self._average.values = {n: value.to(self.device) for n, value in state["average"].items()}
-            self.engine.load_state_dict(state["engine"])
-            self._evaluation = {name: float(value) for name, value in state["evaluation"].items()}
-            method = unmark(moved(state["method"], self.device))
-            place = {
-                "position": int(state["ledger"]["position"]),
-                "history": dict(state["ledger"]["history"]),
-            }
-            return place, done, method
-        except Exception as error:
-            raise CheckpointError(
-                f"the checkpoint of step {done} does not fit this run ({type(error).__name__}: {error}): it "
-                "was edited, or another version wrote it. Nothing was spent."
-            ) from error
+        return self._run.synced_place()

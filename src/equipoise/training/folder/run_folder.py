@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -136,6 +136,10 @@ class RunFolder:
             write_atomically(self.private / "ledger_file", os.fsencode(ledger_file), mode=0o600)
         public = {**config, "settings": settings}
         write_atomically(self.config, (json.dumps(public, indent=2) + "\n").encode(), mode=0o644)
+
+    def write_assumptions(self, found: Iterable[str]) -> None:
+        """Put what is assumed by now into the public settings."""
+        self.write_config(self.read_config() | {"assumptions": [str(one) for one in found]})
 
     def read_config(self) -> dict[str, Any]:
         """The settings of the run.

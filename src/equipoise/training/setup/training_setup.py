@@ -20,6 +20,7 @@ from equipoise.privacy import Budget, BudgetError, PrivacyPlan, Sampling, digest
 from equipoise.privacy.ledger.run_record import other_runs
 from equipoise.training.assumptions import ALONE, Assumption
 from equipoise.training.distributed import Processes
+from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.randomness import derive_seed, public_randomness
 from equipoise.training.record_rows import BatchPreparation, RecordSource, RowSource, averaged_over_views
@@ -54,7 +55,7 @@ class TrainingSetup:
         method_plan: what the method will release, and what else it fixed beforehand.
         rows: makes gradient rows of records.
         record_bytes: memory that one record takes in a step.
-        found: what all processes of the run found out, those before this one too.
+        found: what all processes of the run found out before the first step, those before this one too.
         average: the moving average of the parameters, or None.
         modes: training or evaluation, of every module of the model.
     """
@@ -91,8 +92,8 @@ class TrainingSetup:
         """The delta of the guarantee; below 1/population where no budget names one."""
         return self.budget.delta if self.budget is not None else 0.1 / self.sampling.population
 
-    def config(self) -> dict[str, Any]:
-        """The public settings, as `config.json` holds them."""
+    def config(self, found: Sequence[Assumption]) -> dict[str, Any]:
+        """The public settings, as `config.json` holds them with what was found out by now."""
         return {
             "format": 1,
             "settings": self.settings.to_json(),
@@ -102,7 +103,7 @@ class TrainingSetup:
             "plan": self.method_plan.releases.fingerprint(),
             "optimizer": type(self.optimizer).__name__,
             "model": {"class": type(self.model).__qualname__, "parameters": self.num_parameters},
-            "assumptions": [str(one) for one in self.found],
+            "assumptions": [str(one) for one in found],
         }
 
     @property
@@ -110,12 +111,16 @@ class TrainingSetup:
         """The releases of the method's plan."""
         return self.method_plan.releases
 
-    def assumptions(self) -> list[str]:
-        """The assumptions other than population and sampling, in the words of the statement."""
-        is_scanned = Assumption.SCANNED in self.found
+    def assumptions(self, found: Sequence[Assumption]) -> list[str]:
+        """The assumptions other than population and sampling, in the words of the statement.
+
+        Args:
+            found: what was found out by now.
+        """
+        is_scanned = Assumption.SCANNED in found
         return [
             ALONE,
-            *map(str, self.found),
+            *map(str, found),
             *self.method.assumptions(self.method_plan),
             *public_assumptions(is_scanned, self.method, self.settings.allow_public_duplicates),
         ]
@@ -143,12 +148,14 @@ class ResumedRun:
     """A run that goes on.
 
     Attributes:
+        folder: of the run.
         plan: fingerprint of its plan.
         other_runs: gives what the other runs in its journal may have cost when it was planned, the likeliest
             first. Called on rank 0.
         found: what its processes found out so far.
     """
 
+    folder: RunFolder
     plan: str
     other_runs: Callable[[], Sequence[tuple[DpEvent, ...]]]
     found: Sequence[Assumption]

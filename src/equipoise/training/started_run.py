@@ -1,0 +1,174 @@
+"""A run that can take steps: folder locked, ledger opened, whole state there; or nothing, where one fails.
+
+From here on the disk is written. Where a start fails nothing was released, so nothing may stand in the way of
+another try: folder, lock and reservation go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise.privacy import Ledger, mark, unmark
+from equipoise.training.folder.checkpoint import CheckpointError, collect_state, restore_state
+from equipoise.training.folder.run_folder import RunFolder
+from equipoise.training.metrics import MetricsLog, MetricWriter
+from equipoise.training.record_rows import moved
+from equipoise.training.run_ledger import SharedLedger, open_ledger, own_ledger
+from equipoise.training.setup.training_setup import TrainingSetup
+from equipoise.training.step import StepRunner
+
+__all__ = ["StartedRun", "continue_run", "start_run"]
+
+
+@dataclass(frozen=True)
+class StartedRun:
+    """A run that can take steps.
+
+    Attributes:
+        setup: what it is made of.
+        folder: locked; None keeps everything in memory.
+        ledger: takes the releases.
+        steps: takes the steps, from the checkpoint's on.
+        metrics: writes them down.
+        evaluation: the numbers of the last evaluation before; empty without one.
+    """
+
+    setup: TrainingSetup
+    folder: RunFolder | None
+    ledger: Ledger | SharedLedger
+    steps: StepRunner
+    metrics: MetricsLog
+    evaluation: dict[str, float]
+
+    def synced_place(self) -> dict[str, Any]:
+        """Where the ledger stands; the journal is on its device when this returns."""
+        self.steps.settle()
+        return self.ledger.synced_place()
+
+    def save_checkpoint(self, evaluation: Mapping[str, float]) -> None:
+        """Write the whole state.
+
+        Args:
+            evaluation: the numbers of the last one.
+
+        Raises:
+            RuntimeError: the training has no run folder, or was stopped.
+            CheckpointError: it could not be written; the checkpoint before is intact.
+        """
+        setup, folder = self.setup, self.folder
+        if folder is None:
+            raise RuntimeError("this training has no run_dir for checkpoints: give it run_dir=...")
+        self.steps.check()
+        state = collect_state(setup.model, setup.optimizer, setup.scheduler) | {
+            "average": None if setup.average is None else setup.average.values,
+            "method": mark(self.steps.state),
+            "engine": setup.rows.engine.state_dict(),
+            "ledger": self.synced_place(),
+            "evaluation": dict(evaluation),
+        }
+        setup.processes.first(lambda: folder.checkpoints.save(self.steps.done, state))
+
+
+def start_run(
+    setup: TrainingSetup,
+    folder: RunFolder | None,
+    *,
+    ledger_class: Callable[..., Ledger],
+    writers: Sequence[MetricWriter],
+    on_create: Callable[[Path], None] | None,
+) -> StartedRun:
+    """Begin a run: make its folder, book its plan, write the first checkpoint.
+
+    Args:
+        setup: of the training.
+        folder: of the run, or None to keep everything in memory.
+        ledger_class: `Ledger`, or a kind of it that an audit looks through.
+        writers: further takers of the publishable metrics.
+        on_create: called with the folder before the first checkpoint is written.
+    """
+    processes = setup.processes
+    with ExitStack() as undo:
+        if folder is not None:
+            processes.first(folder.create)
+            processes.first(folder.lock)
+            if processes.is_first:
+                undo.callback(folder.discard)
+                undo.callback(folder.unlock)
+        with processes.together():
+            if folder is not None:
+                processes.first(lambda: folder.write_config(setup.config(setup.found)))
+            ledger = open_ledger(setup, folder, ledger_class=ledger_class)
+            if processes.is_first:
+                undo.callback(_give_up, own_ledger(ledger))
+            steps, metrics = StepRunner(setup, ledger), MetricsLog(setup, folder, writers, done=0)
+            run = StartedRun(setup, folder, ledger, steps, metrics, {})
+            if folder is not None:
+                if on_create is not None:
+                    processes.first(lambda: on_create(folder.path))
+                run.save_checkpoint({})
+        undo.pop_all()
+    return run
+
+
+def continue_run(
+    setup: TrainingSetup,
+    folder: RunFolder,
+    *,
+    ledger_class: Callable[..., Ledger],
+    writers: Sequence[MetricWriter],
+) -> StartedRun:
+    """Go on with a run from its last whole checkpoint; arguments as for `start_run`.
+
+    Raises:
+        CheckpointError: no whole checkpoint is there, or it does not fit.
+    """
+    processes = setup.processes
+    with ExitStack() as undo:
+        processes.first(folder.lock)
+        if processes.is_first:
+            undo.callback(folder.unlock)
+        with processes.together():
+            done, saved = folder.checkpoints.load()
+            place, state, evaluation = _take_over(setup, done, saved)
+            ledger = open_ledger(setup, folder, place=place, resume=True, ledger_class=ledger_class)
+            if processes.is_first:
+                undo.callback(own_ledger(ledger).journal.close)
+            steps, metrics = StepRunner(setup, ledger, done, state), MetricsLog(setup, folder, writers, done)
+            # Before its first release: a run that is killed later keeps what this process found.
+            processes.first(lambda: folder.write_assumptions(setup.found))
+        undo.pop_all()
+    return StartedRun(setup, folder, ledger, steps, metrics, evaluation)
+
+
+def _give_up(ledger: Ledger) -> None:
+    """Close the ledger of a run that did not begin: it reserves nothing any more."""
+    ledger.close(stop_fixed_beforehand=True)
+    ledger.journal.close()
+
+
+def _take_over(
+    setup: TrainingSetup, done: int, saved: Mapping[str, Any]
+) -> tuple[dict[str, Any], Any, dict[str, float]]:
+    """Put a saved state into model, optimiser and the rest.
+
+    Returns:
+        The ledger's place, the method's state and the last evaluation.
+    """
+    restore_state(saved, setup.model, setup.optimizer, setup.scheduler)
+    try:
+        if setup.average is not None:
+            setup.average.values = {n: value.to(setup.device) for n, value in saved["average"].items()}
+        setup.rows.engine.load_state_dict(saved["engine"])
+        evaluation = {name: float(value) for name, value in saved["evaluation"].items()}
+        state = unmark(moved(saved["method"], setup.device))
+        place = {"position": int(saved["ledger"]["position"]), "history": dict(saved["ledger"]["history"])}
+    except Exception as error:
+        raise CheckpointError(
+            f"the checkpoint of step {done} does not fit this run ({type(error).__name__}: {error}): it was "
+            "edited, or another version wrote it. Nothing was spent."
+        ) from error
+    return place, state, evaluation
