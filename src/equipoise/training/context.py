@@ -228,7 +228,11 @@ class TrainingDraw:
 
 
 class StepDiagnostics:
-    """The private numbers of one step: they go into the diagnostics and nowhere else."""
+    """The private numbers of one step: they go into the diagnostics and nowhere else.
+
+    The draws of the step write them while a method queries; its answers hold none. `MetricsLog` reads the
+    row when the step is over.
+    """
 
     def __init__(self) -> None:
         self._row: dict[str, Any] = {}
