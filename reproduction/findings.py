@@ -6,9 +6,9 @@ A verdict that was missed is a finding like any other: it is printed, written an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from equipoise.report.figures import Curve, curves_figure
 from reproduction.result_cache import ResultCache
@@ -16,10 +16,30 @@ from reproduction.result_cache import ResultCache
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Curve", "Findings", "PaperExperiment", "Progress", "Site", "Table", "Verdict"]
+__all__ = [
+    "Curve",
+    "Ends",
+    "Findings",
+    "PaperExperiment",
+    "Progress",
+    "Site",
+    "Table",
+    "Verdict",
+    "end_as_before",
+    "over_seeds",
+]
 
 Progress = Callable[[int, int, str], None]
 """progress(done, total, what): so many of the experiment's runs are done, and what was the last one."""
+
+Ends = Mapping[tuple[str, str], float]
+"""(part, label) -> the median loss at the end of the runs."""
+
+ROUNDING = 1e-20
+"""A loss below this is zero up to rounding."""
+
+Run = TypeVar("Run")
+Measured = TypeVar("Measured")
 
 
 @dataclass(frozen=True)
@@ -136,6 +156,57 @@ class Findings:
             [Curve(**curve) for curve in numbers["curves"]],
             [Verdict(**{k: v for k, v in verdict.items() if k != "met"}) for verdict in numbers["verdicts"]],
         )
+
+
+def over_seeds(
+    runs: Sequence[Run],
+    measure: Callable[[Run, int], Measured],
+    name: Callable[[Run], str],
+    seeds: Sequence[int],
+    progress: Progress,
+) -> Iterator[tuple[Run, list[Measured]]]:
+    """Every run, with what it measured with each seed.
+
+    Args:
+        runs: of the experiment.
+        measure: (run, seed) -> what it measured.
+        name: of a run, for `progress`.
+        seeds: of every run.
+        progress: called after each of them.
+
+    Example:
+        >>> list(over_seeds([10, 20], lambda run, seed: run + seed, str, (1, 2), print))
+        1 4 10
+        2 4 10
+        3 4 20
+        4 4 20
+        [(10, [11, 12]), (20, [21, 22])]
+    """
+    for number, run in enumerate(runs):
+        found = []
+        for position, seed in enumerate(seeds):
+            found.append(measure(run, seed))
+            progress(number * len(seeds) + position + 1, len(runs) * len(seeds), name(run))
+        yield run, found
+
+
+def end_as_before(before: Mapping[str, Mapping[str, float]], ends: Ends) -> list[Verdict]:
+    """Whether runs end within a factor of 4 of where they ended before, or at rounding.
+
+    Args:
+        before: part -> label -> loss.
+        ends: (part, label) -> loss.
+    """
+    return [
+        Verdict.within(
+            f"{part}: {label}, ends at",
+            ends[part, label],
+            loss / 4 if loss > ROUNDING else 0.0,
+            max(4 * loss, ROUNDING),
+        )
+        for part, found in before.items()
+        for label, loss in found.items()
+    ]
 
 
 _NAMES = ("nan", "inf", "-inf")

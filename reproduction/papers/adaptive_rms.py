@@ -30,14 +30,23 @@ from equipoise.methods import DPSGD, AdaptiveRMS, AutoS, Method, ReleasedQuantil
 from equipoise.methods.adaptive_rms.adaptive_rms import Fused, MeanSquareQuery, Round
 from equipoise.methods.adaptive_rms.radius import MeanSquareRule
 from equipoise.privacy import FullBatch, Poisson, Sampling, gaussian_mu
-from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
+from reproduction.findings import (
+    Curve,
+    Ends,
+    Findings,
+    PaperExperiment,
+    Progress,
+    Table,
+    Verdict,
+    end_as_before,
+    over_seeds,
+)
 from reproduction.harness import Problem, follow
 from reproduction.papers.adaptive_rms_problems import POPULATION, least_squares, separable
 
 __all__ = ["EXPERIMENT", "Run", "measure", "runs", "verdicts"]
 
 DELTA = 1e-5
-Ends = dict[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -270,15 +279,10 @@ def measure(run: Run, seed: int) -> dict[int, float]:
 
 
 def _run(seeds: Sequence[int], progress: Progress) -> Findings:
-    every = runs()
     rows: list[list[str | float | int | None]] = []
     curves: list[Curve] = []
-    ends: Ends = {}
-    for number, run in enumerate(every):
-        paths = []
-        for position, seed in enumerate(seeds):
-            paths.append(measure(run, seed))
-            progress(number * len(seeds) + position + 1, len(every) * len(seeds), f"{run.part}: {run.label}")
+    ends: dict[tuple[str, str], float] = {}
+    for run, paths in over_seeds(runs(), measure, lambda run: f"{run.part}: {run.label}", seeds, progress):
         steps = run.sampling.steps
         last = [path[steps] for path in paths]
         ends[run.part, run.label] = statistics.median(last)
@@ -345,12 +349,7 @@ def verdicts(ends: Ends) -> list[Verdict]:
         Verdict.at_most("E: self-scaling, fused", of("E, fused", "self-scaled"), 1e-20),
         Verdict.at_most("E: label noise: the worst over the best", max(labels) / min(labels), 1.5),
     ]
-    for part, found in FOUND.items():
-        for label, measured in found.items():
-            high = max(4 * measured, 1e-20)
-            low = measured / 4 if measured > 1e-20 else 0.0
-            out.append(Verdict.within(f"{part}: {label}, ends at", of(part, label), low, high))
-    return out
+    return [*out, *end_as_before(FOUND, ends)]
 
 
 FOUND: dict[str, dict[str, float]] = {

@@ -30,7 +30,17 @@ from equipoise.federated import (
 from equipoise.methods import DPSGD, Method, ReleasedQuantile
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.privacy import Budget, Poisson
-from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
+from reproduction.findings import (
+    Curve,
+    Ends,
+    Findings,
+    PaperExperiment,
+    Progress,
+    Table,
+    Verdict,
+    end_as_before,
+    over_seeds,
+)
 from reproduction.papers.owners import make_clients
 
 __all__ = ["EXPERIMENT", "Run", "losses", "owners", "runs", "verdicts"]
@@ -157,15 +167,10 @@ def runs() -> list[Run]:
 
 
 def _run(seeds: Sequence[int], progress: Progress) -> Findings:
-    every = runs()
     rows: list[list[str | float | int | None]] = []
     curves: list[Curve] = []
     ends: dict[tuple[str, str], float] = {}
-    for number, run in enumerate(every):
-        paths = []
-        for position, seed in enumerate(seeds):
-            paths.append(losses(run, seed))
-            progress(number * len(seeds) + position + 1, len(every) * len(seeds), f"{run.part}: {run.kind}")
+    for run, paths in over_seeds(runs(), losses, lambda run: f"{run.part}: {run.kind}", seeds, progress):
         last = [path[ROUNDS] for path in paths]
         ends[run.part, run.kind] = statistics.median(last)
         rows.append(
@@ -178,7 +183,7 @@ def _run(seeds: Sequence[int], progress: Progress) -> Findings:
     return Findings(Table(columns, rows, note), curves, verdicts(ends))
 
 
-def verdicts(ends: Mapping[tuple[str, str], float]) -> list[Verdict]:
+def verdicts(ends: Ends) -> list[Verdict]:
     """The claims and their bars."""
 
     def of(part: str, kind: str) -> float:
@@ -202,12 +207,7 @@ def verdicts(ends: Mapping[tuple[str, str], float]) -> list[Verdict]:
             2,
         ),
     ]
-    for part, found in FOUND.items():
-        for label, measured in found.items():
-            high = max(4 * measured, 1e-20)
-            low = measured / 4 if measured > 1e-20 else 0.0
-            out.append(Verdict.within(f"{part}: {label}, ends at", of(part, label), low, high))
-    return out
+    return [*out, *end_as_before(FOUND, ends)]
 
 
 FOUND: dict[str, dict[str, float]] = {

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from equipoise.methods import DCDPSGD, DPSGD, Method, Random, TopShare, Trace, published
 from equipoise.methods.two_thresholds.scores import sub_weibull
 from equipoise.privacy import Budget, Poisson
-from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
+from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict, over_seeds
 from reproduction.harness import Problem, follow
 
 __all__ = ["ARMS", "EXPERIMENT", "Arm", "error_of", "regression", "verdicts"]
@@ -199,13 +199,8 @@ def summarise(runs: Mapping[Arm, Sequence[dict[int, float]]]) -> tuple[dict[Any,
 
 
 def _run(seeds: Sequence[int], progress: Progress) -> Findings:
-    runs: dict[Arm, list[dict[int, float]]] = {}
-    for number, arm in enumerate(ARMS):
-        runs[arm] = []
-        for position, seed in enumerate(seeds):
-            runs[arm].append(error_of(arm, seed))
-            progress(number * len(seeds) + position + 1, len(ARMS) * len(seeds), f"{arm.label}, {arm.noise}")
-    median, curves, table = summarise(runs)
+    runs = over_seeds(ARMS, error_of, lambda arm: f"{arm.label}, {arm.noise}", seeds, progress)
+    median, curves, table = summarise(dict(runs))
     return Findings(table, curves, verdicts(median))
 
 

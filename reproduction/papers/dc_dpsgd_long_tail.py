@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from equipoise.methods import DCDPSGD, DPSGD, PSAC, Method, Random, Trace, published
 from equipoise.privacy import Budget, Poisson
 from reproduction.data.imbalance import imbalance_counts
-from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
+from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict, over_seeds
 from reproduction.harness import Problem, follow
 
 __all__ = ["ARMS", "EXPERIMENT", "Arm", "error_of", "rare_classes", "verdicts"]
@@ -190,15 +190,10 @@ def verdicts(accuracy: Mapping[tuple[float, str], float]) -> list[Verdict]:
 def _run(seeds: Sequence[int], progress: Progress) -> Findings:
     rows: list[list[str | float | int | None]] = []
     curves, accuracy = [], {}
-    for number, arm in enumerate(ARMS):
-        runs = []
-        for position, seed in enumerate(seeds):
-            runs.append(error_of(arm, seed))
-            progress(
-                number * len(seeds) + position + 1,
-                len(ARMS) * len(seeds),
-                f"{arm.label}, epsilon {arm.epsilon:g}",
-            )
+    measured = over_seeds(
+        ARMS, error_of, lambda arm: f"{arm.label}, epsilon {arm.epsilon:g}", seeds, progress
+    )
+    for arm, runs in measured:
         right = [100 * (1 - run[max(run)]) for run in runs]
         accuracy[arm.epsilon, arm.label] = statistics.median(right)
         rows.append([arm.epsilon, arm.label, statistics.median(right), min(right), max(right)])

@@ -41,7 +41,7 @@ from equipoise.methods import DPSGD, Method
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
 from equipoise.privacy import FullBatch, Poisson
-from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
+from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict, over_seeds
 from reproduction.harness import Problem
 from reproduction.papers.owners import make_clients
 from reproduction.papers.pcdp_sgd import CORE, digits, means, span
@@ -218,11 +218,10 @@ def _run(seeds: Sequence[int], progress: Progress) -> Findings:
     rows: list[list[str | float | int | None]] = []
     curves: list[Curve] = []
     ends: dict[tuple[str, str], float] = {}
-    for number, (part, kind, measure) in enumerate(lines):
-        paths = []
-        for position, seed in enumerate(seeds):
-            paths.append(measure(seed))
-            progress(number * len(seeds) + position + 1, len(lines) * len(seeds), f"{part}: {kind}")
+    measured = over_seeds(
+        lines, lambda line, seed: line[2](seed), lambda line: f"{line[0]}: {line[1]}", seeds, progress
+    )
+    for (part, kind, _), paths in measured:
         last = [path[ROUNDS] for path in paths]
         ends[part, kind] = statistics.median(last)
         rows.append([part, kind, ends[part, kind], min(last), max(last)])

@@ -33,7 +33,7 @@ from equipoise.methods import (
     RandomSubspace,
 )
 from equipoise.privacy import FullBatch, Poisson, Sampling
-from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
+from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict, over_seeds
 from reproduction.harness import Problem, follow
 
 __all__ = ["EXPERIMENT", "clipping_bias", "digits", "drawn", "means", "span"]
@@ -269,14 +269,10 @@ def measure(run: Run, seed: int, points: int = 10) -> dict[int, float]:
 
 
 def _run(seeds: Sequence[int], progress: Progress) -> Findings:
-    runs = experiment_runs()
     rows: list[list[str | float | int | None]] = []
     curves, ends = [], {}
-    for number, run in enumerate(runs):
-        paths = []
-        for position, seed in enumerate(seeds):
-            paths.append(measure(run, seed))
-            progress(number * len(seeds) + position + 1, len(runs) * len(seeds), f"{run.part}: {run.label}")
+    runs = experiment_runs()
+    for run, paths in over_seeds(runs, measure, lambda run: f"{run.part}: {run.label}", seeds, progress):
         last = [path[run.sampling.steps] for path in paths]
         median = statistics.median(last)
         ends[run.part, run.label] = median

@@ -42,7 +42,7 @@ from equipoise.methods import (
     ReleasedSubspace,
 )
 from equipoise.privacy import Budget, Poisson
-from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
+from reproduction.findings import Curve, Ends, Findings, PaperExperiment, Progress, Table, Verdict
 from reproduction.harness import Problem, follow
 from reproduction.papers.pcdp_sgd import (
     CORE,
@@ -185,8 +185,6 @@ def measure(arm: Arm, problem: Problem, seed: int, points: int = 10) -> dict[int
         measure_at=sorted({round(STEPS * k / points) for k in range(points + 1)}),
     )
 
-
-Ends = Mapping[tuple[str, str], float]
 
 FOUND: dict[tuple[str, str], tuple[float, float]] = {
     ("tilt", "PCDP, 0 degrees"): (3e-5, 6e-4),
