@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, charges, client, same, start
+from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, adaptive, charges, client, follower, same, start
 
 import equipoise as eq
 from contrib.secure_sum import InProcessRelay, SecureClient, SecureExchange, SecureSum, noise_share
@@ -18,7 +18,6 @@ from equipoise.federated import (
     Refused,
     Request,
     ScaffoldAverage,
-    ServerRMS,
     run_rounds,
     simulate,
 )
@@ -37,15 +36,6 @@ from equipoise.federated.flower import client_app
 CLIENTS = 3
 RULE, RULE4 = SecureSum(CLIENTS), SecureSum(4)
 ROUNDING = RULE.step  # of a mean of three: half a step, and half a step for the order of float64's sums
-
-
-def follower(local_steps=LOCAL_STEPS, **noise):
-    given = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0} | noise
-    return ServerRMS(0.5, round_length=local_steps, **given)
-
-
-def adaptive():
-    return AdaptDPFedAvg(RMSRadius(0.5), rounds=ROUNDS, clients=CLIENTS)
 
 
 def sealed(method=None, count=CLIENTS, **options):
@@ -312,7 +302,8 @@ def test_a_strategy_that_needs_more_than_the_mean_is_refused():
 
 def shared(number, honest=3, rule=RULE, method=None, **options):
     z = noise_share(2.0, honest)
-    made = method or follower(1, noise_multiplier=z, radius_noise_multiplier=noise_share(6.0, honest))
+    radius_z = noise_share(6.0, honest)
+    made = method or follower(round_length=1, noise_multiplier=z, radius_noise_multiplier=radius_z)
     inner = client(made, number, **{"local_steps": 1, "steps": ROUNDS, **options})
     return SecureClient(inner, rule, number, noise="distributed", honest=honest)
 
@@ -344,7 +335,7 @@ def test_a_fused_radius_with_shares_of_the_noise():
     z, squares = noise_share(2.0, 3), noise_share(6.0, 3)
 
     def made(p):
-        return shared(p, method=fused(local_steps=1, noise_multiplier=z, radius_noise_multiplier=squares))
+        return shared(p, method=fused(round_length=1, noise_multiplier=z, radius_noise_multiplier=squares))
 
     clients = [made(p) for p in range(CLIENTS)]
     history = simulate_secure(adaptive_fused(), clients, start(), ROUNDS, RULE)

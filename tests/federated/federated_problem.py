@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise as eq
-from equipoise.federated import Client, Reply, Request
+from equipoise.federated import AdaptDPFedAvg, Client, Reply, Request, ServerRMS
 from equipoise.federated.methods.server_radius import SQUARES
+from equipoise.methods.adaptive_rms.radius import RMSRadius
 
 RECORDS, FEATURES, CLASSES = 60, 6, 3
 ROUNDS, LOCAL_STEPS = 3, 2
+NOISE = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0}
 
 
 def records(seed: int = 0, count: int = RECORDS) -> dict[str, Tensor]:
@@ -52,6 +54,16 @@ def client(method: Any = None, number: int = 0, **options: Any) -> Client:
     model = options.pop("model", None) or network()
     loss_function = options.pop("loss_function", loss)
     return Client(model, loss_function, method=method, **(defaults | options))
+
+
+def follower(clip_norm: float = 0.5, round_length: int = LOCAL_STEPS, **options: Any) -> ServerRMS:
+    """The client's half of a radius that the server sets."""
+    return ServerRMS(clip_norm, round_length=round_length, **(NOISE | options))
+
+
+def adaptive(clients: int = 3, clip_norm: float = 0.5, variant: Any = "round", **rule: Any) -> AdaptDPFedAvg:
+    """The server's half."""
+    return AdaptDPFedAvg(RMSRadius(clip_norm, **rule), rounds=ROUNDS, clients=clients, variant=variant)
 
 
 def train(

@@ -21,6 +21,7 @@ from federated_problem import (
     ask,
     charges,
     client,
+    follower,
     loss,
     network,
     records,
@@ -41,11 +42,6 @@ from equipoise.privacy.errors import PlanUsedUpError
 from equipoise.statements import Statement
 from equipoise.training.folder.checkpoint import CheckpointError, Checkpoints
 from equipoise.training.folder.published_run import verify_run
-
-
-def follower(**options):
-    given = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0} | options
-    return ServerRMS(0.5, round_length=LOCAL_STEPS, **given)
 
 
 def rounds_of(one, params, count=ROUNDS):

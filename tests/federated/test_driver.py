@@ -11,9 +11,11 @@ from federated_problem import (
     LOCAL_STEPS,
     RECORDS,
     ROUNDS,
+    adaptive,
     ask,
     charges,
     client,
+    follower,
     loss,
     network,
     records,
@@ -30,7 +32,6 @@ from equipoise.federated import (
     PublishedServerRMS,
     Reply,
     Request,
-    ServerRMS,
     simulate,
 )
 from equipoise.federated.methods.scaffold import ScaffoldAverage
@@ -42,15 +43,6 @@ from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerErro
 from equipoise.training.folder.checkpoint import CheckpointError
 
 WHOLE = ROUNDS * LOCAL_STEPS
-
-
-def follower(clip_norm=0.5, **options):
-    given = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0} | options
-    return ServerRMS(clip_norm, round_length=LOCAL_STEPS, **given)
-
-
-def adaptive(clients, clip_norm=0.5, **options):
-    return AdaptDPFedAvg(RMSRadius(clip_norm, **options), rounds=ROUNDS, clients=clients)
 
 
 def quantile(clients):

@@ -9,10 +9,12 @@ import pytest
 import torch
 from federated_problem import (
     LOCAL_STEPS,
+    NOISE,
     RECORDS,
     ask,
     charges,
     client,
+    follower,
     loss,
     network,
     records,
@@ -56,7 +58,6 @@ from equipoise.methods.wrapper import MethodWrapper
 
 RATE, ROUNDS = 0.3, 3
 QUANTILE = eq.methods.ReleasedQuantile(0.5, count_noise=0.3)
-SQUARED = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0}
 
 
 def dp_sgd():
@@ -121,9 +122,9 @@ TABLE = {
         lambda: eq.DPSGD(clip_norm=QUANTILE, noise_multiplier=1.0),
     ),
     "rms-fused": (
-        lambda: (ServerRMS(0.5, round_length=LOCAL_STEPS, variant="fused", **SQUARED), {}),
+        lambda: (follower(variant="fused"), {}),
         lambda: AdaptDPFedAvg(RMSRadius(0.5), ROUNDS, 2, variant="fused"),
-        lambda: eq.AdaptiveRMS(clip_norm=0.5, **SQUARED),
+        lambda: eq.AdaptiveRMS(clip_norm=0.5, **NOISE),
     ),
 }
 
@@ -507,7 +508,7 @@ AROUND = {
     ),
 }
 FOLLOWERS = {
-    "rms": lambda: ServerRMS(0.5, round_length=LOCAL_STEPS, **SQUARED),
+    "rms": follower,
     "rms-fused": lambda: TABLE["rms-fused"][0]()[0],
     "quantile": lambda: ServerQuantile(QUANTILE, noise_multiplier=1.0),
 }

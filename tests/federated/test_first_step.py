@@ -7,7 +7,19 @@ import statistics
 
 import dp_accounting as dp
 import pytest
-from federated_problem import RECORDS, charges, client, loss, network, records, released, same, start, train
+from federated_problem import (
+    RECORDS,
+    charges,
+    client,
+    follower,
+    loss,
+    network,
+    records,
+    released,
+    same,
+    start,
+    train,
+)
 
 import equipoise as eq
 from equipoise.federated import AdaptDPFedAvg, Proximal, Refused, ServerRMS, simulate
@@ -17,14 +29,11 @@ from equipoise.methods.base import Setting
 from equipoise.privacy import epsilon
 
 ROUNDS, STEPS, BATCH = 4, 3, 20
-NOISE = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0}
 ASKED = {"clip_norm": 0.5, "square_limit": 0.25}
 
 
 def first(clip_norm=0.5, round_length=STEPS, **options):
-    return ServerRMS(
-        clip_norm, round_length=round_length, variant="fused", query_steps="first", **(NOISE | options)
-    )
+    return follower(clip_norm, round_length, variant="fused", query_steps="first", **options)
 
 
 def one_of(method=None, number=0, **options):
@@ -57,9 +66,7 @@ def test_the_plan_composes_both_kinds_of_steps():
     ]
     expected = epsilon(dp.ComposedDpEvent(by_hand), 1e-5).value
     assert plan.epsilon(1e-5).value == pytest.approx(expected, rel=1e-7)
-    every = plan_of(
-        ServerRMS(0.5, round_length=47, variant="fused", **(NOISE | {"noise_multiplier": 0.9})), sampling
-    )
+    every = plan_of(follower(round_length=47, variant="fused", noise_multiplier=0.9), sampling)
     none = plan_of(eq.DPSGD(noise_multiplier=0.9), sampling)
     assert none.epsilon(1e-5).value < plan.epsilon(1e-5).value < every.epsilon(1e-5).value
 
@@ -75,10 +82,7 @@ def test_a_client_pays_for_the_rounds_that_it_took():
 
 
 def test_one_step_a_round_is_one_kind_of_step():
-    both = [
-        ServerRMS(4.0, round_length=1, variant="fused", query_steps=which, **NOISE)
-        for which in ("all", "first")
-    ]
+    both = [follower(4.0, 1, variant="fused", query_steps=which) for which in ("all", "first")]
     sampling = eq.Poisson(BATCH, RECORDS, ROUNDS)
     assert plan_of(both[0], sampling).fingerprint() == plan_of(both[1], sampling).fingerprint()
     found = [
@@ -219,7 +223,7 @@ def test_a_folder_of_the_other_form_is_refused(tmp_path):
     one = one_of(folder=tmp_path)
     train(one, 1, start(), **ASKED)
     one.close()
-    other = ServerRMS(0.5, round_length=STEPS, variant="fused", **NOISE)
+    other = follower(round_length=STEPS, variant="fused")
     with pytest.raises(ValueError, match="plan"):
         one_of(other, folder=tmp_path)
 

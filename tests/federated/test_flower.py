@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from federated_problem import LOCAL_STEPS, ROUNDS, charges, client, same, start
+from federated_problem import LOCAL_STEPS, ROUNDS, adaptive, charges, client, follower, same, start
 
-from equipoise.federated import AdaptDPFedAvg, FedAvg, Reply, Request, ServerRMS, Strategy, simulate
+from equipoise.federated import AdaptDPFedAvg, FedAvg, Reply, Request, Strategy, simulate
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
@@ -20,14 +20,6 @@ from equipoise.federated.flower import FlowerStrategy, client_app, serve, simula
 from equipoise.federated.flower.wire import read_params, to_record, write_request
 
 CLIENTS = 3
-
-
-def follower():
-    return ServerRMS(0.5, round_length=LOCAL_STEPS, noise_multiplier=1.0, radius_noise_multiplier=3.0)
-
-
-def adaptive():
-    return AdaptDPFedAvg(RMSRadius(0.5), rounds=ROUNDS, clients=CLIENTS)
 
 
 def grid(folder, method=follower, **options):
@@ -70,8 +62,7 @@ def test_the_grid_gives_what_one_process_gives(tmp_path, picked):
 
 
 def fused():
-    noise = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0}
-    return ServerRMS(5.0, round_length=LOCAL_STEPS, variant="fused", **noise)
+    return follower(5.0, variant="fused")
 
 
 def test_a_fused_radius_over_the_grid_and_in_flowers_own_loop(tmp_path):

@@ -10,11 +10,23 @@ import math
 import numpy
 import pytest
 import torch
-from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, ask, charges, client, records, same, start, train
+from federated_problem import (
+    LOCAL_STEPS,
+    RECORDS,
+    ROUNDS,
+    ask,
+    charges,
+    client,
+    follower,
+    records,
+    same,
+    start,
+    train,
+)
 from torch import nn
 
 import equipoise as eq
-from equipoise.federated import Client, FedAvg, QuantileFedAvg, Reply, ServerQuantile, ServerRMS, simulate
+from equipoise.federated import Client, FedAvg, QuantileFedAvg, Reply, ServerQuantile, simulate
 from equipoise.federated.methods.server_quantile import SHARE
 from equipoise.privacy import Poisson, calibrate_noise_multiplier
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
@@ -146,7 +158,7 @@ def test_noise_is_calibrated_by_a_valid_accountant(target):
 
 
 def test_counts_and_queries_are_counted_too():
-    query = ServerRMS(0.5, round_length=LOCAL_STEPS, noise_multiplier=1.0, radius_noise_multiplier=3.0)
+    query = follower()
     with_query, without = client(query), client()
     ask(with_query, 1, start(), 0.25)
     for one in (with_query, without):

@@ -15,23 +15,13 @@ from multiprocessing.connection import Client as Connection
 from multiprocessing.connection import Listener
 
 import pytest
-from federated_problem import LOCAL_STEPS, ROUNDS, charges, client, same, start, train
+from federated_problem import LOCAL_STEPS, ROUNDS, adaptive, charges, client, follower, same, start, train
 
-from equipoise.federated import AdaptDPFedAvg, ServerRMS, simulate
-from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.federated import simulate
 
 CLIENTS = 2
 fork = multiprocessing.get_context("fork")
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
-
-
-def follower(**form):
-    noise = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0}
-    return ServerRMS(0.5, round_length=LOCAL_STEPS, **noise, **form)
-
-
-def adaptive(variant="round"):
-    return AdaptDPFedAvg(RMSRadius(0.5), rounds=ROUNDS, clients=CLIENTS, variant=variant)
 
 
 def die():
@@ -156,7 +146,7 @@ def check_a_killed_client(tmp_path, begin, when, reproducible):
             revived.append(begin(1, None, reproducible))
 
     remotes = [Remote(tmp_path, p) for p in range(CLIENTS)]
-    history = simulate(adaptive(), remotes, start(), ROUNDS, on_round=revive)
+    history = simulate(adaptive(CLIENTS), remotes, start(), ROUNDS, on_round=revive)
     assert victim.exitcode == -signal.SIGKILL
     assert [done.answered for done in history.rounds] == [(0, 1), (0,), (0, 1)], history.rounds
     for process in (*revived, *multiprocessing.active_children()):
@@ -227,7 +217,7 @@ def test_a_killed_fused_client_misses_its_round(tmp_path, begin, when, form):
             revived.append(begin(1, **FORMS[form]))
 
     remotes = [Remote(tmp_path, p) for p in range(CLIENTS)]
-    history = simulate(adaptive("fused"), remotes, start(), ROUNDS, on_round=revive)
+    history = simulate(adaptive(CLIENTS, variant="fused"), remotes, start(), ROUNDS, on_round=revive)
     assert victim.exitcode == -signal.SIGKILL
     assert [done.answered for done in history.rounds] == [(0, 1), (0,), (0, 1)], history.rounds
     for process in (*revived, *multiprocessing.active_children()):
@@ -242,7 +232,7 @@ def test_a_killed_fused_client_misses_its_round(tmp_path, begin, when, form):
 
 
 def serve(folder, fatal):
-    strategy, remotes = adaptive(), [Remote(folder, p) for p in range(CLIENTS)]
+    strategy, remotes = adaptive(CLIENTS), [Remote(folder, p) for p in range(CLIENTS)]
     fatal(strategy, remotes)
     simulate(strategy, remotes, start(), ROUNDS, folder=folder / "server")
 
@@ -267,8 +257,9 @@ def test_the_server_process_is_killed(tmp_path, begin, when):
     server.join()
     assert server.exitcode == -signal.SIGKILL
     remotes = [Remote(tmp_path, p) for p in range(CLIENTS)]
-    history = simulate(adaptive(), remotes, start(), ROUNDS, folder=tmp_path / "server")
-    undisturbed = simulate(adaptive(), [client(follower(), p) for p in range(CLIENTS)], start(), ROUNDS)
+    history = simulate(adaptive(CLIENTS), remotes, start(), ROUNDS, folder=tmp_path / "server")
+    clients = [client(follower(), p) for p in range(CLIENTS)]
+    undisturbed = simulate(adaptive(CLIENTS), clients, start(), ROUNDS)
     assert same(history.params, undisturbed.params)
     assert [done.number for done in history.rounds] == [1, 2, 3]
     assert history.rounds[-1].metrics == undisturbed.rounds[-1].metrics
@@ -283,14 +274,14 @@ def test_a_servers_folder_goes_on_and_stays_with_its_training(tmp_path):
         return [client(follower(), p) for p in range(CLIENTS)]
 
     folder, both = tmp_path / "server", clients()
-    whole = simulate(adaptive(), clients(), start(), ROUNDS)
-    simulate(adaptive(), both, start(), 1, folder=folder)
+    whole = simulate(adaptive(CLIENTS), clients(), start(), ROUNDS)
+    simulate(adaptive(CLIENTS), both, start(), 1, folder=folder)
     seen = []
-    found = simulate(adaptive(), both, start(), ROUNDS, folder=folder, on_round=seen.append)
+    found = simulate(adaptive(CLIENTS), both, start(), ROUNDS, folder=folder, on_round=seen.append)
     assert same(found.params, whole.params)
     assert [done.number for done in seen] == [2, 3]
     assert found.rounds == whole.rounds
     with pytest.raises(ValueError, match="holds rounds under"):
-        simulate(adaptive(), both, start(), ROUNDS, folder=folder, seed=1)
+        simulate(adaptive(CLIENTS), both, start(), ROUNDS, folder=folder, seed=1)
     with pytest.raises(ValueError, match="another model"):
-        simulate(adaptive(), both, {"w": start()["0.bias"]}, ROUNDS, folder=folder)
+        simulate(adaptive(CLIENTS), both, {"w": start()["0.bias"]}, ROUNDS, folder=folder)

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from federated_problem import LOCAL_STEPS, ROUNDS, client, same, start
+from federated_problem import ROUNDS, adaptive, client, follower, same, start
 
-from equipoise.federated import AdaptDPFedAvg, ServerRMS, simulate
+from equipoise.federated import simulate
 from equipoise.federated.client_pool import ClientPool
-from equipoise.methods.adaptive_rms.radius import RMSRadius
-
-
-def follower():
-    return ServerRMS(0.5, round_length=LOCAL_STEPS, noise_multiplier=1.0, radius_noise_multiplier=3.0)
-
-
-def adaptive():
-    return AdaptDPFedAvg(RMSRadius(0.5), rounds=ROUNDS, clients=3)
 
 
 def test_one_open_client_at_a_time_is_as_good_as_all(tmp_path):

@@ -9,10 +9,12 @@ import pytest
 import torch
 from federated_problem import (
     LOCAL_STEPS,
+    NOISE,
     RECORDS,
     ask,
     charges,
     client,
+    follower,
     loss,
     network,
     records,
@@ -39,11 +41,10 @@ from equipoise.methods.adaptive_rms.radius import MeanSquareRule, RMSRadius
 from equipoise.methods.base import Setting
 
 ROUNDS, BATCH = 3, 20
-NOISE = {"noise_multiplier": 1.0, "radius_noise_multiplier": 3.0}
 
 
-def fused(clip_norm=0.5, round_length=LOCAL_STEPS, **options):
-    return ServerRMS(clip_norm, round_length=round_length, variant="fused", **(NOISE | options))
+def fused(*given, **options):
+    return follower(*given, variant="fused", **options)
 
 
 def server(clients=2, clip_norm=0.5, initial_clip_norm=None, rounds=ROUNDS, **rule):
@@ -244,7 +245,7 @@ def test_a_folder_of_the_other_variant_is_refused(tmp_path, variants):
         return AdaptDPFedAvg(RMSRadius(0.5), ROUNDS, 1, variant=variant)
 
     def one(variant):
-        return client(ServerRMS(0.5, round_length=LOCAL_STEPS, variant=variant, **NOISE))
+        return client(follower(variant=variant))
 
     begun, other = variants
     simulate(strategy(begun), [one(begun)], start(), 1, folder=tmp_path)
@@ -294,7 +295,7 @@ def test_the_two_forms_do_not_mix():
     one = client(fused())
     with pytest.raises(Refused, match="answers no request of kind 'query'"):
         ask(one, 1, start(), 0.25)
-    other = client(ServerRMS(0.5, round_length=LOCAL_STEPS, **NOISE))
+    other = client(follower())
     with pytest.raises(Refused, match=r"'square_limit'.* is not supported"):
         train(other, 1, start(), clip_norm=0.5, square_limit=0.25)
     assert charges(one) == charges(other) == 0

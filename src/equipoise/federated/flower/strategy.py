@@ -6,7 +6,7 @@ turn. `serve` is the alternative: this library's own loop over the grid, with th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -17,6 +17,7 @@ from equipoise.federated.flower.grid import GridExchange
 from equipoise.federated.flower.wire import read_params, read_reply, to_record
 from equipoise.federated.messages import Request
 from equipoise.federated.server import (
+    Exchange,
     FederationHistory,
     RoundRequests,
     Strategy,
@@ -119,6 +120,7 @@ def serve(
     *,
     timeout: float = 3600.0,
     wait: float = 60.0,
+    make_exchange: Callable[[GridExchange], Exchange] = lambda nodes: nodes,
     **options: Any,
 ) -> FederationHistory:
     """Run the rounds over a grid, in the main function of a server app.
@@ -130,12 +132,13 @@ def serve(
         timeout: seconds that clients have for an answer.
         wait: seconds to wait for the clients before the first round; then it goes on with those that are
             there.
+        make_exchange: what the rounds run over, made of the grid's; the grid's itself by default.
         options: further arguments of `run_rounds`; a server that restarts with its `folder` goes on after its
             last round.
 
     Raises:
         ValueError: as `run_rounds`.
     """
-    exchange = GridExchange(grid, clients, timeout=timeout)
-    exchange.wait(seconds=wait)
-    return run_rounds(strategy, exchange, params, rounds, **options)
+    nodes = GridExchange(grid, clients, timeout=timeout)
+    nodes.wait(seconds=wait)
+    return run_rounds(strategy, make_exchange(nodes), params, rounds, **options)
