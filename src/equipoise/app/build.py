@@ -77,7 +77,7 @@ class Experiment:
         return train if self.canaries is None else self.canaries.insert(train)
 
     def with_scores(self, method: Method) -> WithCanaryScores:
-        """The method with the scores of the canaries beside it."""
+        """The method, which also adds up the scores of the canaries."""
         assert self.canaries is not None
         return WithCanaryScores(method, self.canaries.fields)
 

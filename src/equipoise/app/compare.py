@@ -9,7 +9,7 @@ and the seeds 0, 1, ..., and are scored on the other half. With the centre rate 
 Every finished run is a file of its own, named after its settings and written in one move, so a comparison
 that was stopped goes on where it stopped, and one with more seeds or methods reuses what it shares.
 
-The search costs privacy that no figure here holds: every run's statement is about that run alone.
+The search costs privacy that no figure here holds: every run's statement is about that run only.
 """
 
 from __future__ import annotations

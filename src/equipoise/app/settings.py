@@ -262,7 +262,7 @@ class RunSettings:
         if self.sampling == SUBSETS and self.relation == "add_or_remove_one":
             raise SettingsError(
                 "--relation is add-or-remove-one, but --sampling without-replacement draws subsets of a "
-                "fixed size, which are accounted under replace-one alone. Leave --relation out, or sample "
+                "fixed size, which are accounted only under replace-one. Leave --relation out, or sample "
                 "by poisson."
             )
         if self.sampling == SUBSETS and self.canaries is not None:
@@ -542,7 +542,7 @@ class AuditSettings:
                 "--hardened, --variant and --option out."
             )
         if self.method is None and of_method and not self.neighbours:
-            raise SettingsError("--relation, --hardened, --variant and --option are of --method alone.")
+            raise SettingsError("--relation, --hardened, --variant and --option are only for --method.")
         if self.one_step and (self.hardened or self.seeds != 1):
             raise SettingsError("--one-step has one seed, and looks at noise in floating point.")
         if not 0.5 <= self.confidence < 1:

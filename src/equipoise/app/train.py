@@ -66,7 +66,7 @@ def describe_run(settings: RunSettings, console: Console) -> dict[str, Any]:
     """What a training would do and cost: nothing is spent, and no folder is left behind."""
     experiment = _assemble(settings, console)
     with tempfile.TemporaryDirectory() as folder:
-        # beside the runs of the shared journal, but in a copy of it
+        # with the runs of the shared journal, but in a copy of it
         copied = None if settings.ledger is None else str(Path(folder) / "ledger.jsonl")
         if settings.ledger is not None and Path(settings.ledger).is_file():
             shutil.copyfile(settings.ledger, str(copied))
@@ -142,7 +142,7 @@ def _run(
 
 
 def _hint(experiment: Experiment, accuracy: float | None, console: Console) -> None:
-    """Say what to try where a model learned nothing; from its published accuracy alone."""
+    """Say what to try where a model learned nothing; only from its published accuracy."""
     labels = experiment.dataset.test.fields["label"]
     commonest = float(labels.bincount().max()) / len(labels)
     if accuracy is not None and accuracy <= commonest:
@@ -177,7 +177,7 @@ def _answer(folder: str, settings: RunSettings, finished: bool, seconds: float) 
 def insert_canaries(experiment: Experiment) -> Experiment:
     """The experiment with the canaries that its settings ask for.
 
-    They come from the seed and the test records alone: no training record has a say in who is there.
+    They come only from the seed and the test records: no training record has a say in who is there.
     """
     settings, dataset = experiment.settings, experiment.dataset
     if settings.canaries is None:

@@ -196,7 +196,7 @@ def certify_gaussian(
 
 
 def certify_known_law(log_ratios: ArrayLike, delta: float, confidence: float = 0.99) -> Certificate:
-    """The test of a known law: log-likelihood ratios L of runs *with* the record alone.
+    """The test of a known law: log-likelihood ratios L of runs *with* the record only.
 
     L must satisfy E[e^L] <= 1 without the record, as the log of a ratio of densities does, and as a sum of
     such logs does whose laws were fixed by what was released before. The quantile of L is chosen beforehand

@@ -1,6 +1,6 @@
 """Canaries that do not see each other: thousands of independent experiments in one training.
 
-The model is a table of parameters [M, d]; the loss of record i touches row i alone. So canary i moves the
+The model is a table of parameters [M, d]; the loss of record i touches only row i. So canary i moves the
 released sums in its own coordinates and nowhere else, where all other records contribute nothing: M
 experiments "is record i in the data?" run side by side in one training, through the same draws, clips,
 noise and optimiser as any other. They are as independent as the coordinates of the noise are (which

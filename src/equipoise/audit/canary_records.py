@@ -6,8 +6,8 @@ the public population stays what it is. Which canaries came is the secret that a
 
 Every canary is a function of the seed and of the test records, which no guarantee covers; whether it is in is
 a function of nothing at all. Whoever is among the training records, the same canaries are in. So one
-training record more, less, or replaced moves a sum by its own part alone, and what is proved for the records
-holds beside canaries as well.
+training record more, less, or replaced moves a sum only by its own part, and what is proved for the records
+holds with canaries as well.
 
 A canary has a random label and an input of its own: a random direction r, turned away from the directions
 that the test records fill,
@@ -45,7 +45,7 @@ SCORES_FILE = "private/canary_scores.json"
 
 
 TURNED_ENTRIES = 8192
-"""Inputs of more entries are turned in the first so many alone: A is a square matrix."""
+"""Inputs of more entries are turned only in the first so many: A is a square matrix."""
 
 
 SOME = 8000
@@ -97,7 +97,7 @@ class InsertedCanaries:
         return Records(fields, num_classes=records.num_classes, check_finite=False)
 
     def save(self, folder: PathLike) -> None:
-        """Write them into the private part of a run folder, readable by the owner alone."""
+        """Write them into the private part of a run folder, readable only by the owner."""
         path = Path(folder) / CANARIES_FILE
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         tensors = {FIELD + name: value.contiguous() for name, value in self.fields.items()}

@@ -26,8 +26,8 @@ __all__ = ["WithCanaryScores", "scores_of"]
 
 
 CANARIES = (
-    "{count} made-up records (canaries), functions of the seed and of the test records alone, were put "
-    "beside the training records, each with probability 1/2 by a secret random choice of its own, whoever "
+    "{count} made-up records (canaries), functions of the seed and of the test records only, were "
+    "added to the training records, each with probability 1/2 by a secret random choice of its own, whoever "
     "the training records are"
 )
 
@@ -39,7 +39,7 @@ def scores_of(method: Method, state: State | None) -> Tensor | None:
 
 @dataclass(frozen=True, eq=False)
 class WithCanaryScores(MethodWrapper):
-    """Any method, with scores of canaries added up beside it.
+    """Any method, which also adds up scores of canaries.
 
     Args:
         inner: does the work.
@@ -55,7 +55,7 @@ class WithCanaryScores(MethodWrapper):
         object.__setattr__(self, "card", self.inner.card)
 
     def scores(self, state: State | None) -> Tensor | None:
-        """The scores after a step, [m], raw: for the data owner alone. None before the first."""
+        """The scores after a step, [m], raw: for the data owner only. None before the first."""
         return None if state is None or state["scores"] is None else unwrap(state["scores"])
 
     def init(self, context: Context) -> State:

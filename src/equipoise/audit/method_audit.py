@@ -1,4 +1,4 @@
-"""Audits of methods: a certified lower bound beside the claimed epsilon.
+"""Audits of methods: a certified lower bound and the claimed epsilon.
 
 Every method runs, with its default settings or with others, in trainings of canaries (`rehearsal`) calibrated
 to the claimed epsilon. The statistic is the log-likelihood ratio of all noised releases; a method that
@@ -28,7 +28,7 @@ __all__ = ["Audit", "audit_method", "find_design"]
 
 @dataclass(frozen=True)
 class Audit:
-    """A certified lower bound on epsilon beside the claimed upper one.
+    """A certified lower bound on epsilon, and the claimed upper one.
 
     Attributes:
         method: by its name in the table.

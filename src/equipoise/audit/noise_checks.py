@@ -42,7 +42,7 @@ LIMIT = 6.0
 
 @dataclass(frozen=True)
 class Check:
-    """A statistic beside its limit.
+    """A statistic and its limit.
 
     Attributes:
         name: of the check.

@@ -4,8 +4,8 @@ of little use.
 Where all records are there at every step the certified epsilon comes close to the claimed one
 (`designs.ONE_STEP`). So it must exceed the claim where noise is 0.8 of what is booked, and where a record's
 part is 1.25 times what is booked. Numbers about all records together (counts, mean squares) share their noise
-among the canaries, and the certificate leaves them out; beside it the scale of every release's noise is
-looked at over a long training of few canaries.
+among the canaries, and the certificate leaves them out. So the scale of every release's noise is also looked
+at, over a long training of few canaries.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ target; the others fit both laws for every record, and the score is
 Every record is present in every model with probability 1/2, independently. Balanced halves (every record in
 exactly K/2 models) would let the assignment in the other models tell the one in the target.
 
-This is how strong a familiar attacker is, who has as many records of the same kind and sees the final model
-alone; it certifies nothing.
+This is how strong a familiar attacker is, who has as many records of the same kind and sees only the final
+model; it certifies nothing.
 
 Source: Carlini, Chien, Nasr, Song, Terzis and Tramer 2022, the online attack.
 """

@@ -1,4 +1,4 @@
-"""Releases and plans: what will leave the private side, fixed before training from public constants alone.
+"""Releases and plans: what will leave the private side, fixed before training from public constants only.
 
 **Releases of one draw** are one vector-valued Gaussian query. Whitened by its own mechanism, sum j moves by
 at most s_j = 1 / z_j when one record enters or leaves. So the event is one Gaussian of multiplier
@@ -252,7 +252,7 @@ class PrivacyPlan:
     def combined_multiplier(self, names: frozenset[str]) -> float:
         """The multiplier of the joint event of one draw, relative to the sensitivity under the relation.
 
-        Infinite where all noise goes over steps: what that costs follows from the whole run alone.
+        Infinite where all noise goes over steps: what that costs follows only from the whole run.
         """
         total = 0.0
         for mechanism, members in self.groups(names):

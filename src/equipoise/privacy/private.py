@@ -90,7 +90,7 @@ class Draw:
         name: the draw name of the plan (`Release.draw`).
         index: the ledger's index; it keys the sampling and the noise.
         ordinal: how many draws of this name came before; epochs without amplification are cut by it.
-        parameters: digest of everything that the released quantity depends on besides the records and the
+        parameters: digest of everything that the released quantity depends on, except the records and the
             plan.
         replayed: whether the journal already holds a release at this index for the same digest. Then the same
             noise is given again and nothing is charged.
@@ -227,7 +227,7 @@ def _argument(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: s
 
 
 _REMEDY = (
-    "Private values leave through the ledger alone: bound the quantity (clip, indicator, capped) and pass it "
+    "Private values leave only through the ledger: bound the quantity (clip, indicator, capped) and pass it "
     "to ledger.release(draw, {name: bounded}). Or keep computing with Private tensors: torch.where, clamp, "
     "comparisons and sorting all work."
 )
@@ -258,7 +258,7 @@ class Private(torch.Tensor):
     Args:
         value: the tensor to hold; it is detached, not copied.
         draw: the draw of records that it was computed from, if any; results of operations carry it on.
-        by_record: whether entry i along the first axis was computed from record i alone. Results of
+        by_record: whether entry i along the first axis was computed only from record i. Results of
             operations know it by themselves; who wraps raw values vouches for it.
 
     Example:
@@ -290,7 +290,7 @@ class Private(torch.Tensor):
 
     @property
     def by_record(self) -> bool:
-        """Whether entry i along the first axis was computed from record i alone."""
+        """Whether entry i along the first axis was computed only from record i."""
         return self._apart and self.ndim > 0 and not self._mixed[0]
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

@@ -163,7 +163,7 @@ class PrivateRows:
         """
         raise PrivateError(
             "rows cannot be joined: a record that is in two parts would count twice in every sum, beyond its "
-            "bound. Bound the sums of each part alone; draw.query unites those of the micro-batches"
+            "bound. Bound the sums of each part by itself; draw.query unites those of the micro-batches"
         )
 
     def __sub__(self, other: Any) -> PrivateRows:

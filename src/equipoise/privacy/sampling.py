@@ -76,8 +76,8 @@ class Sampling(ABC):
     def largest_size(self) -> int:
         """A number of records that a draw of the population exceeds with a probability below 1e-15.
 
-        By the Chernoff bound: n independent coins of rate q show a or more with a probability of at most
-        exp(-n KL(a/n | q)).
+        By the Chernoff bound: n independent trials of rate q succeed a times or more with probability at
+        most exp(-n KL(a/n | q)).
         """
         if self.size_deviation == 0:
             return math.ceil(self.expected_size)
@@ -190,7 +190,7 @@ class Poisson(Sampling):
         """Sorted positions, in time and memory that follow the draw and not the population.
 
         From one record that is drawn to the next the records left out are counted: floor(log(U) / log(1 - q))
-        with U uniform in (0, 1], of 53 bits, which has the law of independent coins. Further records behind
+        with U uniform in (0, 1], of 53 bits, which has the law of independent trials. Further records behind
         those that are there change nothing for them.
         """
         draw, rate = as_draw(draw), self.sampling_rate

@@ -163,7 +163,7 @@ def roc_curves(found: Mapping[str, Roc], size: int, epsilon: float | None, delta
 
 
 def save_roc_figure(curves: Sequence[Curve], path: Path) -> None:
-    """Draw the curves into a file for the owner alone: they speak of records."""
+    """Draw the curves into a file only for the owner: they speak of records."""
     from equipoise.report.figures import curves_figure
 
     figure = curves_figure(

@@ -167,7 +167,7 @@ def _at_levels(of: Callable[[float], float]) -> dict[str, float]:
 
 
 def _write(out: Path, values: dict[str, Any], curves: list[Curve]) -> None:
-    """The numbers and the picture, for the owner alone: they speak of records."""
+    """The numbers and the picture, only for the owner: they speak of records."""
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     content = values | {"curves": [{"label": c.label, "x": list(c.x), "y": list(c.y)} for c in curves]}
     (out / "shadow.json").write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")

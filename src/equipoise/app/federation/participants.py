@@ -267,7 +267,7 @@ def _recipe(base: RunSettings, entry: FederatedMethod) -> str:
     recipe = base.recipe or "library"
     if recipe not in entry.recipes:
         raise SettingsError(
-            f"--recipe is {recipe!r}, but --method {base.method} has {', '.join(entry.recipes)} alone."
+            f"--recipe is {recipe!r}, but --method {base.method} has only {', '.join(entry.recipes)}."
         )
     return recipe
 

@@ -39,7 +39,7 @@ class NeighbourPair:
 
     @property
     def limit(self) -> float:
-        """The largest movement that holds: the bound, and nothing beside a silent record."""
+        """The largest movement that holds: the bound, and for a silent record nothing."""
         return MOVEMENT_SLACK if self.change == "silent" else 1 + MOVEMENT_SLACK
 
     @property

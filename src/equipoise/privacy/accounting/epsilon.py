@@ -239,8 +239,8 @@ def _search_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str) -
     poisson = any(isinstance(e, dp_accounting.PoissonSampledDpEvent) for e in inside)
     if poisson and relation != "add_or_remove_one":
         raise PlanError(
-            "a search over runs with Poisson sampling is accounted for by RDP, which covers it under "
-            "add_or_remove_one alone; use that relation"
+            "a search over runs with Poisson sampling is accounted for by RDP, which covers it only "
+            "under add_or_remove_one; use that relation"
         )
     accountant = rdp.RdpAccountant(_SEARCH_ORDERS, neighboring_relation=_NEIGHBORING[relation])
     if not accountant.supports(event):
@@ -322,7 +322,7 @@ def _rdp(parts: Parts, delta: float, relation: str) -> float:
     """Epsilon by Renyi differential privacy. Any set of orders gives a valid bound.
 
     Fractional orders of a Poisson-sampled Gaussian are slow to compute, and the bound has one minimum over
-    the orders: integers first, then tenths beside the best of them.
+    the orders: integers first, then tenths next to the best of them.
     """
     level = logging.get_verbosity()
     # Orders whose series fails to converge are left out with a warning each: a valid, looser bound.

@@ -199,7 +199,7 @@ def _side(part: SampledGaussians, direction: str, interval: float, cut: float) -
     """Points from zero up to where delta is cut off, in intervals, and delta there."""
     mu = (2 if direction == "replace" else 1) / part.sigma
     farthest = (mu * mu / 2 + 40 * mu) / interval + 2
-    widest = max(1.0, mu / 16 / interval)  # beside the deviation of the loss before sampling
+    widest = max(1.0, mu / 16 / interval)  # compared with the deviation of the loss before sampling
     turn = min(farthest, max(_DENSE, _DENSE * widest))
     number = math.ceil(math.log(max(turn, _DENSE) / _DENSE) * _DENSE) + 1
     grown = _DENSE * np.exp(np.arange(number + 1) / _DENSE)

@@ -1,6 +1,6 @@
 """The price of choosing the best of several private runs.
 
-A search trains K times with settings drawn at random from a fixed list and keeps the best run alone. If K is
+A search trains K times with settings drawn at random from a fixed list and keeps only the best run. If K is
 itself drawn at random beforehand, and nothing of the other runs is used, the choice costs far less than K
 runs. For K from a truncated negative binomial law of shape eta > -1 and parameter gamma,
 

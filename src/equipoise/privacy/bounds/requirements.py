@@ -75,7 +75,7 @@ def one_value_a_record(name: str, values: torch.Tensor) -> torch.Tensor:
 
 
 def require_by_record(name: str, values: Private) -> torch.Tensor:
-    """The raw values, if entry i is known to come from record i alone; see `provenance`."""
+    """The raw values, if entry i is known to come only from record i; see `provenance`."""
     if not values.by_record:
         raise PrivateError(
             f"{name} must look at each record on its own: an entry that depends on other records (a median, "
@@ -89,7 +89,7 @@ def require_by_record(name: str, values: Private) -> torch.Tensor:
 def answers_by_record(
     name: str, rule: object, ask: Callable[[torch.Tensor], torch.Tensor], norms: torch.Tensor
 ) -> torch.Tensor:
-    """The raw answers [B] or [B, m] of a rule for records of these norms, each for its own record alone.
+    """The raw answers [B] or [B, m] of a rule for records of these norms, each only for its own record.
 
     The rule computes on `Private` norms: its operations must keep records apart, and it can hold no other
     private number. It sees the norms in blocks of one length, the last filled up, so that it cannot tell how
@@ -122,8 +122,8 @@ def _require_pure(
     first, *others = (_answer(name, ask, public) for _ in range(3))
     if any(not torch.equal(first.nan_to_num(), other.nan_to_num()) for other in others):
         raise PrivateError(
-            f"{name} gave other answers when it was asked the same again; it must be a function of the norm "
-            "and the threshold alone. Random numbers and counters differ between the micro-batches of a "
+            f"{name} gave other answers when it was asked the same again; it must follow from norm "
+            "and threshold only. Random numbers and counters differ between the micro-batches of a "
             "draw, and a record that enters moves others into the next one"
         )
     with contextlib.suppress(TypeError):  # what cannot be remembered is asked at every use

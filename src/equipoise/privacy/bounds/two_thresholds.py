@@ -61,7 +61,7 @@ _KEY = object()
 
 
 class Selection:
-    """The records of a draw with the highest scores; made by `top_share` alone.
+    """The records of a draw with the highest scores; made only by `top_share`.
 
     Attributes:
         draw: the draw.

@@ -82,7 +82,7 @@ class BookedDraw:
         index: number of the draw in its run; it keys records and noise.
         name: the draw name of the plan.
         ordinal: how many draws of this name came before.
-        digest: of everything besides the records that the release depends on.
+        digest: of everything that the release depends on, except the records.
         data: digest of the records.
     """
 
@@ -120,7 +120,7 @@ class BookedDraw:
 class Entry:
     """One line of the journal.
 
-    `kind` is what stands under "type", and `FIELDS` are the line's other fields besides "run".
+    `kind` is what stands under "type", and `FIELDS` are the line's other fields, except "run".
 
     Example:
         >>> Entry.from_json(CloseEntry(run="a1").to_json(), line=1)

@@ -18,7 +18,7 @@ released (bounds and exact sums). Another question at an index that comes again 
 are independent of the first one's. What the lost journal had booked is not charged then.
 
 **Noise over steps.** A mechanism that uses earlier noise again gets the keys of the releases just before,
-which are this ledger's `history`. It is private, goes into the checkpoint beside `position`, and is given
+which are this ledger's `history`. It is private, goes into the checkpoint with `position`, and is given
 back on resuming. The digest of the keys is part of the question. So a ledger that was opened without its
 history takes other noise, and does not mix the old one in another way. After a gap between draws (a void
 draw, or a changed question) the noise starts afresh.
@@ -305,7 +305,7 @@ class Ledger:
         return _State(mine, known, others, position, NoiseHistory(_keys_of(history)), ordinals, {})
 
     def _begun(self, others: Mapping[str, DpEvent]) -> RunRecord:
-        """Book that the run begins: from here on its plan is reserved beside the other runs'."""
+        """Book that the run begins: from here on its plan is reserved with the other runs'."""
         # A plan is reserved while its run is open: a later run with a larger budget takes nothing away. What
         # a closed run gave up it never takes again: others may have it by now.
         check_budget(self.plan, others, self.budget)
@@ -342,7 +342,7 @@ class Ledger:
 
         Args:
             name: draw name of the plan (or a new name, for unproven releases).
-            parameters: all that the releases of this draw depend on besides plan and records: model
+            parameters: all that the releases of this draw depend on, except plan and records: model
                 parameters and method state. Give named tensors, a digest, or a callable that gives either.
                 Without it a repeated step is always charged again.
         """
@@ -573,7 +573,7 @@ class Ledger:
     def synced_place(self) -> dict[str, Any]:
         """The place, for a checkpoint, with the journal on its device.
 
-        After a loss of power a checkpoint must not stand beside a journal that lacks charges it has seen.
+        After a loss of power a checkpoint must not meet a journal that lacks charges it has seen.
         """
         self.journal.sync()
         return self.place

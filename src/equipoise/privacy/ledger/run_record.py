@@ -12,7 +12,7 @@ entry is no sign of an edit, since a draw may be opened and not released.
 what an observer learns only if their number was fixed: who may stop when a release looks bad can make the
 loss at the stop larger than that of any fixed number of steps. So what is claimed, towards readers and other
 runs over the same data, is the whole plan, however much of it was used. Only where the run was closed with
-the word that its stop had been fixed beforehand are the releases made claimed alone.
+the word that its stop had been fixed beforehand, no more is claimed than the releases made.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Mechanism(ABC):
             require_carried(f"sums[{name!r}]", bounded.value, [std])
 
     def question(self, past: Sequence[bytes]) -> str | None:
-        """What keys the noise, besides sums, bounds and all that the draw depends on."""
+        """What keys the noise, in addition to sums, bounds and all that the draw depends on."""
         if not self.memory:
             return self.made_for
         # A ledger without the keys of before takes other noise then, and never mixes the old in another way.

@@ -89,7 +89,7 @@ class GridStream:
     """A stream of normal numbers of standard deviation 2^bits, rounded down to integers.
 
     Args:
-        key: 32 bytes, used for this stream alone.
+        key: 32 bytes, used only for this stream.
         bits: at most 24.
         slack: comparisons closer than this are done exactly; more only for tests.
 

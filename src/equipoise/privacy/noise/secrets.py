@@ -122,7 +122,7 @@ class Secrets:
         return ReleaseStreams(key_of)
 
     def bound(self, purpose: str, *question: object) -> str:
-        """The purpose of a stream that serves this question alone.
+        """The purpose of a stream that serves only this question.
 
         With a public seed it is the purpose itself. Reproducible runs that differ by rounding alone, in the
         size of micro-batches say, must agree, and nothing is private there.

@@ -39,8 +39,8 @@ _ROOM = 16  # bytes: the cipher asks for room for one more block than it writes
 def carries(dtype: torch.dtype, std: float) -> bool:
     """Whether normal numbers of this standard deviation are as good in `dtype` as others.
 
-    Too small, they reach the denormals before they are small beside `std`, and devices that flush these make
-    zeros of them. Too large, their tail is infinite.
+    Too small, they reach the denormals before they are small compared with `std`, and devices that flush
+    these make zeros of them. Too large, their tail is infinite.
 
     Example:
         >>> carries(torch.float32, 1e-30), carries(torch.float32, 1e-40), carries(torch.float64, 1e-40)
@@ -54,7 +54,7 @@ class NormalStream:
     """A stream of normal numbers.
 
     Args:
-        key: 32 bytes, used for this stream alone.
+        key: 32 bytes, used only for this stream.
         device: where the numbers are made.
 
     Example:
