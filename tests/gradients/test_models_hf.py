@@ -98,6 +98,38 @@ def test_gpt2_in_training_mode_attaches_and_other_lengths_work():
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
+def test_t5_with_dropout(attention):
+    """Its bias by relative position is a parameter inside the attention kernel."""
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=V,
+        d_model=16,
+        d_kv=8,
+        d_ff=24,
+        num_layers=2,
+        num_heads=2,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        attn_implementation=attention,
+    )
+    model = transformers.T5ForConditionalGeneration(config).double()
+
+    def loss(model, batch):
+        logits = model(**batch, labels=batch["input_ids"]).logits
+        return F.cross_entropy(logits.transpose(1, 2), batch["input_ids"], reduction="none").mean(1)
+
+    compare(model.eval(), loss, tokens(), how="rule")
+    assert model.train().config.dropout_rate > 0
+    engine = GradientEngine(model, loss, tokens())
+    torch.manual_seed(3)
+    sums = engine(tokens()).weighted_sums(torch.ones(B).double())
+    torch.manual_seed(3)
+    loss(model, tokens()).sum().backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(sums[name], p.grad)
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
 def test_bert(attention):
     model = bert(attention).eval()
     engine = compare(model, masked_loss, tokens())

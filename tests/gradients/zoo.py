@@ -614,6 +614,15 @@ def ghosts(size: int) -> Callable[[Tensor], Tensor]:
     return centred
 
 
+def biased_attention(self: Net, x: Tensor) -> Tensor:
+    """Its bias by position is a parameter, as T5's is, and goes into the scores inside the kernel."""
+    return F.scaled_dot_product_attention(*self.qkv(x)[:, None].chunk(3, -1), self.bias, dropout_p=0.2)
+
+
+def learned_queries(self: Net, x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(self.queries, *self.kv(x)[:, None].chunk(2, -1), dropout_p=0.2)
+
+
 def per_record_branches(self: Net, x: Tensor) -> Tensor:
     return torch.stack([self.even(row) if bool(row[0] > 0) else self.odd(row) for row in x])
 
@@ -856,6 +865,18 @@ RIGHT_CASES = {
     ),
     "causal attention": Case(lambda: FusedAttention(True), squared, sequences),
     "attention with a mask": Case(lambda: FusedAttention(False), squared, sequences),
+    "attention with a learned bias and dropout": Case(
+        lambda: Net(biased_attention, qkv=linear(3 * FEATURES), bias=parameter(1, 1, LENGTH, LENGTH)),
+        squared,
+        sequences,
+        is_random=True,
+    ),
+    "attention of learned queries with dropout": Case(
+        lambda: Net(learned_queries, kv=linear(2 * FEATURES), queries=parameter(1, 1, 2, FEATURES)),
+        squared,
+        sequences,
+        is_random=True,
+    ),
     "encoder layer": Case(transformer, squared, sequences, is_random=True),
     "sequence as long as the batch": Case(
         Attention, squared, lambda: rows(RECORDS, FEATURES), options={"micro_batch_size": RECORDS}

@@ -7,6 +7,9 @@ kernels that show nothing; here they are written as the products that they consi
 
 A layer's values differ from its kernel's by rounding alone; on a processor, PyTorch's kernels take the same
 steps. Packed sequences, and layers whose weights are frozen, stay kernels.
+
+Scaled dot products whose mask has a gradient, such as T5's bias by relative position, are the products, the
+softmax and the dropout of PyTorch's own reference: the kernel would draw its dropout again for every row.
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ def composition(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     found = COMPOSITIONS.get(func)
     if found is None or func is F.multi_head_attention_forward:
         return found
+    if func is F.scaled_dot_product_attention:
+        mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+        return found if mask is not None and mask.requires_grad else None
     if kwargs or args[0].ndim != (2 if func in _CELLS else 3):
         return None
     weights = args[2:] if func in _CELLS else args[2]
@@ -141,6 +147,25 @@ def _direction(
     return torch.stack(outputs[::-1] if backwards else outputs, time), state
 
 
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """As ``F.scaled_dot_product_attention`` with a mask that is added, and so without a causal one."""
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
+    root = (query.shape[-1] ** -0.5 if scale is None else scale) ** 0.5
+    scores = (query * root) @ (key * root).transpose(-2, -1) + attn_mask
+    return F.dropout(scores.softmax(-1), dropout_p) @ value
+
+
 _CELLS: dict[Callable, Callable] = {
     torch.lstm_cell: _cell(_lstm),
     torch.gru_cell: _cell(_gru),
@@ -153,6 +178,7 @@ _CELLS: dict[Callable, Callable] = {
 COMPOSITIONS: dict[Callable, Callable] = {
     **_CELLS,
     F.multi_head_attention_forward: opened(F.multi_head_attention_forward),
+    F.scaled_dot_product_attention: _attention,
     torch.lstm: _layers(_lstm),
     torch.gru: _layers(_gru),
     torch.rnn_tanh: _layers(_rnn(torch.tanh)),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise._tree import leaves, map_leaves
@@ -38,6 +39,12 @@ def local(op: Operation) -> Finish | None:
     name, records, func = getattr(op.func, "__name__", "_"), op.records, op.func
     # In place, it would write into the inputs that are kept.
     if (name.endswith("_") and not name.startswith("__")) or name.startswith("__i") or name == "__setitem__":
+        return None
+    # Run again it would draw another dropout than in the forward.
+    if (
+        func is F.scaled_dot_product_attention
+        and op.get("query", "key", "value", "attn_mask", "dropout_p")[4]
+    ):
         return None
     given = leaves((op.args, op.kwargs))
     form = map_leaves(lambda _: 0, (op.args, op.kwargs))  # without the tensors, which hold the graph
