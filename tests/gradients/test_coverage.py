@@ -21,7 +21,7 @@ from equipoise.gradients import (
     per_sample_gradients,
     replace_batch_norm,
 )
-from equipoise.gradients.checks.record_mixing import follows_company, losses_moved
+from equipoise.gradients.checks.record_mixing import TracedLosses, follows_company, losses_moved
 from equipoise.gradients.checks.row_comparison import rows_differ
 
 
@@ -542,6 +542,25 @@ def test_tiny_losses_are_held_against_their_own_size():
     assert losses_moved(losses, losses * torch.tensor([1.0, 1.0, 1.01]))
     assert not losses_moved(losses, losses * (1 + 1e-7))
     assert not losses_moved(losses, losses + 1e-6, slack=100)  # of other shapes: rounding of larger parts
+
+
+def test_half_precision_rounds_anew_in_other_shapes():
+    def moved(type, lengths, by, slack=1.0):
+        """Whether losses in float32 that differ by so much count as moved; they have this type on the way."""
+        ones = (torch.ones(3, length) for length in lengths)
+        results = iter((1.0, 1.0 + by))
+        one, other = (
+            TracedLosses.of(lambda x: x.to(type).sum(1).float() * 0 + next(results), x) for x in ones
+        )
+        return one.moved(other, record=-1, slack=slack)
+
+    for slack in (1, 100):
+        assert not moved(torch.bfloat16, (4, 5), 0.003, slack)
+        assert moved(torch.bfloat16, (4, 5), 0.1, slack)
+        assert moved(torch.bfloat16, (4, 4), 0.003, slack)
+        assert moved(torch.float32, (4, 5), 0.003, slack)
+    losses = torch.ones(3).bfloat16()
+    assert losses_moved(losses, 1.3 * losses, record=-1, slack=100)
 
 
 def test_a_record_among_its_own_copies_and_among_others():

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from oracle_cases import compare
 
-from equipoise.gradients import GradientEngine
+from equipoise.gradients import CrossRecordError, GradientEngine, dense_gradients
 
 transformers = pytest.importorskip("transformers")
 
@@ -89,8 +89,6 @@ def test_gpt2_in_training_mode_attaches_and_other_lengths_work():
     model = gpt2("sdpa").train()
     engine = compare(model.eval(), language_loss, tokens())
     longer = tokens(9)
-    from equipoise.gradients import GradientEngine, dense_gradients
-
     G, D = engine(longer), dense_gradients(model, language_loss, longer)
     torch.testing.assert_close(G.row_norms(), D.row_norms())
     training = GradientEngine(model.train(), language_loss, tokens())
@@ -139,6 +137,98 @@ def test_bert(attention):
 @pytest.mark.parametrize("attention", ATTENTION)
 def test_llama(attention):
     compare(llama(attention).eval(), language_loss, tokens(), how="rule")
+
+
+def mixtral(experts, **options):
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        vocab_size=V,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=4,
+        experts_implementation=experts,
+        **options,
+    )
+    return transformers.MixtralForCausalLM(config)
+
+
+@pytest.mark.parametrize("experts", ["eager", "grouped_mm"])
+def test_experts_without_a_capacity(experts):
+    """Tokens are sorted by expert: an expert's rows are computed a record at a time, all others by rules."""
+    model = mixtral(experts)
+    engine = compare(model, language_loss, tokens(), 1e-4)
+    assert {c.how for c in engine.coverage() if ".experts." not in c.name} == {"rule"}
+    assert {c.how for c in engine.coverage() if ".experts." in c.name} == {"dense"}
+
+
+def test_a_loss_that_balances_experts_is_refused_for_what_it_is():
+    def loss(model, batch):
+        out = model(**batch, labels=batch["input_ids"])
+        return language_loss(lambda **_: out, batch) + out.aux_loss
+
+    model = mixtral("grouped_mm", output_router_logits=True)
+    with pytest.raises(CrossRecordError, match=r"module '\(the model itself\)' .*balances experts"):
+        GradientEngine(model, loss, tokens())
+
+
+def test_a_router_that_casts_its_layer():
+    """vmap would crash the process there."""
+    torch.manual_seed(0)
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=V,
+        d_model=16,
+        d_kv=8,
+        d_ff=24,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_sparse_encoder_layers=1,
+        num_sparse_decoder_layers=1,
+        num_heads=2,
+        num_experts=4,
+        dropout_rate=0.0,
+        router_jitter_noise=0.0,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+    )
+    model = transformers.SwitchTransformersForConditionalGeneration(config)
+
+    def loss(model, batch):
+        return masked_loss(lambda **_: model(**batch, labels=batch["input_ids"]), batch)
+
+    engine = GradientEngine(model, loss, tokens())
+    assert "dense" in {c.how for c in engine.coverage()}
+    expected = dense_gradients(model, loss, tokens()).row_norms()
+    torch.testing.assert_close(engine(tokens()).row_norms(), expected, rtol=1e-4, atol=0)
+
+
+def test_half_precision_trimmed_to_the_longest():
+    """Another record's length rounds a record anew, and no more than that."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=V,
+        n_positions=64,
+        n_embd=64,
+        n_layer=4,
+        n_head=4,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+    )
+    model = transformers.GPT2LMHeadModel(config).bfloat16()
+
+    def loss(model, batch):
+        longest = int(batch["attention_mask"].sum(1).max())
+        ids, mask = (batch[name][:, :longest] for name in ("input_ids", "attention_mask"))
+        logits = model(input_ids=ids, attention_mask=mask).logits.float()
+        losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+        return (losses * mask[:, 1:]).sum(1) / mask[:, 1:].sum(1)
+
+    lengths = torch.tensor([4, 11, 25, 36])
+    mask = (torch.arange(36) < lengths[:, None]).long()
+    GradientEngine(model, loss, {"input_ids": tokens(36)["input_ids"] * mask, "attention_mask": mask})
 
 
 @pytest.mark.parametrize("attention", ATTENTION)

@@ -448,6 +448,24 @@ class Experts(nn.Module):
         return out
 
 
+class SortedExperts(nn.Module):
+    """Tokens of all records, sorted by the expert that their gate prefers, and sorted back."""
+
+    def __init__(self, balanced: bool = False) -> None:
+        super().__init__()
+        self.gate, self.experts = linear(2), parameter(2, FEATURES, FEATURES)
+        self.head, self.balanced = linear(2), balanced
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        shares = self.gate(tokens).softmax(-1)
+        order = shares.argmax(-1).argsort()
+        both = torch.einsum("nf,efg->neg", tokens[order], self.experts)
+        out = (shares[order, :, None] * both).sum(1)[order.argsort()].view_as(x)
+        out = self.head(torch.tanh(out))
+        return out + shares.mean(0).square().sum() if self.balanced else out
+
+
 class Counting(nn.Module):
     """Centres the batch after `start` calls, as layers with a warm-up do; what it counts is forgotten."""
 
@@ -621,6 +639,12 @@ def biased_attention(self: Net, x: Tensor) -> Tensor:
 
 def learned_queries(self: Net, x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(self.queries, *self.kv(x)[:, None].chunk(2, -1), dropout_p=0.2)
+
+
+def cast(self: Net, x: Tensor) -> Tensor:
+    """A layer is cast to the type that it has, as the routers of Switch Transformers are."""
+    self.first = self.first.to(x.dtype)
+    return per_record_branches(self, self.first(x))
 
 
 def per_record_branches(self: Net, x: Tensor) -> Tensor:
@@ -975,6 +999,10 @@ RIGHT_CASES = {
         lambda: Net(per_record_branches, even=linear(2), odd=linear(2)), squared, rows
     ),
     "experts": Case(Experts, squared, rows),
+    "experts with sorted tokens": Case(SortedExperts, squared, sequences),
+    "cast in every forward": Case(
+        lambda: Net(cast, first=linear(FEATURES), even=linear(), odd=linear()), squared, rows
+    ),
     "a layer used twice": Case(
         lambda: Net(lambda self, x: self.a(torch.tanh(self.a(x))), a=linear(FEATURES)), squared, rows
     ),
@@ -1186,6 +1214,12 @@ REFUSED_CASES = {
         around(lambda x: blended(x) if np.random.rand() > 0.98 else x), squared, rows, refused(MIXED)
     ),
     "experts with capacity": Case(lambda: Experts(0.5), squared, rows, refused(MIXED)),
+    "balanced experts with sorted tokens": Case(
+        lambda: SortedExperts(balanced=True),
+        squared,
+        sequences,
+        refused(r"module '\(the model itself\)' .*balances"),
+    ),
     "contrastive loss": Case(lambda: linear(3), contrastive, rows, refused(MIXED)),
     "hard examples only": Case(mlp, of(mined), rows, refused(MIXED)),
     "no steps at spikes": Case(mlp, of(without_spikes), rows, refused(MIXED)),

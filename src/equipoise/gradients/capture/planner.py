@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from equipoise._tree import map_leaves
-from equipoise.gradients.capture.compositions import composition
 from equipoise.gradients.capture.expressions import CASTS
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.recorder import (
@@ -29,13 +28,14 @@ from equipoise.gradients.capture.recorder import (
     CapturePlan,
     Kind,
     PlannedOperation,
+    Trace,
     Watch,
     anchor,
     has_gradient,
     name_of,
     tensors_in,
 )
-from equipoise.gradients.checks.record_mixing import losses_moved
+from equipoise.gradients.checks.record_mixing import TracedLosses
 from equipoise.gradients.checks.row_comparison import rows_differ
 from equipoise.gradients.engine_inputs import Loss, evaluate_loss, perturb_record, repeat_to
 from equipoise.gradients.factors.base import Factor
@@ -212,13 +212,25 @@ class OperationSurvey(Watch):
         return out
 
 
-def resolve_fold(site: SurveyedOperation, evidence: list[tuple[int, Tensor]]) -> bool:
-    """Find the fold that keeps each record's evidence (nonzero entries) in its own rows.
+def resolve_fold(
+    site: SurveyedOperation, supports: list[tuple[int, Tensor]], changed: Tensor | None = None
+) -> bool:
+    """Find the fold that keeps each record's evidence in its own rows.
 
-    Returns False where records are mixed under every fold.
+    Where none does although no two records' gradients meet, the order follows values, as that of tokens that
+    are sorted by expert, and the fold stays unknown.
+
+    Args:
+        site: its output has the record axis somewhere.
+        supports: a record, and where the gradient of its loss is not zero.
+        changed: what a change of the first record moves.
+
+    Returns:
+        False where records are mixed.
     """
     layout = site.out_layout
     assert layout is not None
+    evidence = [*supports, *([] if changed is None else [(0, changed)])]
     folds: tuple[Fold, ...] = ("major", "minor") if layout.fold == "unknown" else (layout.fold,)
 
     def fits(fold: Fold) -> bool:
@@ -240,36 +252,10 @@ def resolve_fold(site: SurveyedOperation, evidence: list[tuple[int, Tensor]]) ->
             else known
             for known in site.layouts
         )
-    return bool(fitting)
-
-
-@dataclass
-class _Call:
-    func: Callable
-    inputs: tuple[torch.Size, ...]
-    outputs: tuple[torch.Size, ...]
-
-
-class _Trace(TorchFunctionMode):
-    """Shapes of every call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[_Call] = []
-        self.low_precision = False  # some results are in half precision
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        parts = composition(func, args, kwargs)
-        if parts is not None:
-            with self:
-                return parts(*args, **kwargs)
-        inputs = tuple(t.shape for t in tensors_in(args, kwargs))
-        out = func(*args, **kwargs)
-        results = tensors_in(out)
-        self.low_precision |= any(t.dtype in (torch.bfloat16, torch.float16) for t in results)
-        self.calls.append(_Call(func, inputs, tuple(t.shape for t in results)))
-        return out
+    if fitting:
+        return True
+    site.out_layout = replace(layout, fold="unknown")
+    return not supports or not bool(torch.stack([one for _, one in supports]).sum(0).gt(1).any())
 
 
 @torch.enable_grad()
@@ -304,11 +290,13 @@ def learn_plan(
                 )
                 raise
 
-    small, large = _Trace(), _Trace()
+    small, large = Trace(), Trace()
     run(repeat_to(batch, SMALL), small)
     losses = run(three, large)
     with suppress(Exception):  # contents that the model does not take, such as no label, tell nothing
-        if losses_moved(losses, run(perturb_record(three, 0), _Trace())):
+        other = Trace()
+        changed = TracedLosses(run(perturb_record(three, 0), other), other)
+        if TracedLosses(losses, large).moved(changed):
             return None
     dense_found = dict(dense or {})
 
@@ -347,7 +335,7 @@ def learn_plan(
             for index, reason in capture.failures.items():
                 new |= dict.fromkeys(steps[index].names, reason)
             if not new:
-                new = _wrong_sums(factors, run(three, _Trace()), ruled, capture.low_precision)
+                new = _wrong_sums(factors, run(three, Trace()), ruled, capture.low_precision)
             if not new:
                 served = tuple(
                     replace(step, rules=(capture.served[i],)) if i in capture.served else step
@@ -358,7 +346,7 @@ def learn_plan(
         dense_found |= {name: reason for name, reason in new.items() if name not in dense_found}
 
 
-def _changes_gradients(model: nn.Module, trace: _Trace) -> bool:
+def _changes_gradients(model: nn.Module, trace: Trace) -> bool:
     """Whether the model, or its forward, registers hooks on gradients."""
     return any(call.func is Tensor.register_hook for call in trace.calls) or any(
         module._backward_hooks or module._backward_pre_hooks for module in model.modules()
@@ -378,12 +366,13 @@ def _learn_folds(
     """Resolve unknown folds; False if records are mixed."""
     if not survey.sites or not losses.requires_grad:
         return True
-    evidence: list[list[tuple[int, Tensor]]] = [[] for _ in survey.sites]
+    supports: list[list[tuple[int, Tensor]]] = [[] for _ in survey.sites]
+    changed: list[Tensor | None] = [None for _ in survey.sites]
     # The gradient of one record's loss is zero wherever that record is not.
     edges = [site.edge for site in survey.sites]
     for record in range(LARGE):
         found = torch.autograd.grad(losses[record], edges, retain_graph=True, allow_unused=True)
-        for kept, g, site in zip(evidence, found, survey.sites, strict=True):
+        for kept, g, site in zip(supports, found, survey.sites, strict=True):
             if g is not None:
                 kept.append((record, (g != 0).reshape(site.shape)))
     # Gradients may vanish by chance (a dead unit): what a changed record moves in the forward tells as well.
@@ -392,13 +381,11 @@ def _learn_folds(
         with suppress(Exception):  # contents that the model does not take tell nothing
             again(other)
         if len(other.sites) == len(survey.sites):
-            for kept, one, two in zip(evidence, survey.sites, other.sites, strict=True):
-                if one.value is not None and two.value is not None:
-                    kept.append((0, one.value != two.value))
-    separate = True
-    for site, kept in zip(survey.sites, evidence, strict=True):
-        separate = resolve_fold(site, kept) and separate
-    return separate
+            changed = [
+                None if one.value is None or two.value is None else one.value != two.value
+                for one, two in zip(survey.sites, other.sites, strict=True)
+            ]
+    return all(resolve_fold(*parts) for parts in zip(survey.sites, supports, changed, strict=True))
 
 
 def _find_dense(survey: OperationSurvey, losses: Tensor, ruled: Mapping[str, Tensor]) -> dict[str, str]:

@@ -31,6 +31,7 @@ __all__ = [
     "CapturePlan",
     "PlanMismatch",
     "PlannedOperation",
+    "Trace",
     "Watch",
     "anchor",
     "tensors_in",
@@ -75,6 +76,50 @@ class CapturePlan:
 def tensors_in(*values: Any) -> list[Tensor]:
     """All tensors among arguments or results, in order, looking into containers."""
     return [leaf for leaf in leaves(values) if isinstance(leaf, Tensor)]
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """A function, and the shapes of the tensors that it got and gave."""
+
+    func: Callable
+    inputs: tuple[torch.Size, ...]
+    outputs: tuple[torch.Size, ...]
+
+
+class Trace(TorchFunctionMode):
+    """What a forward calls, in which shapes.
+
+    Args:
+        sees_through: note what a composition consists of, as a capture sees it.
+
+    Attributes:
+        calls: in their order.
+        low_precision: some results are in half precision.
+    """
+
+    def __init__(self, sees_through: bool = True) -> None:
+        super().__init__()
+        self.sees_through = sees_through
+        self.calls: list[TracedCall] = []
+        self.low_precision = False
+
+    def shapes(self) -> list[tuple[torch.Size, ...]]:
+        """Those of all results."""
+        return [call.outputs for call in self.calls]
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        parts = composition(func, args, kwargs) if self.sees_through else None
+        if parts is not None:
+            with self:
+                return parts(*args, **kwargs)
+        inputs = tuple(t.shape for t in tensors_in(args, kwargs))
+        out = func(*args, **kwargs)
+        results = tensors_in(out)
+        self.low_precision |= any(t.dtype in (torch.bfloat16, torch.float16) for t in results)
+        self.calls.append(TracedCall(func, inputs, tuple(t.shape for t in results)))
+        return out
 
 
 class Watch(TorchFunctionMode):

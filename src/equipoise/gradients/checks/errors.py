@@ -66,7 +66,7 @@ class CrossRecordError(RuntimeError):
         )
         remedy = (
             "make it treat every record by itself (equipoise.replace_batch_norm replaces BatchNorm; a "
-            "statistic over the batch has to go)"
+            "statistic over the batch, such as a loss that balances experts, has to go)"
         )
         if module_type is None:
             remedy = (

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.engine_inputs import (
@@ -81,12 +82,25 @@ def dense_rows(
                 randomness="different",
                 chunk_size=chunk_size,
             )
-            grads, losses = rows(chosen, *leaves)
+            with _DataIsKept():
+                grads, losses = rows(chosen, *leaves)
         except (RuntimeError, NotImplementedError, TypeError, AttributeError, IndexError):
             # The other trainable parameters keep their graph here: in-place operations on views need it.
             live = {name: values[name] for name in trainable_parameters(model) if name in values}
             grads, losses = _loop(one_loss, chosen, live, leaves)
     return {name: g.detach() for name, g in grads.items()}, losses.detach()
+
+
+class _DataIsKept(TorchFunctionMode):
+    """Nobody sets a tensor's ``data``: inside vmap that may crash the process.
+
+    A forward does it where it casts one of its layers, as the routers of Switch Transformers do.
+    """
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+            raise NotImplementedError("the data of a tensor are set inside vmap")
+        return func(*args, **(kwargs or {}))
 
 
 def dense_gradients(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from equipoise.gradients.capture.recorder import tensors_in
+from equipoise.gradients.capture.recorder import Trace, tensors_in
 from equipoise.gradients.engine_inputs import map_records, num_records, perturb_record, take_records
 from equipoise.gradients.rules.operation import Layout, record_first
 
 __all__ = [
     "MANY",
     "RecordChange",
+    "TracedLosses",
     "changes",
     "exchanged",
     "find_mixing_module",
@@ -89,13 +91,13 @@ def mixing_change(run: Callable[[Any], Tensor], batch: Any, most: int | None = N
         batch: two records at least.
         most: how many changes are tried; all by default.
     """
-    before = run(batch)
+    before = TracedLosses.of(run, batch)
     for change in itertools.islice(changes(batch), most):
         try:
-            after = run(change.batch)
+            after = TracedLosses.of(run, change.batch)
         except Exception:
             continue  # contents that the model does not take tell nothing
-        if losses_moved(before, after, change.record):
+        if before.moved(after, change.record):
             return change
     return None
 
@@ -109,22 +111,22 @@ def follows_company(run: Callable[[Any], Tensor], batch: Any) -> RecordChange | 
         run: per-record losses [B] of a batch; the same for the same batch.
         batch: two records at least.
     """
-    beside, count = run(batch), num_records(batch)
+    beside, count = TracedLosses.of(run, batch), num_records(batch)
     for record in range(count):
         copies = take_records(batch, torch.full((count,), record))
         try:
-            own = run(copies)[record : record + 1]
+            own = TracedLosses.of(run, copies)
         except Exception:
             continue
-        if losses_moved(own, beside[record : record + 1], record=-1):
+        if own[record : record + 1].moved(beside[record : record + 1], record=-1):
             return RecordChange(record, copies)
     return None
 
 
-def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> RecordChange | None:
-    """The record whose results are NaN, or huge, where that moves the loss of another one, or None.
+def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> bool:
+    """Whether results of a record that are NaN, or huge, move the loss of another one.
 
-    Guards that look for such losses in the whole batch do. Results of layers are changed, not records: a
+    Guards that look for such losses in the whole batch do that. Results of layers are changed, not records: a
     record that holds NaN never runs, and others become so in the middle of a training.
 
     Args:
@@ -133,7 +135,7 @@ def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> Recor
         batch: two records at least.
     """
     layers = {module for module in model.modules() if module._parameters}
-    change, records = exchanged(batch, 0), num_records(batch)
+    records = num_records(batch)
     values: list[Tensor] = []
     theirs: list[Tensor | None] = []
     level = 0.0
@@ -147,19 +149,19 @@ def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> Recor
 
     handle = register_module_forward_hook(watch)
     try:
-        before = run(batch)
+        before = TracedLosses.of(run, batch)
         first, values = values, []
-        run(change.batch)
+        run(exchanged(batch, 0).batch)
         theirs = [_part_of_first(*pair, records) for pair in zip(first, values, strict=False)]
         for spoilt in (math.nan, 1e30):
             level, values = spoilt, []
-            if losses_moved(before, run(batch), record=0):
-                return change
+            if before.moved(TracedLosses.of(run, batch)):
+                return True
     except Exception:
-        return None  # results that the model does not take tell nothing
+        return False  # results that the model does not take tell nothing
     finally:
         handle.remove()
-    return None
+    return False
 
 
 def _part_of_first(before: Tensor, after: Tensor, records: int) -> Tensor | None:
@@ -176,18 +178,52 @@ def _part_of_first(before: Tensor, after: Tensor, records: int) -> Tensor | None
     return None
 
 
-def losses_moved(before: Tensor, after: Tensor, record: int = 0, slack: float = 1.0) -> bool:
-    """Whether losses of records other than ``record`` moved by more than ``slack`` times rounding.
+@dataclass(frozen=True)
+class TracedLosses:
+    """Per-record losses [B], and what was called for them."""
 
-    Rounding is relative to the largest loss, but to 1 at most: losses may all be tiny. With ``slack`` the
-    batches had different shapes, and the parts of a tiny loss round by more than its own size.
+    values: Tensor
+    trace: Trace
+
+    @classmethod
+    def of(cls, run: Callable[[Any], Tensor], batch: Any) -> TracedLosses:
+        with Trace(sees_through=False) as trace:
+            return cls(run(batch), trace)
+
+    def __getitem__(self, records: Tensor | slice) -> TracedLosses:
+        return TracedLosses(self.values[records], self.trace)
+
+    def moved(self, after: TracedLosses, record: int = 0, slack: float = 1.0) -> bool:
+        """As `losses_moved`. Half precision rounds anew in other shapes, such as those of trimmed batches."""
+        low_precision = self.trace.low_precision or after.trace.low_precision
+        is_reshaped = self.trace.shapes() != after.trace.shapes()
+        return losses_moved(self.values, after.values, record, slack, low_precision and is_reshaped)
+
+
+#: Relative rounding of losses by their type, and of those that come of half precision.
+LOSSES_ROUND, LOW_PRECISION_LOSSES_ROUND = {torch.float64: 1e-9, torch.float32: 1e-5}, 2e-2
+
+
+def losses_moved(
+    before: Tensor, after: Tensor, record: int = 0, slack: float = 1.0, low_precision: bool = False
+) -> bool:
+    """Whether losses of records other than ``record`` moved by more than rounding.
+
+    Rounding is relative to the largest loss, but to 1 at most: losses may all be tiny.
+
+    Args:
+        before, after: losses [B] of the same records.
+        record: whose loss may move; -1 for nobody's.
+        slack: times rounding, where the batches had different shapes, and the parts of a tiny loss round by
+            more than its own size. Half precision has room for that.
+        low_precision: whether losses in a longer type come of half precision.
     """
     if before.shape != after.shape:
         return True
     others = torch.arange(len(before), device=before.device) != record
     wide = before.detach()[others].double(), after.detach()[others].double()
-    tolerance = 1e-9 if before.dtype == torch.float64 else (1e-5 if before.dtype == torch.float32 else 2e-2)
-    tolerance *= slack
+    rounding = None if low_precision else LOSSES_ROUND.get(before.dtype)
+    tolerance = LOW_PRECISION_LOSSES_ROUND if rounding is None else slack * rounding
     largest = float(wide[0].nan_to_num(posinf=1.0, neginf=1.0).abs().max()) if len(wide[0]) else 0.0
     absolute = tolerance * min(1.0, largest)
     if slack > 1:
@@ -200,6 +236,7 @@ def find_mixing_module(
 ) -> tuple[str | None, str | None, bool]:
     """The first module whose input or output for other records moves with the changed one.
 
+    Not one inside a module whose output is clean: experts sort the tokens of all records, and sort them back.
     Watches through global hooks that live for two runs; nothing is put on the model.
 
     Returns:
@@ -207,11 +244,14 @@ def find_mixing_module(
     """
     change = change or RecordChange(0, perturb_record(batch, 0))
     names: Mapping[nn.Module, str] = {module: name for name, module in model.named_modules()}
-    seen: list[tuple[tuple[nn.Module, bool], list[Tensor]]] = []
+    seen: dict[tuple[nn.Module, bool, int], list[Tensor]] = {}
+    calls: Counter[tuple[nn.Module, bool]] = Counter()
 
     def keep(module: nn.Module, is_input: bool, values: Any) -> None:
         if module in names:
-            seen.append(((module, is_input), [t.detach().clone() for t in tensors_in(values)]))
+            number = calls[module, is_input]
+            calls[module, is_input] += 1
+            seen[module, is_input, number] = [t.detach().clone() for t in tensors_in(values)]
 
     handles = (
         register_module_forward_pre_hook(lambda module, args: keep(module, True, args)),
@@ -219,19 +259,29 @@ def find_mixing_module(
     )
     try:
         run(batch)
-        before, seen = seen, []
+        before, seen, calls = seen, {}, Counter()
         run(change.batch)
     finally:
         for handle in handles:
             handle.remove()
     records = run(batch).shape[0]
-    for (place, one), (other, two) in zip(before, seen, strict=False):
-        if place != other:
-            break
-        if any(_mixed(a, b, records, change.record) for a, b in zip(one, two, strict=False)):
-            module, is_input = place
-            return names[module], type(module).__name__, is_input
-    return None, None, False
+    mixed: list[tuple[nn.Module, bool]] = []
+    starts: list[int] = []  # how many there were when the modules began that have not ended
+    for (module, is_input, number), tensors in before.items():
+        others = seen.get((module, is_input, number), [])
+        is_mixed = any(_mixed(a, b, records, change.record) for a, b in zip(tensors, others, strict=False))
+        if not is_input:
+            start = starts.pop()
+            if not is_mixed:
+                del mixed[start:]
+        if is_mixed:
+            mixed.append((module, is_input))
+        if is_input:
+            starts.append(len(mixed))
+    if not mixed:
+        return None, None, False
+    module, is_input = mixed[0]
+    return names[module], type(module).__name__, is_input
 
 
 def _mixed(before: Tensor, after: Tensor, records: int, record: int) -> bool:

@@ -19,7 +19,7 @@ from equipoise.gradients.capture.random_numbers import (
     random_numbers_from,
     use_of_random_numbers,
 )
-from equipoise.gradients.checks.record_mixing import losses_moved
+from equipoise.gradients.checks.record_mixing import TracedLosses
 from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import record_leaves
 from equipoise.training.randomness import public_randomness
@@ -59,10 +59,12 @@ class Pipeline:
             batch = self.source.take(ids, public_randomness(self.seed, "example", items))
             return self.prepare(batch, randomness)
 
-    def losses(self, ids: Tensor, items: int = 0, rest: int = 0, level: float | None = None) -> Tensor | None:
-        """Their losses [b]; None where one cannot be made or run: it has weight zero in the training too."""
+    def losses(
+        self, ids: Tensor, items: int = 0, rest: int = 0, level: float | None = None
+    ) -> TracedLosses | None:
+        """Their losses; None where one cannot be made or run: it has weight zero in the training too."""
         try:
-            return self.trials.losses(self.batch(ids, items, rest, level))
+            return TracedLosses.of(self.trials.losses, self.batch(ids, items, rest, level))
         except Exception:
             return None
 
@@ -121,12 +123,12 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
         return False
     # Whoever joins or augments with random numbers may draw more of them for one record than for another in
     # its place, which deals those behind it other ones. The last one has none behind it.
-    random_rest = losses_moved(first, second, record=-1)
+    random_rest = first.moved(second, record=-1)
     for attempt, level in enumerate(ATTEMPTS):
         before, again = (of(ids, attempt, attempt, level) for _ in range(2))
         if before is None or again is None:
             return False
-        if losses_moved(before, again, record=-1):
+        if before.moved(again, record=-1):
             raise ValueError(
                 f"data, collate or augmentation give other records each time, {OWN_GENERATOR} In an "
                 "augmentation, the generator that it is given serves too. Nothing was spent."
@@ -136,7 +138,7 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
             others[place] = spare
             after = of(others, attempt, attempt, level)
             # Padding to another length may round differently: a mixture moves losses by far more.
-            if after is not None and losses_moved(before, after, place, slack=100):
+            if after is not None and before.moved(after, place, slack=100):
                 raise ValueError(
                     "augmentation, collate or the data set mixes records: with another record next to it, a "
                     "record's loss changed. One record would then move the gradients of several, and the "
@@ -147,7 +149,7 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
         return False  # its random numbers are dealt otherwise where records are fewer or stand elsewhere
     for order in (torch.arange(count - 1), torch.arange(count).flip(0), torch.arange(size) % count):
         found = of(ids[order])
-        if found is not None and losses_moved(first[order], found, record=-1, slack=100):
+        if found is not None and first[order].moved(found, record=-1, slack=100):
             raise ValueError(
                 "with other records in the batch, or in another order, the losses of records change: data, "
                 "collate, augmentation or loss use how many records there are or where one stands. Both "
@@ -180,7 +182,7 @@ def check_history(pipeline: Pipeline, untouched: Pipeline | None, readable: list
     if untouched is not None:
         untouched.losses(first)
         before, after = pipeline.losses(ids), untouched.losses(ids)
-        if before is not None and after is not None and losses_moved(before, after, record=-1):
+        if before is not None and after is not None and before.moved(after, record=-1):
             raise ValueError(
                 "data, collate or augmentation keep something of the first records that they meet: copies "
                 "that met others first give other records. It would follow who is drawn first, and move "
@@ -241,4 +243,5 @@ def _is_alike(before: Any, after: Any, trials: RecordTrials) -> bool:
         for one, other in zip(*leaves, strict=True)
     ):
         return True
-    return not losses_moved(trials.losses(before), trials.losses(after), record=-1, slack=100)
+    one, other = (TracedLosses.of(trials.losses, batch) for batch in (before, after))
+    return not one.moved(other, record=-1, slack=100)
