@@ -24,11 +24,11 @@ from equipoise._tree import map_leaves
 from equipoise.gradients.capture.expressions import CASTS
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.recorder import (
+    CallTrace,
     Capture,
     CapturePlan,
     Kind,
     PlannedOperation,
-    Trace,
     Watch,
     anchor,
     has_gradient,
@@ -290,11 +290,11 @@ def learn_plan(
                 )
                 raise
 
-    small, large = Trace(), Trace()
+    small, large = CallTrace(), CallTrace()
     run(repeat_to(batch, SMALL), small)
     losses = run(three, large)
     with suppress(Exception):  # contents that the model does not take, such as no label, tell nothing
-        other = Trace()
+        other = CallTrace()
         changed = TracedLosses(run(perturb_record(three, 0), other), other)
         if TracedLosses(losses, large).moved(changed):
             return None
@@ -335,7 +335,7 @@ def learn_plan(
             for index, reason in capture.failures.items():
                 new |= dict.fromkeys(steps[index].names, reason)
             if not new:
-                new = _wrong_sums(factors, run(three, Trace()), ruled, capture.low_precision)
+                new = _wrong_sums(factors, run(three, CallTrace()), ruled, capture.low_precision)
             if not new:
                 served = tuple(
                     replace(step, rules=(capture.served[i],)) if i in capture.served else step
@@ -346,7 +346,7 @@ def learn_plan(
         dense_found |= {name: reason for name, reason in new.items() if name not in dense_found}
 
 
-def _changes_gradients(model: nn.Module, trace: Trace) -> bool:
+def _changes_gradients(model: nn.Module, trace: CallTrace) -> bool:
     """Whether the model, or its forward, registers hooks on gradients."""
     return any(call.func is Tensor.register_hook for call in trace.calls) or any(
         module._backward_hooks or module._backward_pre_hooks for module in model.modules()

@@ -27,11 +27,11 @@ from equipoise.gradients.rules import MATRIX_RULES
 from equipoise.gradients.rules.operation import Finish, Layout, Operation, Rule
 
 __all__ = [
+    "CallTrace",
     "Capture",
     "CapturePlan",
     "PlanMismatch",
     "PlannedOperation",
-    "Trace",
     "Watch",
     "anchor",
     "tensors_in",
@@ -87,7 +87,7 @@ class TracedCall:
     outputs: tuple[torch.Size, ...]
 
 
-class Trace(TorchFunctionMode):
+class CallTrace(TorchFunctionMode):
     """What a forward calls, in which shapes.
 
     Args:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from equipoise.gradients.capture.recorder import Trace, tensors_in
+from equipoise.gradients.capture.recorder import CallTrace, tensors_in
 from equipoise.gradients.engine_inputs import map_records, num_records, perturb_record, take_records
 from equipoise.gradients.rules.operation import Layout, record_first
 
@@ -183,11 +183,11 @@ class TracedLosses:
     """Per-record losses [B], and what was called for them."""
 
     values: Tensor
-    trace: Trace
+    trace: CallTrace
 
     @classmethod
     def of(cls, run: Callable[[Any], Tensor], batch: Any) -> TracedLosses:
-        with Trace(sees_through=False) as trace:
+        with CallTrace(sees_through=False) as trace:
             return cls(run(batch), trace)
 
     def __getitem__(self, records: Tensor | slice) -> TracedLosses:
