@@ -49,18 +49,18 @@ def audit(
     name: str, positions: int = 10, threads: tuple[int, ...] = (1, 2), seed: int = 0, **options: Any
 ) -> NeighbourAudit:
     """The audit of one pipeline, at C = 1."""
-    line = PIPELINES[name]
+    pipeline = PIPELINES[name]
     torch.manual_seed(seed)
     return audit_neighbours(
-        line.make(),
-        line.loss,
-        line.data(),
+        pipeline.make(),
+        pipeline.loss,
+        pipeline.data(),
         sampling=eq.Poisson(DRAWN, RECORDS, 10),
         method=eq.DPSGD(clip_norm=1.0, noise_multiplier=2.0),
         positions=positions,
         threads=threads,
         seed=seed,
-        **{"micro_batch_size": MICRO_BATCH, **line.options, **options},
+        **{"micro_batch_size": MICRO_BATCH, **pipeline.options, **options},
     )
 
 

@@ -101,7 +101,7 @@ def method_words(settings: RunSettings, kind: type[Method]) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for name, value in words.items():
-        if name in known and not (name == "variant" and value is None):
+        if name in known and value is not None:
             found[name] = value
         elif name in inner and value:
             found[f"inner.{name}"] = value

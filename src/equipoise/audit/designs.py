@@ -35,6 +35,7 @@ class Sizes(TypedDict):
     canaries: int
     trainings: int
     steps: int
+    one_step: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Design(CanaryLayout):
         steps: T.
         rate: q of Poisson sampling; 1 takes every record at every step.
         options: further arguments of `make`.
+        one_step: what differs from `FULL_BATCH` where every record is there at every step.
 
     Example:
         >>> design = replace(ONE_STEP["dp-sgd"], options={"clip_rule": "psac"})
@@ -62,6 +64,7 @@ class Design(CanaryLayout):
     steps: int = 20
     rate: float = 0.25
     options: Mapping[str, Any] = field(default_factory=dict)
+    one_step: Mapping[str, Any] = field(default_factory=dict)
 
     def sampling(self, count: int) -> Sampling:
         """Of a public population of so many."""
@@ -113,27 +116,43 @@ def _drawn_columns(context: Context) -> Tensor:
     return columns.flatten(1)
 
 
-MANY_SMALL: Final = Sizes(canaries=400, trainings=100, steps=5)
+MANY_SMALL: Final = Sizes(canaries=400, trainings=100, steps=5, one_step={"canaries": 400, "trainings": 100})
 """Methods of public directions: a canary takes a column of its own, and M columns have M times M numbers."""
+
+TURNING: Final[Mapping[str, Any]] = {"kind": "turning", "steps": 2}
+"""Anchored methods: their first coupled sum is at the second step, against where the rows had not moved."""
+
+FULL_BATCH: Final[Mapping[str, Any]] = {"rate": 1.0, "canaries": 200_000, "trainings": 1, "steps": 1}
+"""Every record in one step, of so many canaries."""
 
 _SPECIAL: Final[Mapping[str, Design]] = {
     "dp-sgd": Design(_made("dp-sgd", clip_norm=1.0), canaries=200_000, trainings=6),
-    "dp-svrg": Design(_made("dp-svrg", clip_norm=1.0), kind="oscillating"),
-    "dp-c4": Design(_made("dp-c4", clip_norm=1.0), kind="oscillating"),
-    "dp-c4-plus": Design(_made("dp-c4-plus", clip_norm=1.0), kind="oscillating"),
+    "dp-svrg": Design(_made("dp-svrg", clip_norm=1.0), kind="oscillating", one_step=TURNING),
+    "dp-c4": Design(_made("dp-c4", clip_norm=1.0), kind="oscillating", one_step=TURNING),
+    "dp-c4-plus": Design(_made("dp-c4-plus", clip_norm=1.0), kind="oscillating", one_step=TURNING),
     "dice-sgd": Design(_made("dice-sgd", clip_norm=1.0), trainings=4),
     "pcdp-sgd": Design(_projected("pcdp-sgd", 1), **MANY_SMALL),
     "biased-gep": Design(_projected("biased-gep", 1), **MANY_SMALL),
     "gep": Design(_projected("gep", 2), **MANY_SMALL, width=2),
     "pdp": Design(_projected("pdp", 1), **MANY_SMALL),
     "rpdp": Design(_projected("rpdp"), **MANY_SMALL, width=2, along=_drawn_columns),
-    # a canary of four coordinates is dropped whole once in 123 steps
-    "rsdp": Design(_made("rsdp", clip_norm=1.0), canaries=1500, trainings=25, width=4, steps=5),
+    # a canary of four coordinates is dropped whole once in 123 steps, one of six once in 1372
+    "rsdp": Design(
+        _made("rsdp", clip_norm=1.0),
+        canaries=1500,
+        trainings=25,
+        width=4,
+        steps=5,
+        one_step={"width": 6, "canaries": 4000, "trainings": 10},
+    ),
     "dc-dpsgd": Design(_made("dc-dpsgd", clip_norm=1.0), trainings=4),
     "adaptive-rms": Design(_made("adaptive-rms", clip_norm=1.0), trainings=4),
     "public-only": Design(_made("public-only", public=1), canaries=2000),
     "public-warm-start": Design(
-        _made("public-warm-start", public=1, warm_steps=2), canaries=20_000, trainings=4
+        _made("public-warm-start", public=1, warm_steps=2),
+        canaries=20_000,
+        trainings=4,
+        one_step={"steps": 3},  # two public ones first
     ),
 }
 """Methods that are audited with other sizes, records or settings than the usual ones."""
@@ -143,21 +162,7 @@ AUDITS: Final[Mapping[str, Design]] = {
 }
 """A design for every method of `METHODS`."""
 
-ANCHORED: Final = ("dp-svrg", "dp-c4", "dp-c4-plus")
-"""Their first coupled sum is at the second step, against the anchor where the rows had not moved."""
-
-
-def _full_batch(name: str, design: Design) -> Design:
-    """The design with every record at every step."""
-    if name in ANCHORED:
-        return replace(design, rate=1.0, kind="turning", canaries=200_000, trainings=1, steps=2)
-    steps = 3 if name == "public-warm-start" else 1  # two public steps
-    if design.canaries == MANY_SMALL["canaries"]:
-        return replace(design, rate=1.0, steps=steps)
-    if name == "rsdp":  # dropped whole once in 1372
-        return replace(design, rate=1.0, width=6, canaries=4000, trainings=10, steps=steps)
-    return replace(design, rate=1.0, canaries=200_000, trainings=1, steps=steps)
-
-
-ONE_STEP: Final[Mapping[str, Design]] = {name: _full_batch(name, line) for name, line in AUDITS.items()}
+ONE_STEP: Final[Mapping[str, Design]] = {
+    name: replace(design, **{**FULL_BATCH, **design.one_step}) for name, design in AUDITS.items()
+}
 """The same methods where the law of the statistic is known: every record at every one of a few steps."""
