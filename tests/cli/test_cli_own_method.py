@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import sys
@@ -104,7 +105,9 @@ def install(folder):
 
 
 @pytest.mark.parametrize("word", ["half_steps:HalfStep", "half-step"])
-def test_it_trains_resumes_and_verifies(package, equipoise, tmp_path, monkeypatch, word):
+def test_it_trains_resumes_and_verifies(package, equipoise, tmp_path, monkeypatch, request, word):
+    gc.disable()  # an interrupted command lets go of its folder by itself
+    request.addfinalizer(gc.enable)
     if ":" not in word:
         install(package)
     run = tmp_path / "run"

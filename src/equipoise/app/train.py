@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,10 +132,11 @@ def _run(
     training: PrivateTraining, experiment: Experiment, folder: str, console: Console, *, hint: bool
 ) -> dict[str, Any]:
     began = time.perf_counter()
-    result = training.run(evaluate=experiment.evaluate, progress=console.is_terminal)
+    with closing(training):  # also where it was interrupted: the folder is free for `resume`
+        result = training.run(evaluate=experiment.evaluate, progress=console.is_terminal)
+        scores = scores_of(training.method, training.method_state)
     if hint:
         _hint(experiment, result.evaluation.get("accuracy"), console)
-    scores = scores_of(training.method, training.method_state)
     if scores is not None:
         _write_json(Path(folder) / SCORES_FILE, {"scores": scores.tolist()}, mode=0o600)
     return _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
