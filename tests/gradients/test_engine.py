@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from oracle_cases import close, compare, moved
 from torch import nn
 
-from equipoise.gradients import GradientEngine, dense_gradients, per_sample_gradients
+from equipoise.gradients import CrossRecordError, GradientEngine, dense_gradients, per_sample_gradients
 from equipoise.gradients.capture.recorder import PlanMismatch
 
 
@@ -68,6 +68,15 @@ def test_nothing_is_left_on_the_model(train):
     assert attributes(model) == before
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert not torch.nn.modules.module._global_forward_hooks
+
+
+def test_a_compiled_layer_warns_of_nothing(recwarn):
+    model = network().eval()
+    model[0] = torch.compile(model[0], backend="eager")
+    GradientEngine(model, cross_entropy, images())
+    with pytest.raises(CrossRecordError):
+        GradientEngine(model, lambda m, b: cross_entropy(m, b) / cross_entropy(m, b).sum(), images())
+    assert [str(warning.message) for warning in recwarn if "torch.compile(" in str(warning.message)] == []
 
 
 def test_the_graph_and_the_inputs_are_freed():

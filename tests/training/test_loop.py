@@ -5,21 +5,33 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import random
 import subprocess
 import sys
 from collections import UserDict
 from queue import SimpleQueue
 from typing import get_type_hints
 
+import numpy as np
 import pytest
 import torch
-from small_problems import RECORDS, loss, network, parameters, records, relative_difference, training
+from small_problems import (
+    RECORDS,
+    OnDemand,
+    loss,
+    network,
+    parameters,
+    records,
+    relative_difference,
+    training,
+)
 from torch import nn
 
 import equipoise as eq
 from equipoise.audit.neighbours import NeighbourSettings, audit_neighbours
 from equipoise.federated.client import Client, ClientSettings
 from equipoise.gradients import engine
+from equipoise.gradients.capture.random_numbers import GlobalState
 from equipoise.methods import Abadi
 from equipoise.methods.base import Plan
 from equipoise.privacy import Gaussian, PlanUsedUpError, PrivacyPlan, Release, Unproven, clip
@@ -147,6 +159,23 @@ def test_the_model_is_left_as_it_was():
     assert model[2].training
     assert not any(m._forward_hooks or m._backward_hooks or m._forward_pre_hooks for m in model.modules())
     assert all(p.grad is None for p in model.parameters())
+
+
+class NoisyItems(OnDemand):
+    """Items that draw random numbers of torch, NumPy and Python."""
+
+    def __getitem__(self, i):
+        item = super().__getitem__(i)
+        noise = 0.1 * torch.rand(()) + random.random() + np.random.random()
+        return {**item, "input": item["input"] + noise}
+
+
+@pytest.mark.parametrize("kind", [dict, NoisyItems])
+def test_a_start_leaves_the_global_random_numbers_where_they_were(kind):
+    torch.manual_seed(3)
+    before = GlobalState()
+    training(network(dropout=0.5), data=kind(records()))
+    assert before.moved() == []
 
 
 def test_frozen_parameters_stay():

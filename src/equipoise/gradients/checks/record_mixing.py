@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from equipoise.gradients.capture.recorder import CallTrace, tensors_in
 from equipoise.gradients.engine_inputs import map_records, num_records, perturb_record, take_records
@@ -134,20 +133,20 @@ def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> bool:
         run: per-record losses [B] of a batch; the same for the same batch.
         batch: two records at least.
     """
-    layers = {module for module in model.modules() if module._parameters}
+    layers = [module for module in model.modules() if module._parameters]
     records = num_records(batch)
     values: list[Tensor] = []
     theirs: list[Tensor | None] = []
     level = 0.0
 
     def watch(module: nn.Module, _: Any, out: Any) -> Any:
-        if module not in layers or not isinstance(out, Tensor) or not out.is_floating_point():
+        if not isinstance(out, Tensor) or not out.is_floating_point():
             return None
         values.append(out.detach().clone())
         part = theirs[len(values) - 1] if len(values) <= len(theirs) else None
         return None if part is None or part.shape != out.shape else out.masked_fill(part, level)
 
-    handle = register_module_forward_hook(watch)
+    handles = [layer.register_forward_hook(watch) for layer in layers]
     try:
         before = TracedLosses.of(run, batch)
         first, values = values, []
@@ -160,7 +159,8 @@ def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> bool:
     except Exception:
         return False  # results that the model does not take tell nothing
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     return False
 
 
@@ -237,7 +237,7 @@ def find_mixing_module(
     """The first module whose input or output for other records moves with the changed one.
 
     Not one inside a module whose output is clean: experts sort the tokens of all records, and sort them back.
-    Watches through global hooks that live for two runs; nothing is put on the model.
+    Watches through hooks that live for two runs.
 
     Returns:
         Its path and type, and whether it is its input.
@@ -248,15 +248,18 @@ def find_mixing_module(
     calls: Counter[tuple[nn.Module, bool]] = Counter()
 
     def keep(module: nn.Module, is_input: bool, values: Any) -> None:
-        if module in names:
-            number = calls[module, is_input]
-            calls[module, is_input] += 1
-            seen[module, is_input, number] = [t.detach().clone() for t in tensors_in(values)]
+        number = calls[module, is_input]
+        calls[module, is_input] += 1
+        seen[module, is_input, number] = [t.detach().clone() for t in tensors_in(values)]
 
-    handles = (
-        register_module_forward_pre_hook(lambda module, args: keep(module, True, args)),
-        register_module_forward_hook(lambda module, _, out: keep(module, False, out)),
-    )
+    handles = [
+        handle
+        for module in names
+        for handle in (
+            module.register_forward_pre_hook(lambda module, args: keep(module, True, args)),
+            module.register_forward_hook(lambda module, _, out: keep(module, False, out)),
+        )
+    ]
     try:
         run(batch)
         before, seen, calls = seen, {}, Counter()

@@ -12,6 +12,7 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from equipoise.gradients import GradientEngine
+from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.methods import Method
@@ -177,7 +178,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
     check_scheduler(given.scheduler, given.optimizer)
     place = move(model, given.optimizer, given.device)
     processes = Processes()
-    with processes.together():
+    # The user's random numbers go on afterwards as if nothing had been tried.
+    with processes.together(), random_numbers_from(0, place):
         source = RecordSource(given.data, given.collate)
         check_public(source, method, settings.allow_public_duplicates)
         prepare_batch = BatchPreparation(place, given.augmentation, settings.views)
