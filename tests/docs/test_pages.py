@@ -33,8 +33,6 @@ AVOID = {
 
 
 SOURCES = ROOT / "src" / "equipoise"
-# Folders of the package whose strings and comments still hold such words.
-NOT_YET = {"gradients"}
 
 
 def prose(page):
@@ -147,11 +145,7 @@ def insider_words(path: Path) -> list[str]:
 @pytest.mark.parametrize("folder", sorted({path.parent.name for path in SOURCES.glob("*/__init__.py")}))
 def test_the_words_of_the_package_are_plain(folder):
     files = [path for kind in ("*.py", "*.j2") for path in sorted((SOURCES / folder).rglob(kind))]
-    found = [word for path in files for word in insider_words(path)]
-    if folder in NOT_YET:
-        assert found, f"{folder} is plain now: take it off the list NOT_YET"
-    else:
-        assert found == []
+    assert [word for path in files for word in insider_words(path)] == []
 
 
 def test_the_words_at_the_top_of_the_package_are_plain():

@@ -307,7 +307,7 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that require a gradient, a shared one under its first name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there are no such parameters.
     """
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not found:

@@ -268,7 +268,7 @@ def _linear() -> Any:
         return None
 
 
-#: In units of eps: what a guard is of the sizes that were rounded, beside the additions.
+#: In units of eps: what a guard is of the sizes that were rounded, without the additions.
 GUARD = 4
 
 

@@ -114,7 +114,7 @@ _OF_PYTHON = {"manager", *vars(logging.Logger("")), *vars(cached_property(len))}
 #: Bytes of the largest array, entries of the largest container, and objects in all, that are put back.
 _LARGEST_ARRAY, _LARGEST_CONTAINER, _MOST_OBJECTS = 2**18, 5_000, 5_000
 
-#: In the place of a value where there is none.
+#: In the place of a value that is missing.
 _EMPTY = object()
 
 

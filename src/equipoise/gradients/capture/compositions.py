@@ -5,8 +5,8 @@ kernels that show nothing; here they are written as the products that they consi
 
     u_t = W_ih x_t + b_ih  (all t at once),    v_t = W_hh h_{t-1} + b_hh,    h_t = cell(u_t, v_t, h_{t-1}).
 
-A layer's values differ from its kernel's by rounding alone; on a processor, PyTorch's kernels take the same
-steps. Packed sequences, and layers whose weights are frozen, stay kernels.
+A layer's values differ from its kernel's by no more than rounding; on a processor, PyTorch's kernels take the
+same steps. Packed sequences, and layers whose weights are frozen, stay kernels.
 
 Scaled dot products whose mask has a gradient, such as T5's bias by relative position, are the products, the
 softmax and the dropout of PyTorch's own reference: the kernel would draw its dropout again for every row.

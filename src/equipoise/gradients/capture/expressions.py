@@ -1,4 +1,4 @@
-"""Tensors made of parameters alone: a transposed weight, a chunk, a cast, a position table's rows.
+"""Tensors made only of parameters: a transposed weight, a chunk, a cast, a position table's rows.
 
 An operation with a rule gives factors for the tensor that it was given. If that tensor is an expression of
 parameters, the factors are pulled back through it: exactly in form where the expression moves entries only (a

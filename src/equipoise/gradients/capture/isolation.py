@@ -5,8 +5,8 @@ counter, an observer) holds a function of the records that no noise covers, and 
 Private computations therefore run on copies of all buffers, and the model's own never move.
 
 *Parameters.* What a forward writes into a parameter, frozen or not (a look-up that renormalises its table, a
-running mean as a parameter), is a function of the records too, and part of the model that is published. A
-parameter moves by the optimiser alone: a model that moves one itself is refused, by name.
+running mean as a parameter), is a function of the records too, and part of the model that is published. Only
+the optimiser moves a parameter: a model that moves one itself is refused, by name.
 
 *Attributes* are the subject of `attributes`.
 

@@ -239,7 +239,9 @@ class _ConstantNumbers(_Operations):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        value_of = _QUANTILES.get(func.overloadpacket) if _is_random(func) else None
+        if not _is_random(func):
+            return func(*args, **kwargs)
+        value_of = _QUANTILES.get(func.overloadpacket)
         # A generator of the model's own stays: it is refused for what it is.
         is_own = not self._generators and _generator_of(func, args, kwargs) is not None
         if value_of is None or is_own or self._calls == MOST_HELD:
@@ -406,7 +408,7 @@ RandomUse = Literal["none", "own", "shared"]
 
 
 #: Seeds, and what some records' random numbers become: others, or a quantile, to meet rare branches. The low
-#: and the high one beside the same usual numbers: one of them is on the other side of any branch.
+#: and the high one with the same usual numbers: one of them is on the other side of any branch.
 _OTHERS = ((0, (None, RARE, 1 - RARE)), (1, (None,)))
 
 
@@ -418,7 +420,7 @@ def use_of_random_numbers(
 ) -> RandomUse:
     """Whether the random numbers that `run` takes belong to single records.
 
-    If so, it does not matter which others stand beside a record. A number for the whole batch (one for a
+    If so, it does not matter which others stand next to a record. A number for the whole batch (one for a
     layer, the time of a diffusion) is shared. So is what Python or NumPy give, and what is not understood.
 
     Args:
@@ -462,7 +464,7 @@ def use_of_random_numbers(
             usual, gradient = attempt(seed, _RandomCalls(), weights)
             for level in levels:
                 changed, other = attempt(seed, _OtherNumbers(chosen, axes, minor, level), weights)
-                # Rounding may follow what stands beside a record; another number moves far more.
+                # Rounding may follow what stands next to a record; another number moves far more.
                 if not torch.allclose(usual[~chosen], changed[~chosen], rtol=1e-3, atol=1e-5, equal_nan=True):
                     return False
                 if not _length(map(torch.sub, gradient, other)) <= 1e-3 * _length(gradient):

@@ -172,7 +172,7 @@ class Watch(TorchFunctionMode):
     def track(
         self, func: Callable, args: tuple, kwargs: dict[str, Any], out: Any, tensors: list[Tensor]
     ) -> None:
-        """Track the outputs of an operation on tracked tensors alone."""
+        """Track the outputs of an operation on nothing but tracked tensors."""
         tracked = self.tracked
         parents = {id(t): tracked[id(t)] for t in tensors if id(t) in tracked}
         for expression in derive(func, args, kwargs, out, list(parents.values())):
@@ -343,7 +343,7 @@ class Capture(Watch):
             )
         if edges and losses.requires_grad:
             self.collecting = True
-            # For the hooks alone. Where the loss does not depend on an output none runs.
+            # Only for the hooks. Where the loss does not depend on an output none runs.
             torch.autograd.grad(losses, edges, torch.ones_like(losses), allow_unused=True)
         factors: dict[str, list[Factor]] = {}
         # Hooks ran from the loss backwards; in the order of use, differences pair the uses of two points.

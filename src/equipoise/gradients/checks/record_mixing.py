@@ -110,14 +110,14 @@ def follows_company(run: Callable[[Any], Tensor], batch: Any) -> RecordChange | 
         run: per-record losses [B] of a batch; the same for the same batch.
         batch: two records at least.
     """
-    beside, count = TracedLosses.of(run, batch), num_records(batch)
+    together, count = TracedLosses.of(run, batch), num_records(batch)
     for record in range(count):
         copies = take_records(batch, torch.full((count,), record))
         try:
             own = TracedLosses.of(run, copies)
         except Exception:
             continue
-        if own[record : record + 1].moved(beside[record : record + 1], record=-1):
+        if own[record : record + 1].moved(together[record : record + 1], record=-1):
             return RecordChange(record, copies)
     return None
 

@@ -1,8 +1,7 @@
 """Replace BatchNorm by GroupNorm on a copy of the model.
 
 BatchNorm normalises with statistics of the batch, so that a record's loss depends on the other records and it
-has no gradient of its own. GroupNorm (Wu and He 2018, arXiv:1803.08494) takes its statistics from the record
-alone.
+has no gradient of its own. GroupNorm (Wu and He 2018, arXiv:1803.08494) takes them from the record itself.
 """
 
 from __future__ import annotations

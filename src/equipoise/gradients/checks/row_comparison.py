@@ -34,7 +34,7 @@ def rows_differ(
         low_precision: whether the model computes in a shorter type than its parameters.
         sizes: what the rounding of each row is relative to, [B]: the sizes of the terms that it adds, and of
             the record's whole gradient. Where terms cancel, here or before (the key bias of an attention
-            layer has a gradient of zero), both sides hold rounding alone.
+            layer has a gradient of zero), both sides hold nothing but rounding.
     """
     tolerance = LOW_PRECISION if low_precision else TOLERANCE.get(expected.dtype, LOW_PRECISION)
     difference = (rows.double() - expected.double()).reshape(rows.shape[0], -1).norm(dim=1)

@@ -65,7 +65,7 @@ def choose(factors: Iterable[Factor], measured: bool = True, repeats: int = 3) -
 
     Args:
         factors: of one batch; of factors with one signature the first is measured.
-        measured: time the ways of all but small factors; otherwise go by count alone.
+        measured: time the ways of all but small factors; otherwise go only by count.
         repeats: timed runs of each way, after one to warm up.
 
     Returns:

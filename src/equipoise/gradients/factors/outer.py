@@ -151,7 +151,7 @@ class OuterFactor(BilinearFactor):
 def outer_norms(a: Tensor, b: Tensor) -> Tensor:
     """Squared norms of ``b_i (outer) a_i`` for one position, ``(|a_i| |b_i|)^2``.
 
-    A tiny input beside a huge gradient must not lose its norm to underflow: where squares of numbers may not
+    A tiny input times a huge gradient must not lose its norm to underflow: where squares of numbers may not
     be float32, they are taken in float64.
     """
     both = torch.stack([squared_rows(t) for t in (a, b)])

@@ -232,7 +232,7 @@ def _gram_all_pairs(left: IndexFactor, right: IndexFactor, b: Tensor, d: Tensor)
 
 
 def _gram_index_dense(table: IndexFactor, dense: DenseFactor, dtype: torch.dtype) -> Tensor | None:
-    """The dense rows at the looked-up places alone."""
+    """The dense rows, only at the looked-up places."""
     if dense.dtype != dtype or not dense.g.is_contiguous() or table.positions >= table.num_rows:
         return None
     b = table.wide_b().to(dtype)
