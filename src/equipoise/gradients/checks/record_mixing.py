@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -135,25 +135,27 @@ def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> bool:
     """
     layers = [module for module in model.modules() if module._parameters]
     records = num_records(batch)
-    values: list[Tensor] = []
+    # A list that a hook fills would be put back after the forward.
+    values: SimpleQueue[Tensor] = SimpleQueue()
     theirs: list[Tensor | None] = []
     level = 0.0
 
     def watch(module: nn.Module, _: Any, out: Any) -> Any:
         if not isinstance(out, Tensor) or not out.is_floating_point():
             return None
-        values.append(out.detach().clone())
-        part = theirs[len(values) - 1] if len(values) <= len(theirs) else None
+        number = values.qsize()
+        values.put(out.detach().clone())
+        part = theirs[number] if number < len(theirs) else None
         return None if part is None or part.shape != out.shape else out.masked_fill(part, level)
 
     handles = [layer.register_forward_hook(watch) for layer in layers]
     try:
         before = TracedLosses.of(run, batch)
-        first, values = values, []
+        first = _taken(values)
         run(exchanged(batch, 0).batch)
-        theirs = [_part_of_first(*pair, records) for pair in zip(first, values, strict=False)]
+        theirs = [_part_of_first(*pair, records) for pair in zip(first, _taken(values), strict=False)]
         for spoilt in (math.nan, 1e30):
-            level, values = spoilt, []
+            level, values = spoilt, SimpleQueue()
             if before.moved(TracedLosses.of(run, batch)):
                 return True
     except Exception:
@@ -162,6 +164,11 @@ def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> bool:
         for handle in handles:
             handle.remove()
     return False
+
+
+def _taken(queue: SimpleQueue[Any]) -> list[Any]:
+    """What has been put into it, which is empty then."""
+    return [queue.get() for _ in range(queue.qsize())]
 
 
 def _part_of_first(before: Tensor, after: Tensor, records: int) -> Tensor | None:
@@ -244,13 +251,10 @@ def find_mixing_module(
     """
     change = change or RecordChange(0, perturb_record(batch, 0))
     names: Mapping[nn.Module, str] = {module: name for name, module in model.named_modules()}
-    seen: dict[tuple[nn.Module, bool, int], list[Tensor]] = {}
-    calls: Counter[tuple[nn.Module, bool]] = Counter()
+    seen: SimpleQueue[tuple[nn.Module, bool, list[Tensor]]] = SimpleQueue()  # as in `infects`
 
     def keep(module: nn.Module, is_input: bool, values: Any) -> None:
-        number = calls[module, is_input]
-        calls[module, is_input] += 1
-        seen[module, is_input, number] = [t.detach().clone() for t in tensors_in(values)]
+        seen.put((module, is_input, [t.detach().clone() for t in tensors_in(values)]))
 
     handles = [
         handle
@@ -262,7 +266,7 @@ def find_mixing_module(
     ]
     try:
         run(batch)
-        before, seen, calls = seen, {}, Counter()
+        before = _taken(seen)
         run(change.batch)
     finally:
         for handle in handles:
@@ -270,8 +274,12 @@ def find_mixing_module(
     records = run(batch).shape[0]
     mixed: list[tuple[nn.Module, bool]] = []
     starts: list[int] = []  # how many there were when the modules began that have not ended
-    for (module, is_input, number), tensors in before.items():
-        others = seen.get((module, is_input, number), [])
+    after: dict[tuple[nn.Module, bool], list[list[Tensor]]] = {}
+    for module, is_input, tensors in reversed(_taken(seen)):
+        after.setdefault((module, is_input), []).append(tensors)
+    for module, is_input, tensors in before:
+        calls = after.get((module, is_input))
+        others = calls.pop() if calls else []
         is_mixed = any(_mixed(a, b, records, change.record) for a, b in zip(tensors, others, strict=False))
         if not is_input:
             start = starts.pop()
