@@ -944,6 +944,24 @@ MUTATIONS = (
         ("tests/gradients/test_coverage.py::test_tiny_losses_are_held_against_their_own_size",),
     ),
     Mutation(
+        "half precision excuses what moves in the same shapes",
+        "gradients/checks/record_mixing.py",
+        (("low_precision and is_reshaped)", "low_precision)"),),
+        ("tests/gradients/test_coverage.py::test_half_precision_rounds_anew_in_other_shapes",),
+    ),
+    Mutation(
+        "a plan for made-up records is not tried on the example",
+        "gradients/engine.py",
+        (("if plan == before[0].get(signature(example)):", "if True:"),),
+        ("tests/gradients/test_zoo.py::test_zoo[experts with sorted tokens]",),
+    ),
+    Mutation(
+        "a start moves the user's random numbers",
+        "training/setup/training_setup.py",
+        (("with processes.together(), random_numbers_from(0, place):", "with processes.together():"),),
+        ("tests/training/test_loop.py::test_a_start_leaves_the_global_random_numbers_where_they_were[dict]",),
+    ),
+    Mutation(
         "a bound is put on values of another draw",
         "privacy/bounds/bounded.py",
         (("        if tensor.draw != draw:", "        if False:"),),
