@@ -79,6 +79,27 @@ class FromScratch(eq.Method):
 class Stranger:
     pass
 """
+RULE = """
+from dataclasses import dataclass
+
+import equipoise as eq
+
+
+@dataclass(frozen=True)
+class OfAnotherModule(eq.methods.ClipRule):
+    kind = "of_another_module"
+
+    def _weights(self, norms, threshold):
+        return threshold / (threshold + norms)
+
+
+class Plain(eq.DPSGD):
+    name = "plain"
+
+
+class Empty(eq.DPSGD):
+    pass
+"""
 TRAIN = "train --data digits --epochs 4 --noise-multiplier 2 --seed 3 --option factor=0.25 --json --method"
 
 
@@ -88,11 +109,13 @@ def package(tmp_path, monkeypatch):
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "half_steps.py").write_text(MODULE)
+    (folder / "own_rules.py").write_text(RULE)
     monkeypatch.syspath_prepend(folder)
     registered.cache_clear()
     yield folder
     registered.cache_clear()
-    sys.modules.pop("half_steps", None)
+    for name in ("half_steps", "own_rules"):
+        sys.modules.pop(name, None)
 
 
 def install(folder):
@@ -134,6 +157,14 @@ def test_a_method_from_scratch_needs_no_card(package, equipoise, tmp_path):
     assert found.code == 0, found.err
     assert json.loads((run / "statement.json").read_text())["guarantee"] == "proven"
     assert equipoise("verify", run, "--json").code == 0
+
+
+def test_a_rule_is_found_in_the_module_of_a_method_with_a_name(package, equipoise, tmp_path):
+    words = "train --data digits --epochs 1 --batch-size 700 --json --clip-rule of-another-module --method"
+    found = equipoise(f"{words} own_rules:Plain --run-dir", tmp_path / "run")
+    assert found.code == 0, found.err
+    described = json.loads((tmp_path / "run" / "config.json").read_text())["method"]
+    assert (described["name"], described["clip_rule"]) == ("plain", {"kind": "of_another_module"})
 
 
 def test_an_installed_method_is_listed(package, equipoise):
@@ -198,6 +229,7 @@ def test_a_path_names_the_class_whatever_the_recipe(package):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
+        ("own_rules:Empty", "Give the class a name of its own"),
         ("half_steps:Nameless", "Give the class a name of its own"),
         ("half_steps:Stranger", "is no subclass of equipoise.Method"),
         ("half_steps:Nobody", "cannot be imported"),

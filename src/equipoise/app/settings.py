@@ -248,8 +248,8 @@ class RunSettings:
         if self.clip_rule is not None and ":" in self.clip_rule:
             raise SettingsError(
                 f"--clip-rule is {self.clip_rule!r}, but it takes the kind of a rule, such as psac. A rule "
-                "of your own needs a method in the same module, be it an empty subclass of eq.DPSGD: give "
-                "--method module:Class, and the rule by its kind."
+                "of your own needs a method in the same module, such as a subclass of eq.DPSGD with a name "
+                "of its own: give --method module:Class, and the rule by its kind."
             )
         if ":" in self.data and self.population is None:
             raise SettingsError(
