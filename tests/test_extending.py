@@ -1,6 +1,6 @@
 """What docs/extending.md says of additions holds: each is made in a copy and touches exactly the files named.
 
-The laws of the kind then run on the addition. Slow: every case runs pytest in the copy.
+Then every test file that mentions the kind runs in the copy. Slow: every case runs pytest there.
 """
 
 from __future__ import annotations
@@ -10,12 +10,19 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from equipoise.methods.registry import METHODS
+
 ROOT = Path(__file__).parent.parent
-PARTS = ("src", "tests", "docs", "reproduction", "mkdocs.yml", "pyproject.toml", "conftest.py")
+PARTS = (
+    *("src", "tests", "docs", "reproduction", "benchmarks", "contrib", "examples"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"),
+    *("mkdocs.yml", "pyproject.toml", "conftest.py"),
+)
 
 
 def named_files(kind: str) -> list[str]:
@@ -27,6 +34,8 @@ def named_files(kind: str) -> list[str]:
 
 class Copy:
     """A copy of the sources that notes which files were touched."""
+
+    name = "half-step"  # NAME in the paths of the table
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.touched = folder, set[str]()
@@ -51,28 +60,48 @@ class Copy:
         place.write_text(text, encoding="utf-8")
         self.touched.add(path)
 
-    def check(self, kind: str, *arguments: str) -> None:
-        """Exactly the named files were touched, and the tests pass on the copy."""
-        named = named_files(kind)
-        fits = {
-            path: [n for n in named if path == n or (n.endswith("/") and path.startswith(n))]
-            for path in self.touched
-        }
-        pages = {path for path in self.touched if re.match("docs/methods/(?!index)", path)}
-        assert all(fits[path] for path in self.touched - pages), fits
-        used = {name for found in fits.values() for name in found}
-        assert {name for name in named if name != "docs/methods/NAME.md"} == used
-        assert bool(pages) == ("docs/methods/NAME.md" in named)
+    def run(self, *command: str) -> None:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, (self.folder / "src", self.folder))),
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *arguments]
         done = subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False
+            [sys.executable, "-m", *command],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
-        assert done.returncode == 0, done.stdout[-3000:]
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+    def check(self, kind: str, *folders: str, mention: str, without: Iterable[str] = ()) -> None:
+        """Exactly the named files were touched, and the tests pass on the copy.
+
+        Args:
+            kind: the row of the table.
+            folders: further tests that run.
+            mention: a pattern; every test file that holds it runs.
+            without: parts of names of tests that need not run, since they are about other additions.
+        """
+        named = {name.replace("NAME", self.name) for name in named_files(kind)}
+        fits = {
+            path: [n for n in named if path == n or (n.endswith("/") and path.startswith(n))]
+            for path in self.touched
+        }
+        assert all(fits.values()), fits
+        assert named == {name for found in fits.values() for name in found}
+        tests = [
+            str(path.relative_to(self.folder))
+            for path in sorted((self.folder / "tests").rglob("test_*.py"))
+            if re.search(mention, path.read_text(encoding="utf-8")) and path.name != "test_extending.py"
+        ]
+        assert tests
+        others = " or ".join(without)
+        chosen = ["-k", f"{self.name} or not ({others})"] if others else []
+        options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", *chosen]
+        self.run("pytest", *options, "tests/test_contents.py", *tests, *folders)
 
 
 pytestmark = pytest.mark.slow
@@ -115,8 +144,7 @@ def test_it():
     assert DPSGD.from_config({"name": "dp-sgd", "clip_rule": "smooth"}).clip_rule == Smooth()
 """
     )
-    tests = ("tests/methods/test_clip_rules.py", "tests/test_added.py", "tests/methods/test_options.py")
-    copy.check("clip rule", *tests, "-k", "names or it or Laws or mooth")
+    copy.check("clip rule", "tests/test_added.py", "tests/methods/test_options.py", mention="ClipRule")
 
 
 def test_a_method(copy: Copy) -> None:
@@ -178,8 +206,19 @@ class HalfStep(DPSGD):
     line = "from equipoise.methods.dp_sgd import DPSGD as DPSGD\n"
     added = "from equipoise.methods.half_step import HalfStep as HalfStep\n"
     copy.edit("src/equipoise/methods/__init__.pyi", (line, line + added))
-    laws = ("tests/methods/test_laws.py", "tests/docs/test_pages.py", "tests/audit/test_mechanism_audits.py")
-    copy.check("method", *laws, "tests/methods/test_options.py", "-k", "half or every_method")
+    line = '        "clip-sgd": Picture(\n'
+    drawn = '        "half-step": Picture({"half-step": find("half-step")(clip_norm=4.0), **dp_sgd}),\n'
+    copy.edit(
+        "reproduction/pictures.py",
+        (line, drawn + line),
+        (
+            "from equipoise.privacy import Budget, Poisson\n",
+            "from equipoise.methods.registry import find\nfrom equipoise.privacy import Budget, Poisson\n",
+        ),
+    )
+    copy.run("reproduction", "pictures", "half-step")
+    copy.touched.add("docs/figures/half-step.png")
+    copy.check("method", mention=r"\bMETHODS\b|\bregistered\b|from table import", without=METHODS)
 
 
 def test_a_mechanism(copy: Copy) -> None:
@@ -202,7 +241,7 @@ def test_a_mechanism(copy: Copy) -> None:
     schema = "src/equipoise/statements/statement.schema.json"
     kind = '"const": "gaussian"'
     copy.edit(schema, (kind, '"enum": ["gaussian", "plain_gaussian"]'))
-    copy.check("mechanism", "tests/privacy/test_mechanisms.py", "-k", "plain or every_mechanism_of")
+    copy.check("mechanism", "tests/statements", mention=r"\bMECHANISMS\b")
 
 
 def test_a_rule_for_an_operation(copy: Copy) -> None:
@@ -250,7 +289,7 @@ def test_it():
     compare(Shift(), loss, torch.randn(5, 4, dtype=torch.float64), how="rule")
 """
     )
-    copy.check("rule for an operation", "tests/gradients/test_added.py")
+    copy.check("rule for an operation", "tests/gradients/test_added.py", mention='how="rule"')
 
 
 def test_a_data_set(copy: Copy) -> None:
@@ -287,8 +326,12 @@ def load_points(folder: PathLike) -> tuple[Records, Records]:
         ),
     )
     copy.edit("src/equipoise/app/option_checks.py", ('    "digits", ', '    "points", "digits", '))
-    line = "DEFAULT_MODEL: dict[str, str] = {\n"
-    copy.edit("src/equipoise/app/default_settings.py", (line, line + '    "points": "linear",\n'))
+    line, pairs = "DEFAULT_MODEL: dict[str, str] = {\n", "str], DefaultSettings] = {\n"
+    copy.edit(
+        "src/equipoise/app/default_settings.py",
+        (line, line + '    "points": "linear",\n'),
+        (pairs, pairs + '    ("points", "linear"): DefaultSettings(batch_size=20, epochs=5),\n'),
+    )
     published = "PUBLISHED = {\n"
     copy.edit("tests/data/test_named.py", (published, published + '    "points": (100, 20, (3,)),\n'))
     copy.edit("docs/how-to/own-data.md", ("`digits` comes", "`points` is made up, `digits` comes"))
@@ -300,5 +343,5 @@ def test_it():
     assert len(data.load("points").train) == 100
 """
     )
-    tests = ("tests/test_added.py", "tests/cli/test_cli_runs.py", "tests/data/test_named.py")
-    copy.check("data set", *tests, "-k", "it or known_before or missing_folder or points or numbers")
+    mention = r"\b(NAMED|DATA_NAMES|DEFAULT_MODEL|DEFAULT_SETTINGS)\b"
+    copy.check("data set", "tests/app", "tests/test_added.py", mention=mention)

@@ -54,7 +54,7 @@ def test_what_the_user_says_beats_the_default_settings() -> None:
 
 def test_every_default_model_has_default_settings() -> None:
     for pair in DEFAULT_MODEL.items():
-        assert pair in DEFAULT_SETTINGS
+        assert pair in DEFAULT_SETTINGS, f"DEFAULT_SETTINGS of app/default_settings.py has no line {pair}"
     assert default_settings("digits", "no-such-model") is FALLBACK
 
 

@@ -234,5 +234,6 @@ def test_messages_name_options(equipoise):
 
 
 def test_what_is_known_before_loading_is_the_librarys():
-    assert tuple(NAMED) == names.DATA_NAMES
-    assert tuple(MODELS) == names.MODEL_NAMES
+    same = "app/option_checks.py has the names of {} in their order, since the table is slow to load"
+    assert tuple(NAMED) == names.DATA_NAMES, same.format("data.NAMED")
+    assert tuple(MODELS) == names.MODEL_NAMES, same.format("app.models.MODELS")

@@ -89,8 +89,12 @@ def test_the_list_of_methods_names_every_method():
 @pytest.mark.parametrize("name", METHODS)
 def test_the_page_of_a_method_has_its_parts(name):
     text = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
-    for part in ("## Guarantee", "## When to use it", "```sh", "](../figures/"):
+    for part in ("## Guarantee", "## When to use it", "```sh"):
         assert part in text, f"docs/methods/{name}.md: {part} is missing"
+    assert "](../figures/" in text, (
+        f"docs/methods/{name}.md shows no figure: add a Picture to reproduction/pictures.py, draw it with "
+        f"`python -m reproduction pictures {name}`, and link ../figures/{name}.png"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
