@@ -20,7 +20,7 @@ from equipoise.methods.registry import METHODS
 ROOT = Path(__file__).parent.parent
 PARTS = (
     *("src", "tests", "docs", "reproduction", "benchmarks", "contrib", "examples"),
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile"),
     *("mkdocs.yml", "pyproject.toml", "conftest.py"),
 )
 
@@ -35,7 +35,7 @@ def named_files(kind: str) -> list[str]:
 class Copy:
     """A copy of the sources that notes which files were touched."""
 
-    name = "half-step"  # NAME in the paths of the table
+    name = "halved-sgd"  # NAME in the paths of the table
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.touched = folder, set[str]()
@@ -149,7 +149,7 @@ def test_it():
 
 def test_a_method(copy: Copy) -> None:
     copy.write(
-        "src/equipoise/methods/half_step.py",
+        "src/equipoise/methods/halved_sgd.py",
         '''"""DP-SGD whose estimate is halved."""
 
 from __future__ import annotations
@@ -165,10 +165,10 @@ from equipoise.methods.dp_sgd import DPSGD
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalfStep(DPSGD):
+class HalvedSGD(DPSGD):
     """DP-SGD whose estimate is halved."""
 
-    name: ClassVar[str] = "half-step"
+    name: ClassVar[str] = "halved-sgd"
     card: ClassVar[Card] = Card(
         summary="DP-SGD whose estimate is halved.",
         claim="Private, as DP-SGD.",
@@ -187,27 +187,27 @@ class HalfStep(DPSGD):
     line = '    "dp-sgd": MethodEntry("equipoise.methods.dp_sgd:DPSGD"),\n'
     copy.edit(
         "src/equipoise/methods/registry.py",
-        (line, line + '    "half-step": MethodEntry("equipoise.methods.half_step:HalfStep"),\n'),
+        (line, line + '    "halved-sgd": MethodEntry("equipoise.methods.halved_sgd:HalvedSGD"),\n'),
     )
     line = '    "dp-sgd": lambda: eq.DPSGD(clip_norm=0.5),\n'
-    made = '    "half-step": lambda: find("half-step")(clip_norm=0.5),\n'
+    made = '    "halved-sgd": lambda: find("halved-sgd")(clip_norm=0.5),\n'
     copy.edit(
         "tests/methods/table.py",
         (line, line + made),
         ("import equipoise as eq\n", "import equipoise as eq\nfrom equipoise.methods.registry import find\n"),
     )
-    page = (ROOT / "docs" / "methods" / "rsdp.md").read_text(encoding="utf-8").replace("rsdp", "half-step")
-    copy.write("docs/methods/half-step.md", page.replace("RandomSparsification", "HalfStep"))
+    page = (ROOT / "docs" / "methods" / "rsdp.md").read_text(encoding="utf-8").replace("rsdp", "halved-sgd")
+    copy.write("docs/methods/halved-sgd.md", page.replace("RandomSparsification", "HalvedSGD"))
     line = "      - rsdp: methods/rsdp.md\n"
-    copy.edit("mkdocs.yml", (line, line + "      - half-step: methods/half-step.md\n"))
+    copy.edit("mkdocs.yml", (line, line + "      - halved-sgd: methods/halved-sgd.md\n"))
     line = "| [rsdp](rsdp.md) | DP-SGD on a fresh random part of the coordinates at every step |\n"
-    added = "| [half-step](half-step.md) | DP-SGD whose estimate is halved |\n"
+    added = "| [halved-sgd](halved-sgd.md) | DP-SGD whose estimate is halved |\n"
     copy.edit("docs/methods/index.md", (line, line + added))
     line = "from equipoise.methods.dp_sgd import DPSGD as DPSGD\n"
-    added = "from equipoise.methods.half_step import HalfStep as HalfStep\n"
+    added = "from equipoise.methods.halved_sgd import HalvedSGD as HalvedSGD\n"
     copy.edit("src/equipoise/methods/__init__.pyi", (line, line + added))
     line = '        "clip-sgd": Picture(\n'
-    drawn = '        "half-step": Picture({"half-step": find("half-step")(clip_norm=4.0), **dp_sgd}),\n'
+    drawn = '        "halved-sgd": Picture({"halved-sgd": find("halved-sgd")(clip_norm=4.0), **dp_sgd}),\n'
     copy.edit(
         "reproduction/pictures.py",
         (line, drawn + line),
@@ -216,8 +216,8 @@ class HalfStep(DPSGD):
             "from equipoise.methods.registry import find\nfrom equipoise.privacy import Budget, Poisson\n",
         ),
     )
-    copy.run("reproduction", "pictures", "half-step")
-    copy.touched.add("docs/figures/half-step.png")
+    copy.run("reproduction", "pictures", "halved-sgd")
+    copy.touched.add("docs/figures/halved-sgd.png")
     copy.check("method", mention=r"\bMETHODS\b|\bregistered\b|from table import", without=METHODS)
 
 

@@ -52,7 +52,7 @@ def test_what_cannot_be_drawn_is_refused(given, words):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"relation": "add_or_remove_one"}, "--relation is add-or-remove-one.* replace-one alone"),
+        ({"relation": "add_or_remove_one"}, "--relation is add-or-remove-one.*only under replace-one"),
         ({"canaries": 10}, "--canaries is 10"),
     ],
 )
