@@ -11,6 +11,7 @@ import pytest
 
 from equipoise.app.option_checks import check_federated
 from equipoise.federated.registry import find_federated
+from equipoise.methods.base import OWN_METHOD
 from equipoise.methods.registry import find, registered
 from equipoise.training.folder.config_file import rebuild_method
 
@@ -147,6 +148,10 @@ def test_it_trains_resumes_and_verifies(package, equipoise, tmp_path, monkeypatc
     told = [finding for finding in checked.value["findings"] if finding["subject"] == "method"]
     # a verifier imports nothing that a file names; what is installed here is known
     assert [finding["ok"] for finding in told] == ([None] if ":" in word else [])
+    named = json.loads((run / "statement.json").read_text())["assumptions"]
+    assert OWN_METHOD.format(path="half_steps:HalfStep") in named
+    further = [f["detail"] for f in checked.value["findings"] if f["subject"] == "further assumptions"]
+    assert len(further) == (":" in word)  # what is installed here is asked itself
 
 
 def test_a_method_from_scratch_needs_no_card(package, equipoise, tmp_path):

@@ -51,6 +51,11 @@ __all__ = [
     "State",
 ]
 
+OWN_METHOD = (
+    "the method is the user's own, {path}, and its code was not checked: it hands out nothing but what the "
+    "ledger released, and builds its sums from each record separately"
+)
+
 Parameters = Mapping[str, Tensor]
 """Named tensors: model parameters or an estimate of the gradient."""
 
@@ -309,10 +314,15 @@ class Method(ABC):
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """What this method takes as public in addition to sampling and settings, for the statement.
 
+        A method from outside the library names itself here; what overrides this adds to it.
+
         Args:
             plan: of the run; None where only the configuration is known.
         """
-        return ()
+        kind = type(self)
+        if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            return ()
+        return (OWN_METHOD.format(path=f"{kind.__module__}:{kind.__qualname__}"),)
 
     @classmethod
     def described_bound(cls, described: Mapping[str, Any]) -> float | None:

@@ -82,7 +82,7 @@ class PublicOnly(Method):
         return (self.public,)
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        return self.public.assumptions()
+        return (*super().assumptions(plan), *self.public.assumptions())
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,8 @@ class PublicWarmStart(MethodWrapper):
         return (self.public, *self.inner.public_batches())
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        return tuple(dict.fromkeys((*self.public.assumptions(), *self.inner.assumptions(plan))))
+        found = (*super().assumptions(plan), *self.public.assumptions(), *self.inner.assumptions(plan))
+        return tuple(dict.fromkeys(found))
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], public: PublicRecords | None = None) -> Self:

@@ -61,7 +61,7 @@ class MethodWrapper(Method):
         return self.inner.claimed_epsilon(plan, delta)
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        return self.inner.assumptions(plan)
+        return (*super().assumptions(plan), *self.inner.assumptions(plan))
 
     def public_batches(self) -> Sequence[PublicRecords]:
         return self.inner.public_batches()

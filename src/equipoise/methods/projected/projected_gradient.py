@@ -180,7 +180,8 @@ class ProjectedGradient(Method, ABC):
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         public = self.source.public
-        return () if public is None else public.assumptions()
+        own = super().assumptions(plan)
+        return own if public is None else (*own, *public.assumptions())
 
     def public_batches(self) -> Sequence[PublicRecords]:
         public = self.source.public
