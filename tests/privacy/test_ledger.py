@@ -422,7 +422,7 @@ def test_unproven_steps_cost_the_guarantee():
     statement = statement_of(ledger, recipe="as_published", epsilon_claimed=2.0)
     assert (statement.guarantee, statement.epsilon) == ("none", None)
     assert "raw threshold" in statement.markdown()
-    assert "no privacy guarantee" in statement.markdown()
+    assert statement.markdown().startswith("## Guarantee: none\n\nThis run (recipe as published) carries no")
     assert "claims epsilon = 2" in statement.markdown()
 
 
@@ -547,7 +547,9 @@ def test_statement():
     step(ledger)
     statement = statement_of(ledger, assumptions=["100 public records, disjoint from the data"])
     text = statement.markdown()
-    assert text.startswith("## Privacy\n\nNOT PRIVATE")
+    assert text.startswith("## Guarantee: NOT PRIVATE\n\nNoise and sampling follow from a public seed")
+    assert "another upper bound, usually a looser one: " in text
+    assert "recipe" not in text
     assert "population 1000" in text
     assert "1 of 100 times" in text
     assert "delta=0.01 is not below 1/population" in text
@@ -555,6 +557,8 @@ def test_statement():
     assert type(statement).from_json(statement.to_json()) == statement
     private = Ledger(plan, Budget(50.0, 1e-5))
     assert "NOT PRIVATE" not in statement_of(private).markdown()
+    assert statement_of(private).markdown().startswith("## Guarantee: proven\n")
+    assert str(statement_of(private)).startswith("Guarantee: proven\n")
     assert statement_of(private).warnings == []
     with pytest.raises(TypeError):
         statement_of(private, recipee="library")

@@ -144,8 +144,9 @@ class Statement:
 
     def sections(self) -> list[tuple[str, list[str]]]:
         """The statement in plain English: headings, each with its sentences or the rows of its list."""
+        word = self.guarantee.replace("_", " ") if self.private else "NOT PRIVATE"
         found = [
-            ("Privacy", self._promise()),
+            (f"Guarantee: {word}", self._promise()),
             ("Released", [_release_in_words(release) for release in self.releases]),
             ("Taken as public or assumed", self.assumptions),
             ("Not proved", [f"{hole['reason']} ({hole['count']} times)" for hole in self.holes]),
@@ -157,23 +158,27 @@ class Statement:
         parts = []
         if not self.private:
             parts.append(
-                "NOT PRIVATE: noise and sampling follow from a public seed, so that anyone can subtract the "
-                "noise. The figures below are those of the same run with a secret key."
+                "Noise and sampling follow from a public seed, so that anyone can subtract the noise. The "
+                "figures below are those of the same run with a secret key."
             )
+        recipe = " (recipe as published)" if self.recipe == "as_published" else ""
         change = "adding or removing" if self.relation == "add_or_remove_one" else "replacing"
         if self.epsilon is None:
-            parts.append(f"This run ({self.recipe} recipe) carries no privacy guarantee.")
+            parts.append(f"This run{recipe} carries no privacy guarantee.")
         else:
             by = {"pld": "privacy loss distributions", "rdp": "Renyi differential privacy"}.get(
                 self.accountant or "", "the closed form for Gaussians"
             )
             kind = "is" if self.guarantee == "proven" else "is, in the worst case,"
             parts.append(
-                f"This run ({self.recipe} recipe) {kind} ({rounded_up(self.epsilon)}, "
+                f"This run{recipe} {kind} ({rounded_up(self.epsilon)}, "
                 f"{self.delta:g})-differentially private with respect to {change} one {self.unit}, by {by}."
             )
             if self.cross_check is not None:
-                parts.append(f"Renyi accounting gives {self.cross_check:.4g} as a cross-check.")
+                parts.append(
+                    "As a cross-check, Renyi accounting gives another upper bound, usually a looser one: "
+                    f"{self.cross_check:.4g}."
+                )
             else:
                 parts.append("No second accountant covers this event as a cross-check.")
         if self.epsilon_claimed is not None:
