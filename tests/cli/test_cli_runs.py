@@ -93,12 +93,15 @@ def test_interrupted_run_goes_on(equipoise, tmp_path):
     assert "Traceback" not in err
     assert (folder / "report.html").exists()
     assert "the statement claims the whole plan" in err
+    assert equipoise("verify", folder, "--json").value["unfinished"] is True
+    assert f"unfinished: {found['steps']} of 80 steps" in equipoise("verify", folder).out
     shutil.copytree(folder, tmp_path / "ended")
     ended = equipoise("resume", tmp_path / "ended", "--stop-fixed-beforehand", "--json")
     assert (ended.code, ended.value["finished"], ended.value["steps"]) == (0, True, found["steps"])
     assert ended.value["epsilon"] < found["epsilon"]
     checked = equipoise("verify", tmp_path / "ended", "--json")
     assert (checked.code, checked.value["epsilon"]) == (0, ended.value["epsilon"])
+    assert checked.value["unfinished"] is False
     assert any(text.startswith("stop:") for text in checked.value["not_checked"])
     again = equipoise("resume", tmp_path / "ended", "--json")
     assert again.value["epsilon"] == ended.value["epsilon"]

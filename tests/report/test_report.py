@@ -112,6 +112,22 @@ def test_summary_in_a_narrow_terminal(run_folder):
     assert max(len(line) for line in text.splitlines()) <= 60
 
 
+def test_a_stopped_run_says_what_is_claimed_and_what_is_spent(run_folder):
+    rows = (run_folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run_folder / "metrics.jsonl").write_text("".join(rows[:20]))
+    run = read_run(run_folder)
+    console = Console(width=90, record=True, file=io.StringIO())
+    console.print(summary(run, "runs/digits-sample"))
+    text = console.export_text()
+    assert re.search("privacy claimed +ε = 2.994", text)
+    assert re.search("spent so far +ε = 1.497 by step 20", text)
+    assert re.search("steps +20 of 80 ", text)
+    assert "20 of 80 steps" in render_page(run)
+    ended = Run(run.name, {**run.statement, "stop_fixed_beforehand": True}, run.metrics, run.config)
+    console.print(summary(ended, "runs/digits-sample"))
+    assert re.search("privacy spent +ε = 2.994", console.export_text())
+
+
 def test_chart_leaves_out_what_is_not_finite():
     svg = line_chart(
         [Curve("a", [0, 1, 2, 3], [math.nan, 2.0, math.inf, 4.0])], title="t", x_label="x", y_label="y"

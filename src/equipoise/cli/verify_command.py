@@ -49,10 +49,13 @@ def verify(
 
     quiet()
     found = verify_run(folder, ledger_file=ledger, public_key=key)
+    steps = _steps_of_an_unfinished(folder)
     if json_output:
-        emit(_finite(found.to_json()))
+        emit({**_finite(found.to_json()), "unfinished": bool(steps)})
     else:
         _show(found)
+        if steps:
+            print(f"The run is unfinished: {steps} steps were taken.")
     if not found.consistent:
         raise typer.Exit(1)
 
@@ -88,6 +91,17 @@ def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
         )
     if not found.consistent:
         raise typer.Exit(1)
+
+
+def _steps_of_an_unfinished(folder: str) -> str:
+    """How many steps were taken, and of how many; empty for a finished run or one that cannot be read."""
+    from equipoise.report import RunFolderError, read_run
+
+    try:
+        run = read_run(folder)
+    except RunFolderError:  # a finding says so
+        return ""
+    return run.steps_in_words if run.is_unfinished else ""
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

@@ -107,9 +107,8 @@ def _subtitle(run: Run) -> str:
     method = run.details.get("method")
     if method:
         parts.append(str(method))
-    steps = run.last("step")
-    if steps:
-        parts.append(f"{steps:,.0f} steps")
+    if run.steps_in_words:
+        parts.append(f"{run.steps_in_words} steps")
     return " · ".join(parts)
 
 

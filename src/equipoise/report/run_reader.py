@@ -111,6 +111,25 @@ class Run:
         return str(self.statement.get("guarantee", "none"))
 
     @property
+    def steps_in_words(self) -> str:
+        """How many steps were taken, and of how many where some are left; empty where none was noted.
+
+        >>> Run("r", {}, [{"step": 230}], {"sampling": {"steps": 1500}}).steps_in_words
+        '230 of 1,500'
+        """
+        taken = self.last("step")
+        if not taken:
+            return ""
+        return f"{taken:,.0f} of {self.details['steps']:,}" if self.is_unfinished else f"{taken:,.0f}"
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether planned steps are left that nobody gave up by `finish(stop_fixed_beforehand=True)`."""
+        taken, planned = self.last("step"), _number_or_none(self.details.get("steps"))
+        left = taken is not None and planned is not None and taken < planned
+        return left and self.statement.get("stop_fixed_beforehand") is not True
+
+    @property
     def accuracy(self) -> float | None:
         """Test accuracy in [0, 1], or None if the run evaluated none."""
         return self.last("evaluation.accuracy")

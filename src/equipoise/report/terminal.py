@@ -64,7 +64,11 @@ def summary(run: Run, folder: str, seconds: float | None = None) -> RenderableTy
         spent = Text(f"ε = {rounded_up(run.epsilon)}", style="bold")
         if run.delta is not None:
             spent.append(f" at δ = {plain(run.delta)}", style="not bold")
-    grid.add_row("privacy spent", spent)
+    grid.add_row("privacy claimed" if run.is_unfinished else "privacy spent", spent)
+    if run.is_unfinished and run.epsilon is not None:
+        grid.add_row("", "by the whole plan, whatever decides when to stop")
+        for step, so_far in run.curve("epsilon")[-1:]:
+            grid.add_row("spent so far", f"ε = {rounded_up(so_far)} by step {step:,.0f}")
     if not_private:
         grid.add_row("guarantee", Text("NOT PRIVATE: the noise follows the public seed", style="bold red"))
     else:
@@ -74,9 +78,8 @@ def summary(run: Run, folder: str, seconds: float | None = None) -> RenderableTy
         if relation:
             text.append(f"; {relation}", style="default")
         grid.add_row("guarantee", text)
-    steps = run.last("step")
-    if steps:
-        grid.add_row("steps", f"{steps:,.0f}" + (f" in {seconds:,.1f} s" if seconds else ""))
+    if run.steps_in_words:
+        grid.add_row("steps", run.steps_in_words + (f" in {seconds:,.1f} s" if seconds else ""))
     grid.add_row("report", Text(f"{folder}/report.html", overflow="fold"))
     model, data = run.details.get("model"), run.details.get("data")
     title = f"{model} on {data}" if model and data else run.name
