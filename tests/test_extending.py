@@ -20,7 +20,7 @@ from equipoise.methods.registry import METHODS
 ROOT = Path(__file__).parent.parent
 PARTS = (
     *("src", "tests", "docs", "reproduction", "benchmarks", "contrib", "examples"),
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE", "Makefile"),
     *("mkdocs.yml", "pyproject.toml", "conftest.py"),
 )
 
@@ -196,6 +196,9 @@ class HalvedSGD(DPSGD):
         (line, line + made),
         ("import equipoise as eq\n", "import equipoise as eq\nfrom equipoise.methods.registry import find\n"),
     )
+    line = '    "dp-svrg": lambda: eq.methods.DPSVRG(clip_norm=0.5, anchor_batch_size=40),\n'
+    made = '    "halved-sgd": lambda: eq.methods.HalvedSGD(clip_norm=0.5),\n'
+    copy.edit("tests/federated/test_client.py", (line, line + made))
     page = (ROOT / "docs" / "methods" / "rsdp.md").read_text(encoding="utf-8").replace("rsdp", "halved-sgd")
     copy.write("docs/methods/halved-sgd.md", page.replace("RandomSparsification", "HalvedSGD"))
     line = "      - rsdp: methods/rsdp.md\n"

@@ -41,7 +41,8 @@ proven = pytest.mark.parametrize("make", PROVEN.values(), ids=PROVEN.keys())
 
 
 def test_every_method_has_a_line():
-    assert {make().name for make in EXAMPLES.values()} == set(METHODS)
+    named = {make().name for make in EXAMPLES.values()}
+    assert named == set(METHODS), "EXAMPLES of table.py has a line for every method"
 
 
 @every
