@@ -47,6 +47,15 @@ def test_typed_columns(tmp_path: Path, name: str) -> None:
     assert FORM.num_features == 4
 
 
+def test_a_missing_number_is_told_by_a_second_number(tmp_path: Path) -> None:
+    form = Table((Number("age", 0, 100, unknown=""), Label("y", ("a", "b"))), header=True)
+    records = read_table(write(tmp_path, "age,y\n75,a\n,b\n"), form)
+    assert records.fields["input"].tolist() == [[0.5, 0.0], [0.0, 1.0]]
+    plain = Table((Number("age", 0, 100), Label("y", ("a", "b"))))
+    with pytest.raises(DataFileError, match=r"line 2, column 'age': '' is not a finite.*unknown="):
+        read_table(write(tmp_path, "75,a\n,b\n"), plain)
+
+
 def test_encoding_of_a_row_does_not_depend_on_other_rows(tmp_path: Path) -> None:
     row = "40, baker, 1, 5, low\n"
     alone = read_table(write(tmp_path, row), FORM).fields["input"]

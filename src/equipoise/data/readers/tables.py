@@ -5,7 +5,7 @@ Every column is declared, from public knowledge of the form that was filled in, 
 * a number in a declared range [low, high] becomes 2 (x - low) / (high - low) - 1, in [-1, 1]; values beyond
 the range
   are moved to its end; on a logarithmic scale x is first replaced by log(1 + x - low), and the range
-  likewise;
+  likewise; where a sign for "unknown" is declared, a second number says whether it stood there;
 * a category becomes a one-hot vector over the declared values; a declared sign for "unknown" becomes zeros.
 
 Means, deviations, ranges or lists of categories learnt from the private rows would be unaccounted queries on
@@ -51,16 +51,23 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Number:
-    """A numeric column with its public range.
+    """A numeric column with its public range; ``unknown`` is the sign for a missing number, such as "".
+
+    With it the encoding has a second number: 0 where the cell holds a number, and for a missing one 1, after
+    the middle of the range.
 
     >>> Number("age", 0, 100).encode("75"), Number("gain", 0, 1e5, log=True).encode("0")
     ([0.5], [-1.0])
+    >>> age = Number("age", 0, 100, unknown="")
+    >>> age.encode("75"), age.encode("")
+    ([0.5, 0.0], [0.0, 1.0])
     """
 
     name: str
     low: float
     high: float
     log: bool = False
+    unknown: str | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -72,20 +79,26 @@ class Number:
     @property
     def width(self) -> int:
         """Numbers in the encoding."""
-        return 1
+        return 1 if self.unknown is None else 2
 
     def encode(self, cell: str) -> list[float]:
         """The encoding of one cell; DataFileError for what is no finite number."""
+        if cell == self.unknown:
+            return [0.0, 1.0]
         try:
             value = float(cell)
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise DataFileError(f"{cell!r} is not a finite number. Repair the row or drop it.")
+            raise DataFileError(
+                f"{cell!r} is not a finite number. Repair the row, drop it, or declare the sign for a "
+                "missing number: Number(..., unknown=...)."
+            )
         value, span = min(max(value, self.low), self.high) - self.low, self.high - self.low
         if self.log:
             value, span = math.log1p(value), math.log1p(span)
-        return [2.0 * value / span - 1.0]
+        encoded = 2.0 * value / span - 1.0
+        return [encoded] if self.unknown is None else [encoded, 0.0]
 
 
 @dataclass(frozen=True)
