@@ -67,3 +67,14 @@ def test_a_disk_that_is_full_later_is_told_by_the_option(equipoise, tmp_path, mo
     found = equipoise(COMMANDS["calibrate"], "--run-dir", tmp_path / "run")
     assert found.code == 2
     assert f"--run-dir '{tmp_path}/run': no space is left on the device" in " ".join(found.err.split())
+
+
+@pytest.mark.parametrize("command", ["resume", "predict", "audit --neighbours", "audit"])
+def test_a_run_that_was_begun_from_python(equipoise, tmp_path, command):
+    """Its folder names no data and no model; the message says what Python calls take it."""
+    (tmp_path / "config.json").write_text("{}")
+    found = equipoise(command, tmp_path)
+    assert found.code == 2
+    said = " ".join(found.err.split())
+    assert "serve runs of the command line. For one begun from Python call" in said
+    assert all(name in said for name in ("PrivateTraining.resume", "load_model", "audit_neighbours"))

@@ -46,8 +46,10 @@ def settings_of_run(folder: str) -> RunSettings:
     """
     name = FEDERATION_FILE if is_federation(folder) else SETTINGS_FILE
     otherwise = (
-        "`equipoise train` did not begin this run, or its checkpoint was deleted. One begun from Python goes "
-        "on with PrivateTraining.resume."
+        "`equipoise train` did not begin this run, or its checkpoint was deleted. The commands resume, "
+        "predict and audit serve runs of the command line. For one begun from Python call "
+        "PrivateTraining.resume to go on, equipoise.load_model to use the model, and audit_neighbours of "
+        "equipoise.audit.neighbours."
     )
     values = read_json(file_of_run(folder, name, otherwise))
     if name == FEDERATION_FILE and isinstance(values, dict):
