@@ -8,7 +8,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.methods import METHODS, find
-from equipoise.methods.base import Setting
+from equipoise.methods.base import Plan, Setting
 from equipoise.methods.configuration import families, field_types
 
 
@@ -63,6 +63,11 @@ def test_words_are_taken_however_they_are_spelt(word):
 def test_what_is_wrong_inside_an_option_is_told_by_its_whole_name(words, message):
     with pytest.raises(ValueError, match=message):
         eq.DPSGD.from_config({"name": "dp-sgd", **words})
+
+
+def test_a_plan_holds_a_privacy_plan():
+    with pytest.raises(TypeError, match="releases is a list: give a PrivacyPlan, such as setting"):
+        Plan([])
 
 
 def test_a_plan_is_pure():

@@ -28,16 +28,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkab
 import torch
 from torch import Tensor
 
+from equipoise import _validate
 from equipoise.methods.card import Card
 from equipoise.methods.configuration import as_json, field_types, read_settings
-from equipoise.privacy import calibrate
+from equipoise.privacy import PrivacyPlan, calibrate
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from equipoise.gradients import PerSampleGradients
     from equipoise.methods.public_records import PublicRecords
-    from equipoise.privacy import Bounded, Budget, PrivacyPlan, Sampling
+    from equipoise.privacy import Bounded, Budget, Sampling
 
 __all__ = [
     "Context",
@@ -249,6 +250,9 @@ class Plan:
 
     releases: PrivacyPlan
     constants: Any = None
+
+    def __post_init__(self) -> None:
+        _validate.instance(PrivacyPlan, "setting.calibrated(with_noise)", releases=self.releases)
 
 
 class Method(ABC):
