@@ -281,7 +281,7 @@ def test_people_see_rounds_and_a_summary(tmp_path, equipoise):
         ("--method nothing", "--method is 'nothing'"),
         ("--method fedpcdp", "--public-records"),
         ("--method dp-fedavg --option tau=1", "is not an option of"),
-        ("--method dp-fedavg --recipe as-published", "has library alone"),
+        ("--method dp-fedavg --recipe as-published", "has only library"),
         ("--driver carrier-pigeon", "--driver"),
         ("--partition by-lot", "--partition"),
         ("--clients 0", "--clients"),
