@@ -263,7 +263,8 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
     """Say what will be trained how; gives what is doubtful about it, which is said too."""
     settings, sampling, budget = experiment.settings, experiment.sampling, training.budget
     assert budget is not None
-    doubt = "" if training.method.guarantee == "proven" else " (not a guarantee)"
+    is_proven = training.method.guarantee == "proven" and not training.plan.unproven
+    doubt = "" if is_proven else " (not a guarantee)"
     asked = rounded_up(budget.epsilon) if settings.epsilon is None else plain(settings.epsilon)
     parameters = sum(p.numel() for p in experiment.model.parameters() if p.requires_grad)
     console.print(
