@@ -309,7 +309,7 @@ MUTATIONS = (
     Mutation(
         "the last micro-batch of a draw keeps its own shape",
         "training/record_rows.py",
-        (("filled(records, self.micro_batch_size, filler, places)", "records"),),
+        (("filled(records, size, self._public(records), places)", "records"),),
         ("tests/training/test_neighbours.py::test_one_record_more_does_not_round_the_others",),
     ),
     Mutation(

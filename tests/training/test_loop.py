@@ -39,6 +39,7 @@ from equipoise.privacy.private import unwrap
 from equipoise.statements.statement import STOPPED
 from equipoise.training.assumptions import Assumption
 from equipoise.training.folder.run_folder import RunFolder
+from equipoise.training.record_rows import PUBLIC_ROWS
 from equipoise.training.setup.training_settings import TrainingSettings
 
 
@@ -176,6 +177,34 @@ def test_a_start_leaves_the_global_random_numbers_where_they_were(kind):
     before = GlobalState()
     training(network(dropout=0.5), data=kind(records()))
     assert before.moved() == []
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda model: model[0].weight.data.mul_(0.999),
+        lambda model: model.load_state_dict(network(seed=5).state_dict()),
+        lambda model: model[2].bias.data.add_(1e-3),
+    ],
+    ids=["data", "load_state_dict", "a bias"],
+)
+@pytest.mark.parametrize("then", ["take_step", "finish", "save_checkpoint"])
+def test_nothing_else_moves_the_parameters(tmp_path, move, then):
+    """A loop that took steps of its own on private records had a statement that said "proven"."""
+    run = training(run_dir=tmp_path / "run")
+    run.take_step()
+    move(run.model)
+    with pytest.raises(RuntimeError, match=r"something else than it moved the parameters \['"):
+        getattr(run, then)()
+
+
+def test_an_evaluation_that_moves_the_parameters_ends_the_run():
+    def evaluate(model):
+        model[0].bias.data.add_(1.0)
+        return 0.0
+
+    with pytest.raises(RuntimeError, match=r"moved the parameters \['0.bias'\]"):
+        training().run(evaluate, progress=False, evaluate_every=1)
 
 
 def test_frozen_parameters_stay():
@@ -556,7 +585,7 @@ def masks(seed: int, reproducible: bool) -> list[torch.Tensor]:
     before = seen.qsize()
     list(run)
     found = [seen.get() for _ in range(seen.qsize())][before:]
-    return [mask for mask in found if len(mask) == RECORDS]
+    return [mask[:RECORDS] for mask in found if len(mask) == RECORDS + PUBLIC_ROWS]
 
 
 def test_masks_of_private_records_follow_the_secret_key():

@@ -7,6 +7,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -19,14 +20,15 @@ from torch.utils.data import default_collate
 
 import equipoise as eq
 from equipoise.gradients import CoverageError, CrossRecordError, GradientEngine
-from equipoise.privacy import Draw, Ledger
+from equipoise.methods import Abadi
+from equipoise.privacy import Draw, Ledger, clip
 from equipoise.privacy.private import unwrap
 from equipoise.training import context, load_model, save_model
 from equipoise.training.assumptions import Assumption
 from equipoise.training.context import _dealt
 from equipoise.training.distributed import Processes
 from equipoise.training.randomness import public_randomness
-from equipoise.training.record_rows import RecordSource
+from equipoise.training.record_rows import PUBLIC_ROWS, RecordSource
 from equipoise.training.setup import memory_use, pipeline_trials
 from equipoise.training.setup.memory_use import bytes_per_record
 from equipoise.training.setup.micro_batches import made_up
@@ -428,7 +430,7 @@ class Ghosts(nn.Module):
 
 
 def with_count(items):
-    return {**torch.utils.data.default_collate(items), "num_items": len(items)}
+    return {**default_collate(items), "num_items": len(items)}
 
 
 def over_the_batch(model, batch):
@@ -730,6 +732,171 @@ def test_a_record_that_fails_gives_no_other_record_another_number():
         assert (after - before).norm() <= SLACK
 
 
+class Notes(nn.Module):
+    """Adds what a note says, where some record of the batch has one, and drops out."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.note, self.second = nn.Linear(3, 16), nn.Linear(2, 16), nn.Linear(16, 1)
+
+    def forward(self, x, note, has):
+        hidden = self.first(x).tanh()
+        if bool(has.any()):
+            hidden = hidden + has[:, None] * self.note(note)
+        return self.second(F.dropout(hidden, 0.5))
+
+
+def noted_squares(model, batch):
+    return (model(batch["x"], batch["note"], batch["has"]).squeeze(1) - batch["y"]).square()
+
+
+def with_notes(count: int, first: bool) -> dict[str, Tensor]:
+    """Equal records, the last and perhaps the first of which have a note."""
+    has = torch.zeros(count, dtype=torch.bool)
+    has[-1], has[0] = True, first
+    return {
+        "x": torch.ones(count, 3),
+        "note": torch.zeros(count, 2),
+        "has": has,
+        "y": torch.ones(count),
+    }
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_public_records_do_not_follow_the_first_private_one(first):
+    """They were zeros where it had a note and ones where it had none, and opened a branch for all others."""
+    torch.manual_seed(0)
+    run = listening(Notes(), noted_squares, with_notes(40, first), micro_batch_size=16)
+    assert run._setup.rows.filler == "mixed"
+    assert Assumption.PLANNED_ON_RECORDS not in run.statement().assumptions
+
+
+def test_a_branch_is_open_whether_a_record_opens_it_or_not(monkeypatch):
+    """Records without a note ran by themselves, all with one dropout mask, unless a note was among them."""
+    torch.manual_seed(0)
+    run = listening(Notes(), noted_squares, with_notes(40, True), micro_batch_size=16)
+    calls, alone = [], run.engine.alone
+    monkeypatch.setattr(
+        run.engine, "alone", lambda *args, **options: calls.append(1) or alone(*args, **options)
+    )
+    run.take_step()
+    assert not calls
+
+
+def test_records_that_run_other_operations_have_random_numbers_of_their_own():
+    torch.manual_seed(0)
+    data = {"x": torch.ones(40, 3), "y": torch.ones(40)}
+    data["x"][8:24, 0] = -1e3
+    norms = []
+
+    class Watching(eq.DPSGD):
+        def step(self, context, state):
+            def sums(rows, ids):
+                norms.append(unwrap(rows.row_norms()))
+                return {"gradient": clip(rows, Abadi(), 1.0)}
+
+            draw = context.draw("batch")
+            return context.ledger.release(draw, draw.query(sums))["gradient"], state
+
+    model = FillsMissing(nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.5), nn.Linear(16, 1)))
+    run = Listening(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        loss=least_squares,
+        data=data,
+        sampling=eq.FullBatch(40, 1),
+        method=Watching(clip_norm=1.0, noise_multiplier=1.0),
+        micro_batch_size=16,
+    )
+    norms.clear()
+    run.take_step()
+    found = torch.cat(norms)
+    assert len(found) == 40
+    assert len(found.unique()) > 30
+
+
+class Masking:
+    """Joins records, and hides random entries of each; one of them cannot be read."""
+
+    def __init__(self, unreadable=None):
+        self.unreadable = unreadable
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == self.unreadable:
+            raise OSError("gone")
+        return {"x": torch.ones(24), "y": torch.ones(())}
+
+    @staticmethod
+    def collate(items):
+        batch = default_collate(items)
+        return batch | {"x": batch["x"] * (torch.rand(batch["x"].shape) < 0.5)}
+
+
+@pytest.mark.parametrize("unreadable", [None, 63])
+def test_a_record_that_cannot_be_read_gives_no_two_others_one_random_number(unreadable):
+    """Micro-batches were halved, and each half was joined with the same random numbers."""
+    seen: SimpleQueue = SimpleQueue()
+
+    def watching(model, batch):
+        seen.put(batch["x"].detach())
+        return least_squares(model, batch)
+
+    model = nn.Linear(24, 1)
+    run = listening(model, watching, Masking(unreadable), collate=Masking.collate, micro_batch_size=64)
+    while not seen.empty():
+        seen.get()
+    run.take_step()
+    while not seen.empty():
+        batch = seen.get()  # the last one, which all readable records share
+    count = 64 if unreadable is None else 63
+    assert len(batch[:count].unique(dim=0)) == count
+
+
+@pytest.mark.parametrize("count", [32, 31])
+def test_every_forward_holds_public_records(count):
+    """A full micro-batch had none, so that one record more had the others run without a mask for padding."""
+    seen: SimpleQueue = SimpleQueue()
+
+    def watching(model, batch):
+        seen.put(batch["x"].detach())
+        return least_squares(model, batch)
+
+    data = {"x": torch.full((count, 3), 7.0), "y": torch.ones(count)}
+    run = listening(nn.Linear(3, 1), watching, data, micro_batch_size=32)
+    run.take_step()
+    while not seen.empty():
+        batch = seen.get()
+    rows = run.settings.micro_batch_size + PUBLIC_ROWS
+    assert len(batch) == rows
+    assert ((batch == 7).all(1).sum(), (batch < 1).all(1).sum()) == (count, rows - count)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_layer_is_dropped_as_often_as_its_coin_says(seed):
+    """Records that ran other operations than planned tossed another coin: the layer ran half as often."""
+    torch.manual_seed(seed)
+    data = {"x": torch.randn(6, 3), "y": torch.randn(6)}
+    model, steps = LayerDrop(lambda count: torch.rand(()) < 0.5), 60
+    run = Listening(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        loss=least_squares,
+        data=data,
+        sampling=eq.FullBatch(6, steps),
+        method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
+        reproducible=True,
+        seed=seed,
+    )
+    ran = 0
+    for _ in range(steps):
+        run.take_step()
+        ran += bool(run.ledger.heard[:12].any())
+    assert 18 < ran < 42  # 30 and three deviations
+
+
 def test_places_follow_one_law_whether_a_record_is_there_or_not():
     """Two records, alone and beside a third, on four places: all arrangements are equally likely."""
 
@@ -974,21 +1141,23 @@ def test_what_is_published_is_measured_on_made_up_records(monkeypatch):
     assert Assumption.FOUND in published[0][1]
 
 
-@pytest.mark.parametrize("value", [1, 0, None])
-def test_made_up_records_are_those_that_the_model_takes(value):
+@pytest.mark.parametrize(
+    ("taken", "made"), [((0, 1), [1, 0, 1, 0]), ((1,), [1, 1, 1, 1]), ((0,), [0, 0, 0, 0]), ((), None)]
+)
+def test_made_up_records_are_those_that_the_model_takes(taken, made):
     batch = {"x": torch.full((3, 2), 7.0), "whole": torch.full((3,), 7)}
 
     def losses(records):
-        if records["whole"][0] not in (7, value):
+        if not {7, *taken}.issuperset(records["whole"].tolist()):
             raise ValueError("no such label")
         return records["x"].sum(1)
 
-    made = made_up(losses, batch)
-    if value is None:
-        assert made is batch
+    found = made_up(losses, batch)
+    if made is None:
+        assert found is batch
     else:
-        assert made["whole"].tolist() == [value] * 4
-        assert 0 <= made["x"].min() < made["x"].max() <= 1
+        assert found["whole"].tolist() == made
+        assert 0 <= found["x"].min() < found["x"].max() <= 1
 
 
 @pytest.mark.parametrize("copied", [True, False])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +38,13 @@ from equipoise.gradients.checks.record_trials import (
 from equipoise.gradients.checks.row_comparison import rows_differ
 from equipoise.gradients.engine_inputs import (
     Loss,
+    WholeNumbers,
     backward_included,
     check_batch,
     check_model,
     check_params,
     evaluate_loss,
+    joined,
     made_up_records,
     map_records,
     num_records,
@@ -163,22 +165,36 @@ class GradientEngine:
         plan = self._plans.get(signature(batch)) or self._plan_of_length(batch)
         return _gathered(leaves, *self._capture(plan, batch, leaves, substitute, params))
 
-    def alone(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> FactoredGradients:
-        """G of records by ordinary autograd, one at a time, without a plan.
+    def alone(
+        self, batch: Any, params: Mapping[str, Tensor] | None = None, place: int = 0
+    ) -> FactoredGradients:
+        """G of one record of a batch, by ordinary autograd, without a plan.
+
+        Args:
+            batch: as in a call.
+            params: as in a call.
+            place: of the record.
 
         Raises:
             BufferWritesError, ForwardWritesError: as in a call.
         """
         with parameters_watched(self.model, params), self._buffers.watched(), backward_included():
-            leaves, _ = self._leaves(params)
-            rows, losses = dense_rows(self.model, self.loss, batch, params, method="loop")
-            return _gathered(leaves, {name: [DenseFactor(g)] for name, g in rows.items()}, losses)
+            leaves, substitute = self._leaves(params)
+            with torch.enable_grad():
+                loss = evaluate_loss(self.model, self.loss, batch, substitute)[place]
+                found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            rows = {
+                name: [DenseFactor(gradient.to_dense()[None])]  # look-ups may give sparse ones
+                for name, gradient in zip(leaves, found, strict=True)
+                if gradient is not None
+            }
+            return _gathered(leaves, rows, loss.detach()[None])
 
     def plan_on(self, public: Any, example: Any, params: Mapping[str, Tensor]) -> bool:
         """Plan anew on public records: a plan that followed private ones would tell of them.
 
         Args:
-            public: records, each of which runs what is planned, by itself too.
+            public: records, each of which runs what is planned. Every forward will hold some of them.
             example: private records, of which the plan has to serve one at least, with its rows.
             params: other values at which it has to hold.
 
@@ -189,16 +205,16 @@ class GradientEngine:
         try:
             self._learn(public)
             for values in (None, params):
-                self._settle(public, values)
-            self._compare(self._plans[signature(public)], public)
+                self._settle(public, values, public)
+            self._compare(self._plans[signature(public)], public, public)
             plan = self._plans[signature(public)]
             if plan == before[0].get(signature(example)):
                 return True
-            served = (place for place in range(num_records(example)) if self._holds(example, place))
-            few = [*itertools.islice(served, LARGE)]
+            places = range(num_records(example))
+            few = [*itertools.islice((at for at in places if self._holds(example, at, public)), LARGE)]
             if few:
                 # Made-up records may stand in the order that the model sorts them to.
-                self._compare(plan, take_records(example, torch.tensor(few)))
+                self._compare(plan, take_records(example, torch.tensor(few)), public)
                 if self._latest is plan:
                     return True
         except Exception:  # whatever a model raises that does not take such records
@@ -206,17 +222,20 @@ class GradientEngine:
         self._plans, self._latest = before
         return False
 
-    def _holds(self, batch: Any, place: int) -> bool:
-        """Whether copies of a record run what is planned."""
+    def _holds(self, batch: Any, place: int, public: Any) -> bool:
+        """Whether copies of a record run what is planned, next to public ones."""
+        copies = take_records(batch, torch.full((LARGE,), place))
         try:
             with undisturbed(self.model), self._buffers.kept():
-                self._by_plan(take_records(batch, torch.full((LARGE,), place)), None)
+                self._by_plan(joined(copies, public), None)
         except PlanMismatch:
             return False
         return True
 
-    def _settle(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
-        """Plan so that each of these records by itself runs what was planned.
+    def _settle(
+        self, batch: Any, params: Mapping[str, Tensor] | None = None, public: Any | None = None
+    ) -> None:
+        """Plan so that each of these records by itself, or next to public ones, runs what was planned.
 
         Parameters whose operations depend on values become dense.
         """
@@ -225,13 +244,13 @@ class GradientEngine:
             for place in range(num_records(batch)):
                 copies = take_records(batch, torch.full((LARGE,), place))
                 with undisturbed(self.model), self._buffers.kept():
-                    self._gradients(copies, params)
+                    self._gradients(copies if public is None else joined(copies, public), params)
             if self._plans.get(signature(batch)) is before:
                 return
 
     def _plan_of_length(self, batch: Any) -> CapturePlan:
         """The latest plan or another, by what made-up records in the shape of these run."""
-        for whole in (1, 0):
+        for whole in get_args(WholeNumbers):
             try:
                 with undisturbed(self.model):
                     self._gradients(made_up_records(batch, LARGE, whole), None)
@@ -518,8 +537,14 @@ class GradientEngine:
 
     @torch.enable_grad()
     @backward_included()
-    def _compare(self, plan: CapturePlan, batch: Any) -> None:
-        """The self-check: rows of three records against ordinary autograd, a record at a time."""
+    def _compare(self, plan: CapturePlan, batch: Any, public: Any | None = None) -> None:
+        """The self-check: rows of three records against ordinary autograd, a record at a time.
+
+        Args:
+            plan: gives the rows, where public records are given next to those.
+            batch: the records.
+            public: others.
+        """
         # In another order than the plan was learned on: a model may sort records, or tokens, by value.
         three = take_records(repeat_to(batch, LARGE), torch.arange(LARGE).flip(0))
         leaves, _ = self._leaves(None)
@@ -549,10 +574,11 @@ class GradientEngine:
         )
         for _ in range(2):
             with undisturbed(self.model):
-                factors, _ = self._capture(plan, three, leaves, None, None)
+                together = three if public is None else joined(three, public)
+                factors, _ = self._capture(plan, together, leaves, None, None)
             wrong = {}
             for name in leaves:
-                mine = factors.get(name, [])
+                mine = [factor.rows(slice(LARGE)) for factor in factors.get(name, [])]
                 rows = sum((f.materialise() for f in mine), torch.zeros_like(expected[name]))
                 terms = FactoredGradients({name: mine}).magnitudes(name) if mine else None
                 sizes = whole if terms is None else whole + terms

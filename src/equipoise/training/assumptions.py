@@ -49,8 +49,8 @@ class Assumption(StrEnum):
         "one record (tried on a few records before the start)"
     )
     FILLED_BY_A_RECORD = (
-        "copies of a drawn record fill up the micro-batches, with weight zero: the model takes no records of "
-        "zeros or ones"
+        "copies of a drawn record fill up the micro-batches, with weight zero: the model takes no made-up "
+        "records"
     )
     RANDOM_PIPELINE = (
         "collating and augmenting treat each record by itself: they draw random numbers, or few records "

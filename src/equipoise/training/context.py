@@ -5,7 +5,8 @@ rows at every parameter point with the same dropout masks, guard them (`PrivateR
 function, and unite the bounded sums. With several processes each one runs its slice, and the sums are added.
 
 A record that cannot be read, or that the model or the loss fails on, has weight zero: a micro-batch that
-fails is halved until the record is alone, and left out. Nothing of it shows but a count in the diagnostics.
+fails is halved until the record is found, and taken again without it. Nothing of it shows but a count in the
+diagnostics.
 Where all of them fail the step is noise alone, and booked: a step that stopped for a failing record would
 tell whoever chose the parameters (a server, say) that it was drawn. Whether model and loss work is checked
 when the training is prepared.
@@ -25,6 +26,8 @@ from torch import Tensor, nn
 
 from equipoise.gradients import ForwardWritesError
 from equipoise.gradients.capture.random_numbers import random_numbers_from
+from equipoise.gradients.capture.recorder import PlanMismatch
+from equipoise.gradients.engine_inputs import take_records
 from equipoise.methods.base import Parameters, Plan, Query
 from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, secret_generator, sums_of
 from equipoise.privacy.noise.uniform import uniform_order
@@ -39,10 +42,10 @@ __all__ = ["ReleaseNoise", "StepContext", "StepDiagnostics", "StepLedger", "Trai
 
 @dataclass(frozen=True)
 class _MicroBatch:
-    """Records of a draw that share a forward.
+    """Records of a draw that are read and joined together, and share a forward.
 
     Attributes:
-        number: which of the draw's micro-batches; it fixes the random numbers, those of its halves too.
+        number: which of the draw's micro-batches; it fixes the random numbers.
         ids: record numbers, LongTensor [b].
         places: of the records among the rows of the forward, ascending, LongTensor [b].
     """
@@ -51,13 +54,9 @@ class _MicroBatch:
     ids: Tensor
     places: Tensor
 
-    def halves(self) -> tuple[_MicroBatch, _MicroBatch]:
-        """Whoever fails changes neither the places nor the random numbers of the others."""
-        half = len(self.ids) // 2
-        return (
-            _MicroBatch(self.number, self.ids[:half], self.places[:half]),
-            _MicroBatch(self.number, self.ids[half:], self.places[half:]),
-        )
+    def of(self, which: Tensor) -> _MicroBatch:
+        """Some of the records, at their places."""
+        return _MicroBatch(self.number, self.ids[which], self.places[which])
 
 
 def _in_order(ids: Tensor, size: int) -> list[_MicroBatch]:
@@ -175,44 +174,101 @@ class TrainingDraw:
             return {name: join([part[name] for part in found]) for name in found[0]}
         return join(found)
 
-    def _pass(self, at: Sequence[Parameters] | None) -> Iterator[tuple[list[PrivateRows], Private, slice]]:
+    def _pass(self, at: Sequence[Parameters] | None) -> Iterator[tuple[list[PrivateRows], Private, Tensor]]:
         """Rows at every point, record numbers and places in the draw, per micro-batch.
 
         Records that fail are left out of the passes that follow, too.
         """
         points: Sequence[Parameters | None] = [None] if at is None else list(at)
-        waiting, whole, start = self._micro_batches[::-1], [], 0
-        while waiting:
-            part = waiting.pop()
-            rows = self._rows_of(part, points)
-            if rows is not None:
-                whole.append(part)
+        following, start = [], 0
+        for part in self._micro_batches:
+            left = []
+            found = self._rows_of(part, points)
+            while found:
+                which, rows = found.pop(0)
+                left.append(which)
                 self._diagnostics.note_losses(rows[0].losses)
-                place = slice(start, start + len(part.ids))
-                yield [PrivateRows(r, self.token) for r in rows], Private(part.ids, self.token), place
-            elif len(part.ids) > 1:
-                waiting += part.halves()[::-1]
-                continue
+                ids = Private(part.ids[which], self.token)
+                yield [PrivateRows(r, self.token) for r in rows], ids, start + which
+            if left:
+                whole = torch.cat(left)
+                following.append(part if len(whole) == len(part.ids) else part.of(whole))
             start += len(part.ids)
-        if self._micro_batches and not whole:
+        if self._micro_batches and not following:
             self._rows.log_failed_draw(self.name)
-        self._micro_batches = whole
-        if not whole:
-            nobody = Private(torch.zeros(0, dtype=torch.long), self.token)
-            yield [PrivateRows(r, self.token) for r in self._rows.of_nobody(points)], nobody, slice(0, 0)
+        self._micro_batches = following
+        if not following:
+            nobody = torch.zeros(0, dtype=torch.long)
+            rows = [PrivateRows(r, self.token) for r in self._rows.of_nobody(points)]
+            yield rows, Private(nobody, self.token), nobody
 
-    def _rows_of(self, part: _MicroBatch, points: Sequence[Parameters | None]) -> list[Any] | None:
-        """Rows of these records at every point; None if they fail."""
-        rows, randomness = self._rows, secret_randomness(self.token, self._processes.rank, part.number)
-        was_read = False
+    def _rows_of(
+        self, part: _MicroBatch, points: Sequence[Parameters | None]
+    ) -> list[tuple[Tensor, list[Any]]]:
+        """Rows at every point of the records of a micro-batch that do not fail, and which these are.
+
+        Where one fails, the others are joined and run as if it had not been drawn: whoever joins them may
+        deal random numbers in turn.
+        """
+        which, number = torch.arange(len(part.ids)), part.number
+        while True:
+            found = self._together(part, which, points, number)
+            if found is not None or len(which) == 1:
+                return found or []
+            working = self._working(part, which, points)
+            if len(working) == len(which):  # such as texts of several lengths that nobody pads
+                alone = [self._together(part, one, points, number, int(one)) for one in which[:, None]]
+                return [one for found in alone for one in found or []]
+            if not len(working):
+                return []
+            which = working
+
+    def _working(self, part: _MicroBatch, which: Tensor, points: Sequence[Parameters | None]) -> Tensor:
+        """Those of some records, several of which failed together, that do not fail."""
+        found = [which[:0]]
+        for half in (which[: len(which) // 2], which[len(which) // 2 :]):
+            if self._together(part, half, points, part.number) is not None:
+                found.append(half)
+            elif len(half) > 1:
+                found.append(self._working(part, half, points))
+        return torch.cat(found)
+
+    def _together(
+        self, part: _MicroBatch, which: Tensor, points: Sequence[Parameters | None], *purpose: object
+    ) -> list[tuple[Tensor, list[Any]]] | None:
+        """Rows of records that are read and joined together; None if one fails.
+
+        Records of which one runs what was not planned share no forward. They keep their places, and with them
+        their random numbers.
+
+        Args:
+            part: the micro-batch.
+            which: of its records, LongTensor [c].
+            points: where the rows are taken.
+            purpose: with another one, reading and joining them draw other random numbers.
+        """
+        rows, rank, device = self._rows, self._processes.rank, self._rows.prepare.device
+        joining = secret_randomness(self.token, rank, *purpose)
+        randomness = secret_randomness(self.token, rank, part.number)
+        found, was_read = [], False
         try:
-            # Reading, collating and augmenting may draw random numbers, each in its own way; taking rows of
+            # Reading, joining and augmenting may draw random numbers, each in its own way; taking rows of
             # tensors draws none.
-            quiet = rows.source.is_scanned and rows.prepare.augmentation is None
-            with nullcontext() if quiet else random_numbers_from(randomness("records"), rows.prepare.device):
-                records = rows.source.take(part.ids, secret_randomness(self.token))
-                was_read = True
-                return rows.of_records(records, points, randomness, part.places)
+            quiet = rows.source.is_scanned
+            with nullcontext() if quiet else random_numbers_from(joining("records"), device):
+                waiting = [(which, rows.source.take(part.ids[which], secret_randomness(self.token)))]
+            was_read = True
+            quiet = rows.prepare.augmentation is None
+            while waiting:
+                here, records = waiting.pop()
+                with nullcontext() if quiet else random_numbers_from(randomness("augmented"), device):
+                    try:
+                        found.append((here, rows.of_records(records, points, randomness, part.places[here])))
+                    except PlanMismatch:
+                        half = len(here) // 2
+                        for cut in (slice(half, None), slice(half)):
+                            waiting.append((here[cut], take_records(records, cut)))
+            return found
         except ForwardWritesError:
             raise  # no fault of a record: the model is spoilt
         except Exception as error:
@@ -222,7 +278,7 @@ class TrainingDraw:
         # Outside of the handler, so that an error raised here does not carry the record's with it.
         if not was_read:
             rows.check_source()
-        if len(part.ids) == 1:
+        if len(which) == 1:
             self._diagnostics.note_failure(self.name, kind)
         return None
 

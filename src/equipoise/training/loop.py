@@ -78,8 +78,9 @@ class PrivateTraining:
             augmentation of private records.
         reproducible: let noise and sampling follow the seed too. The result is then NOT PRIVATE, and the
             statement says so.
-        micro_batch_size: records per forward, at most. Chosen by default from what will be drawn and from the
-            free memory. It changes the result only by rounding.
+        micro_batch_size: private records per forward, at most; a few more where that makes whole tiles of the
+            kernels. Chosen by default from what will be drawn and from the free memory. It changes the result
+            only by rounding.
         ema_decay: keep a moving average of the parameters; it is evaluated and saved in place of the last
             ones.
         augmentation: (batch, generator) -> batch, record by record.
@@ -450,6 +451,7 @@ class PrivateTraining:
             self.processes.first(lambda: own_ledger(self.ledger).close(stop_fixed_beforehand=True))
         if finished and average is not None:
             average.move_in()
+            self._steps.remember()
         if folder is not None and self.processes.is_first:
             write_atomically(folder.statement, (statement.to_json() + "\n").encode(), mode=0o644)
             with average.swapped_in() if average is not None else nullcontext():

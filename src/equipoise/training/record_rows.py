@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +26,13 @@ from equipoise.gradients.capture.random_numbers import GlobalState, random_numbe
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import (
     Loss,
+    WholeNumbers,
     is_array,
+    made_up_records,
     map_records,
     num_records,
     record_leaves,
+    signature,
     take_records,
 )
 from equipoise.methods.base import Parameters
@@ -36,6 +40,7 @@ from equipoise.privacy import digest
 from equipoise.training.randomness import Randomness, public_randomness
 
 __all__ = [
+    "PUBLIC_ROWS",
     "BatchPreparation",
     "DataError",
     "RecordSource",
@@ -48,6 +53,9 @@ __all__ = [
 ]
 
 _log = logging.getLogger("equipoise.training")
+
+PUBLIC_ROWS = 2
+"""How many made-up records every forward holds at least: one of each kind that there is."""
 
 
 class DataError(ValueError):
@@ -252,27 +260,30 @@ def moved(nest: Any, device: torch.device) -> Any:
     )
 
 
-def filled(batch: Any, size: int, value: float | None, places: Tensor | None = None) -> Any:
-    """`size` records: those of the batch at their places, filler at the others.
+def filled(batch: Any, size: int, public: Any, places: Tensor | None = None) -> Any:
+    """`size` records: those of the batch at their places, public ones in turn at all others.
 
     Args:
         batch: at most `size` records.
-        size: of a micro-batch.
-        value: the number in every entry of the filler; None for copies of the first record.
-        places: of the records, LongTensor [b]; the first ones when None.
+        size: number of rows of a forward.
+        public: records of the same form, one at least.
+        places: of the records, ascending, LongTensor [b]; the first ones when None.
 
     Example:
-        >>> filled({"input": torch.zeros(1, 2), "label": torch.tensor([7])}, 3, 1.0)["label"]
-        tensor([7, 1, 1])
+        >>> filled({"label": torch.tensor([7])}, 4, {"label": torch.tensor([1, 0])})["label"]
+        tensor([7, 1, 0, 1])
     """
-    where = torch.arange(num_records(batch)) if places is None else places
+    count, others = num_records(batch), iter(record_leaves(public))
 
     def fill(leaf: Tensor) -> Tensor:
-        first, shape = leaf[:1], (size, *leaf.shape[1:])
-        whole = first.expand(shape).clone() if value is None else leaf.new_full(shape, value)
-        return whole.index_copy_(0, where.to(leaf.device), leaf)
+        rest = next(others)
+        return torch.cat([leaf, rest[torch.arange(size - count) % len(rest)]])
 
-    return map_records(fill, batch)
+    rows = map_records(fill, batch)
+    if places is None or int(places[-1]) == count - 1:
+        return rows
+    is_free = torch.ones(size, dtype=torch.bool).index_fill_(0, places, False)
+    return take_records(rows, torch.cat([places, is_free.nonzero().flatten()]).argsort())
 
 
 def repeat_views(
@@ -335,10 +346,11 @@ class RowSource:
         engine: makes per-sample gradients.
         source: the records.
         prepare: brings batches into the engine's form.
-        micro_batch_size: the number of records of every forward; a part of a draw with fewer is filled up.
+        micro_batch_size: the most private records of a forward.
         example: a batch of a few records, from which the rows of an empty draw are cut.
         seed: public seed of the randomness of public records.
-        filler: the number in every entry of what fills up a micro-batch; None for copies of its first record.
+        filler: what the public records of a forward hold where whole numbers go; None for copies of its first
+            record instead.
         probes: numbers of the records of `example`, which could be read at the start.
         dealt: records are dealt to random places of a draw, which a record more does not change; otherwise
             they take the first places in their order.
@@ -352,7 +364,7 @@ class RowSource:
         micro_batch_size: int,
         example: Any,
         seed: int,
-        filler: float | None = 0.0,
+        filler: WholeNumbers | None = "mixed",
         probes: Tensor | None = None,
         dealt: bool = False,
     ) -> None:
@@ -361,37 +373,40 @@ class RowSource:
         self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
         self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
         self._failure_was_logged = False
+        self._made_up: dict[tuple, Any] = {}
 
     def of_records(
         self, records: Any, at: Sequence[Parameters | None], randomness: Randomness, places: Tensor
     ) -> list[Any]:
         """Gradient rows of at most `micro_batch_size` private records at every parameter point.
 
-        **Fixed shape.** Kernels round a row by the number of rows in a batch. With filler in the empty places
-        that number is always the same, so a record that enters a draw changes no other row.
+        **Fixed shape.** Kernels round a row by the number of rows in a batch, and a model may run other
+        operations where all records, or none, are of some kind. So every forward has the same number of rows,
+        and public records are always among them: a record that enters a draw changes no other row.
 
         Args:
             records: their batch.
             at: the parameter points.
             randomness: of the micro-batch.
             places: of the records among the rows of the forward, ascending, LongTensor [b].
+
+        Raises:
+            PlanMismatch: of several records one runs what was not planned.
         """
-        count, engine = num_records(records), self.engine
-        if count == self.micro_batch_size:
-            batch = self.prepare(records, randomness)
-        else:
-            # A record by itself may be there since others failed. Copies of it fail only where it does.
-            filler = None if count == 1 else self.filler
-            batch = self.prepare(filled(records, self.micro_batch_size, filler, places), randomness)
+        count, size = num_records(records), self.micro_batch_size + PUBLIC_ROWS
+        batch = self.prepare(filled(records, size, self._public(records), places), randomness)
         try:
-            whole = self.of_batch(engine.by_plan, batch, at, randomness)
+            whole = self.of_batch(self.engine.by_plan, batch, at, randomness)
         except PlanMismatch:
             if count > 1:
                 raise  # those of the records that run what was planned go on without the others
-            one = take_records(batch, places)
-            return self.of_batch(engine.alone, one, at, randomness)
-        if count == self.micro_batch_size:
-            return whole
+            return self._of_one(batch, at, randomness, int(places))
+        except Exception as error:
+            if count > 1 or self.filler is None or out_of_memory(error):
+                raise
+            # The public records may fail: copies of the record fail only where it does.
+            batch = self.prepare(filled(records, size, records, places), randomness)
+            return self._of_one(batch, at, randomness, int(places))
         rows = []
         # The first places as a slice: nothing is copied.
         first = int(places[-1]) == count - 1
@@ -399,6 +414,28 @@ class RowSource:
             norms = gradients.row_norms()  # in the fixed shape too; the cut below keeps them
             rows.append(gradients.rows(slice(count) if first else places.to(norms.device)))
         return rows
+
+    def _public(self, records: Any) -> Any:
+        """Public records of the form of these."""
+        if self.filler is None:
+            return take_records(records, slice(1))
+        form = signature(records)
+        if form not in self._made_up:
+            self._made_up[form] = made_up_records(records, PUBLIC_ROWS, self.filler)
+        return self._made_up[form]
+
+    def _of_one(
+        self, batch: Any, at: Sequence[Parameters | None], randomness: Randomness, place: int
+    ) -> list[Any]:
+        """Rows of the record at a place, without a plan.
+
+        It has random numbers of its own, or those that all share, as by the plan: who runs by it follows from
+        who else is there.
+        """
+        if self.dealt:
+            return self.of_batch(partial(self.engine.alone, place=place), batch, at, randomness)
+        one = take_records(batch, slice(place, place + 1))
+        return self.of_batch(self.engine.alone, one, at, lambda kind: randomness(f"{kind} of {place}"))
 
     def of_batch(
         self,

@@ -85,6 +85,13 @@ SPOILT = (
     "resume the run from its last checkpoint (PrivateTraining.resume)"
 )
 
+MOVED = (
+    "after the last step something else than it moved the parameters {names}: a step of an optimizer, "
+    "load_state_dict, a write to .data. No epsilon covers what moved them, so nothing more is computed, "
+    "saved or published. Resume the run from its last checkpoint (PrivateTraining.resume), and leave the "
+    "parameters alone"
+)
+
 
 @dataclass(frozen=True)
 class StepOutcome:
@@ -128,6 +135,8 @@ class StepRunner:
         self.done, self.state = done, state
         # The ledger's place at the beginning of a step that has not ended.
         self._began: Mapping[str, Any] | None = None
+        # The parameters' norms after the last step; None before the first.
+        self._norms: Tensor | None = None
         # Why there is no further step; None while there may be one.
         self._stopped: str | None = None
 
@@ -173,6 +182,7 @@ class StepRunner:
         with torch.no_grad():
             for name, parameter in self._setup.parameters.items():
                 parameter.copy_(values[name])
+        self.remember()
         if self.state is not None:
             self.state = self._setup.method.rebase(self.state, dict(self._setup.parameters))
 
@@ -203,11 +213,18 @@ class StepRunner:
         self._stopped = reason
 
     def check(self) -> None:
-        """Refuse what comes after `stop`.
+        """Refuse what comes after `stop`, or after something else moved the parameters.
 
         Raises:
-            RuntimeError: with its reason.
+            RuntimeError: with the reason.
         """
+        if self._stopped is None and self._norms is not None:
+            moved = self._parameter_norms() != self._norms
+            if bool(moved.any()):
+                names = [
+                    name for name, has_moved in zip(self._setup.parameters, moved, strict=True) if has_moved
+                ]
+                self.stop(MOVED.format(names=names))
         if self._stopped is not None:
             raise RuntimeError(self._stopped)
 
@@ -252,8 +269,20 @@ class StepRunner:
         self._began = self._ledger.place
         return self._ledger.digest(self._setup.parameters)
 
+    def remember(self) -> None:
+        """From here on nothing but a step moves the parameters."""
+        self._norms = self._parameter_norms()
+
+    def _parameter_norms(self) -> Tensor:
+        """One number per parameter, which other values would change."""
+        values = [parameter.detach() for parameter in self._setup.parameters.values()]
+        # Half precision would round away what is smaller than a 500th of the norm.
+        dtype = torch.float32 if all(value.dtype.itemsize == 2 for value in values) else None
+        return torch.stack([n.double() for n in torch._foreach_norm(values, dtype=dtype)]).nan_to_num(-1.0)
+
     def _count(self, state: State) -> None:
         """The parameters moved: the step is done."""
+        self.remember()
         self.state = state
         self.done += 1
         self._began = None

@@ -1,7 +1,7 @@
-"""Micro-batches: how many records a forward has, always, and what fills it up.
+"""Micro-batches: how many records a forward has, at most, and what fills it up.
 
-Every forward of private records has this number of rows, the last one of a draw filled up, so that the
-number of records that were drawn shows in no shape. The size is published. It follows from public numbers,
+Every forward of private records has the same number of rows, filled up by public ones, so that the number of
+records that were drawn shows in no shape. The size is published. It follows from public numbers,
 from what fits, and from whether records keep their bits at any place. Both are measured on made-up records,
 and on a few private ones only where the model fails on those. Their shape is that of a few private records,
 and whether random numbers are shared is found on private ones too: the statement names it.
@@ -21,10 +21,16 @@ from torch import Tensor
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.random_numbers import RandomUse
 from equipoise.gradients.capture.recorder import PlanMismatch
-from equipoise.gradients.engine_inputs import made_up_records, repeat_to, take_records
+from equipoise.gradients.engine_inputs import (
+    WholeNumbers,
+    joined,
+    made_up_records,
+    repeat_to,
+    take_records,
+)
 from equipoise.privacy import Sampling
 from equipoise.training.distributed import Processes
-from equipoise.training.record_rows import DataError, RecordSource, filled, out_of_memory
+from equipoise.training.record_rows import PUBLIC_ROWS, DataError, RecordSource, filled, out_of_memory
 from equipoise.training.setup.memory_use import bytes_per_record, fitting
 from equipoise.training.setup.pipeline_trials import Pipeline
 
@@ -46,12 +52,13 @@ class MicroBatches:
     """How the records of a draw share forwards.
 
     Attributes:
-        size: number of rows of every forward.
+        size: the most private records of a forward, which has a few public rows besides.
         keeps_bits: whether a record's row has the same bits wherever it stands in a micro-batch; None where
             that could not be measured.
         random_use: whose random numbers are drawn while records are joined, augmented and run.
         record_bytes: memory that one record takes in a step.
         is_planned: how rows are computed follows no private record.
+        public: made-up records; where the model takes none, a few private ones.
     """
 
     size: int
@@ -59,6 +66,11 @@ class MicroBatches:
     random_use: RandomUse
     record_bytes: float
     is_planned: bool
+    public: Any
+
+    def full(self, batch: Any) -> Any:
+        """The rows of a forward: records of this batch in turn, then public ones."""
+        return joined(repeat_to(batch, max(2, self.size)), repeat_to(self.public, PUBLIC_ROWS))
 
 
 def choose_micro_batches(
@@ -102,24 +114,26 @@ def choose_micro_batches(
         engine.choose_kernels(repeat_to(public, min(sizes[0], TIMED_RECORDS)))
     # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
     size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, public, sizes))
-    return MicroBatches(size, keeps_bits, random_use, record_bytes, is_planned)
+    return MicroBatches(size, keeps_bits, random_use, record_bytes, is_planned, public)
 
 
 def micro_batch_sizes(most: int, mean: float, deviation: float) -> list[int]:
-    """Micro-batch sizes up to `most`, in whole tiles, the cheapest for a step first.
+    """Micro-batch sizes up to `most`, the cheapest for a step first.
 
-    Kernels work in tiles. In whole ones a row usually has the same bits wherever it stands.
+    Kernels work in tiles. With its public rows a forward has whole ones, in which a row usually has the same
+    bits wherever it stands.
 
     Args:
         most: the largest allowed.
         mean, deviation: of the number of records that this process gets in a draw.
 
     >>> micro_batch_sizes(1024, mean=256, deviation=16)[0], micro_batch_sizes(48, mean=256, deviation=16)[0]
-    (288, 48)
+    (286, 46)
     """
-    tiles = [*range(SMALL_TILE, TILE, SMALL_TILE), *range(TILE, most + 1, TILE)]
-    sizes = [size for size in tiles if size <= most] or [1]
-    return sorted(sizes, key=lambda size: expected_passes(size, mean, deviation) * (PASS_OVERHEAD + size))
+    tiles = [*range(SMALL_TILE, TILE, SMALL_TILE), *range(TILE, most + PUBLIC_ROWS + 1, TILE)]
+    sizes = [tile - PUBLIC_ROWS for tile in tiles if tile - PUBLIC_ROWS <= most] or [1]
+    rows = PASS_OVERHEAD + PUBLIC_ROWS
+    return sorted(sizes, key=lambda size: expected_passes(size, mean, deviation) * (rows + size))
 
 
 def expected_passes(size: int, mean: float, deviation: float) -> float:
@@ -150,7 +164,9 @@ def _sizes_to_try(
         return micro_batch_sizes(most, mean, deviation)
     # As given, but no larger than any draw will be: the rest would be filler.
     most = min(given, max(1, math.ceil(mean + 6 * deviation)))
-    return [most, *micro_batch_sizes(most, mean, deviation)]
+    tile = TILE if most + PUBLIC_ROWS > TILE else SMALL_TILE
+    whole = math.ceil((most + PUBLIC_ROWS) / tile) * tile
+    return [most, *micro_batch_sizes(whole - PUBLIC_ROWS, mean, deviation)]
 
 
 def _size_that_keeps_bits(
@@ -159,7 +175,7 @@ def _size_that_keeps_bits(
     """The first size at which a row's bits do not follow its place, or the first; and whether they do not."""
     kept: bool | None = False
     for size in sizes[:TRIED_SIZES]:
-        kept = engine.keeps_bits(batch, size)
+        kept = engine.keeps_bits(batch, size + PUBLIC_ROWS)
         if kept is not False:
             return size, kept
     return sizes[0], kept
@@ -176,24 +192,29 @@ def _check_population(source: RecordSource, sampling: Sampling) -> None:
         )
 
 
-def choose_filler(run: Callable[[Any], Any], example: Any, size: int) -> float | None:
-    """What fills up a micro-batch: zeros or ones, if the model takes such; None for a record's copies.
+def choose_filler(
+    run: Callable[[Any], Any], example: Any, micro_batches: MicroBatches
+) -> WholeNumbers | None:
+    """What the public records of a forward hold where whole numbers go; None for copies of a private one.
 
     Args:
         run: run(batch) -> gradients; it augments.
-        example: a few records that the model takes.
-        size: of a micro-batch.
+        example: a few records that the model takes. Their shape counts, and one of them where made-up records
+            run other operations.
+        micro_batches: their size, and whether made-up records run what is planned.
     """
     one = take_records(example, slice(1))
-    for value in (0.0, 1.0):  # a length or a mask of zero is often refused
+    for whole in get_args(WholeNumbers):
+        public = made_up_records(one, PUBLIC_ROWS, whole)
+        first = public if micro_batches.is_planned else one
         try:
-            losses = run(filled(one, size, value)).losses
+            losses = run(filled(first, micro_batches.size + PUBLIC_ROWS, public)).losses
         except Exception as error:
             if out_of_memory(error):
                 raise
             continue
         if bool(torch.isfinite(losses).all()):
-            return value
+            return whole
     return None
 
 
@@ -205,10 +226,10 @@ def made_up(losses: Callable[[Any], Tensor], batch: Any) -> Any:
         batch: a few records that the model takes.
 
     Returns:
-        Four records: uniform numbers from 0 to 1, and ones or zeros where only whole numbers go. The batch
-        itself where the model fails on such.
+        Four records: uniform numbers from 0 to 1, and ones and zeros where only whole numbers go, in turn or
+        as the model takes them. The batch itself where the model fails on such.
     """
-    for whole in (1, 0):
+    for whole in get_args(WholeNumbers):
         records = made_up_records(batch, 4, whole)
         try:
             if bool(torch.isfinite(losses(records)).all()):

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.checks.record_trials import RecordTrials
-from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.methods import Method
 from equipoise.methods.base import Plan, Setting
 from equipoise.privacy import Budget, BudgetError, PrivacyPlan, Sampling, digest
@@ -210,7 +209,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             resumed is not None,
         )
         # Once more at the very shape: a model may treat 16 records in another way than 8.
-        full = repeat_to(prepared, max(2, micro_batches.size))
+        full = micro_batches.full(prepared)
         trials.refuse_mixing(full, most=2)
         engine.refuse_mixed_rows(full, trials.params)
         others = other_source and Pipeline(trials, *other_source, settings.seed)
@@ -296,7 +295,9 @@ def _row_source(
 ) -> RowSource:
     source, prepare_batch, seed, size = pipeline.source, pipeline.prepare, pipeline.seed, micro_batches.size
     randomness = public_randomness(seed, "example")
-    filler = choose_filler(lambda batch: engine.by_plan(prepare_batch(batch, randomness)), example, size)
+    filler = choose_filler(
+        lambda batch: engine.by_plan(prepare_batch(batch, randomness)), example, micro_batches
+    )
     is_dealt = micro_batches.random_use == "shared"
     return RowSource(engine, source, prepare_batch, size, example, seed, filler, probes, is_dealt)
 
