@@ -265,7 +265,7 @@ def test_options_reach_the_training(equipoise, tmp_path):
         ("--clip-norm quantile:2", "between 0 and 1"),
         ("--clip-norm decay:1", "decay:START:RATE"),
         ("--clip-norm decay:1:2", "decay:START:RATE"),
-        ("--clip-rule abbadi", "one of abadi, auto_s, nsgd, psac"),
+        ("--clip-rule abbadi", "give one of abadi, auto_s, nsgd"),
         ("--optimizer lion", "sgd, adam, adamw"),
         ("--momentum 1", "--momentum is 1"),
         ("--schedule step", "constant, linear, cosine"),

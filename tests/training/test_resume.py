@@ -190,6 +190,22 @@ def test_a_statement_names_what_any_process_of_its_run_assumed(tmp_path, demande
     assert "assumptions" in wrong
 
 
+def test_a_statement_names_that_a_run_went_on_with_other_records(tmp_path):
+    """Another data set altogether had the statement of the first one."""
+    run = begin(tmp_path / "run", steps=6, take=2)
+    run.save_checkpoint()
+    run.close()
+    run = again(tmp_path / "run")
+    assert Assumption.OTHER_DATA not in run.statement().assumptions
+    run.close()
+    others = {name: values[1:] for name, values in records().items()}
+    with pytest.warns(UserWarning, match="other records than those that this run began with"):
+        run = again(tmp_path / "run", data=others)
+    list(run)
+    assert Assumption.OTHER_DATA in run.statement().assumptions
+    assert Assumption.OTHER_DATA in json.loads((tmp_path / "run/config.json").read_text())["assumptions"]
+
+
 def test_assumptions_that_were_edited_are_no_run(tmp_path):
     begin(tmp_path / "run", 4, 1)
     path = tmp_path / "run" / "config.json"

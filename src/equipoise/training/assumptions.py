@@ -64,6 +64,10 @@ class Assumption(StrEnum):
         "batches have the same shape whichever records they hold: padding to the longest record rounds "
         "others anew"
     )
+    OTHER_DATA = (
+        "the run was resumed with other records than it began with: which were added, removed or changed "
+        "followed from nothing that it had released"
+    )
     SCHEDULED = (
         "the scheduler follows only the step and what was released: the learning rates that it sets are "
         "published"

@@ -163,7 +163,7 @@ class PrivateTraining:
             collate=collate,
             settings=settings,
         )
-        self._setup = setup = prepare(given, _resumed)
+        setup = prepare(given, _resumed)
         ledger_class = type(self).ledger_class
         if _resumed is None:
             _warn_of_population(setup)
@@ -172,6 +172,7 @@ class PrivateTraining:
         else:
             run = continue_run(setup, _resumed.folder, ledger_class=ledger_class, writers=writers)
         self._run, self._steps = run, run.steps
+        self._setup = setup = run.setup
         self.folder, self.ledger = run.folder, run.ledger
         self.model, self.optimizer, self.scheduler = setup.model, setup.optimizer, setup.scheduler
         self.sampling, self.method, self.budget = setup.sampling, setup.method, setup.budget

@@ -6,13 +6,15 @@ another try: folder, lock and reservation go.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from equipoise.privacy import Ledger, mark, unmark
+from equipoise.training.assumptions import Assumption
 from equipoise.training.folder.checkpoint import CheckpointError, collect_state, restore_state
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.metrics import MetricsLog, MetricWriter
@@ -137,11 +139,27 @@ def continue_run(
             ledger = open_ledger(setup, folder, place=place, resume=True, ledger_class=ledger_class)
             if processes.is_first:
                 undo.callback(own_ledger(ledger).journal.close)
+            if processes.first(lambda: _has_other_data(own_ledger(ledger))):
+                setup = replace(setup, found=Assumption.of_all([*setup.found, Assumption.OTHER_DATA]))
             steps, metrics = StepRunner(setup, ledger, done, state), MetricsLog(setup, folder, writers, done)
             # Before its first release: a run that is killed later keeps what this process found.
             processes.first(lambda: folder.write_assumptions(setup.found))
         undo.pop_all()
     return StartedRun(setup, folder, ledger, steps, metrics, evaluation)
+
+
+def _has_other_data(ledger: Ledger) -> bool:
+    """Whether the run began, or went on, with other records than it has now; says it if so."""
+    if ledger.record.data == {ledger.data_fingerprint}:
+        return False
+    # Seen by the data owner alone, like the checks of the data.
+    warnings.warn(
+        "data hold other records than those that this run began with. Its epsilon holds only where the "
+        "change followed from nothing that the run released, and the statement says so. Resume with the same "
+        "records, or begin a new run with the same ledger_file for the others.",
+        stacklevel=2,
+    )
+    return True
 
 
 def _give_up(ledger: Ledger) -> None:

@@ -52,7 +52,7 @@ class MicroBatches:
     """How the records of a draw share forwards.
 
     Attributes:
-        size: the most private records of a forward, which has a few public rows besides.
+        size: the most private records of a forward, which has a few public rows in addition.
         keeps_bits: whether a record's row has the same bits wherever it stands in a micro-batch; None where
             that could not be measured.
         random_use: whose random numbers are drawn while records are joined, augmented and run.
