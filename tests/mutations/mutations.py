@@ -316,21 +316,61 @@ MUTATIONS = (
         "collate and augmentation draw from the process's own generators",
         "training/context.py",
         (
+            ('nullcontext() if quiet else random_numbers_from(joining("records"), device)', "nullcontext()"),
             (
-                'nullcontext() if quiet else random_numbers_from(randomness("records"), rows.prepare.device)',
+                'nullcontext() if quiet else random_numbers_from(randomness("augmented"), device)',
                 "nullcontext()",
             ),
         ),
         ("tests/training/test_neighbours.py::test_what_joins_and_augments_draws_secret_numbers",),
     ),
     Mutation(
+        "records joined without one that fails have the random numbers of their half",
+        "training/context.py",
+        (
+            (
+                "            which = working\n",
+                "            each = [self._together(part, n, points, number) for n in working.chunk(4)]\n"
+                "            return [one for own in each for one in own or []]\n",
+            ),
+        ),
+        (
+            "tests/training/test_neighbours.py::test_a_record_that_cannot_be_read_gives_no_two_others_one_random_number",
+        ),
+    ),
+    Mutation(
+        "records without a plan have the random numbers of the first place",
+        "training/record_rows.py",
+        (('randomness(f"{kind} of {place}")', "randomness(kind)"),),
+        (
+            "tests/training/test_neighbours.py::test_records_that_run_other_operations_have_random_numbers_of_their_own",
+        ),
+    ),
+    Mutation(
+        "a full micro-batch holds no public records",
+        "training/record_rows.py",
+        (("PUBLIC_ROWS = 2\n", "PUBLIC_ROWS = 0\n"),),
+        ("tests/training/test_neighbours.py::test_a_branch_is_open_whether_a_record_opens_it_or_not",),
+    ),
+    Mutation(
+        "an optimizer of the user's moves the parameters",
+        "training/step.py",
+        (
+            (
+                "            moved = self._parameter_norms() != self._norms\n",
+                "            moved = self._norms != self._norms\n",
+            ),
+        ),
+        ("tests/training/test_loop.py::test_nothing_else_moves_the_parameters",),
+    ),
+    Mutation(
         "dropout masks follow the public seed",
         "training/context.py",
         (
-            ("import generator, secret_randomness", "import generator, public_randomness"),
+            ("import generator, secret_randomness", "import generator, public_randomness, secret_randomness"),
             (
-                "secret_randomness(self.token, self._processes.rank, part.number)",
-                "public_randomness(rows.seed, self.token.ordinal, self.name, part.number)",
+                "randomness = secret_randomness(self.token, rank, part.number)",
+                "randomness = public_randomness(rows.seed, self.token.ordinal, self.name, part.number)",
             ),
         ),
         ("tests/training/test_loop.py::test_masks_of_private_records_follow_the_secret_key",),
@@ -713,8 +753,8 @@ MUTATIONS = (
         "training/context.py",
         (
             (
-                "secret_randomness(self.token, self._processes.rank, part.number)",
-                "secret_randomness(self.token, self._processes.rank)",
+                "randomness = secret_randomness(self.token, rank, part.number)",
+                "randomness = secret_randomness(self.token, rank)",
             ),
         ),
         ("tests/training/test_loop.py::test_two_micro_batches_of_equal_records_see_other_masks",),
@@ -838,7 +878,7 @@ MUTATIONS = (
     Mutation(
         "the plan of all records follows one of them",
         "training/record_rows.py",
-        (("self.of_batch(engine.by_plan,", "self.of_batch(engine,"),),
+        (("self.of_batch(self.engine.by_plan,", "self.of_batch(self.engine,"),),
         (
             "tests/training/test_neighbours.py"
             "::test_a_record_that_runs_other_operations_leaves_others_their_random_numbers",
