@@ -179,12 +179,12 @@ def test_a_statement_names_what_any_process_of_its_run_assumed(tmp_path, demande
     run.close()
     again(folder).run(progress=False)
     statement = json.loads((folder / "statement.json").read_text())
-    named = {Assumption.TRUSTED, Assumption.SHAPES}
+    named = {Assumption.TRUSTED, Assumption.SHAPES_ALIKE}
     named |= {Assumption.KEEPS_NOTHING} if demanded != "at the end" else set()
     assert named <= set(statement["assumptions"])
     assert Assumption.SCANNED not in statement["assumptions"]
     assert eq.verify_run(folder).consistent
-    statement["assumptions"].remove(Assumption.SHAPES)
+    statement["assumptions"].remove(Assumption.SHAPES_ALIKE)
     (folder / "statement.json").write_text(json.dumps(statement))
     wrong = [finding.subject for finding in eq.verify_run(folder).findings if finding.ok is False]
     assert "assumptions" in wrong

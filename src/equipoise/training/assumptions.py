@@ -60,9 +60,14 @@ class Assumption(StrEnum):
         "model, loss, data set, collate and augmentation keep nothing of the records that they meet: some of "
         "what they hold could not be copied for a trial, or is not put back after a forward"
     )
-    SHAPES = (
-        "batches have the same shape whichever records they hold: padding to the longest record rounds "
-        "others anew"
+    SHAPES_ALIKE = (
+        "batches have the same shape whichever records they hold (all records that were tried before the "
+        "start have one shape)"
+    )
+    SHAPES_FOLLOW = (
+        "the shape of a batch follows the records in it, such as padding to the longest: a longer record "
+        "makes the gradients of the others round anew, and epsilon does not count that rounding; by it "
+        "alone, and by what epsilon covers, a published number follows how long the longest drawn record is"
     )
     OTHER_DATA = (
         "the run was resumed with other records than it began with: which were added, removed or changed "
@@ -84,19 +89,26 @@ class Assumption(StrEnum):
         return {True: cls.KEPT, False: cls.ROUNDING, None: cls.ROUNDING_UNKNOWN}[keeps_bits]
 
     @classmethod
+    def of_shapes(cls, follow: bool) -> Assumption:
+        """What is assumed of the shapes of batches, by whether they were seen to follow the records."""
+        return cls.SHAPES_FOLLOW if follow else cls.SHAPES_ALIKE
+
+    @classmethod
     def of_all(cls, found: Iterable[str]) -> list[Assumption]:
         """Of what several processes found: all that is assumed, and what was checked only if all checked it.
 
         Raises:
             ValueError: a text that is not one of them.
 
-        >>> both = Assumption.of_all([Assumption.SCANNED, Assumption.SHAPES, Assumption.TRUSTED])
+        >>> both = Assumption.of_all([Assumption.SCANNED, Assumption.SHAPES_ALIKE, Assumption.TRUSTED])
         >>> [one.name for one in both]
-        ['TRUSTED', 'SHAPES']
+        ['TRUSTED', 'SHAPES_ALIKE']
         """
         there = {cls(text) for text in found}
         if cls.TRUSTED in there:
             there.discard(cls.SCANNED)
         if there & {cls.ROUNDING, cls.ROUNDING_UNKNOWN}:
             there.discard(cls.KEPT)
+        if cls.SHAPES_FOLLOW in there:
+            there.discard(cls.SHAPES_ALIKE)
         return [one for one in cls if one in there]

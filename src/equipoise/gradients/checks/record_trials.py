@@ -30,6 +30,7 @@ from equipoise.gradients.engine_inputs import (
     backward_included,
     evaluate_loss,
     map_records,
+    num_records,
     record_leaves,
     trainable_parameters,
 )
@@ -105,6 +106,11 @@ class RecordTrials:
             )
         # Look-ups may give sparse ones.
         return losses.detach(), [g.detach().to_dense() for g in found if g is not None]
+
+    def row(self, batch: Any, record: int) -> list[Tensor]:
+        """The gradient of one record's loss at `params`, by parameter, as `losses` are made."""
+        with undisturbed(self._model):
+            return self.gradient(batch, torch.eye(num_records(batch))[record])[1]
 
     def refuse_mixing(self, batch: Any, most: int | None = None) -> None:
         """Change several records in several ways, under several random numbers where they change anything.

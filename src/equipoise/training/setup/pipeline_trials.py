@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,9 +22,10 @@ from equipoise.gradients.capture.random_numbers import (
     random_numbers_from,
     use_of_random_numbers,
 )
+from equipoise.gradients.capture.recorder import CallTrace
 from equipoise.gradients.checks.record_mixing import TracedLosses
 from equipoise.gradients.checks.record_trials import RecordTrials
-from equipoise.gradients.engine_inputs import record_leaves
+from equipoise.gradients.engine_inputs import record_leaves, signature
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_rows import BatchPreparation, RecordSource
 from equipoise.training.setup.loss_trials import OWN_GENERATOR, SEARCHED
@@ -83,14 +87,97 @@ class Pipeline:
         except Exception:  # not understood; places that stay the same are right for all models
             return "shared"
 
+    @cached_property
+    def shapes(self) -> dict[int, tuple]:
+        """Shapes of the batches of one, by the number of the record; of tensors none, which have one shape.
+
+        They are records from all over the data, as many as can be made in a moment.
+        """
+        return {} if self.source.is_scanned else dict(self._shapes())
+
+    def _shapes(self) -> Iterator[tuple[int, tuple]]:
+        numbers, end = self.source.spread(MOST_READS).tolist(), time.monotonic() + SECONDS
+        random.Random(0).shuffle(numbers)
+        for number in numbers:
+            try:
+                yield number, signature(self.batch(torch.tensor([number])))
+            except Exception:  # such a record has weight zero in the training too
+                continue
+            if time.monotonic() > end:
+                return
+
+    @property
+    def shapes_follow(self) -> bool:
+        """Whether the shape of a batch follows the records in it."""
+        return len({*self.shapes.values()}) > 1
+
     def readable(self, most: int = 9) -> list[int]:
-        """Numbers of some records that have losses, from all over the data."""
+        """Numbers of some records that have losses, from all over the data.
+
+        Where shapes follow the records, the smallest is the first of them, and the largest the last but one.
+        """
         # Between the probes, which the pipeline has met: a later check needs one that it has not.
         spread = self.source.spread(most + 2).tolist()[1:-1]
         numbers = dict.fromkeys([*spread, *range(min(SEARCHED, len(self.source)))])
-        return list(
-            itertools.islice((n for n in numbers if self.losses(torch.tensor([n])) is not None), most)
-        )
+        found = list(itertools.islice(filter(self._is_readable, numbers), most))
+        if len(found) < 3 or not self.shapes_follow:
+            return found
+        by_size = sorted(self.shapes, key=lambda number: _size(self.shapes[number]))
+        first = next(filter(self._is_readable, by_size[:SEARCHED]), found[0])
+        last = next(filter(self._is_readable, by_size[: -SEARCHED - 1 : -1]), found[-1])
+        *between, spare = [n for n in found if n not in (first, last)][: most - 2]
+        return [first, *between, last, spare]
+
+    def _is_readable(self, number: int) -> bool:
+        return self.losses(torch.tensor([number])) is not None
+
+    def row(self, ids: Tensor) -> TracedRow | None:
+        """The gradient row of the first of these records next to the others; None where there is none."""
+        try:
+            batch = self.batch(ids)
+            with CallTrace(sees_through=False) as trace:
+                row = self.trials.row(batch, 0)
+        except Exception:
+            return None
+        return TracedRow(row, trace.low_precision)
+
+
+def _size(shapes: tuple) -> int:
+    """How many numbers a batch of one in these shapes holds."""
+    return sum(shape.numel() for _, shape in shapes)
+
+
+@dataclass(frozen=True)
+class TracedRow:
+    """The gradient row of a record, by parameter, and whether it came of half precision."""
+
+    parts: list[Tensor]
+    low_precision: bool
+
+    @property
+    def norm(self) -> float:
+        return math.sqrt(sum(float(part.double().square().sum()) for part in self.parts))
+
+    def distance(self, other: TracedRow) -> float:
+        apart = [one.double() - two.double() for one, two in zip(self.parts, other.parts, strict=True)]
+        return TracedRow(apart, False).norm
+
+
+#: What a row rounds by in a batch of another shape, relative to its norm; also on GPUs, which may multiply in
+#: TF32, and in half precision.
+ROWS_ROUND, TF32_ROWS_ROUND, HALF_ROWS_ROUND = {torch.float64: 1e-9, torch.float32: 1e-4}, 1e-3, 3e-2
+
+
+def _rounding(rows: Sequence[TracedRow]) -> float:
+    """What these round by, relative to their norms."""
+    if any(row.low_precision for row in rows):
+        return HALF_ROWS_ROUND
+    largest = 0.0
+    for part in itertools.chain.from_iterable(row.parts for row in rows):
+        largest = max(largest, ROWS_ROUND.get(part.dtype, HALF_ROWS_ROUND))
+        if part.is_cuda and part.dtype == torch.float32:
+            largest = max(largest, TF32_ROWS_ROUND)
+    return largest
 
 
 #: How often records are made, with other random numbers each time; then with rare ones, low and high.
@@ -145,6 +232,7 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
                     "privacy guarantee would not hold. Augment every record by itself (no mixup or cutmix "
                     "between records), and mask padding in the model and in the loss. Nothing was spent."
                 )
+    _check_rows(pipeline, ids)
     if random_rest:
         return False  # its random numbers are dealt otherwise where records are fewer or stand elsewhere
     for order in (torch.arange(count - 1), torch.arange(count).flip(0), torch.arange(size) % count):
@@ -157,6 +245,34 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
                 "sum over records is divided by the expected batch size. Nothing was spent."
             )
     return True
+
+
+def _check_rows(pipeline: Pipeline, ids: Tensor) -> None:
+    """Hold rows of some records next to their own copies against those next to the others.
+
+    Where a short text is padded without a mask, next to a long one, its row moves where its loss hardly does.
+
+    Args:
+        pipeline: from numbers to rows.
+        ids: of the records, the smallest first and the largest last.
+    """
+    pairs: list[tuple[TracedRow, TracedRow]] = []
+    for place in {0, len(ids) // 2, len(ids) - 1}:
+        # In the first place: whoever draws random numbers deals it the same ones in all company.
+        alone, together = pipeline.row(ids[place].expand(len(ids))), pipeline.row(ids.roll(-place))
+        if alone is not None and together is not None:
+            pairs.append((alone, together))
+    rounding = _rounding([*itertools.chain.from_iterable(pairs)])
+    # A tiny row rounds by what cancels in it: parts of the size of other rows.
+    least = 0.1 * max((alone.norm for alone, _ in pairs if math.isfinite(alone.norm)), default=0.0)
+    if any(alone.distance(together) > rounding * max(alone.norm, least) for alone, together in pairs):
+        raise ValueError(
+            "augmentation, collate or the data set mixes records: next to others, and perhaps longer ones, a "
+            "record's gradient is another one, by more than rounding. One record would then move the "
+            "gradients of several, and the privacy guarantee would not hold. Pad every record to one fixed "
+            "width, or mask the padding in the model and in the loss; augment every record by itself. "
+            "Nothing was spent."
+        )
 
 
 def check_history(pipeline: Pipeline, untouched: Pipeline | None, readable: list[int]) -> bool:

@@ -219,7 +219,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
 
         rows = _row_source(engine, pipeline, example, probes, micro_batches)
         keeps_nothing = loss_keeps_nothing and pipeline_keeps_nothing
-        mine = _found(rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
+        mine = _found(pipeline, rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
         before = [] if resumed is None else resumed.found
         found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))
         processes.same("the model's parameters", digest(parameters))
@@ -303,11 +303,17 @@ def _row_source(
 
 
 def _found(
-    rows: RowSource, micro_batches: MicroBatches, pipeline_tried: bool, keeps_nothing: bool, scheduler: Any
+    pipeline: Pipeline,
+    rows: RowSource,
+    micro_batches: MicroBatches,
+    pipeline_tried: bool,
+    keeps_nothing: bool,
+    scheduler: Any,
 ) -> list[Assumption]:
     """What this process found out.
 
     Args:
+        pipeline: which saw the shapes of some records.
         rows: made of the records.
         micro_batches: what was measured for their size.
         pipeline_tried: whether reading, collating and augmenting could be tried in all ways.
@@ -324,7 +330,7 @@ def _found(
         Assumption.OWN_NUMBERS: micro_batches.random_use == "own",
         Assumption.RANDOM_PIPELINE: not pipeline_tried,
         Assumption.KEEPS_NOTHING: not keeps_nothing,
-        Assumption.SHAPES: not is_scanned,
+        Assumption.of_shapes(pipeline.shapes_follow): not is_scanned,
         Assumption.FILLED_BY_A_RECORD: rows.filler is None,
         Assumption.SCHEDULED: scheduler is not None,
         Assumption.FOUND: True,

@@ -1,0 +1,186 @@
+"""Texts of many lengths, padded to the longest of their batch: fine with a mask, refused without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import equipoise as eq
+from equipoise.training.assumptions import Assumption
+
+WORDS, WIDTH = 50, 24
+
+
+class Texts(torch.utils.data.Dataset):
+    """Texts of 4 to 19 words, or all but one of the same length."""
+
+    def __init__(self, count=120, lengths=None, seed=0):
+        rng = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(4, 20, (count,), generator=rng).tolist() if lengths is None else lengths
+        self.texts = [torch.randint(1, WORDS, (length,), generator=rng) for length in lengths]
+        self.labels = torch.randint(0, 2, (len(lengths),), generator=rng)
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, number):
+        return self.texts[number], self.labels[number]
+
+
+def padded(items, width=None):
+    width = width or max(len(text) for text, _ in items)
+    words = torch.stack([F.pad(text, (0, width - len(text))) for text, _ in items])
+    return {"words": words, "label": torch.stack([label for _, label in items])}
+
+
+def to_one_width(items):
+    return padded(items, WIDTH)
+
+
+class Mean(nn.Module):
+    """The mean over a text's embeddings, or over those of the padding too."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 16), nn.Linear(16, 2)
+
+    def forward(self, words, mask):
+        mask = torch.ones_like(words) if mask is None else mask
+        return self.head((self.words(words) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 8), nn.Linear(8, 2)
+        self.gru = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, words, mask):
+        lengths = mask.sum(1).clamp(min=1)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.words(words), lengths, batch_first=True, enforce_sorted=False
+        )
+        return self.head(self.gru(packed)[1][-1])
+
+
+def bert(layers=1):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=WORDS, hidden_size=32, num_hidden_layers=layers, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=WIDTH, num_labels=2,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config)
+
+
+def gpt2():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=WORDS, n_embd=32, n_layer=1, n_head=2, n_positions=WIDTH, num_labels=2, pad_token_id=0,
+        bos_token_id=1, eos_token_id=1,
+    )  # fmt: skip
+    return transformers.GPT2ForSequenceClassification(config)
+
+
+def loss_of(is_masked, half=False):
+    def loss(model, batch):
+        words = batch["words"]
+        mask = (words > 0).long() if is_masked else None
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            given = {"attention_mask": mask} if hasattr(model, "config") else {"mask": mask}
+            answer = model(words, **given)
+            logits = answer.logits if hasattr(model, "config") else answer
+            return F.cross_entropy(logits.float(), batch["label"], reduction="none")
+
+    return loss
+
+
+def started(model, loss, data=None, collate=padded):
+    """A run after its first step."""
+    data = data or Texts()
+    run = eq.PrivateTraining(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=loss,
+        data=data,
+        collate=collate,
+        sampling=eq.Poisson(
+            expected_batch_size=20, population=len(data) if isinstance(data, Texts) else 100, steps=2
+        ),
+        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+    )
+    run.take_step()
+    return run
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("make", [Mean, Packed, bert, gpt2])
+def test_models_that_mask_their_padding_are_taken(make, half):
+    torch.manual_seed(0)
+    assert not started(make(), loss_of(True, half)).statement().warnings
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("make", [Mean, bert, lambda: bert(2)], ids=["mean", "bert", "two layers"])
+@pytest.mark.parametrize("seed", range(3))
+def test_padding_without_a_mask_is_refused(make, half, seed):
+    """A short text's loss may move by less than losses round, while its gradient moves a lot."""
+    torch.manual_seed(seed)
+    with pytest.raises(ValueError, match="mixes records"):
+        started(make(), loss_of(False, half), Texts(seed=seed))
+
+
+@pytest.mark.parametrize("make", [Mean, bert])
+def test_one_long_text_among_short_ones_is_tried(make):
+    """It is looked for: records at equal distances have one length here."""
+    torch.manual_seed(0)
+    data = Texts(lengths=[6] * 77 + [18] + [6] * 222)
+    with pytest.raises(ValueError, match="mixes records"):
+        started(make(), loss_of(False), data)
+    assert Assumption.SHAPES_FOLLOW in started(make(), loss_of(True), data).statement().assumptions
+
+
+def test_a_fixed_width_needs_no_mask():
+    torch.manual_seed(0)
+    started(Mean(), loss_of(False), collate=to_one_width)
+
+
+def test_the_shortest_and_the_longest_text_are_tried():
+    widths = []
+
+    def noted(items):
+        batch = padded(items)
+        widths.append((len(items), batch["words"].shape[1]))
+        return batch
+
+    started(Mean(), loss_of(True), Texts(lengths=[8] * 50 + [3] + [8] * 40 + [21] + [8] * 50), noted)
+    # Eight next to their own copies: the shortest by itself, and the longest next to all.
+    assert {(8, 3), (8, 21)} <= {*widths}
+
+
+@pytest.mark.parametrize(
+    ("collate", "lengths", "named", "other"),
+    [
+        (padded, None, Assumption.SHAPES_FOLLOW, Assumption.SHAPES_ALIKE),
+        (to_one_width, None, Assumption.SHAPES_ALIKE, Assumption.SHAPES_FOLLOW),
+        (padded, [7] * 100, Assumption.SHAPES_ALIKE, Assumption.SHAPES_FOLLOW),
+    ],
+    ids=["to the longest", "to a width", "texts of one length"],
+)
+def test_the_statement_says_whether_shapes_follow_the_records(collate, lengths, named, other):
+    torch.manual_seed(0)
+    assumptions = started(Mean(), loss_of(True), Texts(lengths=lengths), collate).statement().assumptions
+    assert named in assumptions
+    assert other not in assumptions
+
+
+def test_where_one_process_saw_shapes_follow_records_they_do():
+    both = [Assumption.SHAPES_ALIKE, Assumption.SHAPES_FOLLOW]
+    assert Assumption.of_all(both) == [Assumption.SHAPES_FOLLOW]
+
+
+def test_tensors_name_no_shapes():
+    data = {"words": torch.randint(1, WORDS, (100, 7)), "label": torch.randint(0, 2, (100,))}
+    named = started(Mean(), loss_of(True), data, None).statement().assumptions
+    assert not {Assumption.SHAPES_ALIKE, Assumption.SHAPES_FOLLOW} & {*named}
