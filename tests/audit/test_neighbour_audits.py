@@ -14,6 +14,7 @@ from equipoise.privacy import clip
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
 from equipoise.privacy.ledger import replay
 from equipoise.privacy.private import unwrap
+from equipoise.training.setup import training_setup
 
 
 def records(count=60):
@@ -131,6 +132,56 @@ class Items(torch.utils.data.Dataset):
     def __getitem__(self, i):
         x = self.data["x"][i]
         return {"x": x + self.noise * torch.randn(x.shape), "y": self.data["y"][i]}
+
+
+class Bags(torch.utils.data.Dataset):
+    """Short texts, and a long one."""
+
+    def __init__(self, count, long):
+        torch.manual_seed(0)
+        self.texts = [torch.randint(1, 30, (20 if i == long else 5,)) for i in range(count)]
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, i):
+        return self.texts[i], float(i % 2)
+
+
+def bags(items):
+    width = max(len(text) for text, _ in items)
+    texts = torch.stack([nn.functional.pad(text, (0, width - len(text))) for text, _ in items])
+    return {"x": texts, "y": torch.tensor([y for _, y in items])}
+
+
+class Bag(nn.Module):
+    def __init__(self, padding):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.linear, self.padding = nn.Embedding(30, 8), nn.Linear(8, 1), padding
+
+    def forward(self, x):
+        mask = torch.ones_like(x) if self.padding else x > 0
+        return self.linear((self.words(x) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1))
+
+
+@pytest.mark.parametrize("padding", [True, False])
+def test_a_long_text_among_short_ones_is_tried(padding, monkeypatch):
+    """At equal distances none of three records is the long one."""
+    monkeypatch.setattr(training_setup, "check_pipeline", lambda *_: True)  # the start refuses it, too
+    found = audit_neighbours(
+        Bag(padding),
+        loss,
+        Bags(200, long=77),
+        collate=bags,
+        sampling=eq.Poisson(40, 200, 4),
+        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+        positions=3,
+    )
+    assert found.holds is not padding
+    if padding:
+        assert found.worst.change == "silent"
+        assert found.worst.movement > 0.1
 
 
 def test_no_record_is_replaced_by_itself():

@@ -1012,7 +1012,7 @@ def first_in_a_closure():
 class RunningMean:
     """The mean size of all labels that it met, after some time."""
 
-    def __init__(self, patience=300):
+    def __init__(self, patience=500):
         self.count, self.total, self.patience = 0, 0.0, patience
 
     def __call__(self, labels):

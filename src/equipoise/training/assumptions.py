@@ -66,8 +66,9 @@ class Assumption(StrEnum):
     )
     SHAPES_FOLLOW = (
         "the shape of a batch follows the records in it, such as padding to the longest: a longer record "
-        "makes the gradients of the others round anew, and epsilon does not count that rounding; by it "
-        "alone, and by what epsilon covers, a published number follows how long the longest drawn record is"
+        "makes the gradients of the others round anew (a loss with kinks may turn that into other ones), and "
+        "epsilon does not count that; by it alone, and by what epsilon covers, a published number follows "
+        "how long the longest drawn record is"
     )
     OTHER_DATA = (
         "the run was resumed with other records than it began with: which were added, removed or changed "

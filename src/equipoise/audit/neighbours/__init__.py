@@ -9,6 +9,10 @@ One record of the data leaves, at each position another one. What enters in its 
 with other contents, and at every other position one whose floating-point numbers are far larger than those
 of the data (`SCALES`). So records of large gradients are met, too.
 
+Two positions are those of the smallest and the largest record, by how many numbers a batch of one holds, or
+by their norm. Either enters where it was not before, and replaces the other: a long text among short ones
+shows padding that is not masked.
+
 What is compared must differ by one record only. Every other record keeps its number, which keys the random
 numbers of its item; the draws hold the same others; and the record that is audited is in every draw. Where
 collate, augmentation, model or loss draw random numbers (dropout, places dealt at random) that record comes

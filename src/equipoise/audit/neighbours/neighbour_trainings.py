@@ -14,7 +14,13 @@ from torch import nn
 
 from equipoise.audit.neighbours.chosen_draws import ChosenDraws, ChosenDrawsLedger, ChosenDrawsReplayLedger
 from equipoise.audit.neighbours.neighbour_findings import NeighbourPair
-from equipoise.audit.neighbours.scaled_copies import SCALES, ScaledCopy, other_record, with_copies
+from equipoise.audit.neighbours.scaled_copies import (
+    SCALES,
+    ScaledCopy,
+    other_record,
+    smallest_and_largest,
+    with_copies,
+)
 from equipoise.audit.neighbours.silent_record import SilentMethod
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import DPSGD, Method
@@ -84,9 +90,12 @@ class NeighbourTrainings:
                 "bound to hold a movement against"
             )
         self.draws_numbers = setup.rows.dealt or Assumption.OWN_NUMBERS in setup.found
+        # A single position is the first record's.
+        self._extremes = (smallest_and_largest(source) if positions > 1 else None) or ()
+        others = (other_record(source, self._old(n)) for n in range(len(self._extremes), positions))
         self._copies = [
-            ScaledCopy(other_record(source, self._old(number)), SCALES[number % len(SCALES)])
-            for number in range(positions)
+            ScaledCopy(record, SCALES[number % len(SCALES)])
+            for number, record in enumerate([*self._extremes, *others])
         ]
         self._rows = copy.copy(setup.rows)
         self._rows.source = with_copies(source, data, self._copies, collate)
@@ -94,11 +103,18 @@ class NeighbourTrainings:
 
     def _old(self, number: int) -> int:
         """The record of the data that leaves or is replaced."""
+        if number < len(self._extremes):
+            return self._extremes[number]
         return number * self.records // self._positions
+
+    def _copy(self, change: str, number: int) -> int:
+        """Which copy enters. The smallest and the largest record enter themselves, or replace each other."""
+        return 1 - number if change == "replace" and number < len(self._extremes) else number
 
     def compare(self, change: str, number: int, steps: int, threads: int) -> NeighbourPair:
         """The number-th of several pairs of this change."""
-        old, new = self._old(number), self.records + number
+        old, copied = self._old(number), self._copy(change, number)
+        new = self.records + copied
         place = 1.0 if self.draws_numbers else number / max(1, self._positions - 1)
         # The population that the user states need not hold a record more than the data.
         without = ChosenDraws(self.records, old)
@@ -110,7 +126,7 @@ class NeighbourTrainings:
         return NeighbourPair(
             change=change,
             position=max(left.stood_at, right.stood_at),
-            scale=1.0 if change == "remove" else self._copies[number].scale,
+            scale=1.0 if change == "remove" else self._copies[copied].scale,
             threads=threads,
             movement=movement,
             epsilon=gaussian_epsilon(math.sqrt(square), self.setup.delta),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,17 @@ import torch
 from torch import Tensor
 
 from equipoise._tree import leaves, map_leaves
-from equipoise.gradients.engine_inputs import map_records
+from equipoise.gradients.engine_inputs import map_records, record_leaves
 from equipoise.training.record_rows import RecordSource
 
-__all__ = ["SCALES", "DatasetWithCopies", "ScaledCopy", "other_record", "with_copies"]
+__all__ = [
+    "SCALES",
+    "DatasetWithCopies",
+    "ScaledCopy",
+    "other_record",
+    "smallest_and_largest",
+    "with_copies",
+]
 
 SCALES = (1.0, -10.0)
 """What the floating-point numbers of a record that enters are multiplied by, in turn over the positions."""
@@ -87,3 +95,28 @@ def other_record(source: RecordSource, record: int) -> int:
         if there is not None and (own is None or any(map(differ, own, there))):
             return number
     return (record + 1) % count
+
+
+#: How many records, at equal distances, the smallest and the largest are looked for among.
+MOST_SIZED = 1000
+
+
+def smallest_and_largest(source: RecordSource) -> tuple[int, int] | None:
+    """Numbers of the records that hold the fewest and the most numbers, by the batch of one.
+
+    Of records that hold equally many, those whose floating-point numbers are the smallest and the largest in
+    norm; None if they do not differ.
+    """
+
+    def size(number: int) -> tuple[int, float]:
+        tensors = record_leaves(source.take(torch.tensor([number])))
+        real = (leaf.detach().double() for leaf in tensors if leaf.is_floating_point())
+        return sum(leaf.numel() for leaf in tensors), sum(float(leaf.square().sum()) for leaf in real)
+
+    sizes: dict[int, tuple[int, float]] = {}
+    for number in torch.linspace(0, len(source) - 1, min(MOST_SIZED, len(source))).long().tolist():
+        with suppress(Exception):  # it has weight zero in a training, and would show nothing
+            sizes[number] = size(number)
+    if len({*sizes.values()}) < 2:
+        return None
+    return min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)

@@ -147,37 +147,56 @@ def _size(shapes: tuple) -> int:
     return sum(shape.numel() for _, shape in shapes)
 
 
+#: What a row rounds by in a batch of another shape, relative to its norm; on GPUs, which may multiply in
+#: TF32; and in half precision.
+ROWS_ROUND, TF32_ROWS_ROUND, HALF_ROWS_ROUND = {torch.float64: 1e-9, torch.float32: 1e-4}, 1e-3, 3e-2
+
+
 @dataclass(frozen=True)
 class TracedRow:
     """The gradient row of a record, by parameter, and whether it came of half precision."""
 
-    parts: list[Tensor]
+    parts: Sequence[Tensor]
     low_precision: bool
 
-    @property
-    def norm(self) -> float:
-        return math.sqrt(sum(float(part.double().square().sum()) for part in self.parts))
-
-    def distance(self, other: TracedRow) -> float:
-        apart = [one.double() - two.double() for one, two in zip(self.parts, other.parts, strict=True)]
-        return TracedRow(apart, False).norm
-
-
-#: What a row rounds by in a batch of another shape, relative to its norm; also on GPUs, which may multiply in
-#: TF32, and in half precision.
-ROWS_ROUND, TF32_ROWS_ROUND, HALF_ROWS_ROUND = {torch.float64: 1e-9, torch.float32: 1e-4}, 1e-3, 3e-2
+    def rounding(self) -> float:
+        """What it rounds by, relative to its norm."""
+        if self.low_precision:
+            return HALF_ROWS_ROUND
+        by_type = (ROWS_ROUND.get(part.dtype, HALF_ROWS_ROUND) for part in self.parts)
+        on_gpu = any(part.is_cuda and part.dtype == torch.float32 for part in self.parts)
+        return max(by_type, default=0.0) if not on_gpu else TF32_ROWS_ROUND
 
 
-def _rounding(rows: Sequence[TracedRow]) -> float:
-    """What these round by, relative to their norms."""
-    if any(row.low_precision for row in rows):
-        return HALF_ROWS_ROUND
-    largest = 0.0
-    for part in itertools.chain.from_iterable(row.parts for row in rows):
-        largest = max(largest, ROWS_ROUND.get(part.dtype, HALF_ROWS_ROUND))
-        if part.is_cuda and part.dtype == torch.float32:
-            largest = max(largest, TF32_ROWS_ROUND)
-    return largest
+@dataclass(frozen=True)
+class RowMove:
+    """How far a record's row is from the one that it has in other company.
+
+    Attributes:
+        distance: of the two rows.
+        norm: of the first one.
+        rounding: relative to the norm.
+    """
+
+    distance: float
+    norm: float
+    rounding: float
+
+    @classmethod
+    def of(cls, one: TracedRow | None, other: TracedRow | None) -> RowMove:
+        """No move where a row could not be made, or is not finite: such a record has weight zero."""
+        if one is None or other is None:
+            return cls(0.0, 0.0, 0.0)
+        pairs = zip(one.parts, other.parts, strict=True)
+        apart = math.sqrt(sum(float((a.double() - b.double()).square().sum()) for a, b in pairs))
+        norm = math.sqrt(sum(float(part.double().square().sum()) for part in one.parts))
+        if not math.isfinite(apart):
+            return cls(0.0, 0.0, 0.0)
+        return cls(apart, norm, max(one.rounding(), other.rounding()))
+
+    def is_large(self, least: float) -> bool:
+        """Whether it is more than rounding, relative to the norm or to this number if that is larger."""
+        return self.distance > self.rounding * max(self.norm, least)
 
 
 #: How often records are made, with other random numbers each time; then with rare ones, low and high.
@@ -256,16 +275,14 @@ def _check_rows(pipeline: Pipeline, ids: Tensor) -> None:
         pipeline: from numbers to rows.
         ids: of the records, the smallest first and the largest last.
     """
-    pairs: list[tuple[TracedRow, TracedRow]] = []
+    moves: list[RowMove] = []
     for place in {0, len(ids) // 2, len(ids) - 1}:
         # In the first place: whoever draws random numbers deals it the same ones in all company.
-        alone, together = pipeline.row(ids[place].expand(len(ids))), pipeline.row(ids.roll(-place))
-        if alone is not None and together is not None:
-            pairs.append((alone, together))
-    rounding = _rounding([*itertools.chain.from_iterable(pairs)])
+        copies = ids[place].expand(len(ids))
+        moves.append(RowMove.of(pipeline.row(copies), pipeline.row(ids.roll(-place))))
     # A tiny row rounds by what cancels in it: parts of the size of other rows.
-    least = 0.1 * max((alone.norm for alone, _ in pairs if math.isfinite(alone.norm)), default=0.0)
-    if any(alone.distance(together) > rounding * max(alone.norm, least) for alone, together in pairs):
+    least = 0.1 * max((move.norm for move in moves), default=0.0)
+    if any(move.is_large(least) for move in moves):
         raise ValueError(
             "augmentation, collate or the data set mixes records: next to others, and perhaps longer ones, a "
             "record's gradient is another one, by more than rounding. One record would then move the "
