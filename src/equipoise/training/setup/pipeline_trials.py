@@ -149,7 +149,8 @@ def _size(shapes: tuple) -> int:
 
 #: What a row rounds by in a batch of another shape, relative to its norm; on GPUs, which may multiply in
 #: TF32; and in half precision.
-ROWS_ROUND, TF32_ROWS_ROUND, HALF_ROWS_ROUND = {torch.float64: 1e-9, torch.float32: 1e-4}, 1e-3, 3e-2
+RESHAPED_ROWS_ROUND = {torch.float64: 1e-9, torch.float32: 1e-4}
+TF32_ROWS_ROUND, HALF_ROWS_ROUND = 1e-3, 3e-2
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class TracedRow:
         """What it rounds by, relative to its norm."""
         if self.low_precision:
             return HALF_ROWS_ROUND
-        by_type = (ROWS_ROUND.get(part.dtype, HALF_ROWS_ROUND) for part in self.parts)
+        by_type = (RESHAPED_ROWS_ROUND.get(part.dtype, HALF_ROWS_ROUND) for part in self.parts)
         on_gpu = any(part.is_cuda and part.dtype == torch.float32 for part in self.parts)
         return max(by_type, default=0.0) if not on_gpu else TF32_ROWS_ROUND
 
