@@ -132,7 +132,7 @@ class Pipeline:
         return self.losses(torch.tensor([number])) is not None
 
     def row(self, ids: Tensor) -> TracedRow | None:
-        """The gradient row of the first of these records next to the others; None where there is none."""
+        """The gradient row of the first of these records next to the others; None where it cannot be made."""
         try:
             batch = self.batch(ids)
             with CallTrace(sees_through=False) as trace:
