@@ -207,6 +207,36 @@ def test_an_evaluation_that_moves_the_parameters_ends_the_run():
         training().run(evaluate, progress=False, evaluate_every=1)
 
 
+class NoDict(eq.DPSGD):
+    def step(self, context, state):
+        draw = context.draw("batch")
+        released = context.ledger.release(draw, draw.query(lambda rows, ids: clip(rows, Abadi(), 0.5)))
+        return released["gradient"], state
+
+
+class NoState(eq.DPSGD):
+    def step(self, context, state):
+        return "an estimate", state
+
+
+class NoPlan(eq.DPSGD):
+    def plan(self, setting):
+        return super().plan(setting).releases
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (NoDict, "a query gave a Bounded; let it give a dict of bounded sums by name"),
+        (NoState, r"step\(\) of method .* gave a str for the estimate; let it return \(estimate, state\)"),
+        (NoPlan, r"plan\(\) of method .* gave a PrivacyPlan; let it return Plan\(releases\)"),
+    ],
+)
+def test_slips_of_an_own_method_are_named(method, words):
+    with pytest.raises(TypeError, match=words):
+        training(method=method(clip_norm=0.5, noise_multiplier=1.0)).take_step()
+
+
 def test_frozen_parameters_stay():
     model = network()
     model[0].weight.requires_grad_(False)

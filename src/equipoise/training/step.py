@@ -306,6 +306,11 @@ class StepRunner:
                 # A step repeated after a crash came out differently: it gets new records, and is charged.
                 context = self._context(before, state)
                 estimate, following = method.step(context, state)
+        if not isinstance(estimate, Mapping):
+            raise TypeError(
+                f"step() of method {method.name!r} gave a {type(estimate).__name__} for the estimate; let it "
+                "return (estimate, state), the first a dict of one tensor per parameter"
+            )
         missing = parameters.keys() - estimate.keys()
         if missing:
             raise RuntimeError(

@@ -184,6 +184,11 @@ def sums_of(parts: Iterable[Mapping[str, Bounded]]) -> dict[str, Bounded]:
     """Unite the query results of the micro-batches of a draw, name by name, as they come."""
     unions: dict[str, _Union] = {}
     for part in parts:
+        if not isinstance(part, Mapping):
+            raise TypeError(
+                f"a query gave a {type(part).__name__}; let it give a dict of bounded sums by name, such as "
+                "{'gradient': clip(rows, rule, threshold)}"
+            )
         if unions and part.keys() != unions.keys():
             raise ValueError(
                 f"micro-batches give different sums: {sorted(unions)} and {sorted(part)}; a query gives the "

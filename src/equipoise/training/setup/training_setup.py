@@ -265,6 +265,11 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
             public_seed=derive_seed(settings.seed, "plan"),
         )
         plan = given.method.plan(setting)
+        if not isinstance(plan, Plan):
+            raise TypeError(
+                f"plan() of method {given.method.name!r} gave a {type(plan).__name__}; let it return "
+                "Plan(releases), with a PrivacyPlan inside"
+            )
         return replace(plan, releases=plan.releases.hardened()) if settings.hardened else plan
 
     if resumed is None:
