@@ -155,14 +155,30 @@ def bags(items):
 
 
 class Bag(nn.Module):
-    def __init__(self, padding):
+    def __init__(self, padding, dropout=0.0):
         super().__init__()
         torch.manual_seed(0)
         self.words, self.linear, self.padding = nn.Embedding(30, 8), nn.Linear(8, 1), padding
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
         mask = torch.ones_like(x) if self.padding else x > 0
-        return self.linear((self.words(x) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1))
+        words = self.dropout(self.words(x)) * mask[..., None]
+        return self.linear(words.sum(1) / mask.sum(1, keepdim=True).clamp(min=1))
+
+
+def test_masks_in_another_shape_are_no_movement():
+    """A longer text deals the others other random numbers, of the same law."""
+    found = audit_neighbours(
+        Bag(padding=False, dropout=0.5),
+        loss,
+        Bags(200, long=77),
+        collate=bags,
+        sampling=eq.Poisson(40, 200, 4),
+        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+        positions=3,
+    )
+    assert found.holds
 
 
 @pytest.mark.parametrize("padding", [True, False])

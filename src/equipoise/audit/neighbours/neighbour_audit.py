@@ -46,7 +46,9 @@ def audit_neighbours(
         sampling: of the training; all records in every step by default.
         method: `DPSGD(noise_multiplier=1.0)` by default. One without a multiplier needs a `budget`.
         positions: how many records, spread over the draw, are added, removed and replaced. Where there are
-            two or more, the smallest and the largest of up to 1,000 records are among them.
+            two or more, the smallest and the largest of up to 1,000 records are among them. They are left
+            out where batches are padded to the longest and random numbers are drawn: in another shape the
+            others get other numbers, and nothing can be compared.
         changes: some of `CHANGES`; by default all that sampling and method have a place for.
         steps: to compare on each pair of data sets.
         threads: numbers of processor threads to try.

@@ -90,8 +90,12 @@ class NeighbourTrainings:
                 "bound to hold a movement against"
             )
         self.draws_numbers = setup.rows.dealt or Assumption.OWN_NUMBERS in setup.found
-        # A single position is the first record's.
-        self._extremes = (smallest_and_largest(source) if positions > 1 else None) or ()
+        # A single position is the first record's. Where a longer record changes the shape in which random
+        # numbers are drawn the others get other ones: of the same law, but the sums are no longer comparable.
+        tries_extremes = positions > 1 and not (
+            self.draws_numbers and Assumption.SHAPES_FOLLOW in setup.found
+        )
+        self._extremes = (smallest_and_largest(source) if tries_extremes else None) or ()
         others = (other_record(source, self._old(n)) for n in range(len(self._extremes), positions))
         self._copies = [
             ScaledCopy(record, SCALES[number % len(SCALES)])
