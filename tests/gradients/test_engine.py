@@ -375,6 +375,21 @@ def test_a_plan_follows_no_private_record():
     close(torch.cat(alone), dense_gradients(model, summed, rare).matrix(), 1e-5)
 
 
+class FillingLow(Filling):
+    def forward(self, x):
+        low = x < -5
+        return self.layer(torch.where(low, self.missing, x) if low.any() else x)
+
+
+def test_measuring_bits_leaves_the_plan():
+    """Records that run other operations had every parameter computed densely from then on."""
+    torch.manual_seed(0)
+    engine = GradientEngine(FillingLow(), summed, torch.randn(5, 3))
+    before = engine.coverage()
+    assert engine.keeps_bits(torch.full((5, 3), -9.0), 16) is not None
+    assert engine.coverage() == before
+
+
 def test_what_few_of_the_first_records_run_is_dense_from_the_start():
     usual = torch.randn(5, 3)
     usual[1, 0] = -9

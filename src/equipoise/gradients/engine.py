@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -359,7 +360,7 @@ class GradientEngine:
         found: dict[int, Tensor] = {}
         for order in orders:
             placed = take_records(several, order)
-            with undisturbed(self.model), self._buffers.watched():
+            with undisturbed(self.model), self._buffers.watched(), self._plans_kept():
                 gradients = self._gradients(placed, params)
                 norms = gradients.row_norms([(name,) for name in gradients.names])
             assert gradients.losses is not None
@@ -370,6 +371,15 @@ class GradientEngine:
                 if not torch.equal(copies, expected.expand_as(copies)):
                     return False
         return True
+
+    @contextmanager
+    def _plans_kept(self) -> Iterator[None]:
+        """Inside, records may run other operations than planned; the plan stays."""
+        before = dict(self._plans), self._latest
+        try:
+            yield
+        finally:
+            self._plans, self._latest = before
 
     # -------------------- capture
 
