@@ -29,8 +29,8 @@ class Assumption(StrEnum):
         "holds some has weight zero"
     )
     KEPT = (
-        "a record's gradient rounds alike at every place of a micro-batch (tried on a few records before the "
-        "start)"
+        "a record's gradient is the same to the last digit at every place of a batch (tried on a few records "
+        "before the start)"
     )
     ROUNDING = (
         "a record's gradient rounds differently with its place in a micro-batch (measured before the start); "
@@ -80,8 +80,8 @@ class Assumption(StrEnum):
     )
     EVALUATED = "what evaluate(model) answers follows only the model and public records: it is published"
     FOUND = (
-        "which of these sentences stand here followed from trials on a few private records, and so may the "
-        "micro-batch size: epsilon does not cover that"
+        "the start tried model, loss and data on a few private records: which sentences are listed here, and "
+        "perhaps the size of a batch, follows from that, and epsilon does not cover it"
     )
 
     @classmethod
