@@ -22,6 +22,7 @@ from equipoise.gradients import (
     replace_batch_norm,
 )
 from equipoise.gradients.checks.record_mixing import TracedLosses, follows_company, losses_moved
+from equipoise.gradients.checks.record_trials import away_from_zero
 from equipoise.gradients.checks.row_comparison import rows_differ
 
 
@@ -572,3 +573,13 @@ def test_a_record_among_its_own_copies_and_among_others():
     batch = torch.tensor([[4.0, 1, 2, 3], [4, 5, 6, 7], [4, 1, 0, 1], [2, 9, 9, 9]])
     assert follows_company(trimmed, batch) is not None
     assert follows_company(lambda batch: batch.mean(1), batch) is None
+
+
+def test_trials_are_made_where_no_parameter_is_zero():
+    """A head of zeros hides whatever is mixed before it, in losses and gradients alike."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    nn.init.zeros_(model[1].weight)
+    nn.init.zeros_(model[1].bias)
+    found = away_from_zero(model, lambda m, x: m(x).square().sum(1), torch.randn(4, 3))
+    assert all(bool(values.all()) for values in found.values())
+    assert not model[1].weight.any()

@@ -867,7 +867,7 @@ MUTATIONS = (
         "records are compared at the parameters of the start alone",
         "gradients/checks/record_trials.py",
         (("for share in (0.5, 0.05):", "for share in ():"),),
-        ("tests/gradients/test_zoo.py::test_zoo[collated with neighbours, before a head of zeros]",),
+        ("tests/gradients/test_coverage.py::test_trials_are_made_where_no_parameter_is_zero",),
     ),
     Mutation(
         "nobody sees a guard that looks for NaN in the whole batch",
