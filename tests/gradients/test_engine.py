@@ -375,6 +375,14 @@ def test_a_plan_follows_no_private_record():
     close(torch.cat(alone), dense_gradients(model, summed, rare).matrix(), 1e-5)
 
 
+def test_a_record_alone_whose_loss_follows_no_parameter_has_a_row_of_zeros():
+    engine = GradientEngine(Filling(), summed, torch.randn(5, 3))
+    engine.loss = lambda model, x: x.sum(1)
+    row = engine.alone(torch.ones(2, 3), place=1)
+    assert row.row_norms().tolist() == [0.0]
+    assert row.losses.tolist() == [3.0]
+
+
 class FillingLow(Filling):
     def forward(self, x):
         low = x < -5

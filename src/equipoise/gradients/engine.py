@@ -183,7 +183,9 @@ class GradientEngine:
             leaves, substitute = self._leaves(params)
             with torch.enable_grad():
                 loss = evaluate_loss(self.model, self.loss, batch, substitute)[place]
-                found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+                found: tuple[Tensor | None, ...] = (None,) * len(leaves)
+                if loss.requires_grad:
+                    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
             rows = {
                 name: [DenseFactor(gradient.to_dense()[None])]  # look-ups may give sparse ones
                 for name, gradient in zip(leaves, found, strict=True)
