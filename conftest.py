@@ -7,8 +7,15 @@ as a module, one would hide the other.
 from importlib.util import find_spec
 
 pytest_plugins = ["tests.passed_before"]
-collect_ignore_glob = ["tests/*/conftest.py"] + (
-    []
-    if find_spec("flwr")
-    else ["src/equipoise/federated/flower/*.py", "contrib/secure_sum/*.py", "tests/federated/flower_grid.py"]
-)
+NEEDS = {
+    "flwr": [
+        "src/equipoise/federated/flower/*.py",
+        "contrib/secure_sum/*.py",
+        "tests/federated/flower_grid.py",
+    ],
+    "lightning": ["src/equipoise/integrations/lightning.py"],
+    "transformers": ["src/equipoise/integrations/transformers.py"],
+}
+collect_ignore_glob = ["tests/*/conftest.py"] + [
+    pattern for package, patterns in NEEDS.items() if not find_spec(package) for pattern in patterns
+]

@@ -24,7 +24,7 @@ from typing import Any
 
 import equipoise
 
-FILES, CALLS = 46, 800  # the limits of a step without accounting; the aim is 30 and 700
+FILES, CALLS = 47, 810  # the limits of a step without accounting; the aim is 30 and 700
 PACKAGE = str(Path(equipoise.__file__).parent) + "/"
 ACCOUNTING = "progress"  # the ledger's function that computes epsilon so far
 

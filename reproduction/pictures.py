@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.methods import (
+    DPMF,
     DPSGD,
     EFSGD,
     GEP,
@@ -143,6 +144,9 @@ def _pictures() -> dict[str, Picture]:
                 **dp_sgd,
             },
             paths=3,
+        ),
+        "dp-mf": Picture(
+            {"dp-mf, noise over 4 steps": DPMF(clip_norm=4.0, bands=4), **dp_sgd}, epsilon=8.0, paths=3
         ),
         "rsdp": Picture(
             {"rsdp, half of the coordinates": RandomSparsification(drop_rate=0.5, clip_norm=4.0), **dp_sgd}

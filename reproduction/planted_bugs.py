@@ -25,10 +25,11 @@ from equipoise.audit.noise_checks import (
     same_scale,
     sensitivity,
 )
-from equipoise.audit.rehearsal import InMemoryTraining
-from equipoise.methods import DPSGD, Abadi, Context, State
+from equipoise.audit.rehearsal import InMemoryTraining, whitened
+from equipoise.methods import DPMF, DPSGD, Abadi, Context, State
 from equipoise.privacy import (
     Draw,
+    FixedEpochs,
     FullBatch,
     Gaussian,
     Ledger,
@@ -123,6 +124,25 @@ class Restarting(RecordingLedger):
             for key in tensors:
                 tensors[key] = raw[key] + noise
         return out
+
+
+class WithoutHistory(RecordingLedger):
+    """Noise over steps that begins afresh at every step, as after a resume that lost its history."""
+
+    def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
+        self._state.history.values.clear()
+        return super().release(draw, sums)
+
+
+class ReversedHistory(RecordingLedger):
+    """Noise over steps whose coefficients meet the steps before in reverse order."""
+
+    def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
+        values = self._state.history.values
+        for name, rows in values.items():
+            backwards = [left for _, left in reversed(rows)]
+            values[name] = [(ordinal, left) for (ordinal, _), left in zip(rows, backwards, strict=True)]
+        return super().release(draw, sums)
 
 
 class Forgetful(PrivateRows):
@@ -241,6 +261,28 @@ def _echoes(planted: bool, seed: int) -> Check:
     return echoes(_noises(training)[0])
 
 
+def _over_steps(ledger: type[RecordingLedger], planted: bool, seed: int) -> Check:
+    """Is the noise of a run with noise over steps white once it is whitened?"""
+    training = InMemoryTraining.open(
+        DPMF(clip_norm=1.0, noise_multiplier=NOISE, bands=4),
+        Rows(COORDINATES),
+        canary_loss(),
+        {"index": torch.arange(40), "scale": torch.full((40, 1), 0.5)},
+        FixedEpochs(5, 40, 12),
+        None,
+        seed=seed,
+        make_ledger=ledger if planted else RecordingLedger,
+    ).run()
+    left, raw = (
+        whitened(training.ledger, sums) for sums in (training.ledger.transcript, training.ledger.sums)
+    )
+    rows = []
+    for after, before in zip(left, raw, strict=True):
+        outs, inside = after["gradient"], before["gradient"]
+        rows.append(torch.cat([(outs[name] - inside[name]).flatten() for name in outs]))
+    return repeats(torch.stack(rows))
+
+
 class Pair(nn.Module):
     """Two tables; a record's gradient is small in the first and large in the second."""
 
@@ -313,6 +355,8 @@ BUGS: Mapping[str, Callable[[bool, int], Check]] = {
     "without replacement accounted as Poisson (pairs)": lambda planted, seed: pairs(*_draws(planted, seed)),
     "the same noise used twice": _repeats,
     "the same noise for two tensors": _echoes,
+    "noise over steps without its history": lambda planted, seed: _over_steps(WithoutHistory, planted, seed),
+    "noise over steps in reverse order": lambda planted, seed: _over_steps(ReversedHistory, planted, seed),
     "threshold from the raw batch": lambda planted, seed: _same_scale(RawThreshold, planted, seed, far=True),
 }
 """bug -> probe(planted, seed): the check that suits it, on a step with the bug or without."""

@@ -8,6 +8,7 @@ from equipoise.gradients import per_sample_gradients as per_sample_gradients
 from equipoise.gradients import replace_batch_norm as replace_batch_norm
 from equipoise.methods import DCDPSGD as DCDPSGD
 from equipoise.methods import DPC4 as DPC4
+from equipoise.methods import DPMF as DPMF
 from equipoise.methods import DPSGD as DPSGD
 from equipoise.methods import PCDPSGD as PCDPSGD
 from equipoise.methods import AdaptiveRMS as AdaptiveRMS
@@ -16,6 +17,7 @@ from equipoise.methods import DPC4Plus as DPC4Plus
 from equipoise.methods import Method as Method
 from equipoise.methods import published as published
 from equipoise.privacy import Budget as Budget
+from equipoise.privacy import CyclicPoisson as CyclicPoisson
 from equipoise.privacy import FixedEpochs as FixedEpochs
 from equipoise.privacy import FullBatch as FullBatch
 from equipoise.privacy import Poisson as Poisson

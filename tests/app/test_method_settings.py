@@ -23,7 +23,8 @@ from equipoise.privacy import (
     epsilon,
 )
 from equipoise.privacy.ledger.journal import read_journal
-from equipoise.privacy.ledger.run_record import compose_events, costs_over_time
+from equipoise.privacy.ledger.journal_records import costs_over_time
+from equipoise.privacy.ledger.run_record import compose_events
 
 SAMPLING = FullBatch(2000, 20)  # accounted in closed form, and so quickly
 EARLIER = PrivacyPlan([Release("gradient", 1.0, Gaussian(60.0))], SAMPLING)

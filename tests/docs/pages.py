@@ -1,7 +1,7 @@
 """The documentation as data: pages, fenced blocks with the tag above them, prose and headings.
 
 A comment above a block says how the tests treat it: `<!-- slow -->` leaves it to the slow tests, and
-`<!-- skip: reason -->` leaves it out.
+`<!-- skip: reason -->` leaves it out. `<!-- needs: package -->` runs it where the optional package is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DOCS = ROOT / "docs"
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/federated/README.md")
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in TOP)])
 FENCE = re.compile(r"^```(\w*)\s*$")
-TAG = re.compile(r"^<!-- (slow|skip): ?(.*?) ?-->$|^<!-- (slow) -->$")
+TAG = re.compile(r"^<!-- (slow|skip|needs): ?(.*?) ?-->$|^<!-- (slow) -->$")
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Block:
     line: int
     slow: bool = False
     skip: str | None = None
+    needs: str | None = None
 
     @property
     def runs(self) -> bool:
@@ -48,8 +49,8 @@ def blocks(page: Path) -> list[Block]:
         elif language is not None and line == "```":
             tag = TAG.match(above)
             slow = bool(tag) and "slow" in (tag[1], tag[3])
-            skip = tag[2] if tag and tag[1] == "skip" else None
-            found.append(Block(language, "\n".join(text) + "\n", start, slow, skip))
+            skip, needs = (tag[2] if tag and tag[1] == kind else None for kind in ("skip", "needs"))
+            found.append(Block(language, "\n".join(text) + "\n", start, slow, skip, needs))
             language, above = None, ""
         elif language is not None:
             text.append(line)

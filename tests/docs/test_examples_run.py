@@ -6,6 +6,7 @@ name. A block of `sh` that only calls `equipoise` runs in this process; others r
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import subprocess
@@ -73,11 +74,25 @@ def run_block(block: Block, page: Path, folder: Path, namespace: dict) -> None:
         assert done.returncode == 0, f"{where}\n{block.text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
+#: Optional packages that the blocks of a page import.
+NEEDED = {
+    "docs/how-to/hugging-face.md": ("transformers", "peft", "accelerate"),
+    "docs/how-to/lightning.md": ("lightning",),
+}
+
+
 def run_page(page: Path, folder: Path, slow: bool) -> None:
+    for package in NEEDED.get(name_of(page), ()):
+        pytest.importorskip(package, reason="needs an optional package")
     namespace: dict = {"__name__": "page"}
+    lacking = set()
     for block in blocks(page):
-        if block.runs and (slow or not block.slow):
+        if block.needs and importlib.util.find_spec(block.needs) is None:
+            lacking.add(block.needs)
+        elif block.runs and (slow or not block.slow):
             run_block(block, page, folder, namespace)
+    if lacking:
+        pytest.skip(f"a block needs an optional package: {', '.join(sorted(lacking))}")
 
 
 @pytest.mark.parametrize("page", QUICK, ids=name_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,21 @@ def test_gpt2_with_adapters():
     assert statement.guarantee == "proven"
     assert 7.9 < statement.epsilon <= 8.0
     assert statement.releases[0]["used"] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["sst2", "e2e"])
+def test_private_trainer(task, tmp_path):
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    pytest.importorskip("peft", reason="needs the extra hf")
+    folder = os.environ.get("EQUIPOISE_DATA")
+    if folder is None or not (Path(folder) / task).exists():
+        pytest.skip(f"needs {task} in the folder EQUIPOISE_DATA")
+    trainer = load("private_trainer").main(task, folder, str(tmp_path), steps=8, batch=64)
+    losses = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+    assert len(losses) == 4
+    if task == "e2e":  # of random weights: a BERT needs more steps than a test has
+        assert losses[-1] < losses[0]
+    assert trainer.statement().guarantee == "proven"
+    assert 7.9 < trainer.statement().epsilon <= 8.0
+    assert (tmp_path / "model/statement.json").exists()

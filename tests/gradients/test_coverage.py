@@ -528,14 +528,21 @@ def test_sharded_and_wrapped_models_are_refused_by_name(one_process):
     """Rows of sharded parameters had norms of zero, and nobody noticed."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     wrapped = nn.parallel.DistributedDataParallel(nn.Linear(5, 3))
     with pytest.raises(TypeError, match=r"DistributedDataParallel.*Give the module inside"):
         GradientEngine(wrapped, squared, floats(6, 5).float())
+    mesh = init_device_mesh("cpu", (1,))
+    batch = floats(6, 5).float()
     sharded = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
-    fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
-    with pytest.raises(TypeError, match=r"\['0\.weight', .*sharded.*before fully_shard"):
-        GradientEngine(sharded, squared, floats(6, 5).float())
+    expected = GradientEngine(sharded, squared, batch)(batch).row_norms()
+    fully_shard(sharded, mesh=mesh)
+    assert torch.equal(GradientEngine(sharded, squared, batch)(batch).row_norms(), expected)
+    parallel = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    parallelize_module(parallel, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    with pytest.raises(TypeError, match=r"\['0\.weight', .*fully_shard did not make.*before parallelize"):
+        GradientEngine(parallel, squared, batch)
 
 
 def test_tiny_losses_are_held_against_their_own_size():
@@ -583,3 +590,22 @@ def test_trials_are_made_where_no_parameter_is_zero():
     found = away_from_zero(model, lambda m, x: m(x).square().sum(1), torch.randn(4, 3))
     assert all(bool(values.all()) for values in found.values())
     assert not model[1].weight.any()
+
+
+class Borrowing(nn.Module):
+    """Reads a frozen weight as a parameter of its own, as DoRA's adapters do."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.scale = nn.Linear(5, 3).requires_grad_(False), nn.Parameter(torch.rand(3) + 0.5)
+        self.down, self.up = nn.Linear(5, 2), nn.Linear(2, 3)
+
+    def forward(self, x):
+        plain = F.linear(x, nn.Parameter(self.base.weight))
+        return (self.scale - 1) * plain + self.scale * self.up(self.down(x))
+
+
+def test_a_leaf_that_the_forward_makes_hides_no_gradient():
+    """An input with a gradient has no operation behind it, and another operation is in the same sum."""
+    engine = compare(Borrowing().double(), squared, floats(4, 5), how="rule")
+    assert engine.coverage()[0].operations == ("mul",)

@@ -466,6 +466,18 @@ class SortedExperts(nn.Module):
         return out + shares.mean(0).square().sum() if self.balanced else out
 
 
+class SortedBySign(nn.Module):
+    """Negative records come last, and go back to their places: made-up ones are in order as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = linear(FEATURES), linear(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = (x[:, 0] < 0).long().argsort(stable=True)
+        return self.head(torch.tanh(self.layer(x[order]))[order.argsort()])
+
+
 class CastExperts(SortedExperts):
     """The gate is cast to the type that it has, as the routers of Switch Transformers are."""
 
@@ -1002,6 +1014,7 @@ RIGHT_CASES = {
     ),
     "experts": Case(Experts, squared, rows),
     "experts with sorted tokens": Case(SortedExperts, squared, sequences),
+    "records sorted by sign": Case(SortedBySign, squared, rows),
     "experts with a gate that is cast": Case(CastExperts, squared, sequences),
     "a layer used twice": Case(
         lambda: Net(lambda self, x: self.a(torch.tanh(self.a(x))), a=linear(FEATURES)), squared, rows

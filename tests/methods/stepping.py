@@ -15,7 +15,8 @@ from equipoise.privacy import Secrets, digest
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.training.context import StepContext
 from equipoise.training.distributed import Processes
-from equipoise.training.record_rows import BatchPreparation, RecordSource, RowSource
+from equipoise.training.forwards import BatchPreparation, RowSource
+from equipoise.training.record_rows import RecordSource
 
 
 class Follower:

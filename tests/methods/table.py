@@ -25,6 +25,7 @@ from equipoise.methods import (
     Every,
     Independent,
     IterationSubspace,
+    LeastError,
     MeanSquareRule,
     Method,
     MomentSubspace,
@@ -70,6 +71,10 @@ def public_batch() -> dict[str, Tensor]:
 
 EXAMPLES: dict[str, Callable[[], Method]] = {
     "dp-sgd": lambda: eq.DPSGD(clip_norm=0.5),
+    "dp-mf": lambda: eq.DPMF(clip_norm=0.5),
+    "dp-mf learned threshold": lambda: eq.DPMF(
+        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3), strategy=LeastError()
+    ),
     "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule=PSAC(), per_layer=True),
     "pcdp-sgd": lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
     "pcdp-sgd published": lambda: published.PCDPSGD(

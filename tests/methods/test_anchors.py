@@ -19,7 +19,7 @@ from equipoise.privacy import Draw, FixedEpochs, FullBatch, Poisson, WithoutRepl
 from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.private import unwrap
-from equipoise.training.record_rows import PUBLIC_ROWS
+from equipoise.training.forwards import PUBLIC_ROWS
 
 BUDGET = eq.Budget(4.0, 1e-5)
 SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}

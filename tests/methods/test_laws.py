@@ -30,7 +30,7 @@ from equipoise.methods.base import Setting
 from equipoise.methods.public_records import public_counts
 from equipoise.privacy import Ledger, clip
 from equipoise.privacy.private import unwrap
-from equipoise.training.record_rows import RowSource
+from equipoise.training.forwards import RowSource
 
 BUDGET = eq.Budget(8.0, 1e-3)
 every = pytest.mark.parametrize("make", EXAMPLES.values(), ids=EXAMPLES.keys())

@@ -131,8 +131,8 @@ MUTATIONS = (
         "privacy/ledger/ledger.py",
         (
             (
-                "            self._check_alone()\n            self._state.known",
-                "            self._state.known",
+                "            self._catch_up()\n            records, draw",
+                "            records, draw",
             ),
         ),
         (
@@ -214,6 +214,78 @@ MUTATIONS = (
         (
             "tests/privacy/test_mechanisms.py::test_a_ledger_without_its_history_does_not_mix_the_old_noise_in_another_way",
         ),
+    ),
+    Mutation(
+        "noise over steps is not kept",
+        "privacy/ledger/ledger.py",
+        (
+            (
+                "                self._state.history.add(members[0], draw.ordinal, left, mechanism.memory)",
+                "                pass",
+            ),
+        ),
+        (
+            "tests/privacy/test_banded_gaussian.py::test_the_noise_has_the_covariance_of_its_strategy_and_no_other",
+        ),
+    ),
+    Mutation(
+        "the coefficients of noise over steps in reverse order",
+        "privacy/mechanisms/banded_gaussian.py",
+        (("in zip(self.coefficients[1:], past, strict=False)", "in zip(self.coefficients[:0:-1], past)"),),
+        (
+            "tests/privacy/test_banded_gaussian.py::test_the_noise_has_the_covariance_of_its_strategy_and_no_other",
+        ),
+    ),
+    Mutation(
+        "noise over steps without a look at the separation",
+        "privacy/plan.py",
+        (
+            (
+                "return mechanism.memory >= self.sampling_of(self[members[0]].draw).min_separation",
+                "return False",
+            ),
+        ),
+        (
+            "tests/privacy/test_banded_gaussian.py::test_draws_that_overlap_cost_one_gaussian_of_their_sensitivity",
+            "tests/privacy/test_banded_gaussian.py::test_a_run_with_gaps_costs_no_less_than_its_matrix",
+        ),
+    ),
+    Mutation(
+        "the same record twice within the separation",
+        "privacy/ledger/ledger.py",
+        (("if bool(((since > 0) & (since < sampling.min_separation)).any()):", "if False:"),),
+        (
+            "tests/privacy/test_banded_gaussian.py::"
+            "test_the_ledger_refuses_the_same_record_twice_within_the_separation",
+        ),
+    ),
+    Mutation(
+        "groups dealt anew in every draw",
+        "privacy/sampling.py",
+        (
+            (
+                'secrets.stream_key(0, f"groups {draw.name}")',
+                'secrets.stream_key(draw.index, f"groups {draw.name}")',
+            ),
+        ),
+        ("tests/privacy/test_sampling.py::test_groups_in_turn_have_the_law_of_their_event",),
+    ),
+    Mutation(
+        "groups in turn at the rate of all records",
+        "privacy/sampling.py",
+        (
+            (
+                "PoissonSampledDpEvent(self.turn_rate, gaussian)",
+                "PoissonSampledDpEvent(self.sampling_rate, gaussian)",
+            ),
+        ),
+        ("tests/privacy/test_sampling.py::test_the_event_of_groups_in_turn",),
+    ),
+    Mutation(
+        "a run with gaps as one without",
+        "privacy/plan.py",
+        (("length = min(times * sampling.draws_per_epoch, self.count(self[members[0]]))", "pass"),),
+        ("tests/privacy/test_banded_gaussian.py::test_a_run_with_gaps_costs_no_less_than_its_matrix",),
     ),
     Mutation(
         "the same noise at every index",
@@ -308,30 +380,29 @@ MUTATIONS = (
     ),
     Mutation(
         "the last micro-batch of a draw keeps its own shape",
-        "training/record_rows.py",
-        (("filled(records, size, self._public(records), places)", "records"),),
+        "training/forwards.py",
+        (("filled(records, public, places)\n        if", "records\n        if"),),
         ("tests/training/test_neighbours.py::test_one_record_more_does_not_round_the_others",),
     ),
     Mutation(
         "collate and augmentation draw from the process's own generators",
-        "training/context.py",
+        "training/forwards.py",
         (
-            ('nullcontext() if quiet else random_numbers_from(joining("records"), device)', "nullcontext()"),
-            (
-                'nullcontext() if quiet else random_numbers_from(randomness("augmented"), device)',
-                "nullcontext()",
-            ),
+            ('with random_numbers_from(joining("records"), self.prepare.device):', "if True:"),
+            ('with random_numbers_from(randomness("augmented"), self.prepare.device):', "if True:"),
         ),
         ("tests/training/test_neighbours.py::test_what_joins_and_augments_draws_secret_numbers",),
     ),
     Mutation(
         "records joined without one that fails have the random numbers of their half",
-        "training/context.py",
+        "training/forwards.py",
         (
             (
-                "            which = working\n",
-                "            each = [self._together(part, n, points, number) for n in working.chunk(4)]\n"
-                "            return [one for own in each for one in own or []]\n",
+                "            part = part.without(failed)\n",
+                "            part = part.without(failed)\n"
+                "            for half in torch.arange(len(part.ids)).chunk(4):\n"
+                "                yield from self.of(part.of(half))\n"
+                "            return\n",
             ),
         ),
         (
@@ -339,8 +410,20 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "records that share no forward come last in the numbers of a whole draw",
+        "training/context.py",
+        (("torch.cat(places).argsort()", "torch.arange(sum(map(len, places)))"),),
+        ("tests/training/test_neighbours.py::test_records_that_run_what_was_planned_share_one_forward",),
+    ),
+    Mutation(
+        "who ran alone before is counted first",
+        "training/forwards.py",
+        (("for place in sorted(apart):", "for place in apart:"),),
+        ("tests/training/test_neighbours.py::test_who_ran_alone_before_changes_no_bit",),
+    ),
+    Mutation(
         "records without a plan have the random numbers of the first place",
-        "training/record_rows.py",
+        "training/forwards.py",
         (('randomness(f"{kind} of {place}")', "randomness(kind)"),),
         (
             "tests/training/test_neighbours.py::test_records_that_run_other_operations_have_random_numbers_of_their_own",
@@ -348,7 +431,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a full micro-batch holds no public records",
-        "training/record_rows.py",
+        "training/forwards.py",
         (("PUBLIC_ROWS = 2\n", "PUBLIC_ROWS = 0\n"),),
         ("tests/training/test_neighbours.py::test_a_branch_is_open_whether_a_record_opens_it_or_not",),
     ),
@@ -365,12 +448,11 @@ MUTATIONS = (
     ),
     Mutation(
         "dropout masks follow the public seed",
-        "training/context.py",
+        "training/forwards.py",
         (
-            ("import generator, secret_randomness", "import generator, public_randomness, secret_randomness"),
             (
-                "randomness = secret_randomness(self.token, rank, part.number)",
-                "randomness = public_randomness(rows.seed, self.token.ordinal, self.name, part.number)",
+                "return secret_randomness(self.draw, self.rank, self.number)",
+                "return public_randomness(0, self.draw.ordinal, self.draw.name, self.number)",
             ),
         ),
         ("tests/training/test_loop.py::test_masks_of_private_records_follow_the_secret_key",),
@@ -466,8 +548,8 @@ MUTATIONS = (
         "privacy/sampling.py",
         (
             (
-                "draw, rate = as_draw(draw), self.sampling_rate",
-                "draw, rate = as_draw(draw), self.expected_batch_size / num_records",
+                "return _drawn_by_themselves(self.sampling_rate, generator,",
+                "return _drawn_by_themselves(self.expected_batch_size / num_records, generator,",
             ),
         ),
         ("tests/privacy/test_sampling.py::test_rate_comes_from_the_public_population_alone",),
@@ -507,6 +589,42 @@ MUTATIONS = (
         "privacy/ledger/run_record.py",
         (("if self.closed and isinstance(entry,", "if False and isinstance(entry,"),),
         ("tests/statements/test_verify_run.py::test_lines_that_no_ledger_writes_are_caught",),
+    ),
+    Mutation(
+        "workers read items under other random numbers",
+        "training/record_rows.py",
+        (
+            ("from itertools import repeat", "from functools import partial\nfrom itertools import repeat"),
+            (
+                "self._workers.read(parts, randomness)",
+                "self._workers.read(parts, partial(randomness.func, *randomness.args[:1], (1,)))",
+            ),
+        ),
+        ("tests/training/test_workers.py::test_any_number_of_workers_gives_the_same_bits",),
+    ),
+    Mutation(
+        "answers that an error left lying reach the next step",
+        "training/reading.py",
+        (("        if self._waiting:\n            self.close()\n", ""),),
+        ("tests/training/test_workers.py::test_answers_that_nobody_took_are_not_those_of_the_next_pass",),
+    ),
+    Mutation(
+        "a mapped file is looked at as a whole",
+        "training/record_rows.py",
+        (("self._is_scanned = not any(map(_is_mapped, leaves(self._nest)))", "self._is_scanned = True"),),
+        ("tests/training/test_mapped_data.py::test_a_mapped_file_is_read_where_it_is_drawn",),
+    ),
+    Mutation(
+        "a snapshot is believed by whoever verifies",
+        "privacy/ledger/journal_records.py",
+        (("if line.runs != [record.state() for record in self.runs.values()]:", "if False:"),),
+        ("tests/privacy/test_long_journal.py::test_whoever_verifies_finds_what_was_edited",),
+    ),
+    Mutation(
+        "a draw that was forgotten is taken for a new one",
+        "privacy/ledger/run_record.py",
+        (("if booked.index < self._first_index or", "if False and"),),
+        ("tests/privacy/test_long_journal.py::test_a_forgotten_draw_is_no_new_one",),
     ),
     Mutation(
         "the plan of a journal may be edited",
@@ -569,8 +687,8 @@ MUTATIONS = (
         "privacy/plan.py",
         (
             (
-                "total += self._square(mechanism, members)",
-                "total = max(total, self._square(mechanism, members))",
+                "total += self._square(mechanism, members, 1, 1, mechanism.memory + 1)",
+                "total = max(total, self._square(mechanism, members, 1, 1, mechanism.memory + 1))",
             ),
         ),
         ("tests/privacy/test_accounting.py::test_joint_releases_are_one_event",),
@@ -750,11 +868,11 @@ MUTATIONS = (
     ),
     Mutation(
         "the micro-batches of a draw share their dropout masks",
-        "training/context.py",
+        "training/forwards.py",
         (
             (
-                "randomness = secret_randomness(self.token, rank, part.number)",
-                "randomness = secret_randomness(self.token, rank)",
+                "return secret_randomness(self.draw, self.rank, self.number)",
+                "return secret_randomness(self.draw, self.rank, 0)",
             ),
         ),
         ("tests/training/test_loop.py::test_two_micro_batches_of_equal_records_see_other_masks",),
@@ -877,8 +995,8 @@ MUTATIONS = (
     ),
     Mutation(
         "the plan of all records follows one of them",
-        "training/record_rows.py",
-        (("self.of_batch(self.engine.by_plan,", "self.of_batch(self.engine,"),),
+        "training/forwards.py",
+        (("whole = self.of_batch(self.engine.by_plan,", "whole = self.of_batch(self.engine,"),),
         (
             "tests/training/test_neighbours.py"
             "::test_a_record_that_runs_other_operations_leaves_others_their_random_numbers",
@@ -993,7 +1111,7 @@ MUTATIONS = (
         "a plan for made-up records is not tried on the example",
         "gradients/engine.py",
         (("if plan == before[0].get(signature(example)):", "if True:"),),
-        ("tests/gradients/test_zoo.py::test_zoo[experts with sorted tokens]",),
+        ("tests/gradients/test_zoo.py::test_zoo[records sorted by sign]",),
     ),
     Mutation(
         "a start moves the user's random numbers",

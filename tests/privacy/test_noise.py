@@ -1,5 +1,6 @@
 """The key, the generators and the noise that follow from it."""
 
+import itertools
 import os
 import pickle
 import random
@@ -23,6 +24,7 @@ from equipoise.privacy import (
     Unproven,
     clip,
 )
+from equipoise.privacy.noise import streams
 from equipoise.privacy.noise.streams import NormalStream
 
 SIZE = 40_000
@@ -221,3 +223,43 @@ def test_bad_index():
 def test_zero_noise_only_where_asked():
     assert torch.equal(NormalStream(bytes(32)).draw(3, 0.0), torch.zeros(3))
     assert bool((NormalStream(bytes(32)).draw(3, 1.0) != 0).all())
+
+
+# ---- parts of a stream, for processes that hold a part of a sum each
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 2, 17, 2**18 - 1, 2**18, 3 * 2**18 + 5])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_joined_ranges_of_processes_are_the_whole_stream(dtype, count, processes):
+    whole, again = NormalStream(b"k" * 32), NormalStream(b"k" * 32)
+    for stream in (whole, again):
+        stream.draw(6, 1.0, torch.float32)  # 24 bytes: no whole block of the cipher
+    expected, following = whole.draw(count, 2.5, dtype), whole.draw(5, 1.0)
+    ends = [round(count * part / processes) for part in range(processes + 1)]
+    parts = []
+    for start, stop in itertools.pairwise(ends):
+        mine = NormalStream(b"k" * 32)
+        mine.draw(6, 1.0, torch.float32)
+        parts.append(mine.draw_ranges(count, 2.5, [(start, stop)], dtype))
+        assert torch.equal(mine.draw(5, 1.0), following)
+    assert torch.equal(torch.cat(parts), expected)
+
+
+def test_many_ranges_are_those_of_the_whole_stream():
+    count = 2 * 2**18 + 1000
+    whole = NormalStream(b"k" * 32).draw(count, 1.0)
+    rng = np.random.default_rng(0)
+    ranges = [tuple(sorted(rng.integers(0, count + 1, 2).tolist())) for _ in range(50)]
+    parts = NormalStream(b"k" * 32).draw_ranges(count, 1.0, ranges)
+    assert torch.equal(parts, torch.cat([whole[start:stop] for start, stop in ranges]))
+
+
+def test_a_part_of_a_stream_costs_no_more_than_twice_its_numbers(monkeypatch):
+    made = []
+    transform = streams._transform
+    monkeypatch.setattr(
+        streams, "_transform", lambda out, *rest: (made.append(len(out)), transform(out, *rest))
+    )
+    NormalStream(bytes(32)).draw_ranges(2**22, 1.0, [(0, 2**20), (3 * 2**20 + 7, 3 * 2**20 + 107)])
+    assert sum(made) <= 2 * (2**20 + 100)

@@ -8,7 +8,15 @@ import pytest
 import torch
 from scipy import stats
 
-from equipoise.privacy import Draw, FixedEpochs, FullBatch, Poisson, Secrets, WithoutReplacement
+from equipoise.privacy import (
+    CyclicPoisson,
+    Draw,
+    FixedEpochs,
+    FullBatch,
+    Poisson,
+    Secrets,
+    WithoutReplacement,
+)
 from equipoise.privacy.noise.uniform import uniform_integers, uniform_order, uniform_subset
 from equipoise.privacy.sampling import sampling_from
 
@@ -70,7 +78,13 @@ def test_frequency_rejects_a_wrong_rate():
 
 @pytest.mark.parametrize(
     "sampling",
-    [Poisson(8, N, 10), WithoutReplacement(8, N, 10), FullBatch(N, 10), FixedEpochs(8, N, 10)],
+    [
+        Poisson(8, N, 10),
+        CyclicPoisson(8, N, 10, 3),
+        WithoutReplacement(8, N, 10),
+        FullBatch(N, 10),
+        FixedEpochs(8, N, 10),
+    ],
     ids=lambda s: type(s).__name__,
 )
 def test_samples_are_sorted_repeatable_and_fresh(sampling):
@@ -189,6 +203,9 @@ ERRORS = [
     (lambda: Poisson(float("nan"), 10, 1), ValueError, "expected_batch_size"),
     (lambda: Poisson(True, 10, 1), TypeError, "expected_batch_size"),
     (lambda: Poisson(1, 10, 1, shuffle=True), TypeError, "shuffle"),
+    (lambda: CyclicPoisson(5, 10, 1, 3), ValueError, "lower bands to at most 2"),
+    (lambda: CyclicPoisson(5, 10, 1, 0), ValueError, "bands"),
+    (lambda: CyclicPoisson(5, 10, 1, 1.5), TypeError, "bands"),
     (lambda: WithoutReplacement(11, 10, 1), ValueError, "batch_size=11"),
     (lambda: WithoutReplacement(2.5, 10, 1), TypeError, "batch_size"),
     (lambda: WithoutReplacement(2, 10, 1).sample(SECRETS, 0, 11), ValueError, "num_records=11"),
@@ -221,3 +238,70 @@ def test_epochs_keep_their_separation():
     gaps = [b - a for record in range(40) for a, b in itertools.pairwise(slots_of(anew, record))]
     assert min(gaps) < 4 < max(gaps)
     assert kept.event(2.0, 12) == anew.event(2.0, 12)
+
+
+# ---- groups in turn
+
+
+def test_one_group_is_poisson_sampling_bit_for_bit():
+    ours, theirs = CyclicPoisson(8, N, 10, 1), Poisson(8, N, 10)
+    assert all(torch.equal(ours.sample(SECRETS, i, N), theirs.sample(SECRETS, i, N)) for i in range(10))
+    assert ours.event(1.5, 10) == theirs.event(1.5, 10)
+
+
+def test_groups_in_turn_have_the_law_of_their_event():
+    """Rate b q in the draws of a record's turn, independent every time, and nothing in the others."""
+    sampling = CyclicPoisson(expected_batch_size=Q * N, population=N, steps=DRAWS, bands=4)
+    m = memberships(lambda i: sampling.sample(SECRETS, i, N))
+    turns = m.reshape(-1, 4, N).sum(axis=0)  # how often in the draws of each turn
+    group = turns.argmax(axis=0)
+    assert ((turns > 0).sum(axis=0) == 1).all()
+    met = turns.max(axis=0)
+    rate, trials = 4 * Q, DRAWS // 4
+    statistic = ((met - trials * rate) ** 2).sum() / (trials * rate * (1 - rate))
+    assert 1e-3 < float(stats.chi2.sf(statistic, N)) < 1 - 1e-3
+    own = np.stack([m[group[i] :: 4, i] for i in range(N)])
+    assert abs((own[:, 1:] * own[:, :-1]).mean() - rate**2) < 5 / np.sqrt(own.size)
+    # Two records of one group enter together as often as two independent ones.
+    together = [
+        np.mean(own[i] * own[j]) for i, j in itertools.combinations(range(N), 2) if group[i] == group[j]
+    ]
+    assert abs(np.mean(together) - rate**2) < 5 / np.sqrt(len(together) * trials)
+
+
+def test_groups_are_dealt_evenly_by_the_key_alone():
+    sampling = CyclicPoisson(25, 1000, 12, 40)  # every group whole
+
+    def groups(seed, count=1000):
+        secrets = Secrets(reproducible_seed=seed)
+        return [sampling.sample(secrets, t, count) for t in range(40)]
+
+    first, other = groups(1), groups(2)
+    assert sorted(torch.cat(first).tolist()) == list(range(1000))
+    assert stats.chisquare([len(group) for group in first]).pvalue > 1e-3
+    assert sum(len(set(a.tolist()) & set(b.tolist())) for a, b in zip(first, other, strict=True)) < 60
+    # further records move nobody
+    for group, larger in zip(first, groups(1, 1100), strict=True):
+        assert group.tolist() == [i for i in larger.tolist() if i < 1000]
+
+
+def test_groups_keep_their_separation_whatever_the_draw_asks():
+    """Another question at an ordinal draws afresh from the same group."""
+    sampling, secrets = CyclicPoisson(10, 40, 12, 4), Secrets()
+    first, again = (
+        set(sampling.sample(secrets, Draw("batch", 3, 3, parameters), 40).tolist())
+        for parameters in ("a", "b")
+    )
+    other = set(sampling.sample(secrets, Draw("batch", 4, 4, "a"), 40).tolist())
+    assert first == again
+    assert not first & other
+
+
+def test_the_event_of_groups_in_turn():
+    """Poisson at rate bands q, ceil(T / bands) times."""
+    event = CyclicPoisson(8, 800, 10, 4).event(1.5, 10)
+    assert event.count == 3
+    assert event.event.sampling_probability == 0.04
+    assert event.event.event.noise_multiplier == 1.5
+    whole = CyclicPoisson(10, 40, 12, 4)
+    assert whole.event(2.0, 12) == FixedEpochs(10, 40, 12, same_slots=True).event(2.0, 12)

@@ -22,7 +22,8 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.errors import JournalError, PlanError
 from equipoise.privacy.ledger.journal import SearchEntry
-from equipoise.privacy.ledger.run_record import compose_events, events_of, records_of
+from equipoise.privacy.ledger.journal_records import events_of, records_of
+from equipoise.privacy.ledger.run_record import compose_events
 
 POISSON = PrivateSearch(6.0, math.inf)
 

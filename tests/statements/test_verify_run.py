@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from equipoise.privacy import (
+    BandedGaussian,
     Gaussian,
     Journal,
     JournalError,
@@ -25,7 +26,7 @@ from equipoise.privacy import (
     capped,
     gaussian_epsilon,
 )
-from equipoise.privacy.sampling import FixedEpochs, FullBatch
+from equipoise.privacy.sampling import CyclicPoisson, FixedEpochs, FullBatch
 from equipoise.statements import (
     check_published,
     check_with_journal,
@@ -125,6 +126,18 @@ def gappy_run(journal=None) -> Ledger:
     return ledger
 
 
+def over_steps_run() -> Ledger:
+    """Noise over three steps, records in groups of four, nine of twelve draws released."""
+    gradient = Release("gradient", 5.0, BandedGaussian((1.0, 0.5, 0.3), 2.0))
+    ledger = Ledger(PrivacyPlan([gradient], CyclicPoisson(10, 100, 12, bands=4)))
+    for ordinal in range(12):
+        if 5 <= ordinal < 8:
+            ledger.open("batch")
+        else:
+            released(ledger, "batch", "gradient")
+    return ledger
+
+
 def test_epochs_are_charged_by_the_draws_that_lie_in_them():
     ledger = gappy_run()
     two = gaussian_epsilon(2**0.5, DELTA)
@@ -195,6 +208,7 @@ RUNS = {
     "nested": lambda: plain_run(FullBatch(100, 4)),
     "worst case": lambda: unproven_run(3.0),
     "no guarantee": lambda: unproven_run(None),
+    "over steps": over_steps_run,
     "nothing yet": lambda: plain_run(steps=0),
     "fixed stop": lambda: stopped(plain_run()),
     "fixed stop, worst case": lambda: stopped(unproven_run(3.0)),
@@ -275,6 +289,37 @@ EDITS = {
 def test_an_edited_statement_is_caught(edit):
     ledger = plain_run()
     statement = EDITS[edit](statement_of(ledger))
+    assert verdicts(statement, ledger) == (False, False)
+
+
+def over_steps(**changes):
+    return edited(lambda s: s["releases"][0]["mechanism"].update(changes))
+
+
+def in_groups(**changes):
+    return edited(lambda s: [place["sampling"].update(changes) for place in (s, s["releases"][0])])
+
+
+OVER_STEPS_EDITS = {
+    "a coefficient": over_steps(coefficients=[1.0, 0.5, 0.2]),
+    "the order of the coefficients": over_steps(coefficients=[1.0, 0.3, 0.5]),
+    "fresh noise": edited(
+        lambda s: s["releases"][0].update(mechanism={"kind": "gaussian", "noise_multiplier": 2.0})
+    ),
+    "more noise": over_steps(noise_multiplier=3.0),
+    "fewer groups, a lower rate": in_groups(bands=3),
+    "more groups": in_groups(bands=5),
+    "no groups": edited(lambda s: [p["sampling"].pop("bands") for p in (s, s["releases"][0])]),
+    "Poisson sampling": in_groups(scheme="Poisson"),
+    "an epoch left out": edited(lambda s: s["releases"][0].update(epochs=2, used=8)),
+}
+
+
+@pytest.mark.parametrize("edit", OVER_STEPS_EDITS)
+def test_an_edited_statement_of_noise_over_steps_is_caught(edit):
+    ledger = over_steps_run()
+    ledger.close(stop_fixed_beforehand=True)
+    statement = OVER_STEPS_EDITS[edit](statement_of(ledger))
     assert verdicts(statement, ledger) == (False, False)
 
 

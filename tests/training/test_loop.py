@@ -39,7 +39,7 @@ from equipoise.privacy.private import unwrap
 from equipoise.statements.statement import STOPPED
 from equipoise.training.assumptions import Assumption
 from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.record_rows import PUBLIC_ROWS
+from equipoise.training.forwards import PUBLIC_ROWS
 from equipoise.training.setup.training_settings import TrainingSettings
 
 
@@ -710,7 +710,7 @@ def test_a_stop_is_booked_once(tmp_path):
     assert eq.verify_run(tmp_path / "run").consistent
 
 
-@pytest.mark.parametrize(("size", "timed"), [(8, 8), (60, 32)])
+@pytest.mark.parametrize(("size", "timed"), [(8, 8), (60, 60)])
 def test_kernels_are_timed_at_the_micro_batch_size(monkeypatch, size, timed):
     """On the few records of the start other ways are the fastest."""
     seen = []

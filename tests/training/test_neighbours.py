@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 import threading
 from collections import Counter
@@ -23,12 +24,12 @@ from equipoise.gradients import CoverageError, CrossRecordError, GradientEngine
 from equipoise.methods import Abadi
 from equipoise.privacy import Draw, Ledger, clip
 from equipoise.privacy.private import unwrap
-from equipoise.training import context, load_model, save_model
+from equipoise.training import forwards, load_model, save_model
 from equipoise.training.assumptions import Assumption
-from equipoise.training.context import _dealt
 from equipoise.training.distributed import Processes
+from equipoise.training.forwards import PUBLIC_ROWS, _dealt
 from equipoise.training.randomness import public_randomness
-from equipoise.training.record_rows import PUBLIC_ROWS, RecordSource
+from equipoise.training.record_rows import RecordSource
 from equipoise.training.setup import memory_use, pipeline_trials
 from equipoise.training.setup.memory_use import bytes_per_record
 from equipoise.training.setup.micro_batches import made_up
@@ -507,7 +508,7 @@ def sequence_loss(model, batch):
 
 @pytest.mark.parametrize("least", [1, 2])
 def test_a_model_that_takes_no_zeros_keeps_its_short_micro_batches(least):
-    """Filler of zeros would fail, and take every record of a short micro-batch with it."""
+    """Public records of zeros would fail, and take every record of a short micro-batch with it."""
     torch.manual_seed(0)
     data = {"x": torch.randn(47, 5, 3), "n": torch.randint(2, 6, (47,)), "y": torch.randn(47)}
     model = Packed(least)
@@ -597,7 +598,7 @@ def test_what_a_hostile_review_got_through_is_refused(model, loss, options):
         raw_sum(model(), loss, data, **options)
 
 
-def test_a_filler_that_fails_later_takes_no_record_with_it():
+def test_public_records_that_fail_later_take_no_record_with_them():
     """Parameters may come where the model fails on zeros; each record then runs next to its own copies."""
     data = {"x": torch.randn(47, 3) + 1, "y": torch.randn(47)}
     model, fails = nn.Linear(3, 1), []
@@ -712,7 +713,7 @@ def test_a_random_number_for_a_whole_micro_batch(model, monkeypatch):
     after = raw_sum(model, least_squares, with_one_more(data, record, 208), **options)
     assert 0 < (after - before).norm() <= 1 + SLACK
     # Wherever it stands: which places the records get follows the same law in every order of them.
-    monkeypatch.setattr(context, "_dealt", lambda ids, *rest: _dealt(ids.roll(-1), *rest))
+    monkeypatch.setattr(forwards, "_dealt", lambda ids, *rest: _dealt(ids.roll(-1), *rest))
     after = raw_sum(model, least_squares, with_one_more(data, record, 0), **options)
     assert 0 < (after - before).norm() <= 1 + SLACK
 
@@ -767,8 +768,27 @@ def test_public_records_do_not_follow_the_first_private_one(first):
     """They were zeros where it had a note and ones where it had none, and opened a branch for all others."""
     torch.manual_seed(0)
     run = listening(Notes(), noted_squares, with_notes(40, first), micro_batch_size=16)
-    assert run._setup.rows.filler == "mixed"
+    assert run._setup.rows.whole_numbers == "mixed"
     assert Assumption.PLANNED_ON_RECORDS not in run.statement().assumptions
+
+
+def test_a_forward_of_public_records_alone_leaves_those_that_are_kept():
+    """An augmentation that writes in place got the kept public records themselves."""
+
+    def written(batch, rng):
+        batch["x"].add_(torch.rand(1))
+        return batch
+
+    run = listening(
+        nn.Linear(3, 1), least_squares, {"x": torch.randn(40, 3), "y": torch.randn(40)},
+        micro_batch_size=16, augmentation=written,
+    )  # fmt: skip
+    rows = run._setup.rows
+    kept = rows._public(rows.example)["x"].clone()
+    outside = torch.get_rng_state()
+    rows.of_public_alone([None], public_randomness(0, 0, "public"))
+    assert torch.equal(rows._public(rows.example)["x"], kept)
+    assert torch.equal(torch.get_rng_state(), outside)
 
 
 def test_a_branch_is_open_whether_a_record_opens_it_or_not(monkeypatch):
@@ -813,6 +833,120 @@ def test_records_that_run_other_operations_have_random_numbers_of_their_own():
     found = torch.cat(norms)
     assert len(found) == 40
     assert len(found.unique()) > 30
+
+
+def with_missing(places: list[int], loss: Callable = least_squares):
+    """A training on 40 records, of which those at these places lack an entry.
+
+    Returns:
+        The training, the numbers of the records of each forward of two passes over a draw, and those that
+        the whole draw gives.
+    """
+    forwards, whole = [], []
+
+    class Noting(eq.DPSGD):
+        def step(self, context, state):
+            def noted(ids):
+                forwards.append(unwrap(ids).tolist())
+                return ids
+
+            def sums(rows, ids):
+                noted(ids)
+                return {"gradient": clip(rows, Abadi(), 1.0)}
+
+            draw = context.draw("batch")
+            whole.extend(unwrap(draw.rows(lambda rows, ids: noted(ids))).tolist())
+            return context.ledger.release(draw, draw.query(sums))["gradient"], state
+
+    torch.manual_seed(0)
+    data = {"x": torch.randn(40, 3), "y": torch.randn(40)}
+    data["x"][places, 0] = -1e3
+    model = FillsMissing(nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.5), nn.Linear(16, 1)))
+    run = Listening(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        loss=loss,
+        data=data,
+        sampling=eq.FullBatch(40, 1),
+        method=Noting(clip_norm=1.0, noise_multiplier=1.0),
+        micro_batch_size=16,
+        reproducible=True,
+    )
+    return run, forwards, whole
+
+
+def test_records_that_run_what_was_planned_share_one_forward():
+    """A micro-batch was left in halves, and halves of halves, wherever one record ran other operations."""
+    missing, expected = [9, 12, 20], []
+    run, forwards, whole = with_missing(missing)
+    run.take_step()
+    for part in torch.arange(40).split(run.settings.micro_batch_size):
+        expected.append([n for n in part.tolist() if n not in missing])
+        expected += [[n] for n in part.tolist() if n in missing]
+    assert forwards == 2 * expected
+    assert whole == list(range(40))  # in the draw's order
+
+
+@pytest.mark.parametrize("known", [{12}, {9, 12, 20}, {8, 9, 12, 20, 39}])
+def test_who_ran_alone_before_changes_no_bit(known, monkeypatch):
+    """It is tried by itself at once, so that no halves are tried."""
+    missing, calls = [9, 12, 20], []
+
+    def after(known):
+        run, forwards, _ = with_missing(missing)
+        rows, by_plan = run._setup.rows, run.engine.by_plan
+        rows.ran_alone |= known
+        monkeypatch.setattr(run.engine, "by_plan", lambda *args, **_: calls.append(1) or by_plan(*args, **_))
+        run.take_step()
+        assert rows.ran_alone == set(missing)
+        return run.ledger.heard.tolist(), forwards, math.ceil(40 / rows.micro_batch_size)
+
+    expected = after(set())
+    calls.clear()
+    assert after(known) == expected
+    if known == set(missing):
+        assert len(calls) == 2 * (expected[-1] + len(missing))  # two passes
+
+
+@pytest.mark.parametrize("missing", [[], [9]])
+def test_records_that_fail_only_together_have_forwards_of_their_own(missing):
+    def few_nines(model, batch):
+        if int((batch["x"][:, 1] == 9).sum()) > 1:
+            raise ValueError("more than one")
+        return least_squares(model, batch)
+
+    run, forwards, _ = with_missing(missing, few_nines)
+    run._setup.rows.source.batch()["x"][10:13, 1] = 9.0
+    run.take_step()
+    assert Counter(n for numbers in forwards for n in numbers) == dict.fromkeys(range(40), 2)
+    assert all(len(numbers) == 1 for numbers in forwards if set(numbers) & {10, 11, 12})
+
+
+class Ragged(torch.utils.data.Dataset):
+    """Items of two lengths, which the default collate function cannot join."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return {"x": torch.full((4 if i in (20, 30) else 3,), float(i)), "y": torch.ones(())}
+
+
+def test_records_that_cannot_be_joined_have_forwards_of_their_own():
+    seen: SimpleQueue = SimpleQueue()
+
+    def of_mean(model, batch):
+        seen.put(batch["x"][:, 0].tolist())
+        return least_squares(model, {**batch, "x": batch["x"].mean(1, keepdim=True)})
+
+    run = listening(nn.Linear(1, 1), of_mean, Ragged(), micro_batch_size=16)
+    while not seen.empty():
+        seen.get()
+    run.take_step()
+    found = set()
+    while not seen.empty():
+        found |= set(seen.get())
+    assert set(range(2, 40)) <= found  # public records hold numbers from 0 to 1
 
 
 class Masking:
@@ -942,7 +1076,7 @@ def test_places_follow_one_law_whether_a_record_is_there_or_not():
     ],
 )
 def test_records_are_dealt_to_places_where_random_numbers_are_shared(model, dealt):
-    """Only there: it takes more filler."""
+    """Only there: it takes more public rows."""
     data = {"x": torch.randn(64, 3), "y": torch.randn(64)}
     assert listening(model(), least_squares, data)._setup.rows.dealt is dealt
 

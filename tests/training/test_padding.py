@@ -83,6 +83,44 @@ def gpt2():
     return transformers.GPT2ForSequenceClassification(config)
 
 
+class LastState(nn.Module):
+    """The last state of a GRU, after whatever padding follows a text."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.gru, self.head = (
+            nn.Embedding(WORDS, 8),
+            nn.GRU(8, 8, batch_first=True),
+            nn.Linear(8, 2),
+        )
+
+    def forward(self, words, mask):
+        return self.head(self.gru(self.words(words))[1][-1])
+
+
+class Largest(nn.Module):
+    """The largest of each feature over a text, its padding too."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 16, padding_idx=0), nn.Linear(16, 2)
+
+    def forward(self, words, mask):
+        return self.head(self.words(words).amax(1))
+
+
+class First(nn.Module):
+    """The first place of an encoder without a mask, as models with a class token are read."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 16), nn.Linear(16, 2)
+        self.encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    def forward(self, words, mask):
+        return self.head(self.encoder(self.words(words))[:, 0])
+
+
 def loss_of(is_masked, half=False):
     def loss(model, batch):
         words = batch["words"]
@@ -129,6 +167,34 @@ def test_padding_without_a_mask_is_refused(make, half, seed):
     torch.manual_seed(seed)
     with pytest.raises(ValueError, match="mixes records"):
         started(make(), loss_of(False, half), Texts(seed=seed))
+
+
+POOLINGS = {"mean": Mean, "last state": LastState, "encoder": bert, "largest": Largest, "first": First}
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+@pytest.mark.parametrize(
+    "order", [*range(2), *(pytest.param(order, marks=pytest.mark.slow) for order in range(2, 24))]
+)
+def test_no_pooling_over_padding_is_taken_in_any_order(name, order):
+    """The same texts in 24 orders: which of them stand next to each other is chance."""
+    texts, order_of = Texts(), torch.Generator().manual_seed(order)
+    places = torch.randperm(len(texts), generator=order_of).tolist()
+    texts.texts, texts.labels = [texts.texts[i] for i in places], texts.labels[places]
+    torch.manual_seed(order)
+    with pytest.raises(ValueError, match="mixes records"):
+        started(POOLINGS[name](), loss_of(False), texts)
+
+
+def test_a_largest_value_that_padding_cannot_reach_is_taken():
+    """The padding's features are below all others, so that the largest ones follow the text."""
+
+    class Below(Largest):
+        def forward(self, words, mask):
+            return self.head(self.words(words).masked_fill(words[..., None] == 0, -1e9).amax(1))
+
+    torch.manual_seed(0)
+    started(Below(), loss_of(False))
 
 
 @pytest.mark.parametrize("make", [Mean, bert])

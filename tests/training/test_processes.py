@@ -46,6 +46,8 @@ def work(rank: int, port: int, folder: str) -> None:
     assert run.statement().releases[0]["used"] == 15  # on every process now
     assert Assumption.TRUSTED in run.statement().assumptions  # the second one's data
     fail_alone(rank, Path(folder))
+    for call in ("take_step", "finish", "save_checkpoint"):
+        move_alone(rank, Path(folder), call)
     torch.distributed.destroy_process_group()
 
 
@@ -80,6 +82,21 @@ def fail_alone(rank: int, folder: Path) -> None:
         run.take_step()
     except ProcessError as error:
         (folder / f"afterwards{rank}").write_text(str(error))
+    assert time.monotonic() - began < 60
+
+
+def move_alone(rank: int, folder: Path, call: str) -> None:
+    """Something moves the parameters of the second process; the first one must not wait for it."""
+    run = training(network(), steps=6, batch=20, run_dir=folder / call)
+    run.take_step()
+    if rank == 1:
+        with torch.no_grad():
+            next(run.model.parameters()).add_(1)
+    began = time.monotonic()
+    try:
+        getattr(run, call)()
+    except Exception as error:
+        (folder / f"{call}{rank}").write_text(f"{type(error).__name__}: {error}")
     assert time.monotonic() - began < 60
 
 
@@ -118,6 +135,9 @@ def test_two_processes_equal_one(tmp_path):
     assert "secret-value" not in failed[0]
     for rank in (0, 1):
         assert "Start the processes again" in (tmp_path / f"afterwards{rank}").read_text()
+    for call in ("take_step", "finish", "save_checkpoint"):
+        assert "process 1 (RuntimeError) failed" in (tmp_path / f"{call}0").read_text()
+        assert "moved the parameters" in (tmp_path / f"{call}1").read_text()
     lines = (tmp_path / "run" / "private" / "journal.jsonl").read_text().splitlines()
     assert sum('"release"' in line for line in lines) == 15
 
@@ -131,6 +151,7 @@ SYSTEMS = {
     "dp-c4-plus": lambda: eq.DPC4Plus(
         coupled=Tracked(), anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE
     ),
+    "dp-mf": lambda: eq.DPMF(clip_norm=0.5, bands=3, **NOISE),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.2, **NOISE),
     "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, **NOISE),
     "dc-dpsgd two channels": lambda: eq.DCDPSGD(clip_norm=0.5, variant=TwoChannel(), **NOISE),

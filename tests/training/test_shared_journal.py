@@ -141,13 +141,13 @@ class Broadcasts:
         return self.sent[-1]
 
 
-def test_keys_of_noise_stay_on_rank_0(tmp_path):
+def test_noise_over_steps_and_its_keys_stay_on_rank_0(tmp_path):
     plan = PrivacyPlan([], SAMPLING)
-    key = "5e" * 32
+    history = {"gradient": [{"ordinal": 0, "key": "5e" * 32, "noise": {}}]}
     processes = Broadcasts()
-    ledger = SharedLedger(plan, processes, lambda: Ledger(plan, history={"gradient": [(0, key)]}))
+    ledger = SharedLedger(plan, processes, lambda: Ledger(plan, history=history))
     place = ledger.synced_place()
-    assert place["history"] == {"gradient": [(0, key)]}
-    assert key not in repr(processes.sent)
+    assert place["history"] == history
+    assert "5e" * 32 not in repr(processes.sent)
     ledger.own = None
     assert ledger.place == {}

@@ -19,7 +19,8 @@ from equipoise.methods.base import Setting
 from equipoise.methods.configuration import defaults
 from equipoise.methods.public_records import NeedsPublicRecords
 from equipoise.privacy import Budget, Sampling, epsilon
-from equipoise.privacy.ledger.run_record import compose_events, other_runs
+from equipoise.privacy.ledger.journal_records import other_runs
+from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.training.randomness import derive_seed
 
 __all__ = ["check_options", "make_method", "make_setting", "read_clip_norm"]

@@ -127,6 +127,10 @@ FULL_BATCH: Final[Mapping[str, Any]] = {"rate": 1.0, "canaries": 200_000, "train
 
 _SPECIAL: Final[Mapping[str, Design]] = {
     "dp-sgd": Design(_made("dp-sgd", clip_norm=1.0), canaries=200_000, trainings=6),
+    # Records in four groups, each taken whole in its turn; in one step it is DP-SGD.
+    "dp-mf": Design(
+        _made("dp-mf", clip_norm=1.0), options={"bands": 4}, trainings=4, one_step={"options": {}}
+    ),
     "dp-svrg": Design(_made("dp-svrg", clip_norm=1.0), kind="oscillating", one_step=TURNING),
     "dp-c4": Design(_made("dp-c4", clip_norm=1.0), kind="oscillating", one_step=TURNING),
     "dp-c4-plus": Design(_made("dp-c4-plus", clip_norm=1.0), kind="oscillating", one_step=TURNING),

@@ -9,7 +9,9 @@ units of the noise, and q the rate of the draw,
     L = sum over draws log(1 - q + q exp(<y, s> - |s|^2 / 2))
 
 is the log-likelihood ratio of presence, if noise and sampling are what the plan says; if they are not, it is
-a statistic like any other.
+a statistic like any other. With noise over steps s has parts in later releases too, and y there counts with
+them. Where records take turns in one of m groups, L is log(1/m sum over groups exp L_group), of the draws of
+each group at their own rate.
 
 Of neighbours by replacement all canaries are there, each at random as a record or as its opposite, of
 gradient g or -g. The attacker replays both, and the ratio is that of the one against the other.
@@ -18,6 +20,7 @@ gradient g or -g. The attacker replays both, and the ratio is that of the one ag
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Unpack
@@ -25,11 +28,12 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from equipoise._tree import map_leaves
 from equipoise.audit.canaries import CanaryLayout, canary_loss, directed_records
 from equipoise.methods import Method
 from equipoise.privacy import Budget, Draw, PrivacyPlan, Sampling
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
-from equipoise.privacy.mechanisms.base import NoiseHistory, Sums
+from equipoise.privacy.mechanisms.base import NoiseHistory, Past, Sums
 from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import CommonSettings, TrainingSettings
@@ -169,10 +173,17 @@ class CanaryTraining:
                 f"the attacker's replay of {real.setup.method.name!r} does not end at the parameters of the "
                 "training: its state is not a function of what was released"
             )
+        by_turn: dict[str, Tensor] = {}
+        white = whitened(released, released.transcript)
+        for number, draw in enumerate(released.draws):
+            sampling = released.plan.sampling_of(draw.name)
+            exponent = _exponent(released, number, attacker.ledger.sums[number], white, self.canaries)
+            turns = torch.zeros(sampling.draws_per_epoch, self.canaries, dtype=torch.float64)
+            turn = by_turn.setdefault(draw.name, turns)[draw.ordinal % sampling.draws_per_epoch]
+            turn += _log_ratio(exponent, sampling.turn_rate)
         ratios = torch.zeros(self.canaries, dtype=torch.float64)
-        releases, shifts = (whitened(released, sums) for sums in (released.transcript, attacker.ledger.sums))
-        for y, s, draw in zip(releases, shifts, released.draws, strict=True):
-            ratios += _log_ratio(y, s, released.plan.sampling_of(draw.name).sampling_rate, self.canaries)
+        for turns in by_turn.values():
+            ratios += turns.logsumexp(dim=0) - math.log(len(turns))
         return ratios
 
     def moved(self, real: InMemoryTraining) -> Tensor:
@@ -229,31 +240,65 @@ def rehearse(
     return Rehearsal(present, ratios, moved, real.setup.plan)
 
 
-def _log_ratio(y: Sums, s: Sums, rate: float, canaries: int) -> Tensor:
-    """log(1 - q + q exp(<y, s> - |s|^2 / 2)) of one draw, [M]."""
+def _exponent(
+    ledger: RecordingLedger, number: int, sums: Sums, white: Sequence[Sums], canaries: int
+) -> Tensor:
+    """<y, s> - |s|^2 / 2 of the canaries' part in one draw, in all releases that it reaches, [M].
+
+    Args:
+        ledger: of the training.
+        number: of the draw among those released.
+        sums: the canaries' part.
+        white: what left, whitened.
+        canaries: M.
+    """
     exponent = torch.zeros(canaries, dtype=torch.float64)  # sums of many steps would lose digits in float32
-    for name, tensors in s.items():
-        for tensor, shift in tensors.items():
-            if shift.numel() and shift.numel() % canaries == 0:
-                inner = y[name][tensor].flatten() * shift.flatten() - shift.flatten().square() / 2
-                exponent += inner.view(canaries, -1).sum(dim=1)
-            # Anything else is a number about all records together, which is left to the attacker.
+    reach = 1 + max(mechanism.memory for mechanism, _ in ledger.plan.groups(sums))
+    name = ledger.draws[number].name
+    reached = [i for i in range(number, len(white)) if ledger.draws[i].name == name][:reach]
+    # This part and nothing after it: whitened, what is left of it in the later releases.
+    rest = [map_leaves(torch.zeros_like, ledger.sums[i]) for i in reached[1:]]
+    parts = whitened(ledger, [sums, *rest], reached)
+    for i, s in zip(reached, parts, strict=True):
+        for release, tensors in s.items():
+            for tensor, shift in tensors.items():
+                if shift.numel() and shift.numel() % canaries == 0:
+                    y = white[i][release][tensor].flatten()
+                    inner = y * shift.flatten() - shift.flatten().square() / 2
+                    exponent += inner.view(canaries, -1).sum(dim=1)
+                # Anything else is a number about all records together, which is left to the attacker.
+    return exponent
+
+
+def _log_ratio(exponent: Tensor, rate: float) -> Tensor:
+    """log(1 - q + q exp(exponent)) of one draw."""
     if rate >= 1:
         return exponent
     quiet = torch.full_like(exponent, 1 - rate).log()
     return torch.logaddexp(quiet, exponent + torch.tensor(rate, dtype=torch.float64).log())
 
 
-def whitened(ledger: RecordingLedger, transcript: Sequence[Sums]) -> list[Sums]:
-    """What left a ledger, or its raw sums, in units of the noise, which is then standard and independent."""
+def whitened(
+    ledger: RecordingLedger, transcript: Sequence[Sums], numbers: Sequence[int] | None = None
+) -> list[Sums]:
+    """What left a ledger, or sums of its draws, in units of the noise: it is standard and independent then.
+
+    Args:
+        ledger: of the draws and their bounds.
+        transcript: releases or raw sums.
+        numbers: of the draws that they are of; all when None.
+    """
     out: list[Sums] = []
-    past: NoiseHistory[Sums] = NoiseHistory()
-    for sums, draw, bounds in zip(transcript, ledger.draws, ledger.bounds, strict=True):
+    past: NoiseHistory[Past] = NoiseHistory()
+    for number, sums in zip(
+        range(len(ledger.draws)) if numbers is None else numbers, transcript, strict=True
+    ):
+        draw, bounds = ledger.draws[number], ledger.bounds[number]
         white: Sums = {}
         for mechanism, members in ledger.plan.groups(sums):
             earlier = past.before(members[0], draw.ordinal, mechanism.memory)
-            own = mechanism.whitened({name: sums[name] for name in members}, bounds, earlier)
-            past.add(members[0], draw.ordinal, own, mechanism.memory)
-            white |= own
+            own = {name: sums[name] for name in members}
+            past.add(members[0], draw.ordinal, (own, bounds), mechanism.memory)
+            white |= mechanism.whitened(own, bounds, earlier)
         out.append(white)
     return out

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 from equipoise._files import PathLike
 from equipoise.privacy import Budget, Journal, Sampling, Secrets
 from equipoise.privacy.errors import JournalError
-from equipoise.privacy.ledger.journal import CloseEntry, Entry, RunEntry, read_journal
-from equipoise.privacy.ledger.run_record import book_end
+from equipoise.privacy.ledger.journal_records import JournalRecords, book_end
+from equipoise.privacy.ledger.run_record import RunRecord
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.privacy.noise.secrets import delete_key
 from equipoise.training.folder.config_file import rebuild
@@ -195,12 +195,12 @@ def _started(folder: RunFolder) -> bool:
     settings = folder.read_config()["settings"]
     if "ledger_file" in settings:
         run = _run_of(folder, settings)
-        entries = [entry for entry in _booked(settings["ledger_file"]) if entry.run == run]
+        own = _booked(settings["ledger_file"]).get(run or "")
+        booked = {} if own is None else {own.run: own}
     else:
-        entries = _booked(folder.journal)
+        booked = _booked(folder.journal)
     # A journal may be shared: the entries of other runs must not be discarded.
-    only_heads = all(isinstance(entry, RunEntry | CloseEntry) for entry in entries)
-    return not only_heads or len({entry.run for entry in entries}) > 1
+    return len(booked) > 1 or any(record.has_entries for record in booked.values())
 
 
 def check_reopened(
@@ -281,13 +281,16 @@ def _run_of(folder: RunFolder, settings: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _booked(place: PathLike) -> list[Entry]:
-    """The entries of a journal; none if there is no file."""
-    return read_journal(place) if os.path.exists(place) else []
+def _booked(place: PathLike) -> dict[str, RunRecord]:
+    """What a journal says of its runs, by name; nothing if there is no file."""
+    if not os.path.exists(place):
+        return {}
+    with closing(Journal(place, read_only=True)) as journal, journal.locked():
+        return JournalRecords.of(journal).runs
 
 
 def _end_in(place: PathLike, run: str, stop_fixed_beforehand: bool) -> None:
     """Book the end of a run in the journal at `place`, if that holds the run."""
-    if any(isinstance(entry, RunEntry) and entry.run == run for entry in _booked(place)):
+    if run in _booked(place):
         with closing(Journal(place, existing=True)) as journal:
             book_end(journal, run, stop_fixed_beforehand)

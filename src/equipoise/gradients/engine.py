@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from equipoise._dtensor import all_values, device_of, with_values
 from equipoise.gradients.capture.isolation import (
     Buffers,
     parameters_restored,
@@ -28,6 +29,7 @@ from equipoise.gradients.capture.isolation import (
 from equipoise.gradients.capture.planner import LARGE, learn_plan
 from equipoise.gradients.capture.random_numbers import MIDDLE, GlobalState, random_numbers_from
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
+from equipoise.gradients.capture.sharded import begin_sharded, leaves_told
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
 from equipoise.gradients.checks.oracle import dense_rows
 from equipoise.gradients.checks.record_mixing import MANY, exchanged, find_mixing_module
@@ -121,6 +123,7 @@ class GradientEngine:
             )
         check_model(model)
         refuse_max_norm(model)
+        self._leaves_told = leaves_told if begin_sharded(model) else nullcontext
         self._buffers = Buffers(model)
         with parameters_restored(model):
             with self._buffers.kept():
@@ -181,11 +184,12 @@ class GradientEngine:
         """
         with parameters_watched(self.model, params), self._buffers.watched(), backward_included():
             leaves, substitute = self._leaves(params)
-            with torch.enable_grad():
+            seen = dict(leaves)
+            with torch.enable_grad(), self._leaves_told(seen.__setitem__):
                 loss = evaluate_loss(self.model, self.loss, batch, substitute)[place]
                 found: tuple[Tensor | None, ...] = (None,) * len(leaves)
                 if loss.requires_grad:
-                    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+                    found = torch.autograd.grad(loss, [seen[name] for name in leaves], allow_unused=True)
             rows = {
                 name: [DenseFactor(gradient.to_dense()[None])]  # look-ups may give sparse ones
                 for name, gradient in zip(leaves, found, strict=True)
@@ -272,7 +276,7 @@ class GradientEngine:
         own = self._plans.get(signature(batch))
         plan = own or self._latest  # for batches of another form the latest is tried first
         assert plan is not None
-        state = GlobalState(next(iter(leaves.values())).device)
+        state = GlobalState(device_of(next(iter(leaves.values()))))
         for attempt in range(MISMATCHES):
             try:
                 factors, losses = self._capture(plan, batch, leaves, substitute, params)
@@ -339,7 +343,7 @@ class GradientEngine:
         # Neither the records' nor the parameters' own values: zeros, and losses at a bound, show no bits.
         several = map_records(jittered, repeat_to(batch, records))
         params = {
-            name: jittered(p.detach()).requires_grad_()
+            name: with_values(jittered(all_values(p)), p).requires_grad_()
             for name, p in trainable_parameters(self.model).items()
         }
 
@@ -417,7 +421,7 @@ class GradientEngine:
         served = {name: leaves[name] for name in plan.ruled}
         capture = Capture(served, plan, num_records(batch), choices=choices)
         try:
-            with torch.enable_grad(), capture:
+            with torch.enable_grad(), self._leaves_told(capture.follow), capture:
                 losses = evaluate_loss(self.model, self.loss, batch, substitute)
         except BaseException:
             capture.edges.clear()  # as in `collect`: hooks and edges hold each other
@@ -559,7 +563,7 @@ class GradientEngine:
         """
         # In another order than the plan was learned on: a model may sort records, or tokens, by value.
         three = take_records(repeat_to(batch, LARGE), torch.arange(LARGE).flip(0))
-        leaves, _ = self._leaves(None)
+        leaves = trainable_parameters(self.model)
         try:
             with undisturbed(self.model):
                 expected, _ = dense_rows(self.model, self.loss, three, names=tuple(leaves), method="loop")
@@ -658,4 +662,5 @@ def _gathered(
 
 
 def _no_rows(leaves: Mapping[str, Tensor]) -> FactoredGradients:
-    return _gathered(leaves, {}, next(iter(leaves.values())).new_zeros(0))
+    first = next(iter(leaves.values()))
+    return _gathered(leaves, {}, torch.zeros(0, dtype=first.dtype, device=device_of(first)))

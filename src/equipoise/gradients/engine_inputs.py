@@ -18,6 +18,12 @@ from torch import Tensor, nn
 
 from equipoise._tree import leaves, map_leaves
 from equipoise.gradients.capture.attributes import attributes_kept
+from equipoise.gradients.capture.sharded import (
+    SHARDED,
+    not_by_fully_shard,
+    other_values,
+    parameters_gathered,
+)
 
 __all__ = [
     "Loss",
@@ -248,8 +254,15 @@ def evaluate_loss(
     with torch._C.DisableTorchFunction():  # whoever watches the evaluation watches the model alone
         scope.close()  # what the evaluation before this one has left
         scope.enter_context(attributes_kept(model, loss))
+        sharded = model in SHARDED
+        if sharded:  # its backward gathers the values once more
+            scope.enter_context(other_values(model, substitute or {}))
     with nullcontext() if scope is _SCOPE.get() else scope:
-        losses = run_loss(model, loss, batch, substitute)
+        if sharded:
+            with uncompiled(), parameters_gathered(model):
+                losses = loss(model, batch)
+        else:
+            losses = run_loss(model, loss, batch, substitute)
     records = num_records(batch)
     if not isinstance(losses, Tensor) or losses.shape != (records,):
         found = (
@@ -283,6 +296,9 @@ def backward_included() -> Iterator[None]:
 def run_loss(model: nn.Module, loss: Loss, batch: Any, substitute: Mapping[str, Tensor] | None) -> Any:
     """``loss(model, batch)`` as `evaluate_loss`, unchecked; what model and loss keep stays."""
     with uncompiled():
+        if model in SHARDED:
+            with other_values(model, substitute or {}), parameters_gathered(model):
+                return loss(model, batch)
         if not substitute:
             return loss(model, batch)
         named = {f"model.{name}": value for name, value in substitute.items()}
@@ -316,15 +332,13 @@ def check_model(model: nn.Module) -> None:
                 "processes by itself, unclipped. Give the module inside: a training under torchrun shares "
                 "the records among the processes and adds their bounded sums."
             )
-    sharded = sys.modules.get("torch.distributed.tensor")  # not imported: no parameter is of its type
-    names = (
-        [] if sharded is None else [n for n, p in model.named_parameters() if isinstance(p, sharded.DTensor)]
-    )
+    names = not_by_fully_shard(model)
     if names:
         raise TypeError(
-            f"the model's parameters {names} are sharded (DTensor, as fully_shard makes them): a process "
-            "holds a part of each, and the norm of a record's gradient needs the whole. Give the model as it "
-            "was before fully_shard or parallelize_module; sharded models are not supported yet."
+            f"the model's parameters {names} are DTensors that fully_shard did not make: operations see a "
+            "part of each, and the norm of a record's gradient needs the whole. Give the model as it was "
+            "before parallelize_module, and shard it by fully_shard; tensor parallel models are not "
+            "supported yet."
         )
 
 

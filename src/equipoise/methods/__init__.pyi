@@ -35,6 +35,10 @@ from equipoise.methods.feedback.dice_sgd import ErrorFeedback as ErrorFeedback
 from equipoise.methods.feedback.joint_noise import Automatic as Automatic
 from equipoise.methods.feedback.joint_noise import Independent as Independent
 from equipoise.methods.feedback.joint_noise import Joint as Joint
+from equipoise.methods.matrix_factorisation import DPMF as DPMF
+from equipoise.methods.matrix_factorisation import GivenCoefficients as GivenCoefficients
+from equipoise.methods.matrix_factorisation import LeastError as LeastError
+from equipoise.methods.matrix_factorisation import SquareRoot as SquareRoot
 from equipoise.methods.non_private import EFSGD as EFSGD
 from equipoise.methods.non_private import ClipSGD as ClipSGD
 from equipoise.methods.projected.gep import GEP as GEP

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -31,9 +32,10 @@ from equipoise.methods.thresholds import (
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.counts import centred_indicator, soft_indicator
-from equipoise.privacy.mechanisms import Gaussian
+from equipoise.privacy.mechanisms import Gaussian, Mechanism
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
+from equipoise.privacy.sampling import Sampling
 
 __all__ = ["DPSGD"]
 
@@ -83,7 +85,7 @@ class DPSGD(Method):
             )
         check_shares(self.per_layer)
 
-    @property
+    @cached_property
     def threshold(self) -> Threshold:
         """C_t."""
         return resolve_threshold(self.clip_norm)
@@ -96,18 +98,30 @@ class DPSGD(Method):
         return clip_norm if isinstance(clip_norm, int | float) else None
 
     def plan(self, setting: Setting) -> Plan:
-        sampling, threshold = setting.sampling, self.threshold
-        bound = threshold.upper(sampling.steps)
+        return Plan(self.calibrated(setting, Gaussian))
+
+    def calibrated(
+        self, setting: Setting, mechanism: Callable[[float], Mechanism], sampling: Sampling | None = None
+    ) -> PrivacyPlan:
+        """The releases, with the noise that meets the budget.
+
+        Args:
+            setting: of the plan.
+            mechanism: of the gradient, by its multiplier.
+            sampling: of the draws; None takes the setting's.
+        """
+        threshold, steps, size = self.threshold, setting.sampling.steps, setting.sampling.expected_size
+        bound = threshold.upper(steps)
 
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
-            releases = [Release("gradient", bound, Gaussian(noise_multiplier))]
+            releases = [Release("gradient", bound, mechanism(noise_multiplier), sampling=sampling)]
             if isinstance(threshold, ReleasedQuantile):
                 # A centred indicator is -1/2 or +1/2, so one record moves the count by 1/2.
-                count_noise = threshold.count_noise_multiplier(sampling.expected_size)
-                releases.append(Release("below_threshold", 0.5, Gaussian(count_noise)))
-            return PrivacyPlan(releases, sampling, setting.relation)
+                noise = Gaussian(threshold.count_noise_multiplier(size))
+                releases.append(Release("below_threshold", 0.5, noise, sampling=sampling))
+            return PrivacyPlan(releases, setting.sampling, setting.relation)
 
-        return Plan(setting.calibrated(with_noise, self.noise_multiplier))
+        return setting.calibrated(with_noise, self.noise_multiplier)
 
     def init(self, context: Context) -> State:
         return {"threshold": self.threshold.start()}

@@ -36,6 +36,7 @@ class MethodEntry:
 
 METHODS: Final[Mapping[str, MethodEntry]] = {
     "dp-sgd": MethodEntry("equipoise.methods.dp_sgd:DPSGD"),
+    "dp-mf": MethodEntry("equipoise.methods.matrix_factorisation:DPMF"),
     "dp-svrg": MethodEntry("equipoise.methods.anchored.dp_svrg:DPSVRG"),
     "dp-c4": MethodEntry(
         "equipoise.methods.anchored.dp_c4:DPC4", published="equipoise.methods.published.dp_c4:DPC4"

@@ -46,12 +46,16 @@ from equipoise.privacy.ledger.replay import ReplayLedger as ReplayLedger
 from equipoise.privacy.ledger.run_record import Hole as Hole
 from equipoise.privacy.ledger.run_record import RunRecord as RunRecord
 from equipoise.privacy.mechanisms import MECHANISMS as MECHANISMS
+from equipoise.privacy.mechanisms import BandedGaussian as BandedGaussian
 from equipoise.privacy.mechanisms import Gaussian as Gaussian
 from equipoise.privacy.mechanisms import GridGaussian as GridGaussian
 from equipoise.privacy.mechanisms import JointGaussian as JointGaussian
 from equipoise.privacy.mechanisms import Mechanism as Mechanism
 from equipoise.privacy.mechanisms import mechanism_from as mechanism_from
 from equipoise.privacy.mechanisms.joint_gaussian import radial_sensitivity as radial_sensitivity
+from equipoise.privacy.mechanisms.toeplitz import optimal_coefficients as optimal_coefficients
+from equipoise.privacy.mechanisms.toeplitz import prefix_error as prefix_error
+from equipoise.privacy.mechanisms.toeplitz import square_root_coefficients as square_root_coefficients
 from equipoise.privacy.noise.secrets import Secrets as Secrets
 from equipoise.privacy.noise.secrets import secret_generator as secret_generator
 from equipoise.privacy.plan import PrivacyPlan as PrivacyPlan
@@ -64,6 +68,7 @@ from equipoise.privacy.private import mark as mark
 from equipoise.privacy.private import unmark as unmark
 from equipoise.privacy.rows import PrivateRows as PrivateRows
 from equipoise.privacy.sampling import SAMPLINGS as SAMPLINGS
+from equipoise.privacy.sampling import CyclicPoisson as CyclicPoisson
 from equipoise.privacy.sampling import FixedEpochs as FixedEpochs
 from equipoise.privacy.sampling import FullBatch as FullBatch
 from equipoise.privacy.sampling import Poisson as Poisson

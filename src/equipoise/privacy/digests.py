@@ -75,8 +75,10 @@ def keyed_digest(value: Any, key: bytes, purpose: str) -> str:
 def _update(state: Any, value: Any, take_bytes: Callable[[Any], None]) -> None:
     """Describe `value` to `state`; the raw bytes of its tensors, whose number follows, to `take_bytes`."""
     if isinstance(value, torch.Tensor):
-        raw = unwrap(value).detach().contiguous()
+        raw = unwrap(value).detach()
         state.update(f"tensor {raw.dtype} {tuple(raw.shape)};".encode())
+        # Of a DTensor, which several processes hold, the part that is here.
+        raw = getattr(raw, "_local_tensor", raw).contiguous()
         if raw.numel():
             take_bytes(raw.cpu().reshape(-1).view(torch.uint8).numpy().data)
     elif isinstance(value, Mapping):

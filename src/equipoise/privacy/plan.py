@@ -13,8 +13,10 @@ distance of either record from no record counts too. A sum that a replaced recor
 moved as far by a record that is there or not. With (z_1, z_2) = (1, 3) and ratios (2, 1) the multiplier (4 +
 1/9)^(-1/2) = 0.493 would claim too little there. What is claimed is (4 + 4/9)^(-1/2) = 0.474.
 
-**Noise over steps** (a mechanism with `memory`) is no composition of draws. Its event is one Gaussian for the
-whole run, of multiplier 1 / s, where s depends on how often a record takes part and at what separation.
+**Noise over steps** (a mechanism with `memory`) costs what fresh noise does where a record's parts in
+different draws reach no release in common: where the memory is shorter than the sampling's separation.
+Elsewhere its event is one Gaussian for the whole run, of multiplier 1 / s, where s depends on how often a
+record takes part and at what separation.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from equipoise import _validate
 from equipoise.privacy.accounting.epsilon import EpsilonResult, check_relation, epsilon
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms import Mechanism, mechanism_from
-from equipoise.privacy.sampling import SAMPLINGS, FixedEpochs, Poisson, Sampling, sampling_from
+from equipoise.privacy.sampling import SAMPLINGS, CyclicPoisson, Poisson, Sampling, sampling_from
 
 
 @dataclass(frozen=True)
@@ -219,11 +221,11 @@ class PrivacyPlan:
             members = [release for release in self.releases if release.draw == draw]
             done = 0
             counts = sorted({self.count(release) for release in members})
-            if len(counts) > 1 and isinstance(sampling, FixedEpochs):
+            if len(counts) > 1 and sampling.takes_turns:
                 raise PlanError(
-                    f"releases of draw {draw!r} have the counts {counts}: without amplification a record "
-                    "meets one draw of each epoch, and which releases it meets must not depend on the slot. "
-                    "Give them the same count or draws of their own"
+                    f"releases of draw {draw!r} have the counts {counts}: under {type(sampling).__name__} a "
+                    "record meets one draw of each epoch, and which releases it meets must not depend on the "
+                    "slot. Give them the same count or draws of their own"
                 )
             # The rarest first: its draws release everything, the next ones all but that, and so on.
             for count in counts:
@@ -245,20 +247,25 @@ class PrivacyPlan:
         ratio = 1.0
         if self.relation == "replace_one":
             sampling = self.sampling_of(self[members[0]].draw)
-            poisson = isinstance(sampling, Poisson) and sampling.sampling_rate < 1
+            poisson = isinstance(sampling, Poisson | CyclicPoisson) and sampling.turn_rate < 1
             ratio = 2.0 if poisson else max(self[name].replace_ratio for name in members)
         return ratio**2 * mechanism.whitened_square(*run)
 
     def combined_multiplier(self, names: frozenset[str]) -> float:
         """The multiplier of the joint event of one draw, relative to the sensitivity under the relation.
 
-        Infinite where all noise goes over steps: what that costs follows only from the whole run.
+        Infinite where a record's parts in different draws overlap: what they cost follows from the whole run.
         """
         total = 0.0
         for mechanism, members in self.groups(names):
-            if not mechanism.memory:
-                total += self._square(mechanism, members)
+            if not self._overlaps(mechanism, members):
+                # all that one participation reaches
+                total += self._square(mechanism, members, 1, 1, mechanism.memory + 1)
         return total**-0.5 if total else math.inf
+
+    def _overlaps(self, mechanism: Mechanism, members: Sequence[str]) -> bool:
+        """Whether what a record adds to two draws may reach a release in common, once whitened."""
+        return mechanism.memory >= self.sampling_of(self[members[0]].draw).min_separation
 
     def event(
         self, counts: Mapping[Pattern, int] | None = None, epochs: Mapping[str, int] | None = None
@@ -267,7 +274,7 @@ class PrivacyPlan:
 
         Args:
             counts: draws by pattern; all that are planned when None.
-            epochs: by name of `FixedEpochs` draws, the epochs of these (`RunRecord.epochs`); as many as
+            epochs: by name of draws that take turns, the epochs of these (`RunRecord.epochs`); as many as
                 draws without gaps touch when None.
         """
         by_draw: dict[tuple[str, float], int] = {}
@@ -285,20 +292,21 @@ class PrivacyPlan:
         for (draw, z), made in by_draw.items():
             if math.isfinite(z):
                 sampling = self.sampling_of(draw)
-                if isinstance(sampling, FixedEpochs) and epochs is not None:
+                if sampling.takes_turns and epochs is not None:
                     # As many draws as fill these epochs. Gaps between draws touch more epochs.
                     made = epochs[draw] * sampling.draws_per_epoch
                 events.append(sampling.event(z, made))
-        # Noise over steps: one Gaussian for all releases of a run, by how often a record may take part.
+        # Parts that overlap: one Gaussian for all releases of a run, by how often a record may take part.
         for mechanism, members in self.groups(by_name):
-            if mechanism.memory:
-                draw, made = self[members[0]].draw, by_name[members[0]]
+            if self._overlaps(mechanism, members):
+                draw, length = self[members[0]].draw, by_name[members[0]]
                 sampling = self.sampling_of(draw)
-                times = sampling.participations(made)
-                if isinstance(sampling, FixedEpochs) and epochs is not None:
+                times = sampling.participations(length)
+                if sampling.takes_turns and epochs is not None:
+                    # Gaps between draws can spread few releases over more of the run than their number tells:
+                    # up to all of these epochs.
                     times = epochs[draw]
-                # Gaps between draws can spread few releases over more of the run than their number tells.
-                length = max(made, (times - 1) * sampling.min_separation + 1)
+                    length = min(times * sampling.draws_per_epoch, self.count(self[members[0]]))
                 square = self._square(mechanism, members, times, sampling.min_separation, length)
                 events.append(dp_accounting.GaussianDpEvent(square**-0.5))
         return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)

@@ -426,12 +426,11 @@ def unwrap(value: Any) -> Any:
     return value._held if isinstance(value, Private) else value
 
 
-def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The values of disjoint micro-batches of a draw, one after another; by record if every part is."""
-    if not all(isinstance(part, Private) for part in parts):
-        return torch.cat(list(parts))
-    by_record = all(part.by_record for part in parts)  # type: ignore[attr-defined]
-    return Private(torch.cat([unwrap(part) for part in parts]), parts[0].draw, by_record)  # type: ignore[attr-defined]
+def join(parts: Sequence[torch.Tensor], order: torch.Tensor) -> torch.Tensor:
+    """The values of disjoint records of a draw, in this order, LongTensor [B]; by record if every part is."""
+    joined = torch.cat(list(parts))[order.to(parts[0].device)]
+    by_record = all(isinstance(part, Private) and part.by_record for part in parts)
+    return Private(unwrap(joined), parts[0].draw) if by_record else joined  # type: ignore[attr-defined]
 
 
 # ---- in saved state: a method may carry private state from step to step, and it lies in checkpoints

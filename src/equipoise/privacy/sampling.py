@@ -3,6 +3,7 @@
 | scheme | one draw | its event with noise multiplier z |
 |---|---|---|
 | `Poisson` | each record, independently, with probability q | Poisson-sampled Gaussian |
+| `CyclicPoisson` | the same at rate b q from one of b groups in turn | one of these per b draws |
 | `WithoutReplacement` | a uniform subset of batch_size | Gaussian sampled without replacement |
 | `FullBatch` | all records | Gaussian |
 | `FixedEpochs` | each record once per epoch | one Gaussian per epoch |
@@ -14,6 +15,11 @@ number of records that are really there.
 epoch. The draw of one record does not depend on the presence of another. So a record meets one Gaussian per
 epoch, under both relations, however the others are dealt. Consecutive slices of one permutation would not
 have this under add-or-remove.
+
+`CyclicPoisson` deals every record once, independently, to one of b groups, and draws in turn from each. A
+record is in at most one draw of b, there with probability b q, and whether it is decides itself
+independently every time. So each round of b draws is a Poisson-sampled Gaussian for it, whatever its group.
+The marginal rate of a draw is q.
 
 **Separation.** Noise over steps asks how far apart the draws of one record are (`min_separation`). An epoch
 that is dealt anew may follow a record's last slot with its first one: separation 1. With `same_slots=True`
@@ -28,14 +34,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import dp_accounting
 import torch
 
 from equipoise import _validate
 from equipoise.privacy.noise.secrets import Secrets
-from equipoise.privacy.noise.uniform import uniform_integers, uniform_subset
+from equipoise.privacy.noise.uniform import keyed_integers, uniform_integers, uniform_subset
 from equipoise.privacy.private import Draw
 
 
@@ -44,6 +50,8 @@ class Sampling(ABC):
 
     population: int
     steps: int
+    takes_turns: ClassVar[bool] = False
+    """Whether a record is in at most one draw of each epoch of `draws_per_epoch`, from ordinal 0 on."""
 
     def __post_init__(self) -> None:
         _validate.count("the public number of records, which the user states", population=self.population)
@@ -97,16 +105,26 @@ class Sampling(ABC):
         """How many draws lie at least from one draw with a record to the next with the same; 1 for any."""
         return 1
 
+    @property
+    def draws_per_epoch(self) -> int:
+        """Of how many draws a record is in one at most; 1 where it may be in any."""
+        return 1
+
+    @property
+    def turn_rate(self) -> float:
+        """Probability that a record enters a draw of its turn."""
+        return self.sampling_rate
+
     def participations(self, count: int) -> int:
-        """In how many of `count` draws, without gaps, one record is at most."""
-        return count
+        """In how many of the draws of ordinal 0 to `count` - 1 one record is at most."""
+        return math.ceil(count / self.draws_per_epoch)
 
     def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
-        """The accounting event of `count` draws whose sums get noise of this multiplier."""
+        """The event of the draws of ordinal 0 to `count` - 1 whose sums get noise of this multiplier."""
         gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
         # At rate 1 nothing is left to chance, and a plain Gaussian has a closed form.
-        one = self._sampled(gaussian) if self.sampling_rate < 1 else gaussian
-        return dp_accounting.SelfComposedDpEvent(one, count)
+        one = self._sampled(gaussian) if self.turn_rate < 1 else gaussian
+        return dp_accounting.SelfComposedDpEvent(one, self.participations(count))
 
     def _sampled(self, gaussian: dp_accounting.GaussianDpEvent) -> dp_accounting.DpEvent:
         """The event of one draw at a rate below 1; as it stands, of a draw that amplifies nothing."""
@@ -144,6 +162,35 @@ def _check_records(num_records: int) -> int:
     return num_records
 
 
+def _drawn_by_themselves(rate: float, generator: torch.Generator, count: int) -> torch.Tensor:
+    """Which of `count` records are drawn if each is by itself with probability `rate`, sorted.
+
+    From one record that is drawn to the next the records left out are counted: floor(log(U) / log(1 - q))
+    with U uniform in (0, 1], of 53 bits, which has the law of independent trials. Further records behind
+    those that are there change nothing for them.
+    """
+    if rate == 1:
+        return torch.arange(count)
+    parts, last = list[torch.Tensor](), -1
+    while last < count - 1:
+        # Always as many at a time: not even that follows how many records there are.
+        uniform = 1 - torch.rand(_AT_ONCE, generator=generator, dtype=torch.float64)
+        left_out = (uniform.log() / math.log1p(-rate)).clamp(max=2.0**52).to(torch.int64)
+        parts.append(last + (left_out + 1).cumsum(0))
+        last = int(parts[-1][-1])
+    drawn = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+    return drawn[drawn < count]
+
+
+def _check_rate(scheme: Sampling, rate: float) -> None:
+    if rate < _LEAST_RATE:
+        raise ValueError(
+            f"expected_batch_size={scheme.expected_size} of population={scheme.population} is a "
+            f"sampling rate of {rate:.1e}, and records are drawn exactly from "
+            f"{_LEAST_RATE:.0e} on only; raise expected_batch_size, or state the true population"
+        )
+
+
 _AT_ONCE = 1024  # gaps between records that are drawn
 
 #: Below, the 53 bits that a gap follows would change a record's chance by more than 1e-5 of itself.
@@ -172,12 +219,7 @@ class Poisson(Sampling):
         _validate.positive(expected_batch_size=self.expected_batch_size)
         super().__post_init__()
         self._check_size("expected_batch_size")
-        if self.sampling_rate < _LEAST_RATE:
-            raise ValueError(
-                f"expected_batch_size={self.expected_batch_size} of population={self.population} is a "
-                f"sampling rate of {self.sampling_rate:.1e}, and records are drawn exactly from "
-                f"{_LEAST_RATE:.0e} on only; raise expected_batch_size, or state the true population"
-            )
+        _check_rate(self, self.sampling_rate)
 
     @property
     def expected_size(self) -> float:
@@ -187,26 +229,81 @@ class Poisson(Sampling):
         return dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian)
 
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
-        """Sorted positions, in time and memory that follow the draw and not the population.
-
-        From one record that is drawn to the next the records left out are counted: floor(log(U) / log(1 - q))
-        with U uniform in (0, 1], of 53 bits, which has the law of independent trials. Further records behind
-        those that are there change nothing for them.
-        """
-        draw, rate = as_draw(draw), self.sampling_rate
-        count = _check_records(num_records)
-        if rate == 1:
-            return torch.arange(count)
+        """Sorted positions, in time and memory that follow the draw and not the population."""
+        draw = as_draw(draw)
         generator = secrets.sampling_generator(draw.index, draw.parameters)
-        parts, last = list[torch.Tensor](), -1
-        while last < count - 1:
-            # Always as many at a time: not even that follows how many records there are.
-            uniform = 1 - torch.rand(_AT_ONCE, generator=generator, dtype=torch.float64)
-            left_out = (uniform.log() / math.log1p(-rate)).clamp(max=2.0**52).to(torch.int64)
-            parts.append(last + (left_out + 1).cumsum(0))
-            last = int(parts[-1][-1])
-        drawn = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
-        return drawn[drawn < count]
+        return _drawn_by_themselves(self.sampling_rate, generator, _check_records(num_records))
+
+
+@dataclass(frozen=True)
+class CyclicPoisson(Sampling):
+    """Poisson sampling from one group of records after the other, dealt once and for all by secret
+    randomness.
+
+    Two draws of a record are at least `bands` apart, so that noise over as many steps is amplified by
+    sampling. It costs more than Poisson sampling with fresh noise: a record that has its turn is drawn
+    `bands` times as often.
+
+    Args:
+        expected_batch_size: expected records per draw, in (0, population / bands].
+        population: public number of records; q = expected_batch_size / population.
+        steps: number of draws.
+        bands: number of groups; 1 is Poisson sampling.
+
+    Example:
+        >>> sampling = CyclicPoisson(256, population=60_000, steps=4700, bands=10)
+        >>> sampling.min_separation, sampling.turn_rate, sampling.event(1.0, 4700).count
+        (10, 0.042666666666666665, 470)
+    """
+
+    expected_batch_size: float
+    population: int
+    steps: int
+    bands: int
+    takes_turns: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _validate.positive(expected_batch_size=self.expected_batch_size)
+        _validate.count("the number of groups", bands=self.bands)
+        super().__post_init__()
+        self._check_size("expected_batch_size")
+        if self.turn_rate > 1:
+            raise ValueError(
+                f"expected_batch_size={self.expected_batch_size} is more than a group of "
+                f"population={self.population} in bands={self.bands} holds; lower bands to at most "
+                f"{int(self.population / self.expected_batch_size)}"
+            )
+        _check_rate(self, self.sampling_rate)
+
+    @property
+    def expected_size(self) -> float:
+        return float(self.expected_batch_size)
+
+    @property
+    def min_separation(self) -> int:
+        return self.bands
+
+    @property
+    def draws_per_epoch(self) -> int:
+        return self.bands
+
+    @property
+    def turn_rate(self) -> float:
+        rate = self.bands * self.expected_batch_size / self.population
+        return 1.0 if abs(rate - 1) < 1e-12 else rate  # a group that the draw takes whole
+
+    def _sampled(self, gaussian: dp_accounting.GaussianDpEvent) -> dp_accounting.DpEvent:
+        return dp_accounting.PoissonSampledDpEvent(self.turn_rate, gaussian)
+
+    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
+        """Sorted positions, in time and memory that follow `bands` times the draw, and not the population."""
+        draw = as_draw(draw)
+        generator = secrets.sampling_generator(draw.index, draw.parameters)
+        found = _drawn_by_themselves(self.turn_rate, generator, _check_records(num_records))
+        # Of those drawn from all groups, that of the turn. One deal for all draws: keyed by the draw, two
+        # that are close could hold the same record.
+        dealt = keyed_integers(self.bands, found, secrets.stream_key(0, f"groups {draw.name}"))
+        return found[dealt == draw.ordinal % self.bands]
 
 
 @dataclass(frozen=True)
@@ -295,6 +392,7 @@ class FixedEpochs(Sampling):
     population: int
     steps: int
     same_slots: bool = False
+    takes_turns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _validate.count("the expected number of records per draw", batch_size=self.batch_size)
@@ -303,7 +401,7 @@ class FixedEpochs(Sampling):
 
     @property
     def draws_per_epoch(self) -> int:
-        """Number of draws that together use every record once."""
+        """Number of draws that together use every record once, and of which a record is in one."""
         return max(1, round(self.population / self.batch_size))
 
     @property
@@ -311,22 +409,18 @@ class FixedEpochs(Sampling):
         """The draws of an epoch where records keep their slots; 1 where every epoch deals them anew."""
         return self.draws_per_epoch if self.same_slots else 1
 
-    def participations(self, count: int) -> int:
-        return math.ceil(count / self.draws_per_epoch)
-
     @property
     def sampling_rate(self) -> float:
         """Share of the records in a draw; it amplifies nothing here."""
         return 1 / self.draws_per_epoch
 
     @property
+    def turn_rate(self) -> float:
+        return 1.0
+
+    @property
     def expected_size(self) -> float:
         return self.population / self.draws_per_epoch
-
-    def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
-        """One Gaussian for every epoch that the draws of ordinal 0 to `count` - 1 touch."""
-        gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
-        return dp_accounting.SelfComposedDpEvent(gaussian, self.participations(count))
 
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
         """Sorted positions of the records dealt to slot `ordinal % draws_per_epoch` of the draw's epoch."""
@@ -339,15 +433,17 @@ class FixedEpochs(Sampling):
 
 
 SAMPLINGS: dict[str, type[Sampling]] = {
-    c.__name__: c for c in (Poisson, WithoutReplacement, FullBatch, FixedEpochs)
+    c.__name__: c for c in (Poisson, CyclicPoisson, WithoutReplacement, FullBatch, FixedEpochs)
 }
 """Every scheme by its name. A new one is its class and a word here; options and readers follow."""
 
 
 SAMPLING_WORDS: dict[str, type[Sampling]] = {
-    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(): kind for name, kind in SAMPLINGS.items()
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(): kind
+    for name, kind in SAMPLINGS.items()
+    if kind is not CyclicPoisson  # it needs a number of groups, which the methods that take it find
 }
-"""Every scheme by its word on the command line: `WithoutReplacement` is without-replacement."""
+"""Every scheme that a size describes, by its word on the command line: `FullBatch` is full-batch."""
 
 
 def sampling_from(description: Mapping[str, Any]) -> Sampling:

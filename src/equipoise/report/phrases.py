@@ -114,6 +114,12 @@ def sampling_in_words(sampling: Mapping[str, Any]) -> str:
             f"each record by itself with probability {plain(expected / population, 3)}: about {expected:,g} "
             f"of {population:,}"
         )
+    if scheme == "CyclicPoisson":
+        size, groups = sampling["expected_batch_size"], sampling["bands"]
+        return (
+            f"one of {groups} secret groups in turn, each record of it by itself with probability "
+            f"{plain(groups * size / population, 3)}: about {size:,g} of {population:,}"
+        )
     if scheme == "WithoutReplacement":
         return f"{sampling['batch_size']:,} of {population:,} at random"
     if scheme == "FullBatch":

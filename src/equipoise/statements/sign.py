@@ -100,8 +100,8 @@ class Signature:
         return True
 
 
-def sign(key: Ed25519PrivateKey, files: Mapping[str, bytes], journal: bytes | None) -> Signature:
-    """Sign the contents of files, and of the journal's lines where there are any.
+def sign(key: Ed25519PrivateKey, files: Mapping[str, bytes], journal: str | None) -> Signature:
+    """Sign the contents of files, and the SHA-256 of the journal's lines where there are any.
 
     Example:
         >>> key = Ed25519PrivateKey.generate()
@@ -110,9 +110,8 @@ def sign(key: Ed25519PrivateKey, files: Mapping[str, bytes], journal: bytes | No
         (True, False)
     """
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())}
-    lines = None if journal is None else hashlib.sha256(journal).hexdigest()
     public = key.public_key().public_bytes_raw()
-    return Signature(hashes, lines, public, key.sign(_bytes(_signed(hashes, lines, public))))
+    return Signature(hashes, journal, public, key.sign(_bytes(_signed(hashes, journal, public))))
 
 
 def fingerprint(public_key: bytes) -> str:
@@ -177,9 +176,9 @@ def signing_key(key_file: PathLike, password: bytes | None = None) -> Ed25519Pri
 
 
 def sign_files(
-    key: Ed25519PrivateKey, folder: Path, names: Iterable[str], journal: bytes | None = None
+    key: Ed25519PrivateKey, folder: Path, names: Iterable[str], journal: str | None = None
 ) -> Signature:
-    """Sign those of the folder's files that are there, and the bytes of the run's journal entries."""
+    """Sign those of the folder's files that are there, and the SHA-256 of the run's journal entries."""
     places = {name: folder / name for name in names}
     return sign(key, {n: place.read_bytes() for n, place in places.items() if place.is_file()}, journal)
 

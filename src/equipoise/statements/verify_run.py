@@ -12,8 +12,11 @@ signature ties to the issuer (`sign.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from dp_accounting import DpEvent
 
 from equipoise.privacy.accounting.private_search import PrivateSearch
 from equipoise.privacy.errors import JournalError
@@ -23,16 +26,16 @@ from equipoise.privacy.ledger.journal import (
     ReleaseEntry,
     RunEntry,
     SearchEntry,
+    Snapshot,
     UnprovenEntry,
 )
-from equipoise.privacy.ledger.run_record import (
-    Hole,
-    OtherRuns,
-    RunRecord,
-    costs_over_time,
-    events_of,
-    records_of,
+from equipoise.privacy.ledger.journal_records import (
+    COSTS_TO_OTHERS,
+    JournalRecords,
+    check_relations,
+    folded,
 )
+from equipoise.privacy.ledger.run_record import Hole, OtherRuns, RunRecord
 from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.statements.recompute import (
     MALFORMED,
@@ -54,22 +57,23 @@ __all__ = ["check_published", "check_with_journal", "statement_from_journal"]
 # ---- with the journal
 
 
-def check_with_journal(statement: Mapping[str, Any], entries: Sequence[Entry]) -> list[Finding]:
+def check_with_journal(statement: Mapping[str, Any], journal: Iterable[Entry | Snapshot]) -> list[Finding]:
     """Hold a statement against the journal of its run.
 
     Args:
         statement: as `statement.json` holds it; nothing about it is assumed.
-        entries: the whole journal, other runs included.
+        journal: all its lines, other runs' included; a `Journal` is read line by line.
 
     Returns:
         One finding per subject; the statement is consistent if none of them is false.
     """
     try:
         delta = delta_of(statement)
-        record = _record_of(entries, statement.get("run"))
+        read = folded(lambda records: _read(journal, statement.get("run"), records))
+        record = read.record
         # Statements without the key are older than it, and claim the releases made.
         record.stop_fixed_beforehand |= STOP_KEY not in statement
-        candidates = [make_statement(record, delta, others) for others in _views(entries, record)]
+        candidates = [make_statement(record, delta, others) for others in read.views]
         # A shared journal goes on after the statement: any state of the others since then will do.
         best = min(candidates, key=lambda again: len(differences(statement, again)))
         findings = compared(statement, best)
@@ -78,50 +82,79 @@ def check_with_journal(statement: Mapping[str, Any], entries: Sequence[Entry]) -
     # Statement and journal come from somebody else: whatever they break is a finding, never a crash.
     except MALFORMED as error:
         return [Finding("journal", False, f"it is not what this library writes ({message(error)})")]
-    lines = sum(entry.run == record.run for entry in entries)
     return [
-        Finding("journal", True, f"{lines} lines of run {record.run}; each release fits the plan"),
+        Finding("journal", True, f"{read.lines} lines of run {record.run}; each release fits the plan"),
         *_open_questions(record),
         *_stop(record),
         *findings,
     ]
 
 
-def statement_from_journal(entries: Sequence[Entry], run: str, delta: float, **facts: Any) -> Statement:
+def statement_from_journal(
+    journal: Iterable[Entry | Snapshot], run: str, delta: float, **facts: Any
+) -> Statement:
     """The statement of a run, from the whole journal as it is now; `facts` as in `make_statement`.
 
     Raises:
         JournalError: for a journal that does not hold the run, or whose entries do not fit its plan.
     """
-    record = _record_of(entries, run)
-    others = records_of(entry for entry in entries if entry.run != run)
-    return make_statement(record, delta, events_of(others, record.plan.relation), **facts)
+    read = folded(lambda records: _read(journal, run, records))
+    return make_statement(read.record, delta, read.views[-1], **facts)
 
 
-def _record_of(entries: Sequence[Entry], run: object) -> RunRecord:
-    runs = {entry.run for entry in entries if isinstance(entry, RunEntry)}
-    if run not in runs:
-        raise JournalError(f"it holds no run {run!r:.60}, which the statement names; it holds {sorted(runs)}")
-    return RunRecord.from_entries(entry for entry in entries if entry.run == run)
+@dataclass(frozen=True)
+class _Read:
+    """What a whole journal says of one run.
+
+    Attributes:
+        record: of the run.
+        lines: how many are the run's.
+        views: what the other runs cost, at every moment from the run's last costly entry to the end.
+    """
+
+    record: RunRecord
+    lines: int
+    views: list[OtherRuns]
 
 
 # The entries by which a run's own cost changes: a statement of all of them was made after the last one.
 _OWN_COSTS = (RunEntry, ReleaseEntry, UnprovenEntry, DisclosureEntry, SearchEntry)
 
 
-def _views(entries: Sequence[Entry], record: RunRecord) -> list[OtherRuns]:
-    """What the other runs cost, at every moment from the run's last costly entry to the journal's end."""
-    last = max(i for i, e in enumerate(entries) if e.run == record.run and isinstance(e, _OWN_COSTS))
-    costs = list(costs_over_time(entries, record.run, record.plan.relation))
-    # What they cost at the run's last entry is what the latest change before it left.
-    at_last = sum(number <= last for number, _ in costs) - 1
-    return [others for _, others in costs[at_last:]]
+def _read(journal: Iterable[Entry | Snapshot], run: object, records: JournalRecords) -> _Read:
+    """Take every line in: each is held against the lines before it.
+
+    Raises:
+        JournalError: the journal does not hold the run, or no ledger wrote it.
+        ForgottenDraw: a line is of a draw that `records` have forgotten.
+    """
+    lines, costs, views = 0, dict[str, DpEvent](), list[OtherRuns]()
+    for line in journal:
+        records.take(line)
+        if isinstance(line, Snapshot):
+            continue
+        if line.run == run:
+            lines += 1
+            if isinstance(line, _OWN_COSTS):
+                views = [costs]
+        elif isinstance(line, COSTS_TO_OTHERS):
+            record = records.runs[line.run]
+            changed = {**costs, line.run: record.reserved_event}
+            if changed != costs:
+                costs = changed
+                views.append(costs)
+    if run not in records.runs:
+        held = sorted(records.runs)
+        raise JournalError(f"it holds no run {run!r:.60}, which the statement names; it holds {held}")
+    own = records.runs[str(run)]
+    check_relations(records.runs, own.plan.relation)
+    return _Read(own, lines, views)
 
 
 def _open_questions(record: RunRecord) -> list[Finding]:
     """What an honest journal may show as well as an edited one."""
     found = []
-    gaps = max(record.draws, default=-1) + 1 - len(record.draws)
+    gaps = record.next_index - record.num_draws
     if gaps:
         detail = f"{gaps} draw(s) before the last have no line: opened and not released, or cut out"
         found.append(Finding("draws", None, detail))
@@ -195,8 +228,8 @@ def _published_record(statement: Mapping[str, Any]) -> RunRecord:
     for row in statement["releases"]:
         if row["draw"] in record.epochs:
             record.epochs[row["draw"]] = row["epochs"]
-            length = row["sampling"]["population"] / row["sampling"]["batch_size"]
-            if not row["used"] / max(1, round(length)) <= row["epochs"] <= row["used"]:
+            length = plan.sampling_of(row["draw"]).draws_per_epoch
+            if not row["used"] / length <= row["epochs"] <= row["used"]:
                 raise ValueError(f"{row['used']} draws cannot lie in {row['epochs']!r} epochs")
     return record
 

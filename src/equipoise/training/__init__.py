@@ -5,7 +5,7 @@ from equipoise.training.folder.checkpoint import CheckpointError
 from equipoise.training.folder.published_run import Verification, charge_search, sign_run, verify_run
 from equipoise.training.folder.run_folder import load_model, save_model
 from equipoise.training.loop import PrivateTraining
-from equipoise.training.metrics import CSVWriter, TensorBoardWriter
+from equipoise.training.metrics import CSVWriter, MLflowWriter, TensorBoardWriter, WandbWriter
 from equipoise.training.record_rows import DataError
 from equipoise.training.step import Result, StepReport
 
@@ -14,11 +14,13 @@ __all__ = [
     "CheckpointError",
     "DataError",
     "Description",
+    "MLflowWriter",
     "PrivateTraining",
     "Result",
     "StepReport",
     "TensorBoardWriter",
     "Verification",
+    "WandbWriter",
     "charge_search",
     "load_model",
     "save_model",

@@ -48,9 +48,13 @@ class Assumption(StrEnum):
         "every random number of the model, the loss, the augmentation and the collate function belongs to "
         "one record (tried on a few records before the start)"
     )
-    FILLED_BY_A_RECORD = (
+    PADDED_WITH_COPIES = (
         "copies of a drawn record fill up the micro-batches, with weight zero: the model takes no made-up "
         "records"
+    )
+    NONE_FAILS = (
+        "every record can be read, and model and loss take it and run what is planned: the processes of a "
+        "sharded model stop where one does not, and a run that stops tells that such a record was drawn"
     )
     RANDOM_PIPELINE = (
         "collating and augmenting treat each record by itself: they draw random numbers, or few records "

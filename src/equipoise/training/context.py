@@ -1,93 +1,38 @@
 """What a method may use in a step: draws of private records, the ledger, public gradients.
 
-A draw holds record numbers. A query runs over it in micro-batches: take the records, make their gradient
-rows at every parameter point with the same dropout masks, guard them (`PrivateRows`), call the method's
-function, and unite the bounded sums. With several processes each one runs its slice, and the sums are added.
+A draw holds record numbers. A query runs over it forward by forward: it takes the gradient rows of some
+records at every parameter point (`Forwards`), guards them (`PrivateRows`), calls the method's function, and
+unites the bounded sums. With several processes each one runs its slice, and the sums are added.
 
-A record that cannot be read, or that the model or the loss fails on, has weight zero: a micro-batch that
-fails is halved until the record is found, and taken again without it. Nothing of it shows but a count in the
-diagnostics.
-Where all of them fail the step is noise alone, and booked: a step that stopped for a failing record would
-tell whoever chose the parameters (a server, say) that it was drawn. Whether model and loss work is checked
-when the training is prepared.
+A record that cannot be read, or that the model or the loss fails on, has weight zero. Nothing of it shows but
+a count in the diagnostics. Where all of them fail the step is noise alone, and booked: a step that stopped
+for a failing record would tell whoever chose the parameters (a server, say) that it was drawn. Whether model
+and loss work is checked when the training is prepared.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.gradients import ForwardWritesError
-from equipoise.gradients.capture.random_numbers import random_numbers_from
-from equipoise.gradients.capture.recorder import PlanMismatch
-from equipoise.gradients.engine_inputs import take_records
 from equipoise.methods.base import Parameters, Plan, Query
-from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, secret_generator, sums_of
-from equipoise.privacy.noise.uniform import uniform_order
+from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, sums_of
+from equipoise.privacy.bounds.bounded import added_over_processes
 from equipoise.privacy.private import join, unwrap
 from equipoise.training.distributed import Processes
+from equipoise.training.forwards import Forwards, RowSource
 from equipoise.training.randomness import generator, secret_randomness
-from equipoise.training.record_rows import RowSource, out_of_memory
 from equipoise.training.run_ledger import SharedLedger
+from equipoise.training.sharded_rows import ShardedRows
 
 __all__ = ["ReleaseNoise", "StepContext", "StepDiagnostics", "StepLedger", "TrainingDraw"]
-
-
-@dataclass(frozen=True)
-class _MicroBatch:
-    """Records of a draw that are read and joined together, and share a forward.
-
-    Attributes:
-        number: which of the draw's micro-batches; it fixes the random numbers.
-        ids: record numbers, LongTensor [b].
-        places: of the records among the rows of the forward, ascending, LongTensor [b].
-    """
-
-    number: int
-    ids: Tensor
-    places: Tensor
-
-    def of(self, which: Tensor) -> _MicroBatch:
-        """Some of the records, at their places."""
-        return _MicroBatch(self.number, self.ids[which], self.places[which])
-
-
-def _in_order(ids: Tensor, size: int) -> list[_MicroBatch]:
-    """Micro-batches of `size` records in their order; a record that enters moves those behind it."""
-    parts = torch.split(ids, size) if len(ids) else ()
-    return [_MicroBatch(n, part, torch.arange(len(part))) for n, part in enumerate(parts)]
-
-
-def _dealt(ids: Tensor, size: int, places: int, token: Draw, processes: Processes) -> list[_MicroBatch]:
-    """Micro-batches in which the records stand at random places: one that enters takes a free one.
-
-    Which places n records get follows the same law whether another record is there or not, so the proof may
-    leave every record where it is. Then random numbers may be shared by all records of a micro-batch.
-
-    Args:
-        ids: of all processes' records.
-        size: of a micro-batch.
-        places: at least as many as records, in all but the rarest draws; public.
-        token: its secret randomness deals them.
-        processes: each takes equally many micro-batches.
-    """
-    each = math.ceil(max(places, len(ids)) / (size * processes.count))  # micro-batches of a process
-    generator = secret_generator(token, "places")
-    given = uniform_order(each * size * processes.count, generator)[: len(ids)]
-    taken, order = given.sort()
-    found = []
-    for n in range(each):
-        here = taken // size == processes.rank * each + n
-        if bool(here.any()):
-            found.append(_MicroBatch(n, ids[order[here]], taken[here] % size))
-    return found
 
 
 class TrainingDraw:
@@ -100,6 +45,7 @@ class TrainingDraw:
         rows: makes gradient rows of records.
         processes: whose sums are added.
         diagnostics: takes the draw's private numbers (records, losses, records left out).
+        params: the model's parameters, where processes hold a part of each.
     """
 
     def __init__(
@@ -110,16 +56,16 @@ class TrainingDraw:
         rows: RowSource,
         processes: Processes,
         diagnostics: StepDiagnostics,
+        params: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.token, self._rows, self._processes, self._diagnostics = token, rows, processes, diagnostics
+        self._of_items = secret_randomness(token)
         # What a pass over the draw reads. A record that failed is left out of every later pass, and the
         # others keep their places and with them their random numbers.
-        size = rows.micro_batch_size
-        self._micro_batches = (
-            _dealt(ids, size, places, token, processes)
-            if rows.dealt
-            else _in_order(processes.share(ids), size)
-        )
+        self._micro_batches = rows.micro_batches(token, ids, places, processes)
+        # Processes that hold a part of the parameters each run every forward together.
+        self._params = params
+        self._forwards = max(1, math.ceil(max(places, len(ids)) / processes.count / rows.micro_batch_size))
         diagnostics.note_draw(token.name, sum(len(part.ids) for part in self._micro_batches))
 
     @property
@@ -148,8 +94,7 @@ class TrainingDraw:
             sums = sums_of(fn(*rows, ids, along[place]) for rows, ids, place in self._pass(at))
         if self._processes.count > 1:
             self._processes.all_well()
-            # One order on every process: a collective pairs by position.
-            sums = {name: sums[name].all_reduce() for name in sorted(sums)}
+            sums = added_over_processes(sums)
         self._diagnostics.note_sums(self.token.name, sums)
         return sums
 
@@ -169,29 +114,35 @@ class TrainingDraw:
                 "statistics of the rows of a whole draw are not exchanged between processes yet: run this "
                 "method in one process"
             )
-        found = [fn(*rows, ids) for rows, ids, _ in self._pass(at)]
+        found, places = zip(*[(fn(*rows, ids), place) for rows, ids, place in self._pass(at)], strict=True)
+        order = torch.cat(places).argsort()  # records that share no forward come after the others
         if isinstance(found[0], Mapping):
-            return {name: join([part[name] for part in found]) for name in found[0]}
-        return join(found)
+            return {name: join([part[name] for part in found], order) for name in found[0]}
+        return join(found, order)
 
     def _pass(self, at: Sequence[Parameters] | None) -> Iterator[tuple[list[PrivateRows], Private, Tensor]]:
-        """Rows at every point, record numbers and places in the draw, per micro-batch.
+        """Rows at every point, record numbers and places in the draw, per forward.
 
         Records that fail are left out of the passes that follow, too.
         """
         points: Sequence[Parameters | None] = [None] if at is None else list(at)
+        if self._params is not None:
+            yield from self._pass_together(points, self._params)
+            return
+        note_failure = partial(self._diagnostics.note_failure, self.name)
+        forwards = Forwards(self._rows, points, self._of_items, note_failure)
         following, start = [], 0
-        for part in self._micro_batches:
+        # Workers, where there are any, read the following micro-batch meanwhile.
+        ahead = self._rows.source.ahead([part.ids for part in self._micro_batches], self._of_items)
+        for _, part in zip(ahead, self._micro_batches, strict=True):
             left = []
-            found = self._rows_of(part, points)
-            while found:
-                which, rows = found.pop(0)
-                left.append(which)
+            for few, rows in forwards.of(part):
+                left.append(part.index(few))
                 self._diagnostics.note_losses(rows[0].losses)
-                ids = Private(part.ids[which], self.token)
-                yield [PrivateRows(r, self.token) for r in rows], ids, start + which
+                ids = Private(few.ids, self.token)
+                yield [PrivateRows(r, self.token) for r in rows], ids, start + left[-1]
             if left:
-                whole = torch.cat(left)
+                whole = torch.cat(left).sort().values
                 following.append(part if len(whole) == len(part.ids) else part.of(whole))
             start += len(part.ids)
         if self._micro_batches and not following:
@@ -202,85 +153,33 @@ class TrainingDraw:
             rows = [PrivateRows(r, self.token) for r in self._rows.of_nobody(points)]
             yield rows, Private(nobody, self.token), nobody
 
-    def _rows_of(
-        self, part: _MicroBatch, points: Sequence[Parameters | None]
-    ) -> list[tuple[Tensor, list[Any]]]:
-        """Rows at every point of the records of a micro-batch that do not fail, and which these are.
+    def _pass_together(
+        self, points: Sequence[Parameters | None], params: Mapping[str, Tensor]
+    ) -> Iterator[tuple[list[PrivateRows], Private, Tensor]]:
+        """As `_pass`, with as many forwards and sums on every process, of public records if need be.
 
-        Where one fails, the others are joined and run as if it had not been drawn: whoever joins them may
-        deal random numbers in turn.
+        No record may fail here: a forward gathers parameters from the others, which would wait.
         """
-        which, number = torch.arange(len(part.ids)), part.number
-        while True:
-            found = self._together(part, which, points, number)
-            if found is not None or len(which) == 1:
-                return found or []
-            working = self._working(part, which, points)
-            if len(working) == len(which):  # such as texts of several lengths that nobody pads
-                alone = [self._together(part, one, points, number, int(one)) for one in which[:, None]]
-                return [one for found in alone for one in found or []]
-            if not len(working):
-                return []
-            which = working
-
-    def _working(self, part: _MicroBatch, which: Tensor, points: Sequence[Parameters | None]) -> Tensor:
-        """Those of some records, several of which failed together, that do not fail."""
-        found = [which[:0]]
-        for half in (which[: len(which) // 2], which[len(which) // 2 :]):
-            if self._together(part, half, points, part.number) is not None:
-                found.append(half)
-            elif len(half) > 1:
-                found.append(self._working(part, half, points))
-        return torch.cat(found)
-
-    def _together(
-        self, part: _MicroBatch, which: Tensor, points: Sequence[Parameters | None], *purpose: object
-    ) -> list[tuple[Tensor, list[Any]]] | None:
-        """Rows of records that are read and joined together; None if one fails.
-
-        Records of which one runs what was not planned share no forward. They keep their places, and with them
-        their random numbers.
-
-        Args:
-            part: the micro-batch.
-            which: of its records, LongTensor [c].
-            points: where the rows are taken.
-            purpose: with another one, reading and joining them draw other random numbers.
-        """
-        rows, rank, device = self._rows, self._processes.rank, self._rows.prepare.device
-        joining = secret_randomness(self.token, rank, *purpose)
-        randomness = secret_randomness(self.token, rank, part.number)
-        found, was_read = [], False
-        try:
-            # Reading, joining and augmenting may draw random numbers, each in its own way; taking rows of
-            # tensors draws none.
-            quiet = rows.source.is_scanned
-            with nullcontext() if quiet else random_numbers_from(joining("records"), device):
-                waiting = [(which, rows.source.take(part.ids[which], secret_randomness(self.token)))]
-            was_read = True
-            quiet = rows.prepare.augmentation is None
-            while waiting:
-                here, records = waiting.pop()
-                with nullcontext() if quiet else random_numbers_from(randomness("augmented"), device):
-                    try:
-                        found.append((here, rows.of_records(records, points, randomness, part.places[here])))
-                    except PlanMismatch:
-                        half = len(here) // 2
-                        for cut in (slice(half, None), slice(half)):
-                            waiting.append((here[cut], take_records(records, cut)))
-            return found
-        except ForwardWritesError:
-            raise  # no fault of a record: the model is spoilt
-        except Exception as error:
-            if out_of_memory(error):
+        parts, start = {part.number: part for part in self._micro_batches}, 0
+        for number in range(self._forwards):
+            part = parts.get(number)
+            try:
+                if part is None:
+                    randomness = secret_randomness(self.token, self._processes.rank, number)
+                    found, ids = (
+                        self._rows.of_public_alone(points, randomness),
+                        torch.zeros(0, dtype=torch.long),
+                    )
+                else:
+                    records = self._rows.joined(part, self._of_items, ())
+                    found, ids = self._rows.of_records(records, points, part), part.ids
+            except Exception as error:
+                self._processes.fail_alone(error)
                 raise
-            kind = type(error).__name__
-        # Outside of the handler, so that an error raised here does not carry the record's with it.
-        if not was_read:
-            rows.check_source()
-        if len(which) == 1:
-            self._diagnostics.note_failure(self.name, kind)
-        return None
+            self._diagnostics.note_losses(found[0].losses)
+            rows = [PrivateRows(ShardedRows(one, params), self.token) for one in found]
+            yield rows, Private(ids, self.token), start + torch.arange(len(ids))
+            start += len(ids)
 
 
 class StepDiagnostics:
@@ -392,6 +291,7 @@ class StepContext:
         depends_on: digest of what the step's releases depend on in addition to plan and records.
         rows: makes gradient rows of records.
         processes: the process group.
+        is_sharded: processes hold a part of the parameters each.
     """
 
     def __init__(
@@ -404,21 +304,27 @@ class StepContext:
         depends_on: str,
         rows: RowSource,
         processes: Processes,
+        is_sharded: bool = False,
     ) -> None:
         self.params: Parameters = MappingProxyType({name: p.detach() for name, p in params.items()})
         self.step, self.sampling, self.plan, self.relation = step, sampling, plan, plan.releases.relation
         self.ledger = StepLedger(ledger)
         self.diagnostics = StepDiagnostics()
         self._run_ledger, self._depends_on = ledger, depends_on
-        self._rows, self._processes = rows, processes
+        self._rows, self._processes, self._is_sharded = rows, processes, is_sharded
 
     def draw(self, name: str = "batch") -> TrainingDraw:
         """Take the next sample of records for the planned draw of this name."""
-        token = self._run_ledger.open(name, self._depends_on)
-        ids = self._run_ledger.sample(token, len(self._rows.source))
+        ledger, count = self._run_ledger, len(self._rows.source)
+        if isinstance(ledger, SharedLedger):
+            token, ids = ledger.open_and_sample(name, self._depends_on, count)
+        else:
+            token = ledger.open(name, self._depends_on)
+            ids = ledger.sample(token, count)
         # Only records that share random numbers are dealt to places; the bound takes a search.
         places = self.plan.releases.sampling_of(name).largest_size if self._rows.dealt else 0
-        return TrainingDraw(token, ids, places, self._rows, self._processes, self.diagnostics)
+        params = self.params if self._is_sharded else None
+        return TrainingDraw(token, ids, places, self._rows, self._processes, self.diagnostics, params)
 
     def public_gradients(self, batch: Any, at: Parameters | None = None, step: int | None = None) -> Any:
         """The gradient rows of public records, unguarded."""

@@ -13,13 +13,16 @@ more of these: so an error anywhere is raised everywhere, and no process waits f
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from equipoise._collectives import sent_by_first
+from equipoise._dtensor import holders_of_a_part, is_dtensor, local_part
 
 __all__ = ["ProcessError", "Processes"]
 
@@ -41,11 +44,13 @@ class Processes:
 
     def __init__(self) -> None:
         if dist.is_available() and not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            dist.init_process_group("nccl" if _one_gpu_a_rank() else "gloo")
+            _init_process_group("nccl" if _one_gpu_a_rank() else "gloo")
         running = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if running else 0
         self.count = dist.get_world_size() if running else 1
         self._failed = False
+        # The last error that `first` raised: every process has it, so none has to be told.
+        self._raised_everywhere: Exception | None = None
 
     @property
     def is_first(self) -> bool:
@@ -64,9 +69,21 @@ class Processes:
         except ProcessError:
             raise
         except Exception as error:
-            if self.count > 1 and not self._failed:
+            if self.count > 1 and not self._failed and error is not self._raised_everywhere:
                 self._tell(type(error).__name__)
             raise
+
+    def fail_alone(self, error: Exception) -> None:
+        """Tell nobody of an error: the others are in an exchange that this process has left.
+
+        They end with it, as its connections close.
+        """
+        if self.count > 1:
+            self._failed = True
+            error.add_note(
+                "(the processes of a sharded model run every forward together: the others end with this one. "
+                "Start them again and resume the run from its checkpoint: nothing is spent twice)"
+            )
 
     def all_well(self) -> None:
         """Go on if every process does; to be called before an exchange.
@@ -82,8 +99,7 @@ class Processes:
         again = "Start the processes again and resume the run from its checkpoint: nothing is spent twice."
         if self._failed:
             raise ProcessError(f"a process of this training failed before. {again}")
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        count = torch.tensor([0 if trouble is None else 1], device=device)
+        count = torch.tensor([0 if trouble is None else 1], device=self._device)
         dist.all_reduce(count)
         if int(count) == 0:
             return
@@ -94,6 +110,11 @@ class Processes:
         if trouble is None:
             named = ", ".join(f"process {rank} ({kind})" for rank, kind in enumerate(troubles) if kind)
             raise ProcessError(f"{named} failed; its own message says why. {again}")
+
+    @property
+    def _device(self) -> str:
+        """Where numbers are exchanged."""
+        return "cuda" if dist.get_backend() == "nccl" else "cpu"
 
     def share(self, ids: Tensor) -> Tensor:
         """This process' slice of a draw: contiguous, in rank order, sizes equal up to one."""
@@ -112,36 +133,88 @@ class Processes:
                 message = [None, error]
         dist.broadcast_object_list(message, src=0)
         if message[1] is not None:
+            self._raised_everywhere = message[1]
             raise message[1]
         result: T = message[0]
         return result
 
+    def agreed(self, value: T) -> T:
+        """The first process' value: for what each of them measures, and all must do alike."""
+        return self.first(lambda: value)
+
+    def first_flag(self, compute: Callable[[], bool | None]) -> bool:
+        """As `first` for a truth value, or for something done: nothing is pickled unless it fails."""
+        if self.count == 1:
+            return bool(compute())
+        self.all_well()
+        error: Exception | None = None
+        answer = torch.zeros(1, dtype=torch.int64, device=self._device)
+        if self.is_first:
+            try:
+                answer += int(bool(compute()))
+            except Exception as raised:
+                error = raised
+                answer += 2
+        dist.broadcast(answer, src=0)
+        if int(answer) < 2:
+            return bool(answer)
+        message = [error]
+        dist.broadcast_object_list(message, src=0)
+        self._raised_everywhere = message[0]
+        assert message[0] is not None
+        raise message[0]
+
+    def first_bytes(self, compute: Callable[[], bytes | None], count: int) -> bytes | None:
+        """As `first` for so many bytes, or None: nothing is pickled unless it fails."""
+        if self.count == 1:
+            return compute()
+        found: list[bytes | None] = []
+
+        def on_rank_0() -> bool:
+            found.append(compute())
+            return found[0] is not None
+
+        if not self.first_flag(on_rank_0):
+            return None
+        sent = torch.zeros(count, dtype=torch.uint8, device=self._device)
+        if self.is_first:
+            assert found[0] is not None
+            sent = torch.frombuffer(bytearray(found[0]), dtype=torch.uint8).to(sent.device)
+        dist.broadcast(sent, src=0)
+        return bytes(sent.cpu().tolist())
+
+    def part_of(self, count: int) -> tuple[int, int]:
+        """[start, stop) of this process' part of so many numbers; all but the last are of one length."""
+        size = -(-count // self.count)
+        return min(count, self.rank * size), min(count, (self.rank + 1) * size)
+
+    def joined_parts(self, part: Tensor, count: int) -> Tensor:
+        """All numbers, of which each process gives its part (see `part_of`)."""
+        size = -(-count // self.count)
+        padded = torch.nn.functional.pad(part, (0, size - len(part))) if len(part) < size else part
+        whole = torch.empty(size * self.count, dtype=part.dtype, device=part.device)
+        # Its name in newer versions of PyTorch, and that in older ones.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(whole, padded.contiguous())
+        return whole[:count]
+
     def first_tensors(
         self, compute: Callable[[], dict[str, dict[str, Tensor]]], like: dict[str, dict[str, Tensor]]
     ) -> dict[str, dict[str, Tensor]]:
-        """As `first` for nests of tensors, which are broadcast one by one without being pickled.
+        """As `first` for nests of tensors, which are broadcast in a few pieces without being pickled.
 
         Args:
             compute: gives the tensors on rank 0.
-            like: tensors with the structure, shapes and device of the result.
+            like: tensors with the structure, shapes, types and device of the result.
         """
         if self.count == 1:
             return compute()
-        result: dict[str, dict[str, Tensor]] = {}
-        dtypes = self.first(lambda: _computed(compute, result))
-        out: dict[str, dict[str, Tensor]] = {}
-        for name in sorted(like):
-            out[name] = {}
-            for key in sorted(like[name]):
-                place = like[name][key]
-                value = (
-                    result[name][key].contiguous()
-                    if self.is_first
-                    else torch.empty(place.shape, dtype=dtypes[name][key], device=place.device)
-                )
-                dist.broadcast(value, src=0)
-                out[name][key] = value
-        return {name: {key: out[name][key] for key in like[name]} for name in like}
+        found: dict[str, dict[str, Tensor]] = {}
+        self.first_flag(lambda: found.update(compute()))
+        places = [(name, key) for name in sorted(like) for key in sorted(like[name])]
+        given = found if self.is_first else like
+        sent = dict(zip(places, sent_by_first([given[n][k] for n, k in places]), strict=True))
+        return {name: {key: sent[name, key] for key in like[name]} for name in like}
 
     def all_of(self, value: T) -> list[T]:
         """The value of every process, in rank order."""
@@ -151,6 +224,25 @@ class Processes:
         values: list[Any] = [None] * self.count
         dist.all_gather_object(values, value)
         return values
+
+    def norm_of(self, tensors: Mapping[str, Tensor]) -> float:
+        """The norm of named tensors together, those that processes hold parts of counted once."""
+        parts = {name: local_part(tensor) for name, tensor in tensors.items()}
+        squares = dict(zip(parts, torch._foreach_norm(list(parts.values())), strict=True))
+        shared, own = [], []
+        for name, tensor in tensors.items():
+            square = squares[name].double().square()
+            if is_dtensor(tensor):
+                shared.append(square / holders_of_a_part(tensor))
+            else:
+                own.append(square)
+        total = torch.stack(own).sum() if own else torch.zeros((), dtype=torch.float64)
+        if shared:
+            here = torch.stack(shared).sum()
+            if self.count > 1:
+                dist.all_reduce(here)
+            total = total.to(here.device) + here
+        return float(total.sqrt())
 
     def same(self, what: str, value: Any) -> None:
         """Check that every process has the same value (settings, initial parameters).
@@ -166,14 +258,22 @@ class Processes:
             )
 
 
+def _init_process_group(backend: str) -> None:
+    """As torch does it, apart from what processes that were killed have left in the store of `torchrun`.
+
+    It shares its store with those that it starts again, which may then wait for the addresses of the dead.
+    """
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # Several agents may count differently: there only torch's own way is right.
+    if life == "0" or os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        dist.init_process_group(backend)
+        return
+    store, rank, count = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    store = dist.PrefixStore(f"restart {life}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
+
+
 def _one_gpu_a_rank() -> bool:
     return torch.cuda.is_available() and torch.cuda.device_count() >= int(
         os.environ.get("LOCAL_WORLD_SIZE", "1")
     )
-
-
-def _computed(
-    compute: Callable[[], dict[str, dict[str, Tensor]]], into: dict[str, dict[str, Tensor]]
-) -> dict[str, dict[str, torch.dtype]]:
-    into.update(compute())
-    return {name: {key: tensor.dtype for key, tensor in nest.items()} for name, nest in into.items()}

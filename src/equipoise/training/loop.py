@@ -27,12 +27,14 @@ from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
 from equipoise.training.assumptions import Assumption
 from equipoise.training.describe import Description, describe
+from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError
 from equipoise.training.folder.config_file import found_before, rebuild, rebuild_method
 from equipoise.training.folder.run_folder import RunFolder, save_model
 from equipoise.training.interrupt import catch_interrupt
 from equipoise.training.metrics import MetricWriter
 from equipoise.training.progress import progress_bar
+from equipoise.training.restarts import FinishedTraining, check_same_run, state_of, undo_start
 from equipoise.training.run_ledger import others_at_start, own_ledger
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
@@ -67,7 +69,8 @@ class PrivateTraining:
             refused by name.
         optimizer: any torch optimiser of the model's parameters that takes one gradient per step.
         loss: loss(model, batch) -> [B], one number per record.
-        data: the private records: `equipoise.data.Records`, a dict or tuple of tensors, a map-style dataset.
+        data: the private records: `equipoise.data.Records`, a dict or tuple of tensors or of `numpy.memmap`,
+            a map-style dataset.
         sampling: `Poisson(expected_batch_size, population, steps)` or another sampling; its numbers are
             public constants that you state, nothing of it is read from `data`.
         method: estimator of the gradient; `DPSGD()` by default.
@@ -89,6 +92,8 @@ class PrivateTraining:
         ledger_file: a journal shared by several runs over the same data: their costs compose.
         relation: "add_or_remove_one" or "replace_one".
         collate: joins the items of a dataset to a batch.
+        workers: processes that read the items of a dataset ahead of the step; the result is the same for any
+            number of them. 0 reads in this process.
         epsilon_every: steps between computations of the epsilon so far; 20 in all by default.
         hardened: exact noise on a grid of integers, against attacks on floating-point noise; slower.
         allow_public_duplicates: public records that equal private ones are those of other persons. Without
@@ -130,6 +135,7 @@ class PrivateTraining:
         ledger_file: PathLike | None = None,
         relation: str = "add_or_remove_one",
         collate: Callable[[list[Any]], Any] | None = None,
+        workers: int = 0,
         epsilon_every: int | None = None,
         hardened: bool = False,
         allow_public_duplicates: bool = False,
@@ -161,6 +167,7 @@ class PrivateTraining:
             augmentation=augmentation,
             device=device,
             collate=collate,
+            workers=workers,
             settings=settings,
         )
         setup = prepare(given, _resumed)
@@ -200,6 +207,7 @@ class PrivateTraining:
         augmentation: Callable[[Any, torch.Generator], Any] | None = None,
         device: str | torch.device | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        workers: int = 0,
         writers: Sequence[MetricWriter] = (),
     ) -> Self:
         """Go on with a run from its last whole checkpoint; later steps are repeated with the noise they had.
@@ -211,6 +219,7 @@ class PrivateTraining:
             loss, data, augmentation, collate: as before.
             method: only for methods with settings that no file can hold, such as a schedule function.
             device: where to go on.
+            workers: how many processes read ahead from here on.
             writers: as before.
 
         Raises:
@@ -219,7 +228,7 @@ class PrivateTraining:
             ValueError: what is given does not fit the run.
         """
         folder = RunFolder(run_dir)
-        config = folder.read_config()
+        config = Processes().first(folder.read_config)
         plan, sampling, budget, settings = rebuild(config)
         return cls(
             model,
@@ -233,12 +242,75 @@ class PrivateTraining:
             augmentation=augmentation,
             device=device,
             collate=collate,
+            workers=workers,
             writers=writers,
             **settings.to_json(),
             _resumed=ResumedRun(
                 folder, plan, lambda: others_at_start(folder, settings), found_before(config)
             ),
         )
+
+    @classmethod
+    def start_or_resume(
+        cls,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        run_dir: PathLike,
+        loss: Loss,
+        data: Any,
+        sampling: Sampling,
+        method: Method | None = None,
+        budget: Budget | None = None,
+        scheduler: Any = None,
+        augmentation: Callable[[Any, torch.Generator], Any] | None = None,
+        device: str | torch.device | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        workers: int = 0,
+        writers: Sequence[MetricWriter] = (),
+        on_create: Callable[[Path], None] | None = None,
+        **settings: Any,
+    ) -> Self | FinishedTraining:
+        """Begin a run, or go on with the one in its folder: for scripts that something restarts.
+
+        `torchrun --max-restarts` starts the same script again after a process was killed. A start that was
+        killed before its first checkpoint released nothing; it is undone, and the run begins anew. For a run
+        that has ended the answer is its result, and the model gets its parameters.
+
+        Args:
+            model, optimizer, run_dir, loss, data, sampling, method, budget, scheduler, augmentation, device,
+                collate, workers, writers, on_create: as for the class.
+            settings: the others of the class, such as `seed` or `ledger_file`.
+
+        Raises:
+            ValueError: the run in the folder has another sampling or budget, or other settings.
+        """
+        folder, processes = RunFolder(run_dir), Processes()
+        ledger_file = settings.pop("ledger_file", None)
+        settings |= {"ledger_file": None if ledger_file is None else os.fspath(ledger_file)}
+        given = TrainingSettings(**settings)
+        parts = {
+            "loss": loss,
+            "data": data,
+            "method": method,
+            "scheduler": scheduler,
+            "augmentation": augmentation,
+            "device": device,
+            "collate": collate,
+            "workers": workers,
+            "writers": writers,
+        }
+        found = processes.first(lambda: state_of(folder))
+        if found == "ended":
+            return FinishedTraining(folder, model, processes)
+        if found == "open":
+            config = processes.first(folder.read_config)
+            check_same_run(folder, config, sampling, budget, given)
+            return cls.resume(run_dir, model, optimizer, **(parts | {"method": method or DPSGD()}))
+        if found == "unbegun":
+            processes.first(lambda: undo_start(folder))
+        parts |= {"sampling": sampling, "budget": budget, "run_dir": run_dir, "on_create": on_create}
+        return cls(model, optimizer, **parts, **settings)
 
     # ---- what it will do, and what it may claim
 
@@ -256,7 +328,13 @@ class PrivateTraining:
 
         Raises:
             RuntimeError: of several processes this is not the first one, which keeps the ledger.
+            NotImplementedError: the model is sharded, so that one process cannot run it.
         """
+        if self._setup.is_sharded:
+            raise NotImplementedError(
+                "describe() times a forward in the first process, and a sharded model runs in all of them: "
+                "call it in one process before fully_shard"
+            )
         return describe(self._setup, own_ledger(self.ledger))
 
     def statement(self, *, stop_fixed_beforehand: bool = False) -> Statement:
@@ -308,7 +386,8 @@ class PrivateTraining:
 
     def _can_go_on(self) -> bool:
         """Whether the plan has releases left, or booked ones that are yet to be repeated, or none at all."""
-        self._steps.settle()
+        with self.processes.together():
+            self._steps.settle()
         return not self._plan_used_up and self.ledger.can_go_on
 
     def __iter__(self) -> Iterator[StepReport]:
@@ -318,9 +397,7 @@ class PrivateTraining:
                 step = self.take_step()
             except PlanUsedUpError:
                 # Steps repeated with other numbers were charged twice. A method with several kinds of draw
-                # can use up one while others are left.
-                if self.processes.count > 1:
-                    raise
+                # can use up one while others are left. Of several processes each has this error.
                 self._plan_used_up = True
                 return
             yield step
@@ -441,7 +518,8 @@ class PrivateTraining:
                 or followed from nothing that the training released: a clock, and not an accuracy, a loss or
                 a gradient. The statement names that as an assumption.
         """
-        self._steps.check()
+        with self.processes.together():
+            self._steps.check()
         steps, average, folder = self.steps_done, self._setup.average, self.folder
         finished = stop_fixed_beforehand or steps >= self.sampling.steps or not self._can_go_on()
         statement = self._finished_with = self.processes.first(
@@ -453,11 +531,15 @@ class PrivateTraining:
         if finished and average is not None:
             average.move_in()
             self._steps.remember()
-        if folder is not None and self.processes.is_first:
-            write_atomically(folder.statement, (statement.to_json() + "\n").encode(), mode=0o644)
-            with average.swapped_in() if average is not None else nullcontext():
-                save_model(self.model, folder.model, {"step": str(steps)})
-            write_report(folder.path)
+        if folder is not None:
+            writes = self.processes.is_first
+            if writes:
+                write_atomically(folder.statement, (statement.to_json() + "\n").encode(), mode=0o644)
+            if writes or self._setup.is_sharded:
+                with average.swapped_in() if average is not None else nullcontext():
+                    save_model(self.model, folder.model, {"step": str(steps)}, writes=writes)
+            if writes:
+                write_report(folder.path)
         if finished:
             self.end(stop_fixed_beforehand)
         return Result(
@@ -483,6 +565,7 @@ class PrivateTraining:
             own.secrets.delete()
 
         self.processes.first(on_rank_0)
+        self._setup.rows.source.close()
         if self.folder is not None:
             self.folder.unlock()
 
@@ -491,6 +574,7 @@ class PrivateTraining:
         self._steps.stop(
             "this training was closed: go on with the run by PrivateTraining.resume(run_dir, ...)"
         )
+        self._setup.rows.source.close()
         if self.processes.is_first:
             own_ledger(self.ledger).journal.close()
         if self.folder is not None:

@@ -5,8 +5,9 @@ norm of the released gradient, accuracy on public test data. Whoever may see the
 `private/diagnostics.jsonl` holds numbers computed from the private records (training loss, size of the draw,
 records that are not finite): no guarantee covers them.
 
-Both are JSON lines. `CSVWriter` and `TensorBoardWriter` take the same publishable rows. `MetricsLog` makes
-the rows of a step.
+Both are JSON lines. `CSVWriter`, `TensorBoardWriter`, `WandbWriter` and `MLflowWriter` take the same
+publishable rows. Their times are step numbers where the tracker allows it: how long a step took follows how
+many records it drew. `MetricsLog` makes the rows of a step.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ __all__ = [
     "CSVWriter",
     "DiagnosticsFile",
     "JSONLinesWriter",
+    "MLflowWriter",
     "MetricWriter",
     "MetricsLog",
     "TensorBoardWriter",
+    "WandbWriter",
     "rewind_jsonl",
 ]
 
@@ -171,13 +174,58 @@ class TensorBoardWriter:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Write every number of the row at its step."""
-        for name, value in row.items():
-            if name != "step" and isinstance(value, (int, float)):
-                self._writer.add_scalar(name, value, row["step"])
+        for name, value in _numbers(row).items():
+            self._writer.add_scalar(name, value, row["step"], walltime=row["step"])
 
     def close(self) -> None:
         """Flush and close."""
         self._writer.close()
+
+
+class WandbWriter:
+    """The publishable rows in a run of Weights & Biases, which puts the time of day on each of them.
+
+    Args:
+        run: what `wandb.init(...)` gave; finishing it stays with whoever made it.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Write every number of the row at its step."""
+        self._run.log(_numbers(row), step=row["step"])
+
+    def close(self) -> None:
+        """Nothing to do: the run is another's."""
+
+
+class MLflowWriter:
+    """The publishable rows as metrics of an MLflow run.
+
+    Args:
+        client: an `mlflow.MlflowClient`.
+        run_id: of a run that goes on.
+    """
+
+    def __init__(self, client: Any, run_id: str) -> None:
+        self._client, self._run_id = client, run_id
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Write every number of the row at its step."""
+        for name, value in _numbers(row).items():
+            self._client.log_metric(self._run_id, name, value, timestamp=row["step"], step=row["step"])
+
+    def close(self) -> None:
+        """Nothing to do: the run is another's."""
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a row, without its step."""
+    numbers = {
+        name: value for name, value in row.items() if isinstance(value, int | float) and name != "step"
+    }
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 class MetricsLog:
@@ -215,13 +263,17 @@ class MetricsLog:
             # Some milliseconds for usual plans, a second for millions of steps: not after every step.
             progress = ledger.progress(setup.delta)
             epsilon = progress if math.isfinite(progress) else None
-        norms = torch._foreach_norm(list(outcome.estimate.values()))
+        if setup.is_sharded:
+            released_norm = setup.processes.norm_of(outcome.estimate)
+        else:
+            norms = torch._foreach_norm(list(outcome.estimate.values()))
+            released_norm = float(torch.stack([norm.double() for norm in norms]).norm())
         report = StepReport(
             step=number,
             learning_rate=outcome.learning_rate,
             clip_norm=bound,
             noise_std=std,
-            released_norm=float(torch.stack([norm.double() for norm in norms]).norm()),
+            released_norm=released_norm,
             # A sum's noise has norm std sqrt(P); the estimate is the sum over the expected size.
             noise_norm=std * math.sqrt(self._num_parameters) / setup.sampling.expected_size,
             epsilon=epsilon,

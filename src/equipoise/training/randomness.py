@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -47,5 +48,9 @@ def public_randomness(seed: int, *purpose: object) -> Randomness:
 
 
 def secret_randomness(draw: Draw, *place: object) -> Randomness:
-    """Secret generators of the micro-batch at this place of a draw."""
-    return lambda kind: secret_generator(draw, kind, *place)
+    """Secret generators of the micro-batch at this place of a draw; worker processes can be given them."""
+    return partial(_secret_generator, draw, place)
+
+
+def _secret_generator(draw: Draw, place: tuple[object, ...], kind: str) -> torch.Generator:
+    return secret_generator(draw, kind, *place)

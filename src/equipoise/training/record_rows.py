@@ -1,61 +1,39 @@
-"""Private records by number, and the gradient rows made of them.
+"""Private records by number.
 
 A batch is a tensor or a nest of dicts, tuples and lists of tensors whose first axis counts records.
 `RecordSource` puts one face on what users have: `equipoise.data.Records`, a dict or tuple of tensors, a
 `TensorDataset`, or any map-style `Dataset`, whose items are collated. It hands out records by number, since
-draws are lists of numbers. `BatchPreparation` moves a batch to the device and augments it. `RowSource` makes
-gradient rows of it.
+draws are lists of numbers.
+
+Tensors in memory are looked at as a whole before the start. Those of a file that is mapped into memory are
+read where they are drawn, and never as a whole, like the items of a dataset: `numpy.memmap`, and tensors of
+`torch.from_file` with `shared=True`. Which it is follows from what the object says of itself, not from sizes.
 """
 
 from __future__ import annotations
 
-import logging
+import ctypes
+import mmap
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from itertools import repeat
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from equipoise import _validate
 from equipoise._tree import leaves, map_leaves
 from equipoise.data.records import Records
 from equipoise.gradients.capture.random_numbers import GlobalState, random_numbers_from
-from equipoise.gradients.capture.recorder import PlanMismatch
-from equipoise.gradients.engine_inputs import (
-    Loss,
-    WholeNumbers,
-    is_array,
-    made_up_records,
-    map_records,
-    num_records,
-    record_leaves,
-    signature,
-    take_records,
-)
-from equipoise.methods.base import Parameters
+from equipoise.gradients.engine_inputs import is_array, take_records
 from equipoise.privacy import digest
-from equipoise.training.randomness import Randomness, public_randomness
+from equipoise.training.randomness import Randomness
+from equipoise.training.reading import ItemReader, ReadingWorkers
 
-__all__ = [
-    "PUBLIC_ROWS",
-    "BatchPreparation",
-    "DataError",
-    "RecordSource",
-    "RowSource",
-    "averaged_over_views",
-    "filled",
-    "moved",
-    "out_of_memory",
-    "repeat_views",
-]
-
-_log = logging.getLogger("equipoise.training")
-
-PUBLIC_ROWS = 2
-"""How many made-up records every forward holds at least: one of each kind that there is."""
+__all__ = ["ARRAY_REMEDY", "DataError", "RecordSource"]
 
 
 class DataError(ValueError):
@@ -66,8 +44,9 @@ class RecordSource:
     """Records that can be taken by number.
 
     Args:
-        data: Records, a tensor, a dict / tuple / list of tensors, or a map-style dataset.
+        data: Records, a tensor or a `numpy.memmap`, a dict / tuple / list of these, or a map-style dataset.
         collate: joins a list of a dataset's items to a batch; `torch.utils.data.default_collate` by default.
+        workers: how many processes read the items of a draw ahead; rows of tensors need none.
 
     Raises:
         DataError: no records, unequal lengths, an `IterableDataset`, NaN or infinity in the tensors.
@@ -78,12 +57,17 @@ class RecordSource:
         (3, tensor([2, 0]))
     """
 
-    def __init__(self, data: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
+    def __init__(
+        self, data: Any, collate: Callable[[list[Any]], Any] | None = None, workers: int = 0
+    ) -> None:
         self._collate = collate or default_collate
         self._data = data
         self._nest: Any = None
         self._length: int | None = None  # of tensors; another data set is asked each time
-        self._draws_numbers = False
+        self._reader = ItemReader(data)
+        self._workers: ReadingWorkers | None = None
+        self._read_ahead: dict[int, Any] = {}  # items of a part, by number
+        self._read_by: Randomness | None = None  # and what gave them their random numbers
         if isinstance(data, (IterableDataset, Iterator)):
             raise DataError(
                 f"data is a {type(data).__name__}, which has no record numbers: a private draw needs every "
@@ -105,12 +89,17 @@ class RecordSource:
             self._nest = data.tensors
         elif type(data) is Records:
             self._nest = dict(data.fields)
-        elif isinstance(data, (Tensor, dict, tuple)) or (
-            isinstance(data, list) and data and all(isinstance(part, Tensor) for part in data)
+        elif isinstance(data, (Tensor, np.memmap, dict, tuple)) or (
+            isinstance(data, list) and data and all(isinstance(part, Tensor | np.memmap) for part in data)
         ):
             self._nest = data
+        self._is_scanned = False
         if self._nest is not None:
+            self._is_scanned = not any(map(_is_mapped, leaves(self._nest)))
+            self._nest = map_leaves(_as_rows, self._nest)
             self._check_nest()
+        elif workers:
+            self._workers = ReadingWorkers(data, workers)
         if len(self) == 0:
             raise DataError(
                 "data holds no records: there is nothing to train on. Check the path or the split."
@@ -121,9 +110,12 @@ class RecordSource:
 
     @property
     def is_scanned(self) -> bool:
-        """Whether records are rows of tensors: all were looked at beforehand, and taking them runs nobody's
-        code.
-        """
+        """Whether all records were looked at beforehand; taking them then runs nobody's code."""
+        return self._is_scanned
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether records are rows of tensors, in memory or in files."""
         return self._nest is not None
 
     def take(self, ids: Tensor, randomness: Randomness | None = None) -> Any:
@@ -140,20 +132,35 @@ class RecordSource:
         """
         if self._nest is not None:
             return take_records(self._nest, ids)
-        if randomness is None:
-            return [self._data[i] for i in ids.tolist()]
-        if not self._draws_numbers:  # most data sets draw none, and need no streams
-            before = GlobalState()
-            items = [self._data[i] for i in ids.tolist()]
-            if not before.moved():
-                return items
-            before.restore()
-            self._draws_numbers = True
-        items = []
-        for i in ids.tolist():
-            with random_numbers_from(randomness(f"item {i}")):
-                items.append(self._data[i])
-        return items
+        numbers = ids.tolist()
+        if randomness is not None and randomness is self._read_by and self._read_ahead.keys() >= set(numbers):
+            return [self._read_ahead[number] for number in numbers]
+        return self._reader.read(numbers, randomness)
+
+    def ahead(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[None]:
+        """Goes through parts of a draw: while it stands at one, workers have read its items for `read`.
+
+        Args:
+            parts: numbers of records, each a LongTensor [b].
+            randomness: as for `read`, which must be asked with this very object.
+        """
+        return repeat(None, len(parts)) if self._workers is None else self._ahead(parts, randomness)
+
+    def _ahead(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[None]:
+        assert self._workers is not None
+        self._read_by = randomness
+        try:
+            for items in self._workers.read(parts, randomness):
+                self._read_ahead = items
+                yield
+        finally:
+            if self._read_by is randomness:  # else another pass has begun
+                self._read_ahead, self._read_by = {}, None
+
+    def close(self) -> None:
+        """End the workers; others start when they are needed."""
+        if self._workers is not None:
+            self._workers.close()
 
     def draws_numbers(self, number: int) -> bool:
         """Whether making this item asks for random numbers, whose generators then are as before."""
@@ -169,18 +176,20 @@ class RecordSource:
         return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
 
     def fingerprint(self) -> str:
-        """A digest of the records, which is private; empty for datasets that make their items on demand."""
+        """A digest of the records, which is private; empty for those that are read on demand."""
+        if not self._is_scanned:
+            return ""
         if isinstance(self._data, Records):
             return self._data.fingerprint()
-        return "" if self._nest is None else digest({"data": self.leaves()})
+        return digest({"data": self.leaves()})
 
     def batch(self) -> Any:
-        """All records as one batch, where tensors hold them; None for datasets that make items on demand."""
-        return self._nest
+        """All records as one batch, where tensors in memory hold them; None for those read on demand."""
+        return self._nest if self._is_scanned else None
 
     def leaves(self) -> list[Tensor]:
-        """The tensors that hold all records, or an empty list for datasets that make items on demand."""
-        return [] if self._nest is None else leaves(self._nest)
+        """The tensors that hold all records, or an empty list for those that are read on demand."""
+        return leaves(self._nest) if self._is_scanned else []
 
     def probes(self, count: int) -> Tensor:
         """Numbers of a few records that show what the data can hold.
@@ -225,7 +234,7 @@ class RecordSource:
                 f"the tensors of data have shapes {shapes}: their first axes must be the same record axis"
             )
         self._length = lengths.pop()
-        for leaf in tensors:
+        for leaf in self.leaves():
             numbers = leaf.is_floating_point() or leaf.is_complex()
             if numbers and not bool(torch.isfinite(leaf.sum())):
                 bad = ~torch.isfinite(leaf.reshape(len(leaf), -1)).all(1)
@@ -235,6 +244,40 @@ class RecordSource:
                         f"{int(bad.nonzero()[0])}). Repair or drop them before the training starts: the "
                         "statement says that no record holds any."
                     )
+
+
+def _is_mapped(leaf: Any) -> bool:
+    """Whether it stands in a file, and says so."""
+    if isinstance(leaf, np.memmap):
+        return (
+            getattr(leaf, "_mmap", None) is not None
+        )  # None of what was computed from one: that is in memory
+    is_plain = isinstance(leaf, Tensor) and leaf.device.type == "cpu" and leaf.layout == torch.strided
+    return is_plain and leaf.untyped_storage().filename is not None
+
+
+def _as_rows(leaf: Any) -> Any:
+    """What is mapped, as a tensor over the same file; anything else as it is."""
+    if not _is_mapped(leaf):
+        return leaf
+    if isinstance(leaf, np.memmap):
+        with warnings.catch_warnings():  # it may be for reading only; rows are taken out, never written
+            warnings.simplefilter("ignore", UserWarning)
+            try:
+                leaf = torch.from_numpy(leaf)
+            except (TypeError, ValueError) as error:
+                raise DataError(
+                    f"data holds a memory-mapped array of type {leaf.dtype}, which cannot be a tensor "
+                    f"({error!s:.200}); map the file in another way"
+                ) from None
+    # Records are drawn from anywhere: without this word a system reads megabytes around each of them.
+    advice, address = getattr(mmap, "MADV_RANDOM", None), leaf.data_ptr()
+    if advice is not None and leaf.numel():
+        before = address % mmap.PAGESIZE
+        size = (leaf[-1:].data_ptr() - address) + leaf[-1:].numel() * leaf.element_size()
+        madvise = ctypes.CDLL(None).madvise
+        madvise(ctypes.c_void_p(address - before), ctypes.c_size_t(before + size), ctypes.c_int(advice))
+    return leaf
 
 
 def _extremes(tensors: Sequence[Tensor]) -> list[int]:
@@ -249,248 +292,3 @@ def _extremes(tensors: Sequence[Tensor]) -> list[int]:
 
 
 ARRAY_REMEDY = "give torch.from_numpy(array) for a NumPy array"
-
-
-def moved(nest: Any, device: torch.device) -> Any:
-    """The nest with all its tensors on the device."""
-    # A copy to the host must be waited for, and `non_blocking` would not.
-    to_gpu = device.type == "cuda"
-    return map_leaves(
-        lambda leaf: leaf.to(device, non_blocking=to_gpu) if isinstance(leaf, Tensor) else leaf, nest
-    )
-
-
-def filled(batch: Any, size: int, public: Any, places: Tensor | None = None) -> Any:
-    """`size` records: those of the batch at their places, public ones in turn at all others.
-
-    Args:
-        batch: at most `size` records.
-        size: number of rows of a forward.
-        public: records of the same form, one at least.
-        places: of the records, ascending, LongTensor [b]; the first ones when None.
-
-    Example:
-        >>> filled({"label": torch.tensor([7])}, 4, {"label": torch.tensor([1, 0])})["label"]
-        tensor([7, 1, 0, 1])
-    """
-    count, others = num_records(batch), iter(record_leaves(public))
-
-    def fill(leaf: Tensor) -> Tensor:
-        rest = next(others)
-        return torch.cat([leaf, rest[torch.arange(size - count) % len(rest)]])
-
-    rows = map_records(fill, batch)
-    if places is None or int(places[-1]) == count - 1:
-        return rows
-    is_free = torch.ones(size, dtype=torch.bool).index_fill_(0, places, False)
-    return take_records(rows, torch.cat([places, is_free.nonzero().flatten()]).argsort())
-
-
-def repeat_views(
-    batch: Any, views: int, augmentation: Callable[[Any, torch.Generator], Any], rng: torch.Generator
-) -> Any:
-    """K augmented views of every record: tensors [b, ...] become [b, K, ...].
-
-    Args:
-        batch: b records.
-        views: K >= 1.
-        augmentation: (batch, generator) -> batch, record by record.
-        rng: where the augmentation takes its randomness from.
-    """
-    augmented = [augmentation(batch, rng) for _ in range(views)]
-    of_each = zip(*map(record_leaves, augmented), strict=True)
-    return map_records(lambda _: torch.stack(next(of_each), 1), augmented[0])
-
-
-def averaged_over_views(loss: Loss, views: int) -> Loss:
-    """The loss of a batch [b, K, ...] of K > 1 views per record: the mean over a record's views, [b]."""
-    if views == 1:
-        return loss
-
-    def averaged(model: nn.Module, batch: Any) -> Tensor:
-        flat = map_records(lambda leaf: leaf.flatten(0, 1), batch)
-        return loss(model, flat).reshape(-1, views).mean(1)
-
-    return averaged
-
-
-@dataclass(frozen=True)
-class BatchPreparation:
-    """Brings a batch of records into the form that the engine takes.
-
-    Attributes:
-        device: where batches are moved to.
-        augmentation: (batch, generator) -> batch, or None.
-        views: K; with more than one, K augmented views per record.
-    """
-
-    device: torch.device
-    augmentation: Callable[[Any, torch.Generator], Any] | None = None
-    views: int = 1
-
-    def __call__(self, batch: Any, randomness: Randomness) -> Any:
-        """The batch on the device, augmented."""
-        batch = moved(batch, self.device)
-        if self.augmentation is None:
-            return batch
-        rng = randomness("augmentation")
-        if self.views == 1:
-            return self.augmentation(batch, rng)
-        return repeat_views(batch, self.views, self.augmentation, rng)
-
-
-class RowSource:
-    """Makes gradient rows of records.
-
-    Args:
-        engine: makes per-sample gradients.
-        source: the records.
-        prepare: brings batches into the engine's form.
-        micro_batch_size: the most private records of a forward.
-        example: a batch of a few records, from which the rows of an empty draw are cut.
-        seed: public seed of the randomness of public records.
-        filler: what the public records of a forward hold where whole numbers go; None for copies of its first
-            record instead.
-        probes: numbers of the records of `example`, which could be read at the start.
-        dealt: records are dealt to random places of a draw, which a record more does not change; otherwise
-            they take the first places in their order.
-    """
-
-    def __init__(
-        self,
-        engine: Any,
-        source: RecordSource,
-        prepare: BatchPreparation,
-        micro_batch_size: int,
-        example: Any,
-        seed: int,
-        filler: WholeNumbers | None = "mixed",
-        probes: Tensor | None = None,
-        dealt: bool = False,
-    ) -> None:
-        self.filler, self.dealt = filler, dealt
-        self.engine, self.source, self.prepare = engine, source, prepare
-        self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
-        self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
-        self._failure_was_logged = False
-        self._made_up: dict[tuple, Any] = {}
-
-    def of_records(
-        self, records: Any, at: Sequence[Parameters | None], randomness: Randomness, places: Tensor
-    ) -> list[Any]:
-        """Gradient rows of at most `micro_batch_size` private records at every parameter point.
-
-        **Fixed shape.** Kernels round a row by the number of rows in a batch, and a model may run other
-        operations where all records, or none, are of some kind. So every forward has the same number of rows,
-        and public records are always among them: a record that enters a draw changes no other row.
-
-        Args:
-            records: their batch.
-            at: the parameter points.
-            randomness: of the micro-batch.
-            places: of the records among the rows of the forward, ascending, LongTensor [b].
-
-        Raises:
-            PlanMismatch: of several records one runs what was not planned.
-        """
-        count, size = num_records(records), self.micro_batch_size + PUBLIC_ROWS
-        batch = self.prepare(filled(records, size, self._public(records), places), randomness)
-        try:
-            whole = self.of_batch(self.engine.by_plan, batch, at, randomness)
-        except PlanMismatch:
-            if count > 1:
-                raise  # those of the records that run what was planned go on without the others
-            return self._of_one(batch, at, randomness, int(places))
-        except Exception as error:
-            if count > 1 or self.filler is None or out_of_memory(error):
-                raise
-            # The public records may fail: copies of the record fail only where it does.
-            batch = self.prepare(filled(records, size, records, places), randomness)
-            return self._of_one(batch, at, randomness, int(places))
-        rows = []
-        # The first places as a slice: nothing is copied.
-        first = int(places[-1]) == count - 1
-        for gradients in whole:
-            norms = gradients.row_norms()  # in the fixed shape too; the cut below keeps them
-            rows.append(gradients.rows(slice(count) if first else places.to(norms.device)))
-        return rows
-
-    def _public(self, records: Any) -> Any:
-        """Public records of the form of these."""
-        if self.filler is None:
-            return take_records(records, slice(1))
-        form = signature(records)
-        if form not in self._made_up:
-            self._made_up[form] = made_up_records(records, PUBLIC_ROWS, self.filler)
-        return self._made_up[form]
-
-    def _of_one(
-        self, batch: Any, at: Sequence[Parameters | None], randomness: Randomness, place: int
-    ) -> list[Any]:
-        """Rows of the record at a place, without a plan.
-
-        It has random numbers of its own, or those that all share, as by the plan: who runs by it follows from
-        who else is there.
-        """
-        if self.dealt:
-            return self.of_batch(partial(self.engine.alone, place=place), batch, at, randomness)
-        one = take_records(batch, slice(place, place + 1))
-        return self.of_batch(self.engine.alone, one, at, lambda kind: randomness(f"{kind} of {place}"))
-
-    def of_batch(
-        self,
-        rows_of: Callable[..., Any],
-        batch: Any,
-        at: Sequence[Parameters | None],
-        randomness: Randomness,
-    ) -> list[Any]:
-        """Gradient rows of a prepared batch at every parameter point, under the same masks."""
-        rows = []
-        for params in at:
-            with random_numbers_from(randomness("dropout"), self.prepare.device):
-                rows.append(rows_of(batch, params=params))
-        return rows
-
-    def of_public(self, batch: Any, at: Parameters | None, step: int) -> Any:
-        """Gradient rows of public records, under the public randomness of a step."""
-        batch = moved(batch, self.prepare.device)
-        return self.of_batch(self.engine, batch, [at], public_randomness(self.seed, step, "public"))[0]
-
-    def of_nobody(self, at: Sequence[Parameters | None]) -> list[Any]:
-        """Rows of no records; the engine makes them without running the model."""
-        nobody = moved(take_records(self.example, slice(0)), self.prepare.device)
-        return [self.engine(nobody, params=params) for params in at]
-
-    def check_source(self) -> None:
-        """See that some record of the example, all of which were read at the start, can still be read.
-
-        Reading depends on no parameters. Model and loss are never tried again on chosen records: at
-        parameters that a server sent, whether they fail would be an answer without noise.
-
-        Raises:
-            Whatever the last of them raises, where none can be read: the source is gone.
-        """
-        failed: Exception | None = None
-        for number in self.probes:
-            try:
-                self.source.take(number[None])
-                return
-            except Exception as error:
-                failed = error
-        if failed is not None:
-            raise failed
-
-    def log_failed_draw(self, name: str) -> None:
-        """Tell the data owner, once, that a draw came to nothing; it is no reason to stop."""
-        if not self._failure_was_logged:
-            _log.error(
-                "every record of a draw %r failed: the step goes on with only noise. The kinds of the "
-                "errors are in private/diagnostics.jsonl; this is said once",
-                name,
-            )
-        self._failure_was_logged = True
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, which is no record's fault."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

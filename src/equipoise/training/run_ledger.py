@@ -1,20 +1,23 @@
 """The ledger of a training: opened in its folder, and shared where several processes train.
 
 One process uses `equipoise.privacy.Ledger` itself. Of several, rank 0 alone has the key, the journal and the
-ledger. Opening a draw and sampling its records happen there and are broadcast. A release adds noise to the
-(already added) sums there; what was released is broadcast, since it is public from then on.
+ledger. Opening a draw and sampling its records happen there and are broadcast. It books a release and hands
+out the key of that release's noise; every process adds a part of the noise to the (already added) sums, and
+the parts are joined. Other noise than normal numbers is added on rank 0, and what was released is broadcast.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from itertools import takewhile
 from typing import Any
 
+import torch
 from dp_accounting import DpEvent
 from torch import Tensor
 
+from equipoise._dtensor import local_part
 from equipoise.privacy import (
     Bounded,
     Draw,
@@ -28,14 +31,23 @@ from equipoise.privacy import (
     Secrets,
 )
 from equipoise.privacy.digests import keyed_digest
-from equipoise.privacy.ledger.journal import RunEntry, read_journal
-from equipoise.privacy.ledger.run_record import costs_over_time
+from equipoise.privacy.ledger.journal import Snapshot
+from equipoise.privacy.ledger.journal_records import JournalRecords, costs_over_time, folded
+from equipoise.privacy.mechanisms.gaussian import Gaussian
+from equipoise.privacy.noise.streams import NOISE, NormalStream, ReleaseStreams, released_type
+from equipoise.privacy.private import unwrap
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.setup.training_settings import TrainingSettings
 from equipoise.training.setup.training_setup import TrainingSetup
 
-__all__ = ["SharedLedger", "open_ledger", "others_at_start", "own_ledger"]
+__all__ = [
+    "SharedLedger",
+    "open_ledger",
+    "others_at_start",
+    "own_ledger",
+    "secrets_of",
+]
 
 
 def open_ledger(
@@ -61,7 +73,7 @@ def open_ledger(
     processes, settings = setup.processes, setup.settings
 
     def on_rank_0() -> Ledger:
-        secrets = _secrets(folder, settings, existing=resume)
+        secrets = secrets_of(folder, settings, existing=resume)
         file = settings.ledger_file or (None if folder is None else folder.journal)
         options = {
             "data_fingerprint": setup.rows.source.fingerprint(),
@@ -78,9 +90,9 @@ def open_ledger(
             journal.close()
             raise
 
-    if processes.count == 1:
+    if processes.count == 1 and not setup.is_sharded:
         return on_rank_0()
-    return SharedLedger(setup.plan, processes, on_rank_0)
+    return SharedLedger(setup.plan, processes, on_rank_0, setup.is_sharded)
 
 
 class SharedLedger:
@@ -90,28 +102,35 @@ class SharedLedger:
         plan: what may be released.
         processes: who shares the work.
         open_on_rank_0: gives the ledger there.
+        is_sharded: every process holds a part of the parameters and of the sums.
 
     Attributes:
         own: rank 0's ledger; None on the others.
     """
 
-    def __init__(self, plan: PrivacyPlan, processes: Processes, open_on_rank_0: Callable[[], Ledger]) -> None:
-        self.plan, self._processes = plan, processes
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        processes: Processes,
+        open_on_rank_0: Callable[[], Ledger],
+        is_sharded: bool = False,
+    ) -> None:
+        self.plan, self._processes, self._is_sharded = plan, processes, is_sharded
         self.own: Ledger | None = None
-        # Digests of this process are compared with one another alone, so that any key serves.
-        self._key = os.urandom(32)
 
-        def start() -> None:
+        def start() -> bytes:
             self.own = open_on_rank_0()
+            return self.own.secrets.stream_key(0, "digests of other processes")
 
-        processes.first(start)
+        # Of digests that the first process takes for its own; no noise and no draw follows from it.
+        self._key = processes.first(start)
 
     @property
     def _ledger(self) -> Ledger:
         return own_ledger(self)
 
     def digest(self, value: Any) -> str:
-        """As `Ledger.digest` on rank 0; elsewhere a digest to be compared with others of this process."""
+        """As `Ledger.digest` on rank 0; elsewhere a digest of what this process has."""
         if self.own is not None:
             return self.own.digest(value)
         return keyed_digest(value, self._key, "what a step depends on")
@@ -126,16 +145,95 @@ class SharedLedger:
         if self.own is not None:
             self.own.rewind(place)
 
-    def open(self, name: str, parameters: str) -> Draw:
-        return self._processes.first(lambda: self._ledger.open(name, parameters))
+    def open_and_sample(self, name: str, parameters: str, num_records: int) -> tuple[Draw, Tensor]:
+        """A draw and its records, in one exchange."""
+        # Of sharded parameters each process knows the digest of its own part.
+        parts = self._processes.all_of(parameters) if self._is_sharded else [parameters]
 
-    def sample(self, draw: Draw, num_records: int) -> Tensor:
-        return self._processes.first(lambda: self._ledger.sample(draw, num_records))
+        def on_rank_0() -> tuple[Draw, Tensor]:
+            ledger = self._ledger
+            draw = ledger.open(name, parameters if len(parts) == 1 else ledger.digest({"parts": parts}))
+            return draw, ledger.sample(draw, num_records)
+
+        return self._processes.first(on_rank_0)
 
     def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
-        # A private value of another process must not reach this one unnoised: only the result is broadcast.
-        like: dict[str, dict[str, Tensor]] = {n: dict(bounded.value) for n, bounded in sums.items()}
+        if self._is_sharded:
+            return self._release_parts(draw, sums)
+        if _are_normal(self.plan, sums):
+            found = self._release_shared(draw, sums)
+            if found is not None:
+                return found
+        # The sums are the same everywhere; only the first process has the key, and its noise is broadcast.
+        like = {
+            name: {
+                key: torch.empty_like(unwrap(value), dtype=released_type(value))
+                for key, value in bounded.value.items()
+            }
+            for name, bounded in sums.items()
+        }
         return self._processes.first_tensors(lambda: self._ledger.release(draw, sums), like)
+
+    def _release_shared(self, draw: Draw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]] | None:
+        """As `Ledger.release`, where every process noises a part of the sums that all of them have.
+
+        None, with nothing booked, where the ledger makes its noise in a way of its own.
+        """
+
+        def on_rank_0() -> bytes | None:
+            ledger = self._ledger
+            if type(ledger)._noised is not Ledger._noised or type(ledger)._streams is not Ledger._streams:
+                return None
+            return ledger.book(draw, sums).streams.key(NOISE)
+
+        key = self._processes.first_bytes(on_rank_0, 32)
+        if key is None:
+            return None
+        out: dict[str, dict[str, Tensor]] = {}
+        stream, processes = NormalStream(key), self._processes
+        for mechanism, members in self.plan.groups(sums):
+            for name in members:
+                std = mechanism.standard_deviation(name, sums[name].add_remove)
+                # In the order in which one process adds them up: see `normals`.
+                raws = {key: unwrap(sums[name].value[key]) for key in sorted(sums[name].value)}
+                kind = released_type(next(iter(raws.values())))
+                flat = torch.cat([raw.reshape(-1).to(kind) for raw in raws.values()])
+                start, stop = processes.part_of(len(flat))
+                mine = stream.draw_ranges(len(flat), std, [(start, stop)], kind)
+                noised = processes.joined_parts(mine.add_(flat[start:stop]), len(flat))
+                pieces = torch.split(noised, [raw.numel() for raw in raws.values()])
+                made = {key: piece.view(raws[key].shape) for key, piece in zip(raws, pieces, strict=True)}
+                out[name] = {key: made[key] for key in sums[name].value}
+        return {name: out[name] for name in sums}
+
+    def _release_parts(self, draw: Draw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
+        """Every process noises its part of the sums; the noise joined is that of one process.
+
+        Rank 0 books the release by everybody's digests, and hands out the key of its noise only.
+        """
+        values = {name: dict(bounded.value) for name, bounded in sums.items()}
+        is_finite = all(
+            bool(torch.isfinite(local_part(unwrap(value))).all())
+            for tensors in values.values()
+            for value in tensors.values()
+        )
+        mine = keyed_digest(values, self._key, "what a draw answers") if is_finite else ""
+        parts = self._processes.all_of(mine)
+
+        def on_rank_0() -> bytes:
+            if not all(parts):
+                raise LedgerError(
+                    f"the sums {sorted(sums)} are not finite in a process though bad records were left out: "
+                    "a bug in a factor or a kernel, or an overflow. Nothing was released"
+                )
+            return self._ledger.book(draw, sums, parts[1:]).streams.key(NOISE)
+
+        key = self._processes.first(on_rank_0)
+        streams = ReleaseStreams(lambda purpose, device: _only_noise(key, purpose, device))
+        out: dict[str, dict[str, Tensor]] = {}
+        for mechanism, members in self.plan.groups(sums):
+            out |= mechanism.noised({name: sums[name] for name in members}, streams)
+        return {name: out[name] for name in sums}
 
     def release_unproven(
         self, draw: Draw, name: str, value: Mapping[str, Private], std: float, **options: Any
@@ -147,7 +245,7 @@ class SharedLedger:
 
     @property
     def can_go_on(self) -> bool:
-        return self._processes.first(lambda: self._ledger.can_go_on)
+        return self._processes.first_flag(lambda: self._ledger.can_go_on)
 
     def synced_place(self) -> dict[str, Any]:
         """As `Ledger.synced_place`; the place itself, with the keys of earlier noise, stays on rank 0."""
@@ -159,6 +257,24 @@ class SharedLedger:
 
     def progress(self, delta: float | None = None) -> float:
         return self._processes.first(lambda: self._ledger.progress(delta))
+
+
+def _are_normal(plan: PrivacyPlan, sums: Mapping[str, Bounded]) -> bool:
+    """Whether the noise of these sums is one stream of normal numbers that may be drawn in parts."""
+    mechanisms = {type(plan[name].mechanism) for name in sums}
+    values = [value for bounded in sums.values() for value in bounded.value.values()]
+    types = {(value.device.type, released_type(value)) for value in values}
+    return mechanisms == {Gaussian} and len(types) == 1 and types.pop()[0] == "cpu"
+
+
+def _only_noise(key: bytes, purpose: str, device: str) -> bytes:
+    """The key of the one stream that a process was handed."""
+    if (purpose, device) != (NOISE, ""):
+        raise LedgerError(
+            f"noise of the stream {purpose!r} is not made by processes that hold parts of the sums: train a "
+            "model that is not sharded, or take a method with independent Gaussian noise"
+        )
+    return key
 
 
 def own_ledger(ledger: Ledger | SharedLedger) -> Ledger:
@@ -191,30 +307,36 @@ def others_at_start(folder: RunFolder, settings: TrainingSettings) -> list[tuple
         RuntimeError: the run has ended, and its key is deleted.
         JournalError: `ledger_file` is another file, which was opened only for reading.
     """
-    run, file = _secrets(folder, settings, existing=True).identity, settings.ledger_file
+    run, file = secrets_of(folder, settings, existing=True).identity, settings.ledger_file
     if file is None:
         return [()]
-    entries = read_journal(file)
-    # The path comes from the folder, which may come from elsewhere: only a journal of this key is written to.
-    if not any(isinstance(entry, RunEntry) and entry.run == run for entry in entries):
-        raise JournalError(
-            f"private/ledger_file names {file!r}, which holds no run of this folder's key; it was not "
-            "touched. Write the path of the journal that the run was given into private/ledger_file"
-        )
-    before = takewhile(lambda entry: entry.run != run, entries)
-    # Every state that the other runs had before this one was booked; the plan was fitted to one of them.
-    states = [tuple(costs.values()) for _, costs in costs_over_time(before, run, settings.relation)]
-    return states[::-1]
+    with closing(Journal(file, read_only=True)) as journal:
+        # The path comes from the folder, which may come from elsewhere: only a journal of this key is written
+        # to.
+        if run not in JournalRecords.of(journal).runs:
+            raise JournalError(
+                f"private/ledger_file names {file!r}, which holds no run of this folder's key; it was not "
+                "touched. Write the path of the journal that the run was given into private/ledger_file"
+            )
+
+        def states(records: JournalRecords) -> list[tuple[DpEvent, ...]]:
+            before = takewhile(lambda line: isinstance(line, Snapshot) or line.run != run, journal)
+            found = costs_over_time(before, run, settings.relation, records)
+            return [tuple(costs.values()) for _, costs in found]
+
+        # Every state that the other runs had before this one was booked; the plan was fitted to one of them.
+        return folded(states)[::-1]
 
 
-def _secrets(folder: RunFolder | None, settings: TrainingSettings, existing: bool) -> Secrets:
+def secrets_of(folder: RunFolder | None, settings: TrainingSettings, existing: bool) -> Secrets:
+    """The key of a run: its folder's, in memory, or of its public seed."""
     seed = settings.seed if settings.reproducible else None
     return Secrets(None if folder is None else folder.path, seed, existing=existing)
 
 
 def _check_seed_is_new(journal: Journal, secrets: Secrets, settings: TrainingSettings) -> None:
     """The name of a run is that of its key, and a public seed gives every run the same one."""
-    if any(entry.run == secrets.identity for entry in journal.entries()):
+    if secrets.identity in JournalRecords.of(journal).runs:
         raise LedgerError(
             f"seed={settings.seed} with reproducible=True names a run that ledger_file="
             f"{settings.ledger_file!r} holds already: its noise would be repeated and nothing charged. Give "

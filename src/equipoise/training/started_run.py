@@ -13,12 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from equipoise._dtensor import is_dtensor
 from equipoise.privacy import Ledger, mark, unmark
 from equipoise.training.assumptions import Assumption
+from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError, collect_state, restore_state
 from equipoise.training.folder.run_folder import RunFolder
+from equipoise.training.folder.sharded_checkpoint import (
+    check_parts,
+    load_parts,
+    save_parts,
+    sharded_tensors,
+    without_parts,
+)
+from equipoise.training.forwards import moved
 from equipoise.training.metrics import MetricsLog, MetricWriter
-from equipoise.training.record_rows import moved
 from equipoise.training.run_ledger import SharedLedger, open_ledger, own_ledger
 from equipoise.training.setup.training_setup import TrainingSetup
 from equipoise.training.step import StepRunner
@@ -64,15 +73,23 @@ class StartedRun:
         setup, folder = self.setup, self.folder
         if folder is None:
             raise RuntimeError("this training has no run_dir for checkpoints: give it run_dir=...")
-        self.steps.check()
+        with setup.processes.together():
+            self.steps.check()
+        average = None if setup.average is None else setup.average.values
         state = collect_state(setup.model, setup.optimizer, setup.scheduler) | {
-            "average": None if setup.average is None else setup.average.values,
+            "average": average,
             "method": mark(self.steps.state),
             "engine": setup.rows.engine.state_dict(),
-            "ledger": self.synced_place(),
+            "ledger": mark(self.synced_place()),
             "evaluation": dict(evaluation),
         }
-        setup.processes.first(lambda: folder.checkpoints.save(self.steps.done, state))
+        done, processes = self.steps.done, setup.processes
+        if setup.is_sharded:
+            parts = sharded_tensors(setup.model, setup.optimizer, average)
+            seals = save_parts(folder.checkpoints.parts(done), parts, processes)
+            types = {name: str(value.dtype) for name, value in parts.items()}
+            state = without_parts(state) | {"parts": {"files": seals, "types": types}}
+        processes.first_flag(lambda: folder.checkpoints.save(done, state))
 
 
 def start_run(
@@ -134,7 +151,15 @@ def continue_run(
         if processes.is_first:
             undo.callback(folder.unlock)
         with processes.together():
-            done, saved = folder.checkpoints.load()
+            done, saved = _load(folder, processes)
+            if ("parts" in saved) != setup.is_sharded:
+                raise CheckpointError(
+                    f"the checkpoint of step {done} is that of a model that "
+                    + ("is sharded: shard this one by fully_shard" if "parts" in saved else "is not sharded")
+                    + " as the run was begun. Nothing was spent."
+                )
+            if setup.is_sharded:
+                saved = _with_parts(setup, folder.checkpoints.parts(done), saved)
             place, state, evaluation = _take_over(setup, done, saved)
             ledger = open_ledger(setup, folder, place=place, resume=True, ledger_class=ledger_class)
             if processes.is_first:
@@ -146,6 +171,56 @@ def continue_run(
             processes.first(lambda: folder.write_assumptions(setup.found))
         undo.pop_all()
     return StartedRun(setup, folder, ledger, steps, metrics, evaluation)
+
+
+def _load(folder: RunFolder, processes: Processes) -> tuple[int, dict[str, Any]]:
+    """The newest whole checkpoint, read by the first process, which keeps the keys of earlier noise."""
+    mine: dict[str, Any] = {}
+
+    def check(done: int, saved: Mapping[str, Any]) -> None:
+        if "parts" in saved:
+            check_parts(folder.checkpoints.parts(done), saved["parts"]["files"])
+
+    def load() -> tuple[int, dict[str, Any]]:
+        done, saved = folder.checkpoints.load(check)
+        mine.update(saved)
+        place = saved.get("ledger")
+        return done, saved | {"ledger": {**place, "history": {}} if isinstance(place, dict) else place}
+
+    done, saved = processes.first(load)
+    return done, mine or saved
+
+
+def _with_parts(setup: TrainingSetup, folder: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved state with the parts that this process holds."""
+    trained = [p for group in setup.optimizer.param_groups for p in group["params"]]
+    try:
+        parts = load_parts(folder, setup.model, trained, saved["parts"]["types"])
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"the parts of the checkpoint in {folder.name} do not fit this run ({type(error).__name__}: "
+            f"{error}): build model and optimizer as the run was started. Nothing was spent."
+        ) from error
+    state = {number: dict(entry) for number, entry in saved["optimizer"]["state"].items()}
+    average = None if saved["average"] is None else dict(saved["average"])
+    model = dict(saved["model"])
+    for name, value in parts.items():
+        kind, _, rest = name.partition(".")
+        if kind == "model":
+            model[rest] = value
+        elif kind == "average" and average is not None:
+            average[rest] = value
+        elif kind == "optimizer":
+            number, _, key = rest.partition(".")
+            state[int(number)][key] = value
+    return {
+        **saved,
+        "model": model,
+        "average": average,
+        "optimizer": {**saved["optimizer"], "state": state},
+    }
 
 
 def _has_other_data(ledger: Ledger) -> bool:
@@ -179,7 +254,8 @@ def _take_over(
     restore_state(saved, setup.model, setup.optimizer, setup.scheduler)
     try:
         if setup.average is not None:
-            setup.average.values = {n: value.to(setup.device) for n, value in saved["average"].items()}
+            values = saved["average"].items()
+            setup.average.values = {n: v if is_dtensor(v) else v.to(setup.device) for n, v in values}
         setup.rows.engine.load_state_dict(saved["engine"])
         evaluation = {name: float(value) for name, value in saved["evaluation"].items()}
         state = unmark(moved(saved["method"], setup.device))

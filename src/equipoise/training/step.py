@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from equipoise._dtensor import local_part
 from equipoise.gradients import ForwardWritesError
 from equipoise.gradients.capture.isolation import write_mark
 from equipoise.methods import Context, State
@@ -150,9 +151,9 @@ class StepRunner:
         """
         setup, number, started = self._setup, self.done, time.perf_counter()
         parameters = setup.parameters
-        before = self._begin()
         state: State | None = None
         with setup.processes.together():
+            before = self._begin()
             try:
                 context, estimate, state = self._estimate(before)
                 for name, parameter in parameters.items():
@@ -191,16 +192,15 @@ class StepRunner:
 
         If it fails, the next call or step takes up the ledger where this one did.
         """
-        before = self._begin()
-        with self._setup.processes.together(), self._watched(before):
-            if self.state is None:
-                self.state = self._setup.method.init(self._context(before, None))
-            try:
-                answer = question(self._context(before, self.state), self.state)
-            except ChangedQueryError:
-                if self._setup.processes.count > 1:
-                    raise
-                answer = question(self._context(before, self.state), self.state)
+        with self._setup.processes.together():
+            before = self._begin()
+            with self._watched(before):
+                if self.state is None:
+                    self.state = self._setup.method.init(self._context(before, None))
+                try:
+                    answer = question(self._context(before, self.state), self.state)
+                except ChangedQueryError:
+                    answer = question(self._context(before, self.state), self.state)
         self._began = None
         return answer
 
@@ -257,7 +257,6 @@ class StepRunner:
 
     def settle(self) -> None:
         """Bring the ledger back to where a step began that did not end."""
-        self.check()
         if self._began is not None:
             self._ledger.rewind(self._began)
             self._began = None
@@ -265,6 +264,7 @@ class StepRunner:
     def _begin(self) -> str:
         """Begin a step: the digest of the parameters, from which its records and its noise follow."""
         self._setup.restore_modes()
+        self.check()
         self.settle()
         self._began = self._ledger.place
         return self._ledger.digest(self._setup.parameters)
@@ -276,6 +276,8 @@ class StepRunner:
     def _parameter_norms(self) -> Tensor:
         """One number per parameter, which other values would change."""
         values = [parameter.detach() for parameter in self._setup.parameters.values()]
+        if self._setup.is_sharded:
+            values = [local_part(value) for value in values]
         # Half precision would round away what is smaller than a 500th of the norm.
         dtype = torch.float32 if all(value.dtype.itemsize == 2 for value in values) else None
         return torch.stack([n.double() for n in torch._foreach_norm(values, dtype=dtype)]).nan_to_num(-1.0)
@@ -301,9 +303,8 @@ class StepRunner:
             try:
                 estimate, following = method.step(context, state)
             except ChangedQueryError:
-                if self._setup.processes.count > 1:
-                    raise
                 # A step repeated after a crash came out differently: it gets new records, and is charged.
+                # Of several processes each has this error.
                 context = self._context(before, state)
                 estimate, following = method.step(context, state)
         if not isinstance(estimate, Mapping):
@@ -330,4 +331,5 @@ class StepRunner:
             depends_on,
             setup.rows,
             setup.processes,
+            setup.is_sharded,
         )

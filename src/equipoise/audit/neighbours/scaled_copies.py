@@ -60,7 +60,7 @@ class DatasetWithCopies(torch.utils.data.Dataset):
 
 def with_copies(source: RecordSource, data: Any, copies: Sequence[ScaledCopy], collate: Any) -> RecordSource:
     """The records, and behind them those that may enter."""
-    if not source.is_scanned:
+    if not source.has_rows:
         return RecordSource(DatasetWithCopies(data, copies), collate)
     scales = torch.tensor([one.scale for one in copies])
 

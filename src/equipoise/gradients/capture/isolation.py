@@ -23,7 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from equipoise._dtensor import local_part
 from equipoise.gradients.capture.random_numbers import MIDDLE, random_numbers_constant, random_numbers_from
+from equipoise.gradients.capture.sharded import SHARDED, resharded
 from equipoise.gradients.checks.errors import BufferWritesError, ForwardWritesError
 
 __all__ = [
@@ -184,22 +186,26 @@ def parameters_restored(model: nn.Module) -> Iterator[None]:
     Raises:
         ForwardWritesError: one had been changed.
     """
+    if model in SHARDED:
+        resharded(model)
     before = _parameters(model)
+    # As views, and copied; of a sharded one the part that is here.
     values = [
-        (place.value.detach(), place.value.detach().clone()) for place in before
-    ]  # as views, and copied
+        (local_part(place.value).detach(), local_part(place.value).detach().clone()) for place in before
+    ]
     moved = []
     try:
         yield
     finally:
         with torch.no_grad():
             for (path, module, key, p, mark), (view, copy) in zip(before, values, strict=True):
-                changed = module._parameters.get(key) is not p or not _same_values(p.detach(), copy)
+                own = local_part(p)
+                changed = module._parameters.get(key) is not p or not _same_values(own.detach(), copy)
                 if changed or write_mark(p) != mark:
                     moved.append(path)
                     module._parameters[key] = p
                     view.copy_(copy)
-                    p.data = view  # the forward may have given it other memory
+                    own.data = view  # the forward may have given it other memory
         if moved:  # whatever else failed inside
             raise ForwardWritesError(moved)
 
@@ -211,6 +217,8 @@ def parameters_watched(model: nn.Module, others: Mapping[str, Tensor] | None = N
     Raises:
         ForwardWritesError: one was changed, in place or by another in its place; its value is lost.
     """
+    if model in SHARDED:
+        resharded(model)
     before = _parameters(model)
     given = [(name, value, write_mark(value)) for name, value in (others or {}).items()]
     try:
@@ -239,6 +247,7 @@ def write_mark(tensor: Tensor | None) -> tuple[int, int]:
     """Where the values are and how often they changed; inference tensors cannot change and have no count."""
     if tensor is None:
         return 0, 0
+    tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor the part that is here
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 

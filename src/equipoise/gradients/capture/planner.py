@@ -12,7 +12,7 @@ say), and the parameter is computed densely.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from equipoise._dtensor import is_dtensor
 from equipoise._tree import map_leaves
 from equipoise.gradients.capture.expressions import CASTS
 from equipoise.gradients.capture.isolation import undisturbed
@@ -35,6 +36,8 @@ from equipoise.gradients.capture.recorder import (
     name_of,
     tensors_in,
 )
+from equipoise.gradients.capture.sharded import leaves_told
+from equipoise.gradients.checks.errors import CoverageError, RefusedParameter
 from equipoise.gradients.checks.record_mixing import TracedLosses
 from equipoise.gradients.checks.row_comparison import rows_differ
 from equipoise.gradients.engine_inputs import Loss, evaluate_loss, perturb_record, repeat_to
@@ -49,6 +52,11 @@ __all__ = ["LARGE", "learn_plan"]
 #: The two numbers of records. Neither is one: axes of size one are squeezed and broadcast.
 SMALL, LARGE = 2, 3
 
+
+SHARDED_REMEDY = (
+    "A sharded model takes only parameters whose use a rule serves: freeze this one, or give the model as it "
+    "was before fully_shard"
+)
 
 #: A tensor whose shape changes with the batch in a way that is not one axis of proportional size.
 INCONSISTENT = Layout(-1, "unknown")
@@ -106,6 +114,7 @@ class OperationSurvey(Watch):
     def __init__(self, params: Mapping[str, Tensor], layouts: list[tuple[tuple, tuple]]) -> None:
         super().__init__(params)
         self.layouts = layouts
+        self.sharded = any(is_dtensor(p) for p in params.values())
         self.steps: list[SurveyedOperation] = []
 
     @property
@@ -161,6 +170,8 @@ class OperationSurvey(Watch):
                 step.reason = (
                     f"{name_of(func)} joins it with a tensor that depends on the batch without a record axis"
                 )
+            elif self.sharded and _needs_values(out, [t for t in tensors if id(t) in self.tracked]):
+                step.reason = f"the derivative of {name_of(func)} needs its values, gone after the forward"
             else:
                 step.kind = "derive"
                 self.track(func, args, kwargs, out, tensors)
@@ -210,6 +221,23 @@ class OperationSurvey(Watch):
         step.value = out.detach().clone() if unknown else None
         step.edge, step.shape = torch.autograd.graph.get_gradient_edge(target), out.shape
         return out
+
+
+def _needs_values(outputs: Any, parameters: list[Tensor]) -> bool:
+    """Whether the backward of the outputs reads the memory of these tensors."""
+    memory = {t.untyped_storage().data_ptr() for t in parameters}
+    waiting = [t.grad_fn for t in tensors_in(outputs) if t.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        for name in dir(node):
+            saved = getattr(node, name, None) if name.startswith("_saved_") else None
+            if any(t.untyped_storage().data_ptr() in memory for t in tensors_in(saved)):
+                return True
+        following = {node for node, _ in node.next_functions if node is not None} - seen
+        seen |= following
+        waiting += following
+    return False
 
 
 def resolve_fold(
@@ -278,9 +306,21 @@ def learn_plan(
         dense: parameters that are to be computed densely whatever is found, with reasons.
     """
     three = repeat_to(batch, LARGE)
+    leaves = dict(params)  # what operations saw in their place
+
+    def hear(name: str, tensor: Tensor) -> None:
+        if name in params:
+            leaves[name] = tensor
 
     def run(records: Any, mode: TorchFunctionMode) -> Tensor:
-        with undisturbed(model), torch.enable_grad(), mode:
+        follows = leaves_told(mode.follow) if isinstance(mode, Watch) else nullcontext()
+        with (
+            undisturbed(model),
+            torch.enable_grad(),
+            leaves_told(hear),
+            follows,
+            mode,
+        ):
             try:
                 return evaluate_loss(model, loss, records, substitute)
             except Exception as error:
@@ -302,7 +342,18 @@ def learn_plan(
 
     def all_dense(reason: str) -> CapturePlan:
         reasons = {name: dense_found.get(name, reason) for name in params}
+        refuse_sharded(reasons)
         return CapturePlan((), (), reasons, low_precision=large.low_precision)
+
+    def refuse_sharded(reasons: Mapping[str, str]) -> None:
+        sharded = [name for name in reasons if is_dtensor(params[name])]
+        if sharded:
+            raise CoverageError(
+                [
+                    RefusedParameter(name, name.rpartition(".")[0], reasons[name], SHARDED_REMEDY)
+                    for name in sharded
+                ]
+            )
 
     if _changes_gradients(model, large):
         return all_dense("hooks change the gradients, and could look at the whole batch")
@@ -325,7 +376,7 @@ def learn_plan(
         separate = _learn_folds(survey, losses, lambda mode: run(perturb_record(three, 0), mode), ruled)
         if not separate:
             return None
-        new = _find_dense(survey, losses, ruled)
+        new = _find_dense(survey, losses, {name: leaves[name] for name in ruled})
         if not new:
             steps = tuple(step.planned() for step in survey.steps if step.counts)
             plan = CapturePlan(steps, tuple(ruled), dense_found, frozenset(ruled) - survey.used())
@@ -335,15 +386,20 @@ def learn_plan(
             for index, reason in capture.failures.items():
                 new |= dict.fromkeys(steps[index].names, reason)
             if not new:
-                new = _wrong_sums(factors, run(three, CallTrace()), ruled, capture.low_precision)
+                again = run(three, CallTrace())
+                seen = {name: leaves[name] for name in ruled}
+                new = _wrong_sums(factors, again, seen, capture.low_precision)
             if not new:
                 served = tuple(
-                    replace(step, rules=(capture.served[i],)) if i in capture.served else step
+                    replace(step, rules=(capture.served[i],), first=i in capture.firsts.found)
+                    if i in capture.served
+                    else step
                     for i, step in enumerate(steps)
                 )
                 return replace(plan, steps=served, low_precision=capture.low_precision)
         # Every round takes at least one parameter from the rules to dense rows, so that the loop ends.
         dense_found |= {name: reason for name, reason in new.items() if name not in dense_found}
+        refuse_sharded(dense_found)
 
 
 def _changes_gradients(model: nn.Module, trace: CallTrace) -> bool:

@@ -221,7 +221,7 @@ _DROPOUTS = frozenset(
 )
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class SeenOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode that sees every operation."""
 
     @classmethod
@@ -230,7 +230,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
 
-class _ConstantNumbers(_Operations):  # type: ignore[no-untyped-call]
+class _ConstantNumbers(SeenOperations):  # type: ignore[no-untyped-call]
     """Random tensors hold one quantile of their distribution."""
 
     def __init__(self, level: float, generators: bool = False) -> None:
@@ -338,7 +338,7 @@ def generators_used(run: Callable[[], Any], *devices: torch.device) -> list[str]
         return before.moved()
 
 
-class _RandomCalls(_Operations):  # type: ignore[no-untyped-call]
+class _RandomCalls(SeenOperations):  # type: ignore[no-untyped-call]
     """Notes the shapes that random operations give, in their order."""
 
     def __init__(self) -> None:
@@ -352,7 +352,7 @@ class _RandomCalls(_Operations):  # type: ignore[no-untyped-call]
         return out
 
 
-class _OtherNumbers(_Operations):  # type: ignore[no-untyped-call]
+class _OtherNumbers(SeenOperations):  # type: ignore[no-untyped-call]
     """Some records get other random numbers, those of the rest stay what they were.
 
     Args:

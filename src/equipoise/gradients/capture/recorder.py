@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from equipoise._tree import leaves
 from equipoise.gradients.capture.compositions import COMPOSITIONS, composition
 from equipoise.gradients.capture.expressions import Expression, derive, pull_back
+from equipoise.gradients.capture.sharded import FSDP_AT_WORK, hooked_by_fsdp
 from equipoise.gradients.factors.base import Factor, merged
 from equipoise.gradients.rules import MATRIX_RULES
 from equipoise.gradients.rules.operation import Finish, Layout, Operation, Rule
@@ -60,6 +61,7 @@ class PlannedOperation:
     layouts: tuple[Layout | None, ...]  # of its tensor arguments, in order
     out_layout: Layout | None
     rules: tuple[Rule, ...]  # to be tried in this order; the one that served once a plan is made
+    first: bool = False  # no output of a rule lies behind its inputs
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ class CallTrace(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if FSDP_AT_WORK[0] or (func is Tensor.register_hook and hooked_by_fsdp(args)):
+            return func(*args, **kwargs)
         parts = composition(func, args, kwargs) if self.sees_through else None
         if parts is not None:
             with self:
@@ -129,13 +133,21 @@ class Watch(TorchFunctionMode):
         super().__init__()
         # By id: tensors compare by value. An expression keeps its tensor alive, so that no id comes again.
         self.tracked: dict[int, Expression] = {id(p): Expression(p, {name: p}) for name, p in params.items()}
+        self.names = frozenset(params)
         self.calls = 0  # so far, whatever they touch
         self.unseen: set[str] = set()  # touched where nothing is recorded: perhaps inside a custom function
+
+    def follow(self, name: str, tensor: Tensor) -> None:
+        """Take this tensor for the parameter; a sharded one is another while the model runs."""
+        if name in self.names:
+            self.tracked[id(tensor)] = Expression(tensor, {name: tensor})
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if FSDP_AT_WORK[0] or (func is Tensor.register_hook and hooked_by_fsdp(args)):
+            return func(*args, **kwargs)
         parts = composition(func, args, kwargs) if func in COMPOSITIONS else None
         if parts is not None:
             with self:  # a mode is off inside its own handler
@@ -209,6 +221,7 @@ class Capture(Watch):
         # What a lenient capture learns for the plan, by the number of the operation.
         self.failures: dict[int, str] = {}
         self.served: dict[int, Rule] = {}
+        self.firsts = FirstOperations()
         self.low_precision = False
 
     def notice_hook(self) -> None:
@@ -267,8 +280,11 @@ class Capture(Watch):
         out, target = anchor(out, tensors)
         shape = out.shape
         # The backward has to reach this output; those further back are reached on the way to the first ones.
-        # With dense parameters an input may have a gradient although no output of a rule lies behind it.
-        first = not any(t.requires_grad for t in tensors if id(t) not in tracked)
+        # With dense parameters, or leaves that the forward makes, an input may have a gradient although no
+        # output of a rule lies behind it.
+        first = step.first or not any(t.requires_grad for t in tensors if id(t) not in tracked)
+        if self.lenient:
+            first |= self.firsts.add(index, target, [t for t in tensors if id(t) not in tracked])
         if first or self.plan.dense:
             self.edges.append(torch.autograd.graph.get_gradient_edge(target))
         # Rules keep detached inputs, of which autograd does not notice that they are changed in place.
@@ -336,6 +352,7 @@ class Capture(Watch):
         """Run the backward and return the factors by parameter name, in the order of use."""
         # Hooks hold this object and the edges hold the hooks: let go, or none of them is ever freed.
         edges, self.edges = self.edges, []
+        self.firsts.let_go()
         if self.cursor != len(self.plan.steps):
             raise PlanMismatch(
                 f"the model touched parameters {self.cursor} times, and {len(self.plan.steps)} times at the "
@@ -356,6 +373,45 @@ class Capture(Watch):
         """The factor by the kernel that was chosen for its kind, if one was; it is not chosen twice."""
         kernel = self.choices.get(factor.signature()) if factor.kernel == "auto" else None
         return factor if kernel is None else factor.with_kernel(kernel)
+
+
+class FirstOperations:
+    """Which operations have no other one behind their inputs, by the graph of the forward.
+
+    Attributes:
+        found: their numbers.
+    """
+
+    def __init__(self) -> None:
+        self.found: set[int] = set()
+        self._outputs: set[Any] = set()  # nodes of the graph: of operations,
+        self._clear: set[Any] = set()  # and those with no operation behind them
+
+    def add(self, index: int, target: Tensor, inputs: list[Tensor]) -> bool:
+        """Note an operation by its output and its inputs; True if it is a first one."""
+        is_first = not self._leads_back([t.grad_fn for t in inputs])
+        self._outputs.add(target.grad_fn)
+        if is_first:
+            self.found.add(index)
+        return is_first
+
+    def let_go(self) -> None:
+        """Forget the graph, and keep the numbers."""
+        self._outputs.clear()
+        self._clear.clear()
+
+    def _leads_back(self, waiting: list[Any]) -> bool:
+        seen = set()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen or node in self._clear:
+                continue
+            if node in self._outputs:
+                return True
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+        self._clear |= seen
+        return False
 
 
 def anchor(out: Tensor, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:

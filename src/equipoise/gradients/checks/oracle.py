@@ -19,8 +19,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from equipoise.gradients.capture.random_numbers import random_numbers_from
+from equipoise.gradients.capture.sharded import SHARDED, leaves_told
 from equipoise.gradients.engine_inputs import (
     Loss,
+    backward_included,
     check_params,
     evaluate_loss,
     record_leaves,
@@ -56,6 +58,8 @@ def dense_rows(
         chunk_size: records at a time for vmap; None takes all at once.
         method: "auto", or "loop" for ordinary autograd on one record after another.
     """
+    if model in SHARDED:
+        return _sharded_loop(model, loss, batch, params, tuple(names or trainable_parameters(model)))
     values: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
     values |= {name: p.detach() for name, p in check_params(model, params).items()}
     names = tuple(trainable_parameters(model) if names is None else names)
@@ -91,6 +95,35 @@ def dense_rows(
     return {name: g.detach() for name, g in grads.items()}, losses.detach()
 
 
+def _sharded_loop(
+    model: nn.Module, loss: Loss, batch: Any, params: Mapping[str, Tensor] | None, names: tuple[str, ...]
+) -> tuple[dict[str, Tensor], Tensor]:
+    """As `_loop` for a model whose parameters are gathered while it runs: they are differentiated there."""
+    rows: dict[str, list[Tensor]] = {name: [] for name in names}
+    losses, leaves = [], record_leaves(batch)
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    stand = torch.get_rng_state().numpy().tobytes()
+    for i in range(leaves[0].shape[0]):
+        seen: dict[str, Tensor] = {}
+        single = replace_leaves(batch, [leaf[i : i + 1] for leaf in leaves])
+        with (
+            random_numbers_from(_start(stand, i), *{leaf.device for leaf in leaves}),
+            torch.enable_grad(),
+            backward_included(),
+            leaves_told(seen.__setitem__),
+        ):
+            value = evaluate_loss(model, loss, single, params)[0]
+            losses.append(value.detach())
+            known = [name for name in names if name in seen] if value.requires_grad else []
+            found = torch.autograd.grad(value, [seen[name] for name in known], allow_unused=True)
+        gradients = dict(zip(known, found, strict=True))
+        for name in names:
+            g = gradients.get(name)
+            zero = torch.zeros(shapes[name], dtype=value.dtype, device=value.device)
+            rows[name].append(zero if g is None else g.detach().to_dense())
+    return {name: torch.stack(found) for name, found in rows.items()}, torch.stack(losses)
+
+
 class _DataIsKept(TorchFunctionMode):
     """Nobody sets a tensor's ``data``: inside vmap that may crash the process.
 
@@ -117,6 +150,11 @@ def dense_gradients(
     return DenseGradients(rows, losses)
 
 
+def _start(stand: bytes, record: int) -> int:
+    """Where a record's random numbers start."""
+    return int.from_bytes(hashlib.blake2b(stand + record.to_bytes(8, "big"), digest_size=7).digest(), "big")
+
+
 def _loop(
     one_loss: Callable[..., tuple[Tensor, Tensor]],
     chosen: dict[str, Tensor],
@@ -133,9 +171,8 @@ def _loop(
     # From where torch's generator stands, which does not move.
     stand = torch.get_rng_state().numpy().tobytes()
     for i in range(leaves[0].shape[0]):
-        start = int.from_bytes(hashlib.blake2b(stand + i.to_bytes(8, "big"), digest_size=7).digest(), "big")
         live = {name: p.detach().requires_grad_() for name, p in (chosen | others).items()}
-        with random_numbers_from(start, *devices):
+        with random_numbers_from(_start(stand, i), *devices):
             value, _ = one_loss(live, *(leaf[i] for leaf in leaves))
             losses.append(value.detach())
             wanted = [live[name] for name in chosen]

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise._dtensor import all_values, with_values
 from equipoise.gradients.capture.isolation import Buffers, undisturbed
 from equipoise.gradients.capture.random_numbers import MIDDLE, RARE, generators_used
+from equipoise.gradients.capture.sharded import SHARDED, leaves_told
 from equipoise.gradients.checks.errors import CrossRecordError
 from equipoise.gradients.checks.record_mixing import (
     RecordChange,
@@ -68,6 +70,11 @@ class RecordTrials:
         self._model, self._loss = model, loss
         self.params = away_from_zero(model, loss, batch)
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether processes hold a part of the model each."""
+        return self._model in SHARDED
+
     def losses(
         self, batch: Any, level: float | None = MIDDLE, seed: int = 0, *, at_start: bool = False
     ) -> Tensor:
@@ -97,20 +104,24 @@ class RecordTrials:
             batch: records.
             weights: of their losses, [B].
         """
-        with Buffers(self._model).kept():
+        seen = dict(self.params)
+
+        def hear(name: str, tensor: Tensor) -> None:
+            if name in seen:
+                seen[name] = tensor
+
+        with Buffers(self._model).kept(), leaves_told(hear):
             losses = evaluate_loss(self._model, self._loss, batch, self.params)
             if not losses.requires_grad:
                 return losses, []
-            found = torch.autograd.grad(
-                losses, [*self.params.values()], weights.to(losses), allow_unused=True
-            )
+            found = torch.autograd.grad(losses, [*seen.values()], weights.to(losses), allow_unused=True)
         # Look-ups may give sparse ones.
         return losses.detach(), [g.detach().to_dense() for g in found if g is not None]
 
-    def row(self, batch: Any, record: int) -> list[Tensor]:
-        """The gradient of one record's loss at `params`, by parameter, as `losses` are made."""
+    def row(self, batch: Any, count: int = 1) -> list[Tensor]:
+        """The sum of the first records' gradient rows at `params`, by parameter, as `losses` are made."""
         with undisturbed(self._model):
-            return self.gradient(batch, torch.eye(num_records(batch))[record])[1]
+            return self.gradient(batch, (torch.arange(num_records(batch)) < count).float())[1]
 
     def refuse_mixing(self, batch: Any, most: int | None = None) -> None:
         """Change several records in several ways, under several random numbers where they change anything.
@@ -145,7 +156,7 @@ class RecordTrials:
 
     def _on_host(self, batch: Any) -> tuple[nn.Module, Callable[[Any], Tensor], Any]:
         """Model, losses and batch on the CPU: NaN in a kernel of a GPU may end the process there."""
-        if not any(leaf.is_cuda for leaf in record_leaves(batch)):
+        if self._model in SHARDED or not any(leaf.is_cuda for leaf in record_leaves(batch)):
             return self._model, self.losses, batch
         host = RecordTrials.__new__(RecordTrials)
         host._model, host._loss = copy.deepcopy(self._model).cpu(), self._loss
@@ -200,7 +211,10 @@ def away_from_zero(model: nn.Module, loss: Loss, batch: Any) -> dict[str, Tensor
     own = trainable_parameters(model)
     for share in (0.5, 0.05):
         generator = torch.Generator().manual_seed(21)
-        noised = {name: _noised(p.detach(), share, generator).requires_grad_() for name, p in own.items()}
+        noised = {
+            name: with_values(_noised(all_values(p), share, generator), p).requires_grad_()
+            for name, p in own.items()
+        }
         try:
             with torch.enable_grad(), undisturbed(model):
                 if bool(torch.isfinite(evaluate_loss(model, loss, batch, noised)).any()):

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from equipoise._collectives import all_reduced
+from equipoise._dtensor import is_dtensor
 from equipoise.privacy.private import Draw, Private, PrivateError, unwrap
 
 _KEY = object()
@@ -127,24 +129,34 @@ class Bounded:
 
     def all_reduce(self, group: Any = None) -> Bounded:
         """The sum over the processes of a group, each of which holds disjoint records of the draw."""
-        value = {}
-        for name in sorted(self.value):  # collectives meet in the same order on every process
-            total = unwrap(self.value[name]).clone()
-            torch.distributed.all_reduce(total, group=group)
-            value[name] = Private(total, self.draw)
-        counts = self.counts
-        if counts is not None:
-            total = unwrap(counts).clone()
-            torch.distributed.all_reduce(total, group=group)
-            counts = Private(total, self.draw)
-        return make_bounded(
-            {name: value[name] for name in self.value},
-            self.add_remove,
-            self.replace,
-            self.draw,
-            counts,
-            self.joint,
+        return added_over_processes({"": self}, group)[""]
+
+
+def added_over_processes(sums: Mapping[str, Bounded], group: Any = None) -> dict[str, Bounded]:
+    """Bounded sums over the processes of a group, each of which holds disjoint records of the draw.
+
+    A tensor of which every process holds a part is the sum over all of them already.
+    """
+    # One order on every process: a collective pairs by position.
+    raws = [
+        (name, key, unwrap(sums[name].value[key]))
+        for name in sorted(sums)
+        for key in sorted(sums[name].value)
+        if not is_dtensor(unwrap(sums[name].value[key]))
+    ]
+    counted = [name for name in sorted(sums) if sums[name].counts is not None]
+    counts = [unwrap(sums[name].counts) for name in counted]
+    totals = iter(all_reduced([raw for *_, raw in raws] + counts, group))
+    values = {name: dict(bounded.value) for name, bounded in sums.items()}
+    for name, key, _ in raws:
+        values[name][key] = Private(next(totals), sums[name].draw)
+    counts_of = {name: Private(next(totals), sums[name].draw) for name in counted}
+    return {
+        name: make_bounded(
+            values[name], one.add_remove, one.replace, one.draw, counts_of.get(name), one.joint
         )
+        for name, one in sums.items()
+    }
 
 
 def make_bounded(

@@ -17,11 +17,11 @@ where the key is private, records follow the key, the index and that digest. Noi
 released (bounds and exact sums). Another question at an index that comes again gets noise, and records, that
 are independent of the first one's. What the lost journal had booked is not charged then.
 
-**Noise over steps.** A mechanism that uses earlier noise again gets the keys of the releases just before,
-which are this ledger's `history`. It is private, goes into the checkpoint with `position`, and is given
-back on resuming. The digest of the keys is part of the question. So a ledger that was opened without its
-history takes other noise, and does not mix the old one in another way. After a gap between draws (a void
-draw, or a changed question) the noise starts afresh.
+**Noise over steps.** A mechanism that uses earlier noise again gets that of the releases just before, which
+is this ledger's `history`. It is private, goes into the checkpoint with `position`, and is given back on
+resuming. Each noise has a key, and the digest of the keys is part of the question. So a ledger that was
+opened without its history takes other noise, and does not mix the old one in another way. After a gap
+between draws (a void draw, or a changed question) the noise starts afresh.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from typing import Any, NoReturn
 import torch
 from dp_accounting import DpEvent
 
+from equipoise._tree import map_leaves
 from equipoise.privacy.accounting.calibrate import Budget
 from equipoise.privacy.accounting.epsilon import EpsilonResult
 from equipoise.privacy.bounds.bounded import Bounded
@@ -53,20 +54,26 @@ from equipoise.privacy.ledger.journal import (
     UnprovenEntry,
     VoidEntry,
 )
+from equipoise.privacy.ledger.journal_records import JournalRecords, events_of
 from equipoise.privacy.ledger.run_record import (
     BOUND_ROUNDING,
+    ForgottenDraw,
     RunRecord,
-    book_end,
     check_budget,
-    events_of,
-    records_of,
     spent,
 )
-from equipoise.privacy.mechanisms.base import Mechanism, NoiseHistory, Sums, history_key, require_carried
+from equipoise.privacy.mechanisms.base import (
+    Mechanism,
+    NoiseHistory,
+    NoiseOverSteps,
+    Sums,
+    history_key,
+    require_carried,
+)
 from equipoise.privacy.noise.secrets import Secrets
 from equipoise.privacy.noise.streams import ReleaseStreams, add_normals
 from equipoise.privacy.plan import Pattern, PrivacyPlan
-from equipoise.privacy.private import Draw, Private, unwrap
+from equipoise.privacy.private import Draw, Private, unmark, unwrap
 
 
 def check_sums(plan: PrivacyPlan, draw: Draw, sums: Mapping[str, Bounded]) -> None:
@@ -171,7 +178,8 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> No
             f"replace_ratio={release.replace_ratio} times its add-or-remove bound {bounded.add_remove:g}; "
             "plan the release with a larger replace_ratio"
         )
-    raw = {tensor: unwrap(value) for tensor, value in bounded.value.items()}
+    # Of DTensors the parts that are here.
+    raw = {t: getattr(value := unwrap(v), "_local_tensor", value) for t, v in bounded.value.items()}
     # The totals tell in one pass without a copy, and the host waits once for all of them; where one
     # overflows, every entry is looked at.
     totals = [value.sum() for value in raw.values()]
@@ -185,9 +193,17 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> No
             )
 
 
-def _keys_of(history: Mapping[str, Any]) -> dict[str, list[tuple[int, bytes]]]:
-    return {name: [(int(o), bytes.fromhex(key)) for o, key in rows] for name, rows in history.items()}
+def _read_history(history: Mapping[str, Any]) -> NoiseHistory[NoiseOverSteps]:
+    return NoiseHistory(
+        {
+            name: [(row["ordinal"], NoiseOverSteps(bytes.fromhex(row["key"]), row["noise"])) for row in rows]
+            for name, rows in unmark(history).items()
+        }
+    )
 
+
+#: A draw may get an entry until this many more were opened; then the ledger lets go of it.
+KEPT_DRAWS = 1000
 
 #: How streams follow from questions. Another version must not repeat what this one released: it charges anew.
 _STREAMS = "noise of the question"
@@ -198,22 +214,35 @@ class _State:
     """Where a ledger stands; journal and checkpoint give it, and every draw and release moves it.
 
     Attributes:
-        record: what the journal holds of the run.
-        known: the journal's length up to which the record takes account of it.
+        records: what the journal holds of this run and of others, as far as it was read.
         others: what the journal's other runs cost, by name.
         position: number of draws opened.
-        history: keys of the noise that later releases may use again.
+        history: noise that later releases use again.
         ordinals: how many draws of a name were opened.
         unreleased: draws opened here, and whether each may still be released.
     """
 
-    record: RunRecord
-    known: int
+    records: JournalRecords
     others: dict[str, DpEvent]
     position: int
-    history: NoiseHistory[bytes]
+    history: NoiseHistory[NoiseOverSteps]
     ordinals: dict[str, int]
     unreleased: dict[Draw, bool]
+
+
+@dataclass(frozen=True)
+class BookedNoise:
+    """The noise of a release that is booked.
+
+    Attributes:
+        streams: its random numbers.
+        groups: mechanisms, each with the names of the sums that it noises.
+        past: the earlier noise that each of them uses again.
+    """
+
+    streams: ReleaseStreams
+    groups: Sequence[tuple[Mechanism, Sequence[str]]]
+    past: Sequence[Sequence[NoiseOverSteps]]
 
 
 class Ledger:
@@ -228,8 +257,8 @@ class Ledger:
         data_fingerprint: digest of the records; changed data are never answered with old noise.
         kernels: digest of kernel choices or of anything else that the numbers depend on.
         forbid_unproven: refuse `disclose` and `release_unproven` (proven recipes run under it in tests).
-        history: keys of the noise that later releases may use again, as `ledger.history` gave them when the
-            checkpoint was written.
+        history: noise that later releases use again, as `ledger.history` gave it when the checkpoint was
+            written.
 
     Raises:
         BudgetError: if the journal does not hold this run yet, and the plan with what it holds exceeds the
@@ -270,6 +299,7 @@ class Ledger:
         self.run = self.secrets.identity
         self._fingerprint = plan.fingerprint()
         self._state = self._state_at(position, history or {})
+        self._last_draws: dict[str, torch.Tensor] = {}  # by draw name, in which draw each record was last
 
     def _state_at(self, position: int, history: Mapping[str, Any]) -> _State:
         """The state at a place of the run, which begins if the journal does not hold it yet."""
@@ -280,31 +310,32 @@ class Ledger:
         # One lock from reading to booking: two runs that begin at once must see each other, or both would
         # spend what is left of the budget.
         with self.journal.locked():
-            records = records_of(self.journal.entries())
-            mine = records.pop(self.run, None)
-            others = events_of(records, self.plan.relation)
-            if position > 0 and (mine is None or position - 1 not in mine.draws):
+            records = JournalRecords.of(self.journal, self.run, position)
+            others = self._events(records)
+            mine = records.runs.get(self.run)
+            if position > 0 and (mine is None or not mine.holds(position - 1)):
                 raise JournalError(
                     f"the checkpoint has seen {position} draws of this run, and the journal does not hold "
                     "the last of them: it was cut or replaced, and charges are lost. Restore the journal "
                     "from a copy, or start a new run and count the old one as spent in full"
                 )
             if mine is None:
-                mine = self._begun(others)
-            known = self.journal.length
+                mine = self._begun(records, others)
         if mine.plan.fingerprint() != self._fingerprint:
             raise LedgerError(
                 "the journal holds this run with another plan; a run keeps its plan. Start a new run folder "
                 "(a new key, or another reproducible_seed) for the new plan: the old one stays charged"
             )
-        ordinals: dict[str, int] = {}
-        for draw in mine.draws.values():
-            # Void draws count too: a slot of an epoch that was drawn is not drawn again.
-            name, ordinal = draw.booked.name, draw.booked.ordinal
-            ordinals[name] = max(ordinals.get(name, 0), ordinal + 1)
-        return _State(mine, known, others, position, NoiseHistory(_keys_of(history)), ordinals, {})
+        # Void draws count too: a slot of an epoch that was drawn is not drawn again.
+        ordinals = dict(mine.next_ordinals)
+        return _State(records, others, position, _read_history(history), ordinals, {})
 
-    def _begun(self, others: Mapping[str, DpEvent]) -> RunRecord:
+    def _events(self, records: JournalRecords) -> dict[str, DpEvent]:
+        """What the other runs of the journal cost, by name."""
+        others = {run: record for run, record in records.runs.items() if run != self.run}
+        return events_of(others, self.plan.relation)
+
+    def _begun(self, records: JournalRecords, others: Mapping[str, DpEvent]) -> RunRecord:
         """Book that the run begins: from here on its plan is reserved with the other runs'."""
         # A plan is reserved while its run is open: a later run with a larger budget takes nothing away. What
         # a closed run gave up it never takes again: others may have it by now.
@@ -315,13 +346,14 @@ class Ledger:
             data=self.data_fingerprint,
             private=self.secrets.is_private,
         )
-        self.journal.append(began)
-        return RunRecord.begun(began)
+        records.length = self.journal.append(began)
+        records.take(began)
+        return records.runs[self.run]
 
     @property
     def record(self) -> RunRecord:
         """What the run has booked."""
-        return self._state.record
+        return self._state.records.runs[self.run]
 
     @property
     def position(self) -> int:
@@ -329,10 +361,11 @@ class Ledger:
         return self._state.position
 
     @property
-    def history(self) -> dict[str, list[tuple[int, str]]]:
-        """Keys of the noise that later releases may use again; private, for the checkpoint."""
+    def history(self) -> dict[str, list[dict[str, Any]]]:
+        """The noise that later releases use again, with its keys; private, for the checkpoint (`mark`)."""
         return {
-            name: [(o, key.hex()) for o, key in rows] for name, rows in self._state.history.values.items()
+            name: [{"ordinal": o, "key": left.key.hex(), "noise": left.noise} for o, left in rows]
+            for name, rows in self._state.history.values.items()
         }
 
     # ---- opening draws
@@ -353,7 +386,7 @@ class Ledger:
         known = [_STREAMS, self._fingerprint, name, text, self.data_fingerprint, self.kernels]
         key = hashlib.sha256(json.dumps(known).encode()).hexdigest()
         state = self._state
-        index, draws = state.position, state.record.draws
+        index, draws = state.position, self.record.draws
         # An index is taken by what is booked there, unless that is this very question. A void one stays
         # taken: its noise was ready for a question that was not repeated.
         while index in draws and (draws[index].void or draws[index].booked.digest != key):
@@ -368,8 +401,26 @@ class Ledger:
         return draw
 
     def sample(self, draw: Draw, num_records: int) -> torch.Tensor:
-        """Sorted positions of the records of `draw`, by the plan's sampling."""
-        return self.plan.sampling_of(draw.name).sample(self.secrets, draw, num_records)
+        """Sorted positions of the records of `draw`, by the plan's sampling.
+
+        Raises:
+            LedgerError: noise over steps rests on the draws of a record being apart, and they are not.
+        """
+        sampling = self.plan.sampling_of(draw.name)
+        found = sampling.sample(self.secrets, draw, num_records)
+        over_steps = any(r.draw == draw.name and r.mechanism.memory for r in self.plan.releases)
+        if over_steps and len(found):
+            never = torch.full((num_records,), -(2**62))
+            last = self._last_draws.setdefault(draw.name, never)
+            since = (draw.ordinal - last[found]).abs()
+            if bool(((since > 0) & (since < sampling.min_separation)).any()):
+                raise LedgerError(
+                    f"draw {draw.ordinal} ({draw.name!r}) holds a record of another draw less than "
+                    f"min_separation={sampling.min_separation} steps away. Noise over steps rests on that: "
+                    f"{type(sampling).__name__}.sample is wrong. Nothing was released"
+                )
+            last[found] = draw.ordinal
+        return found
 
     # ---- releasing
 
@@ -388,6 +439,29 @@ class Ledger:
                 run was closed, the draw is not open, a sum is not finite, or its type cannot carry the noise.
                 Nothing leaves and nothing is charged.
         """
+        booked = self.book(draw, sums)
+        out: Sums = {}
+        for (mechanism, members), earlier in zip(booked.groups, booked.past, strict=True):
+            parts = {name: sums[name] for name in members}
+            noise = mechanism.noise_over_steps(parts, booked.streams, [left.noise for left in earlier])
+            out |= self._noised(mechanism, parts, booked.streams, noise)
+            if mechanism.memory:
+                left = NoiseOverSteps(history_key(booked.streams, members[0]), map_leaves(Private, noise))
+                self._state.history.add(members[0], draw.ordinal, left, mechanism.memory)
+        return {name: out[name] for name in sums}
+
+    def book(self, draw: Draw, sums: Mapping[str, Bounded], parts: Sequence[str] = ()) -> BookedNoise:
+        """The first half of `release`: everything but the noise, for processes that hold parts of the sums.
+
+        Who calls it adds the noise of the answer to these very sums, and hands out nothing else.
+
+        Args:
+            draw, sums: as for `release`.
+            parts: `digest` of the parts of the sums that other processes hold.
+
+        Raises:
+            LedgerError: as `release`.
+        """
         # Everything that can be refused is refused before the line is written: a charge is never taken back.
         sums = dict(sums)
         self._check_unreleased(draw)
@@ -400,10 +474,11 @@ class Ledger:
             self._check_open()
             pattern = pattern_for(record.patterns, record.used, draw, frozenset(sums))
         bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
-        answer = self._answer({name: bounded.value for name, bounded in sums.items()})
+        values = {name: bounded.value for name, bounded in sums.items()}
+        answer = self._answer(values if not parts else {"here": values, "elsewhere": list(parts)})
         past = [self._state.history.before(names[0], draw.ordinal, m.memory) for m, names in groups]
-        # Noise that goes over steps depends on earlier keys: those are part of what is asked.
-        asked = [m.question(keys) for (m, _), keys in zip(groups, past, strict=True)]
+        # Noise that goes over steps depends on earlier noise: its keys are part of what is asked.
+        asked = [m.question([left.key for left in of]) for (m, _), of in zip(groups, past, strict=True)]
         joint = "+".join(filter(None, asked)) or None
         if pattern is None:
             # The same noise for other sums, or at another scale, would show their difference.
@@ -424,14 +499,9 @@ class Ledger:
             self._book(entry)
         self._state.unreleased[draw] = False  # before the noise: no second try with other sums if that fails
         streams = self._streams(draw, draw.parameters, bounds, answer, joint)
-        out: Sums = {}
-        for (mechanism, members), keys in zip(groups, past, strict=True):
-            out |= self._noised(mechanism, {name: sums[name] for name in members}, streams, keys)
-            key = history_key(streams, members[0])
-            self._state.history.add(members[0], draw.ordinal, key, mechanism.memory)
-        return {name: out[name] for name in sums}
+        return BookedNoise(streams, groups, past)
 
-    def _answer(self, values: Mapping[str, Mapping[str, Private]]) -> str:
+    def _answer(self, values: Mapping[str, Any]) -> str:
         """Keyed digest of the exact raw sums: who holds the key alone can tell whether two are the same."""
         return keyed_digest(values, self.secrets.key, "what a draw answers")
 
@@ -457,10 +527,10 @@ class Ledger:
         mechanism: Mechanism,
         sums: Mapping[str, Bounded],
         streams: ReleaseStreams,
-        past: Sequence[bytes],
+        over_steps: Sums,
     ) -> Sums:
         """Where the noise is added."""
-        return mechanism.noised(sums, streams, past)
+        return mechanism.noised(sums, streams, over_steps)
 
     # ---- what is not proved
 
@@ -563,7 +633,7 @@ class Ledger:
         steps that it repeats. So its plan can be used up before its last step.
         """
         left = self.releases_left
-        return not left or any(left.values()) or self.position <= max(self.record.draws, default=-1)
+        return not left or any(left.values()) or self.position < self.record.next_index
 
     @property
     def place(self) -> dict[str, Any]:
@@ -603,12 +673,10 @@ class Ledger:
 
     def other_runs(self) -> dict[str, DpEvent]:
         """What the journal's other runs cost, by name, as they are now: some may have begun meanwhile."""
-        entries = self.journal.entries()
-        if entries:  # a journal that was closed gives nothing: what is known stays
-            if not self.record.closed:
-                self._check_alone()  # the record's figures would lack what others released
-            others = records_of(entry for entry in entries if entry.run != self.run)
-            self._state.others = events_of(others, self.plan.relation)
+        if self.journal.length:  # a journal that was closed gives nothing: what is known stays
+            with self.journal.locked():
+                self._catch_up()
+            self._state.others = self._events(self._state.records)
         return self._state.others
 
     @property
@@ -634,33 +702,60 @@ class Ledger:
                 Without it the whole plan stays charged, which covers every way to stop.
         """
         if not self.record.closed:
-            with self.journal.locked():
-                self._check_alone()
-                book_end(self.journal, self.run, stop_fixed_beforehand)
-            self.record.add(CloseEntry(run=self.run, stop_fixed_beforehand=stop_fixed_beforehand))
+            self._book(CloseEntry(run=self.run, stop_fixed_beforehand=stop_fixed_beforehand))
+            # The key is deleted next: after a loss of power the run must not stand as open, and never to be
+            # ended.
+            self.journal.sync()
 
     # ---- inside
 
     def _book(self, entry: Entry) -> None:
         """Write an entry of this run, and take it in."""
         with self.journal.locked():
-            self._check_alone()
-            self._state.known = self.journal.append(entry)
-        self.record.add(entry)
+            self._catch_up()
+            records, draw = self._state.records, getattr(entry, "draw", None)
+            # Before a draw that is later than all others: so the lines after a snapshot are seldom of a draw
+            # before it.
+            if draw is not None and records.length >= records.due and draw.index >= self.record.next_index:
+                records.seal(self.journal)
+                self._forget()
+            records.length = self.journal.append(entry)
+        records.lines += 1
+        records.runs[self.run].add(entry)
 
-    def _check_alone(self) -> None:
-        """Refuse to go on where somebody else has booked something of this run: the record does not hold it.
+    def _forget(self) -> None:
+        """Let go of draws that are long past: the journal holds them."""
+        state = self._state
+        for draw in list(state.unreleased)[:-KEPT_DRAWS]:
+            del state.unreleased[draw]
+        for run, record in state.records.runs.items():
+            own = run == self.run
+            record.forget(
+                min(draw.index for draw in state.unreleased) if own else record.next_index - KEPT_DRAWS
+            )
+
+    def _catch_up(self) -> None:
+        """Take in what others have booked, and refuse to go on where that is of this run.
 
         Raises:
-            LedgerError: there is such an entry.
+            LedgerError: an entry of this run, which somebody else goes on with.
             JournalError: the journal was cut, or closed.
         """
-        if any(row.get("run") == self.run for row in self.journal.read(self._state.known)):
-            raise LedgerError(
-                "another process, or another object of this one, goes on with this run: it has booked "
-                "entries since this ledger was opened. Nothing was released here. Stop one of the two, and "
-                "resume the run, which then counts what both have released"
-            )
+        state = self._state
+        try:
+            for end, _, row in self.journal.rows(state.records.length):
+                # A run that has ended may be charged for a search.
+                if row.get("run") == self.run and not self.record.closed:
+                    raise LedgerError(
+                        "another process, or another object of this one, goes on with this run: it has "
+                        "booked entries since this ledger was opened. Nothing was released here. Stop one of "
+                        "the two, and resume the run, which then counts what both have released"
+                    )
+                state.records.take(self.journal.parsed(row, state.records.lines + 1, end))
+                state.records.length = end
+        except ForgottenDraw:  # of another run, which was resumed at an old checkpoint
+            position = min((draw.index for draw in state.unreleased), default=state.position)
+            state.records = JournalRecords.of(self.journal, self.run, position)
 
     def _check_open(self) -> None:
         if self.record.closed:
@@ -678,7 +773,10 @@ class Ledger:
         if not isinstance(draw, Draw):
             raise TypeError(f"draw must be a Draw from ledger.open(), got {type(draw).__name__}")
         if draw not in self._state.unreleased:
-            raise LedgerError(f"{draw} was not opened by this ledger; use ledger.open(name, parameters)")
+            raise LedgerError(
+                f"{draw} was not opened by this ledger, or more than {KEPT_DRAWS} draws ago; use "
+                "ledger.open(name, parameters)"
+            )
 
     def _check_unreleased(self, draw: Draw) -> None:
         self._check_draw(draw)

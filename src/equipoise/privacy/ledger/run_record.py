@@ -8,6 +8,10 @@ The fold also holds every entry against the plan and against the entries before;
 A draw has one index, and one ordinal among the draws of its name; it is released once. An index without an
 entry is no sign of an edit, since a draw may be opened and not released.
 
+A record may forget the draws that it has seen, so that it does not grow with the run: what they add up to
+stays. It cannot take in an entry of a forgotten draw, and says so (`ForgottenDraw`). That is rare: a draw
+gets an entry long after others only where a run was resumed. Then whoever folds begins further back.
+
 **What was spent and what is claimed.** The event of the releases made tells what was spent so far. It bounds
 what an observer learns only if their number was fixed: who may stop when a release looks bad can make the
 loss at the stop larger than that of any fixed number of steps. So what is claimed, towards readers and other
@@ -18,13 +22,12 @@ the word that its stop had been fixed beforehand, no more is claimed than the re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 import dp_accounting
 
-from equipoise._files import PathLike
 from equipoise.privacy.accounting.calibrate import Budget
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.accounting.private_search import PrivateSearch
@@ -34,16 +37,13 @@ from equipoise.privacy.ledger.journal import (
     CloseEntry,
     DisclosureEntry,
     Entry,
-    Journal,
     ReleaseEntry,
     RunEntry,
     SearchEntry,
     UnprovenEntry,
     VoidEntry,
-    read_journal,
 )
 from equipoise.privacy.plan import Pattern, PrivacyPlan
-from equipoise.privacy.sampling import FixedEpochs
 
 GUARANTEES = ("proven", "worst_case", "none")
 """What a run may claim, the strongest first."""
@@ -88,6 +88,10 @@ class DrawRecord:
     void: bool = False
 
 
+class ForgottenDraw(Exception):
+    """An entry is of a draw that the record does not hold any more: fold again, and forget less."""
+
+
 @dataclass
 class RunRecord:
     """One run: its plan, and what the entries after it add up to.
@@ -98,19 +102,22 @@ class RunRecord:
         private: whether its key is secret.
         search: the search that the run is the outcome of.
         used: how many releases of each planned pattern are booked.
-        epochs: by name of `FixedEpochs` draws, how many epochs their releases lie in. Draws that were opened
-            and not released leave gaps, so that a few releases may lie in many epochs; a record meets one
-            Gaussian per epoch.
+        epochs: by name of draws that take turns (`Sampling.takes_turns`), how many epochs their releases lie
+            in. Draws that were opened and not released leave gaps, so that a few releases may lie in many
+            epochs; a record meets one Gaussian per epoch.
         holes: unproven steps, by kind and reason.
-        draws: by index, what was booked of the draw.
+        draws: by index, what was booked of the draw; forgotten ones are left out.
         unproven: by name and index, what left without proof.
         unproven_used: how many unproven releases of each name are booked.
         data: digests of the records that the entries name.
+        num_draws: how many draws have entries.
+        next_index: 1 + the largest index that has an entry.
+        next_ordinals: the same of the ordinals, by name of the draw.
         closed: whether the run has ended.
         stop_fixed_beforehand: whether it ended where it had been fixed to, as who closed it said.
 
     Example:
-        >>> from equipoise.privacy import Gaussian, Ledger, Private, Release, capped
+        >>> from equipoise.privacy import FixedEpochs, Gaussian, Ledger, Private, Release, capped
         >>> import torch
         >>> ledger = Ledger(PrivacyPlan([Release("total", 5.0, Gaussian(1.0))], FixedEpochs(10, 100, 20)))
         >>> for ordinal in range(12):
@@ -133,6 +140,9 @@ class RunRecord:
     unproven: dict[tuple[str, int], UnprovenEntry] = field(default_factory=dict)
     unproven_used: Counter[str] = field(default_factory=Counter)
     data: set[str] = field(default_factory=set)
+    num_draws: int = 0
+    next_index: int = 0
+    next_ordinals: dict[str, int] = field(default_factory=dict)
     closed: bool = False
     stop_fixed_beforehand: bool = False
 
@@ -140,14 +150,15 @@ class RunRecord:
         self._patterns = {(p.draw, tuple(sorted(p.names))): p for p in self.plan.patterns()}
         samplings = {release.draw: self.plan.sampling_of(release.draw) for release in self.plan.releases}
         self._epoch_lengths = {
-            draw: sampling.draws_per_epoch
-            for draw, sampling in samplings.items()
-            if isinstance(sampling, FixedEpochs)
+            draw: sampling.draws_per_epoch for draw, sampling in samplings.items() if sampling.takes_turns
         }
         self.epochs = dict.fromkeys(self._epoch_lengths, 0) | self.epochs
         self._epochs_met: set[tuple[str, int]] = set()
         self._index_of: dict[tuple[str, int], int] = {}  # (draw name, ordinal) -> index
         self._entries = 0
+        # Draws below these index and ordinals are forgotten.
+        self._first_index = self.next_index
+        self._first_ordinals = dict(self.next_ordinals)
 
     # ---- the fold
 
@@ -158,7 +169,10 @@ class RunRecord:
         Raises:
             JournalError: they are not what a ledger writes.
         """
-        (record,) = records_of(entries).values()
+        entries = iter(entries)
+        record = cls.begun(next(entries))
+        for entry in entries:
+            record.add(entry)
         return record
 
     @classmethod
@@ -199,6 +213,8 @@ class RunRecord:
                 self._add_hole("disclose", entry.hole, None)
             case VoidEntry():
                 if entry.index not in self.draws:
+                    if entry.index < self._first_index:
+                        raise ForgottenDraw
                     raise self._error(f"makes draw {entry.index} void, which the run does not hold")
                 self.draws[entry.index].void = True
             case SearchEntry():
@@ -213,8 +229,15 @@ class RunRecord:
 
     def _add_draw(self, booked: BookedDraw) -> DrawRecord:
         """The draw of an entry: it has one index, one ordinal and one digest."""
-        slot = (booked.name, booked.ordinal)
-        record = self.draws.setdefault(booked.index, DrawRecord(booked))
+        name, ordinal = slot = booked.name, booked.ordinal
+        record = self.draws.get(booked.index)
+        if record is None:
+            if booked.index < self._first_index or ordinal < self._first_ordinals.get(name, 0):
+                raise ForgottenDraw
+            record = self.draws[booked.index] = DrawRecord(booked)
+            self.num_draws += 1
+            self.next_index = max(self.next_index, booked.index + 1)
+            self.next_ordinals[name] = max(self.next_ordinals.get(name, 0), ordinal + 1)
         known = record.booked
         same = (known.name, known.ordinal, known.digest) == (*slot, booked.digest)
         if not same or self._index_of.setdefault(slot, booked.index) != booked.index:
@@ -291,12 +314,96 @@ class RunRecord:
         hole.count += 1
         hole.worst_case = None if cost is None or hole.worst_case is None else hole.worst_case + cost
 
+    # ---- what may be forgotten
+
+    def holds(self, index: int) -> bool:
+        """Whether the draw of this index has an entry, as far as that is not forgotten."""
+        return index in self.draws or index == self._first_index - 1 >= 0
+
+    def knows_from(self, position: int) -> bool:
+        """Whether no draw from this index on is forgotten."""
+        return self._first_index <= position
+
+    def forget(self, below: int | None = None) -> None:
+        """Forget the draws whose index is below a number; all without one."""
+        below = self.next_index if below is None else below
+        for index in [index for index in self.draws if index < below]:
+            booked = self.draws.pop(index).booked
+            name, ordinal = booked.name, booked.ordinal
+            del self._index_of[name, ordinal]
+            self._first_index = max(self._first_index, index + 1)
+            self._first_ordinals[name] = max(self._first_ordinals.get(name, 0), ordinal + 1)
+        self.unproven = {key: entry for key, entry in self.unproven.items() if key[1] in self.draws}
+        self._epochs_met = set(self._epochs_from(self._first_ordinals))
+
+    def _epochs_from(self, ordinals: Mapping[str, int]) -> list[tuple[str, int]]:
+        """The epochs with a release in which draws from these ordinals on may lie."""
+        first = {name: ordinals.get(name, 0) // length for name, length in self._epoch_lengths.items()}
+        return sorted((name, epoch) for name, epoch in self._epochs_met if epoch >= first[name])
+
+    def state(self) -> dict[str, Any]:
+        """What the entries add up to, all draws forgotten, as plain values for a snapshot."""
+        return {
+            "run": self.run,
+            "plan": self.plan.describe(),
+            "fingerprint": self.plan.fingerprint(),
+            "private": self.private,
+            "search": None if self.search is None else self.search.describe(),
+            "used": [self.used[pattern] for pattern in self.patterns],
+            "epochs": self.epochs,
+            "epochs_met": [[name, epoch] for name, epoch in self._epochs_from(self.next_ordinals)],
+            "holes": [[h.kind, h.reason, h.count, h.worst_case] for h in self.holes.values()],
+            "unproven_used": dict(self.unproven_used),
+            "data": sorted(self.data),
+            "num_draws": self.num_draws,
+            "next_index": self.next_index,
+            "next_ordinals": self.next_ordinals,
+            "closed": self.closed,
+            "stop_fixed_beforehand": self.stop_fixed_beforehand,
+            "entries": self._entries,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> RunRecord:
+        """The record whose `state` this is.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is not one.
+        """
+        plan, search = PrivacyPlan.from_description(state["plan"]), state["search"]
+        if plan.fingerprint() != state["fingerprint"]:
+            raise ValueError("the plan does not have the fingerprint that is given")
+        record = cls(
+            run=state["run"],
+            plan=plan,
+            private=state["private"],
+            search=None if search is None else PrivateSearch.from_description(search),
+            used=+Counter(dict(zip(plan.patterns(), state["used"], strict=True))),
+            epochs=dict(state["epochs"]),
+            holes={(kind, reason): Hole(kind, reason, *rest) for kind, reason, *rest in state["holes"]},
+            unproven_used=Counter(state["unproven_used"]),
+            data=set(state["data"]),
+            num_draws=state["num_draws"],
+            next_index=state["next_index"],
+            next_ordinals=dict(state["next_ordinals"]),
+            closed=state["closed"],
+            stop_fixed_beforehand=state["stop_fixed_beforehand"],
+        )
+        record._entries = state["entries"]
+        record._epochs_met = {(name, epoch) for name, epoch in state["epochs_met"]}
+        return record
+
     # ---- what it adds up to
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:
         """The plan's patterns."""
         return tuple(self._patterns.values())
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether anything is booked but that the run began and ended."""
+        return self._entries > 1 + self.closed
 
     @property
     def guarantee(self) -> str:
@@ -375,91 +482,6 @@ class RunRecord:
             unused = self.plan.count(item) - self.unproven_used[item.name]
             left[item.draw] = max(left[item.draw], unused)
         return dict.fromkeys(left, 0) if self.closed else dict(left)
-
-
-def records_of(entries: Iterable[Entry]) -> dict[str, RunRecord]:
-    """The record of every run among the entries, by name.
-
-    Raises:
-        JournalError: the entries are not what ledgers write.
-    """
-    records: dict[str, RunRecord] = {}
-    for entry in entries:
-        _add_to(records, entry)
-    return records
-
-
-def _add_to(records: dict[str, RunRecord], entry: Entry) -> None:
-    if entry.run in records:
-        records[entry.run].add(entry)
-    else:
-        records[entry.run] = RunRecord.begun(entry)
-
-
-def events_of(records: Mapping[str, RunRecord], relation: str) -> dict[str, dp_accounting.DpEvent]:
-    """What these runs cost another run over the same data, by name.
-
-    Raises:
-        JournalError: a run was accounted under another relation.
-    """
-    for run, record in records.items():
-        if record.plan.relation != relation:
-            raise JournalError(
-                f"run {run} in the journal is accounted under {record.plan.relation}, this one under "
-                f"{relation}: their costs do not compose; use one relation for all runs over a data set"
-            )
-    return {run: record.reserved_event for run, record in records.items()}
-
-
-# The entries by which a run changes what it costs others: a release changes nothing until its run is closed.
-_COSTS_TO_OTHERS = (RunEntry, CloseEntry, SearchEntry, UnprovenEntry, DisclosureEntry)
-
-
-def costs_over_time(entries: Iterable[Entry], run: str, relation: str) -> Iterator[tuple[int, OtherRuns]]:
-    """What the other runs cost a run over the same data: at first nothing, then whenever that changes.
-
-    Yields:
-        How many entries the journal had, and the costs from there on.
-
-    Raises:
-        JournalError: the entries are not what ledgers write, or a run was accounted under another relation.
-    """
-    records: dict[str, RunRecord] = {}
-    costs: OtherRuns = {}
-    yield 0, costs
-    for number, entry in enumerate(entries, start=1):
-        if entry.run == run:
-            continue
-        _add_to(records, entry)
-        if isinstance(entry, _COSTS_TO_OTHERS):
-            changed = {**costs, **events_of({entry.run: records[entry.run]}, relation)}
-            if changed != costs:
-                costs = changed
-                yield number, costs
-
-
-def other_runs(journal_file: PathLike | None, relation: str) -> tuple[dp_accounting.DpEvent, ...]:
-    """What the runs in a shared journal cost another run over the same data.
-
-    Args:
-        journal_file: None, or a path where nothing lies yet, for no other runs.
-        relation: of the other run.
-
-    Raises:
-        JournalError: the journal is damaged, or a run was accounted under another relation.
-    """
-    if journal_file is None or not Path(journal_file).is_file():
-        return ()
-    return tuple(events_of(records_of(read_journal(journal_file)), relation).values())
-
-
-def book_end(journal: Journal, run: str, stop_fixed_beforehand: bool) -> None:
-    """Book that a run has ended, once; it is on the device when this returns."""
-    with journal.locked():  # a killed run's end may be booked by two processes
-        if not any(isinstance(entry, CloseEntry) and entry.run == run for entry in journal.entries()):
-            journal.append(CloseEntry(run=run, stop_fixed_beforehand=stop_fixed_beforehand))
-    # The key is deleted next: after a loss of power the run must not stand as open, and never to be ended.
-    journal.sync()
 
 
 # ---- epsilon of a run among others

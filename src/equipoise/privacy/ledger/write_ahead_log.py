@@ -24,6 +24,8 @@ try:
 except ImportError:  # not a POSIX system: one process per file
     fcntl = None  # type: ignore[assignment]
 
+_CHUNK = 1 << 20  # bytes that are read at once
+
 
 class WriteAheadLog:
     """Rows in memory (path None) or in a file.
@@ -97,6 +99,14 @@ class WriteAheadLog:
         Raises:
             JournalError: for a damaged line that is not the last, or if less is there than was known.
         """
+        return [row for _, _, row in self.rows(start)]
+
+    def rows(self, start: int = 0) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+        """As `read`, one by one, so that a long file need not fit in memory.
+
+        Yields:
+            The `length` with the row, the bytes of its line (none in memory), and the row.
+        """
         with self.locked():
             size = len(self._memory) if self._descriptor is None else os.fstat(self._descriptor).st_size
             if size < start:
@@ -105,27 +115,53 @@ class WriteAheadLog:
                     "charges are lost, and nothing more is released under it. Restore the file from a copy, "
                     "and resume the run"
                 )
-            if self._descriptor is None:
-                return self._memory[start:]
-            lines = self._content(start, size).split(b"\n")
-        lines.pop()  # empty after a whole line, else torn
+        if self._descriptor is None:
+            yield from ((number, b"", row) for number, row in enumerate(self._memory[start:], start + 1))
+            return
         # A line that has its end was written whole. Damage in it is an edit or a fault of the disk, and what
         # it charged is unknown: to skip it would give privacy away.
-        out = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ValueError("not an object")
-            except (ValueError, RecursionError) as error:
-                number += self._content(0, start).count(b"\n")
-                raise JournalError(
-                    f"line {number} of {self.path} is damaged ({error}). Charges may be lost, so nothing "
-                    "more can be released under it. Restore the file from a copy, or start anew and count "
-                    "the old run as spent in full"
-                ) from error
-            out.append(row)
-        return out
+        end, torn = start, b""
+        for chunk in self.chunks(start, size):
+            *lines, torn = (torn + chunk).split(b"\n")
+            for line in lines:
+                try:
+                    row = json.loads(line)
+                    if not isinstance(row, dict):
+                        raise ValueError("not an object")
+                except (ValueError, RecursionError) as error:
+                    number = 1 + sum(chunk.count(b"\n") for chunk in self.chunks(0, end))
+                    raise JournalError(
+                        f"line {number} of {self.path} is damaged ({error}). Charges may be lost, so nothing "
+                        "more can be released under it. Restore the file from a copy, or start anew and "
+                        "count the old run as spent in full"
+                    ) from error
+                end += len(line) + 1
+                yield end, line, row
+
+    def chunks(self, start: int, end: int) -> Iterator[bytes]:
+        """The bytes of the file between two lengths, a piece at a time."""
+        assert self._descriptor is not None
+        while start < end:
+            chunk = os.pread(self._descriptor, min(_CHUNK, end - start), start)
+            if not chunk:
+                return
+            start += len(chunk)
+            yield chunk
+
+    def last_line(self, beginning: bytes) -> int | None:
+        """The length before the last whole line that begins with these bytes; None without one."""
+        if self._descriptor is None:
+            return None
+        mark, end = b"\n" + beginning, self._whole_length()
+        stop = end
+        while stop > 0:
+            start = max(0, stop - _CHUNK)
+            # a line's beginning may lie across the border of two pieces
+            found = b"".join(self.chunks(start, min(end, stop + len(mark)))).rfind(mark)
+            if found >= 0:
+                return start + found + 1
+            stop = start
+        return None
 
     def write(self, row: dict[str, Any]) -> int:
         """Write a row and flush it; the answer is the `length` with it.
@@ -186,17 +222,6 @@ class WriteAheadLog:
             os.close(self._descriptor)
             self._descriptor = None
             self._memory = []
-
-    def _content(self, start: int, end: int) -> bytes:
-        assert self._descriptor is not None
-        chunks, offset = [], start
-        while offset < end:
-            chunk = os.pread(self._descriptor, end - offset, offset)
-            if not chunk:
-                break
-            chunks.append(chunk)
-            offset += len(chunk)
-        return b"".join(chunks)
 
     def _whole_length(self) -> int:
         """Length of the file up to the end of its last whole line."""

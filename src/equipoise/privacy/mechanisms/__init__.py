@@ -6,14 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from equipoise.privacy.errors import PlanError
+from equipoise.privacy.mechanisms.banded_gaussian import BandedGaussian
 from equipoise.privacy.mechanisms.base import Mechanism
 from equipoise.privacy.mechanisms.gaussian import Gaussian
 from equipoise.privacy.mechanisms.grid_gaussian import GridGaussian
 from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian
 
-__all__ = ["MECHANISMS", "Gaussian", "GridGaussian", "JointGaussian", "Mechanism", "mechanism_from"]
+__all__ = [
+    "MECHANISMS",
+    "BandedGaussian",
+    "Gaussian",
+    "GridGaussian",
+    "JointGaussian",
+    "Mechanism",
+    "mechanism_from",
+]
 
-MECHANISMS: dict[str, type[Mechanism]] = {c.kind: c for c in (Gaussian, JointGaussian, GridGaussian)}
+MECHANISMS: dict[str, type[Mechanism]] = {
+    c.kind: c for c in (Gaussian, JointGaussian, GridGaussian, BandedGaussian)
+}
 """Every mechanism by its kind. A new one is its file and a word here."""
 
 

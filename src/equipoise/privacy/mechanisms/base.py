@@ -9,18 +9,18 @@ Everything that the ledger, the accountant and the audits need follows from that
 |---|---|
 | ledger | `noised`: the sums with their noise, from streams keyed by the release |
 | ledger | `check_sums`: can the noise be carried? `question`: what else must key the noise? |
-| ledger | `memory`: how many earlier releases' noise it uses again |
+| ledger | `memory`: how many earlier releases' noise it uses again; `noise_over_steps` |
 | accountant | `whitened_square`: s^2, of one release or of a run |
 | plan | `check_sampling`: what it asks of the sampling; `shared_by`: the releases that share its noise |
 | audits | `whitened` |
 | journal, statement | `describe`, and `from_description` as its inverse |
 
-**Noise over steps.** A mechanism with `memory` m may use again the noise of up to m releases before. Noise is
-keyed by the whole question, so the ledger keeps the secret keys of the last m releases (`NoiseHistory`) and
-hands them over. It does so only while draw follows draw without a gap. After a draw that was opened and not
-released, a void draw, or another question at a booked index, the noise starts afresh. The keys are private
-state and go into the checkpoint. Their digest is part of the next release's question, so that no noise is
-mixed in two ways.
+**Noise over steps.** A mechanism with `memory` m may use again the noise of up to m releases before
+(`noise_over_steps`), so the ledger keeps it (`NoiseHistory`) and hands it over. It does so only while draw
+follows draw without a gap. After a draw that was opened and not released, a void draw, or another question
+at a booked index, the noise starts afresh. What is kept is private state and goes into the checkpoint. Each
+has the secret key of its release. The keys' digest is part of the next release's question, so that no noise
+is mixed in two ways. Whitened, what one record adds to a release must reach m further ones at most.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
@@ -41,6 +41,9 @@ from equipoise.privacy.sampling import Sampling
 Sums = dict[str, dict[str, torch.Tensor]]
 """Release name -> tensor name -> tensor."""
 
+Past = tuple[Sums, Mapping[str, float]]
+"""Of an earlier draw: sums, and their add-or-remove bounds."""
+
 
 class Mechanism(ABC):
     """What all mechanisms share. A mechanism is a frozen dataclass of plain values.
@@ -48,7 +51,7 @@ class Mechanism(ABC):
     Attributes:
         kind: its name in descriptions.
         arithmetic: "floating_point", or "grid" for exact noise on integers.
-        noise_multiplier: 1 / s of one release: the noise over what one record may add.
+        noise_multiplier: 1 / s of one participation: the noise over what one record may add.
     """
 
     kind: ClassVar[str]
@@ -67,7 +70,7 @@ class Mechanism(ABC):
 
     @property
     def memory(self) -> int:
-        """How many earlier releases' noise it uses again."""
+        """How many earlier releases' noise it uses again, and how many later ones a record's part reaches."""
         return 0
 
     def check_sampling(self, sampling: Sampling) -> None:  # noqa: B027 - most ask for nothing
@@ -110,20 +113,32 @@ class Mechanism(ABC):
         # A ledger without the keys of before takes other noise then, and never mixes the old in another way.
         return hashlib.sha256(b"".join([(self.made_for or "").encode(), *past])).hexdigest()[:32]
 
+    def noise_over_steps(
+        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, past: Sequence[Sums] = ()
+    ) -> Sums:
+        """The noise of this release that later ones use again; nothing where each has noise of its own.
+
+        Args:
+            sums: as for `noised`.
+            streams: of this release.
+            past: what this gave for the releases just before, newest first, as `Private` tensors; at most
+                `memory`.
+        """
+        return {}
+
     @abstractmethod
     def noised(
-        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, past: Sequence[bytes] = ()
+        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, over_steps: Sums | None = None
     ) -> Sums:
         """The sums of one draw with their noise, float32 at least.
 
         Args:
             sums: of one release, or of all releases in `shared_by`.
             streams: of this release.
-            past: keys of the releases just before, newest first; at most `memory`. The key of this one is
-                `history_key`.
+            over_steps: what `noise_over_steps` gave for this release.
         """
 
-    def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Sums] = ()) -> Sums:
+    def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Past] = ()) -> Sums:
         """Sums in units of their noise, which is then independent and standard.
 
         As it stands it is that of independent noise; a mechanism that correlates its noise has its own.
@@ -131,7 +146,7 @@ class Mechanism(ABC):
         Args:
             values: of one draw, noised or raw.
             bounds: add-or-remove bounds of the sums.
-            past: what this gave for the draws just before, newest first, as for `noised`.
+            past: values and bounds of the draws just before, newest first; at most `memory`.
         """
         out: Sums = {}
         for name, tensors in values.items():
@@ -170,8 +185,21 @@ class Mechanism(ABC):
 
 
 def history_key(streams: ReleaseStreams, name: str) -> bytes:
-    """The key of a release's noise that later releases may use again."""
+    """What tells a release's noise from all other; it keys nothing."""
     return streams.key(f"noise over steps of {name}")
+
+
+@dataclass(frozen=True)
+class NoiseOverSteps:
+    """What a release left to later ones.
+
+    Attributes:
+        key: `history_key` of the release.
+        noise: `Mechanism.noise_over_steps` of it, as `Private` tensors.
+    """
+
+    key: bytes
+    noise: Sums
 
 
 Value = TypeVar("Value")
@@ -201,7 +229,7 @@ class NoiseHistory(Generic[Value]):
         return tuple(found)
 
     def add(self, name: str, ordinal: int, value: Value, memory: int) -> None:
-        """Note what the draw of this ordinal left."""
+        """Note what the draw of this ordinal left, for as many draws as the memory is long."""
         if memory:
             # What does not lead up to this draw without a gap is never asked for again.
             rows = self.values.get(name, []) if self.before(name, ordinal, 1) else []

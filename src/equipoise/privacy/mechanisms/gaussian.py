@@ -8,7 +8,7 @@ Source: Dwork and Roth 2014, "The algorithmic foundations of differential privac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -39,7 +39,7 @@ class Gaussian(Mechanism):
         _validate.positive(noise_multiplier=self.noise_multiplier)
 
     def noised(
-        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, past: Sequence[bytes] = ()
+        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, over_steps: Sums | None = None
     ) -> Sums:
         return {
             name: add_normals(streams, bounded.value, self.standard_deviation(name, bounded.add_remove))

@@ -28,7 +28,7 @@ from __future__ import annotations
 import decimal
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -218,7 +218,7 @@ class GridGaussian(Mechanism):
         return grid_unit(bounded.add_remove, coordinates, self.noise_multiplier)
 
     def noised(
-        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, past: Sequence[bytes] = ()
+        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, over_steps: Sums | None = None
     ) -> Sums:
         # One stream for all sums of the release: no two of them share a number.
         stream = streams.get("grid noise", GridStream)

@@ -33,7 +33,7 @@ import torch
 from equipoise import _validate
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.requirements import public_threshold
-from equipoise.privacy.mechanisms.base import Mechanism, Sums, require_carried
+from equipoise.privacy.mechanisms.base import Mechanism, Past, Sums, require_carried
 from equipoise.privacy.noise.streams import ReleaseStreams, normals
 from equipoise.privacy.private import unwrap
 
@@ -174,7 +174,7 @@ class JointGaussian(Mechanism):
             require_carried(f"sums[{name!r}]", sums[name].value, stds)
 
     def noised(
-        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, past: Sequence[bytes] = ()
+        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, over_steps: Sums | None = None
     ) -> Sums:
         like = {name: unwrap(raw) for name, raw in sums[self.names[0]].value.items()}
         drawn = [normals(streams, like, self.noise_multiplier) for _ in self.names]
@@ -188,7 +188,7 @@ class JointGaussian(Mechanism):
                 out[name][tensor] = total
         return out
 
-    def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Sums] = ()) -> Sums:
+    def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Past] = ()) -> Sums:
         out: Sums = {}
         for j, (name, row) in enumerate(zip(self.names, self.cholesky, strict=True)):
             out[name] = {}

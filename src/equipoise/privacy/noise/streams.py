@@ -19,17 +19,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
+from equipoise._dtensor import is_dtensor, local_part, range_of, with_part
 from equipoise.privacy.private import unwrap
 
-__all__ = ["NormalStream", "ReleaseStreams", "add_normals", "carries", "normals", "released_type"]
+__all__ = ["NOISE", "NormalStream", "ReleaseStreams", "add_normals", "carries", "normals", "released_type"]
 
 Stream = TypeVar("Stream")
+
+#: The purpose of the stream that most mechanisms take their noise from.
+NOISE = "noise"
 
 
 _CHUNK = 1 << 18  # numbers made at once: large enough for several threads, small enough for the cache
@@ -69,7 +73,7 @@ class NormalStream:
         self._device = torch.device(device)
         if self._device.type == "cpu":
             # The counter starts at zero: safe, since a key serves one stream.
-            self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+            self._key, self._bytes, self._cipher = key, 0, _cipher_at(key, 0)
         else:
             self._generator = torch.Generator(self._device)
             self._generator.manual_seed(int.from_bytes(key[:8], "little") & (2**63 - 1))
@@ -87,9 +91,76 @@ class NormalStream:
             return out.zero_() if std == 0 else out.normal_(0.0, std, generator=self._generator)
         return self._draw_here(count, std, dtype)
 
+    def draw_ranges(
+        self,
+        count: int,
+        std: float,
+        ranges: Sequence[tuple[int, int]],
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        """Some of the numbers that `draw(count, std, dtype)` gives, bit for bit, without making the others.
+
+        Several processes that hold a part of a sum each so draw the noise of one. The stream moves on as if
+        all had been drawn.
+
+        Args:
+            count: how many there are in all.
+            std: their standard deviation.
+            ranges: [start, stop) of those that are wanted; they are returned one after another.
+            dtype: of all numbers.
+
+        Raises:
+            NotImplementedError: on another device than the CPU, whose generator cannot begin anywhere.
+
+        Example:
+            >>> whole = NormalStream(bytes(32)).draw(9, 1.0)
+            >>> parts = NormalStream(bytes(32)).draw_ranges(9, 1.0, [(7, 9), (1, 4)])
+            >>> torch.equal(parts, torch.cat([whole[7:9], whole[1:4]]))
+            True
+        """
+        if self._device.type != "cpu":
+            raise NotImplementedError(
+                f"the generator of {self._device} cannot begin in the middle of its stream: draw ranges on "
+                "the CPU"
+            )
+        if std == 0:
+            return torch.zeros(sum(stop - start for start, stop in ranges), dtype=dtype)
+        even = count + count % 2
+        parts = []
+        for start, stop in ranges:
+            for block in range(start // _CHUNK * _CHUNK, stop, _CHUNK):
+                half = min(_CHUNK, even - block) // 2
+                # Number i of a block pairs with number i + half.
+                for low, first in ((block, True), (block + half, False)):
+                    begin, end = max(start, low), min(stop, low + half)
+                    if begin < end:
+                        parts.append(self._pairs(block, half, begin - low, end - low, std, dtype, first))
+        self._move_on(even * dtype.itemsize)
+        return torch.cat(parts) if parts else torch.empty(0, dtype=dtype)
+
+    def _pairs(
+        self, block: int, half: int, begin: int, end: int, std: float, dtype: torch.dtype, first: bool
+    ) -> torch.Tensor:
+        """The first or the second numbers of the pairs [begin, end) of a block."""
+        size = end - begin
+        bits = torch.empty(2 * size + _ROOM // dtype.itemsize, dtype=dtype)
+        memory = bits.view(torch.uint8).numpy().data
+        for place, number in ((0, block + begin), (size, block + half + begin)):
+            cipher = _cipher_at(self._key, self._bytes + number * dtype.itemsize)
+            low, length = place * dtype.itemsize, size * dtype.itemsize
+            cipher.update_into(bytes(length), memory[low : low + length + _ROOM])
+        _transform(bits[: 2 * size], std, torch.empty(size, dtype=dtype))
+        return bits[:size] if first else bits[size : 2 * size]
+
+    def _move_on(self, size: int) -> None:
+        """Pass over as many bytes of the stream."""
+        self._bytes += size
+        self._cipher = _cipher_at(self._key, self._bytes)
+
     def _draw_here(self, count: int, std: float, dtype: torch.dtype) -> torch.Tensor:
         """Bits are written where the numbers will be: a chunk goes through the cache once."""
         even = count + count % 2
+        self._bytes += even * dtype.itemsize
         whole = torch.empty(even + _ROOM // dtype.itemsize, dtype=dtype)
         memory = whole.view(torch.uint8).numpy().data
         zeros = memoryview(bytes(min(even, _CHUNK) * dtype.itemsize))
@@ -100,6 +171,14 @@ class NormalStream:
             self._cipher.update_into(zeros[:size], memory[first : first + size + _ROOM])
             _transform(whole[start : start + length], std, scratch[: length // 2])
         return whole[:count]
+
+
+def _cipher_at(key: bytes, place: int) -> CipherContext:
+    """AES-256 in counter mode from this byte of its stream on."""
+    block, within = divmod(place, 16)
+    cipher = Cipher(algorithms.AES(key), modes.CTR(block.to_bytes(16, "big"))).encryptor()
+    cipher.update(bytes(within))
+    return cipher
 
 
 def _transform(out: torch.Tensor, std: float, scratch: torch.Tensor) -> None:
@@ -151,7 +230,7 @@ class ReleaseStreams:
         stream: Stream = self._begun[purpose, device]
         return stream
 
-    def normal(self, device: torch.device, purpose: str = "noise") -> NormalStream:
+    def normal(self, device: torch.device, purpose: str = NOISE) -> NormalStream:
         """The stream of normal numbers on this device; two devices have two streams."""
         place = "" if device.type == "cpu" else str(device)
         return self.get(purpose, lambda key: NormalStream(key, device), place)
@@ -163,14 +242,17 @@ def released_type(tensor: torch.Tensor) -> torch.dtype:
 
 
 def normals(
-    streams: ReleaseStreams, like: Mapping[str, torch.Tensor], std: float, purpose: str = "noise"
+    streams: ReleaseStreams, like: Mapping[str, torch.Tensor], std: float, purpose: str = NOISE
 ) -> dict[str, torch.Tensor]:
     """Independent normal numbers in the shapes of the named tensors, raw or `Private`.
 
-    All tensors of one device and type get one piece of the stream, in the order of `like`.
+    All tensors of one device and type get one piece of the stream, in the order of `like`. Of tensors that
+    several processes hold, each makes its own part; joined, they are what one process makes.
     """
     kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for name, tensor in like.items():
+        if hasattr(tensor, "_local_tensor"):  # a DTensor
+            return _normals_of_parts(streams, like, std, purpose)
         kinds.setdefault((tensor.device, released_type(tensor)), []).append(name)
     out = {}
     for (device, dtype), names in kinds.items():
@@ -181,8 +263,31 @@ def normals(
     return out
 
 
+def _normals_of_parts(
+    streams: ReleaseStreams, like: Mapping[str, torch.Tensor], std: float, purpose: str
+) -> dict[str, torch.Tensor]:
+    """As `normals` on the CPU, for this process' parts of tensors."""
+    kinds: dict[torch.dtype, list[str]] = {}
+    for name, tensor in like.items():
+        kinds.setdefault(released_type(tensor), []).append(name)
+    out = {}
+    for dtype, names in kinds.items():
+        ranges, parts, start = [], [], 0
+        for name in names:
+            tensor = unwrap(like[name])
+            begin, end = range_of(tensor) if is_dtensor(tensor) else (0, tensor.numel())
+            ranges.append((start + begin, start + end))
+            parts.append((name, tensor, end - begin))
+            start += tensor.numel()
+        flat = streams.normal(torch.device("cpu"), purpose).draw_ranges(start, std, ranges, dtype)
+        for (name, tensor, _), piece in zip(parts, torch.split(flat, [n for *_, n in parts]), strict=True):
+            local = local_part(tensor)
+            out[name] = with_part(piece.view(local.shape).to(local.device), tensor)
+    return out
+
+
 def add_normals(
-    streams: ReleaseStreams, value: Mapping[str, torch.Tensor], std: float, purpose: str = "noise"
+    streams: ReleaseStreams, value: Mapping[str, torch.Tensor], std: float, purpose: str = NOISE
 ) -> dict[str, torch.Tensor]:
     """The named tensors, raw or `Private`, with independent normal noise of this standard deviation."""
     # Sorted: which numbers a tensor gets must not follow from the order in which a method names them.

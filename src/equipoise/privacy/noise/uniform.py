@@ -7,10 +7,12 @@ such bias. Numbers of 63 bits are therefore drawn anew where they lie beyond the
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-__all__ = ["uniform_integers", "uniform_order", "uniform_subset"]
+__all__ = ["keyed_integers", "uniform_integers", "uniform_order", "uniform_subset"]
 
 
 def uniform_integers(bound: int, count: int, generator: torch.Generator) -> Tensor:
@@ -28,6 +30,28 @@ def uniform_integers(bound: int, count: int, generator: torch.Generator) -> Tens
         numbers = torch.empty(count - len(found), dtype=torch.int64).random_(generator=generator)
         found = torch.cat([found, numbers[numbers <= last] % bound])
     return found
+
+
+def keyed_integers(bound: int, numbers: Tensor, key: bytes) -> Tensor:
+    """For each number its own integer in [0, bound), int64, the same at every call under one key.
+
+    They are AES of the numbers, of which the bias of a remainder leaves bound / 2^63: no proof rests on it.
+
+    Args:
+        bound: how many integers there are.
+        numbers: int64 [n], such as positions of records.
+        key: 32 secret bytes that serve nothing else.
+
+    Example:
+        >>> keyed_integers(1, torch.arange(3), bytes(32))
+        tensor([0, 0, 0])
+    """
+    blocks = np.zeros((len(numbers), 2), np.int64)
+    blocks[:, 0] = numbers.numpy()
+    # A block per number: as much work as there are numbers, however large they are.
+    cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # no block comes twice
+    found = np.frombuffer(cipher.update(blocks.tobytes()), np.int64).reshape(-1, 2)[:, 0]
+    return torch.from_numpy((found & (2**63 - 1)) % bound)
 
 
 def uniform_subset(population: int, size: int, generator: torch.Generator) -> Tensor:

@@ -19,8 +19,9 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,19 @@ class Checkpoints:
             for stale in (self._path(old), self._path(old).with_suffix(".json")):
                 with contextlib.suppress(OSError):
                     stale.unlink()
+            shutil.rmtree(self.parts(old), ignore_errors=True)
 
-    def load(self) -> tuple[int, dict[str, Any]]:
+    def parts(self, step: int) -> Path:
+        """The folder of what several processes hold in parts."""
+        return self._path(step).with_suffix(".shards")
+
+    def load(
+        self, check: Callable[[int, Mapping[str, Any]], None] | None = None
+    ) -> tuple[int, dict[str, Any]]:
         """The newest whole checkpoint: (step, state).
+
+        Args:
+            check: check(step, state) raises for a state whose further files are not whole.
 
         A corrupt newest checkpoint is skipped with a warning that names the file and the reason.
 
@@ -119,8 +130,13 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 state = self._read(step)
+                if check is not None:
+                    check(step, state)
             except CheckpointError as error:
                 problems.append(str(error))
+                continue
+            except (OSError, ValueError) as error:
+                problems.append(f"the checkpoint {self._path(step)} is corrupt: {error}.")
                 continue
             if problems:
                 # Safe: the steps since then are booked, and are repeated with the noise they had.

@@ -11,7 +11,9 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from equipoise._files import PathLike, write_atomically
 from equipoise.methods.configuration import field_types
 from equipoise.privacy import Journal, JournalError, PrivateSearch
-from equipoise.privacy.ledger.journal import SearchEntry, read_journal
-from equipoise.privacy.ledger.run_record import RunRecord
+from equipoise.privacy.ledger.journal import Entry, SearchEntry
+from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.report import RunFolderError, report_as_made, write_report
 from equipoise.report.json_files import read_file, read_object, read_rows
 from equipoise.report.run_reader import file_of_run
@@ -162,7 +164,7 @@ def sign_verified(
     """Sign a run that `check_signable` let through; arguments as for `sign_run`."""
     folder = RunFolder(run_dir)
     journal = _journal_file(folder, ledger_file)
-    lines = None if journal is None else _lines_of(journal, str(_read_statement(folder)["run"]))
+    lines = None if journal is None else _hash_of_lines(journal, str(_read_statement(folder)["run"]))
     made = sign_files(key, folder.path, SIGNED_RUN_FILES, lines)
     write_atomically(folder.signature, made.to_json().encode(), mode=0o644)
     return made
@@ -191,28 +193,26 @@ def charge_search(
     path = _journal_file(folder, ledger_file)
     if path is None:
         raise RunFolderError(f"run={str(run_dir)!r} has no journal here; name it with ledger_file=...")
-    entries = read_journal(path)
-    wrong = [f for f in check_with_journal(statement, entries) if f.ok is False]
-    if wrong:
-        raise RunFolderError(f"run={str(run_dir)!r} is not consistent: {wrong[0].subject}: {wrong[0].detail}")
     run = str(statement["run"])
-    record = RunRecord.from_entries(entry for entry in entries if entry.run == run)
-    if not record.closed:
-        raise RunFolderError(f"run={str(run_dir)!r} is not finished; a search ends with a finished run")
-    if record.search is not None:
-        raise RunFolderError(f"run={str(run_dir)!r} was charged for a search already")
-    charge = SearchEntry(run=run, search=search)
-    kept = {key: statement[key] for key in ("recipe", "unit", "epsilon_claimed")}
-    before = statement_from_journal(entries, run, statement["delta"]).assumptions
-    # Those that follow from the journal are made anew; the training's own are carried over.
-    kept["assumptions"] = [text for text in statement["assumptions"] if text not in before]
-    made = statement_from_journal([*entries, charge], run, statement["delta"], **kept)
-    # The charge first, and on its device: a statement that names it must not lie next to a journal without.
-    journal = Journal(path, durable=True)
-    try:
+    with closing(Journal(path, durable=True, existing=True)) as journal:
+        wrong = [f for f in check_with_journal(statement, journal) if f.ok is False]
+        if wrong:
+            found = f"{wrong[0].subject}: {wrong[0].detail}"
+            raise RunFolderError(f"run={str(run_dir)!r} is not consistent: {found}")
+        record = JournalRecords.of(journal).runs[run]
+        if not record.closed:
+            raise RunFolderError(f"run={str(run_dir)!r} is not finished; a search ends with a finished run")
+        if record.search is not None:
+            raise RunFolderError(f"run={str(run_dir)!r} was charged for a search already")
+        charge = SearchEntry(run=run, search=search)
+        kept = {key: statement[key] for key in ("recipe", "unit", "epsilon_claimed")}
+        before = statement_from_journal(journal, run, statement["delta"]).assumptions
+        # Those that follow from the journal are made anew; the training's own are carried over.
+        kept["assumptions"] = [text for text in statement["assumptions"] if text not in before]
+        made = statement_from_journal(chain(journal, [charge]), run, statement["delta"], **kept)
+        # The charge first, and on its device: a statement that names it must not lie next to a journal
+        # without.
         journal.append(charge)
-    finally:
-        journal.close()
     folder.signature.unlink(missing_ok=True)  # it was of another statement
     write_atomically(folder.statement, (made.to_json() + "\n").encode(), mode=0o644)
     write_report(folder.path)
@@ -242,17 +242,25 @@ def _journal_file(folder: RunFolder, given: PathLike | None) -> Path | None:
 
 def _check_journal(statement: Mapping[str, Any], path: Path) -> list[Finding]:
     try:
-        entries = read_journal(path)
+        with closing(Journal(path, read_only=True)) as journal:
+            return check_with_journal(statement, journal)
     except JournalError as error:
         return [Finding("journal", False, str(error))]
-    return check_with_journal(statement, entries)
 
 
-def _lines_of(path: Path, run: str) -> bytes:
-    """The run's entries as bytes to be hashed; the same whatever other runs wrote since."""
+def _hash_of_lines(path: Path, run: str) -> str:
+    """SHA-256 of the run's entries, as one JSON list; the same whatever other runs wrote since."""
     # Parsed and written again, so that neither white space nor the order of keys changes the hash.
-    own = [entry.to_json() for entry in read_journal(path) if entry.run == run]
-    return json.dumps(own, sort_keys=True, separators=(",", ":")).encode()
+    found, between = hashlib.sha256(b"["), b""
+    with closing(Journal(path, read_only=True)) as journal:
+        for line in journal:
+            if isinstance(line, Entry) and line.run == run:
+                found.update(
+                    between + json.dumps(line.to_json(), sort_keys=True, separators=(",", ":")).encode()
+                )
+                between = b","
+    found.update(b"]")
+    return found.hexdigest()
 
 
 def _check_signature(
@@ -264,10 +272,10 @@ def _check_signature(
     findings.append(check_files(signature, folder.path, SIGNED_RUN_FILES, needed=("statement.json",)))
     if journal is not None and signature.journal is not None:
         try:
-            lines = _lines_of(journal, str(statement.get("run")))
+            lines = _hash_of_lines(journal, str(statement.get("run")))
         except JournalError:
-            lines = b""  # the finding on the journal says what is wrong with it
-        same = hashlib.sha256(lines).hexdigest() == signature.journal
+            lines = ""  # the finding on the journal says what is wrong with it
+        same = lines == signature.journal
         findings.append(
             Finding("signed journal", same, "as it was signed" if same else "changed since it was signed")
         )

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import nn
 
+from equipoise._dtensor import all_values, local_part
 from equipoise._files import PathLike, explained, make_folder, write_atomically
 from equipoise.report.json_files import RunFolderError, read_file, read_object
 from equipoise.training.folder.checkpoint import Checkpoints
@@ -122,6 +124,8 @@ class RunFolder:
         private = [self.private / name for name in ("lock", "key", "ledger_file")]
         steps = list(self.checkpoints.folder.glob("step-*")) if self.checkpoints.folder.is_dir() else []
         settings = self.checkpoints.folder / "settings.json"  # the command line's
+        for step in self.checkpoints.steps():
+            shutil.rmtree(self.checkpoints.parts(step), ignore_errors=True)
         for path in (self.metrics, self.diagnostics, self.journal, settings, *private, *steps, self.config):
             path.unlink(missing_ok=True)
         for folder in (self.private, self.checkpoints.folder, self.path):
@@ -165,7 +169,9 @@ class RunFolder:
         return {**config, "settings": settings}
 
 
-def save_model(model: nn.Module, path: PathLike, metadata: Mapping[str, str] | None = None) -> None:
+def save_model(
+    model: nn.Module, path: PathLike, metadata: Mapping[str, str] | None = None, *, writes: bool = True
+) -> None:
     """Write all parameters and persistent buffers; tensors that share memory are written once.
 
     Nothing else of the `state_dict`: what a module adds to it by itself (`get_extra_state`, hooks) may hold
@@ -175,6 +181,7 @@ def save_model(model: nn.Module, path: PathLike, metadata: Mapping[str, str] | N
         model: any module.
         path: the file; written atomically, readable by others (it is post-processing of releases).
         metadata: strings that go into the file's header.
+        writes: False on the processes that only help the first one to gather a sharded model.
     """
     seen: set[tuple[int, int, tuple[int, ...]]] = set()
     tensors: dict[str, torch.Tensor] = {}
@@ -186,12 +193,17 @@ def save_model(model: nn.Module, path: PathLike, metadata: Mapping[str, str] | N
         if name not in own:
             continue
         tensor = own[name]
-        key = (tensor.data_ptr(), int(tensor.storage_offset()), tuple(tensor.shape))
-        if key in seen and tensor.numel():
+        part = local_part(tensor)
+        key = (part.data_ptr(), int(part.storage_offset()), tuple(tensor.shape))
+        if key in seen and part.numel():
             continue
         seen.add(key)
-        tensors[name] = tensor.detach().cpu().contiguous()
-    write_atomically(path, safetensors.save(tensors, dict(metadata or {})), mode=0o644)
+        # Of a sharded model every process has to gather each of them.
+        values = all_values(tensor)
+        if writes:
+            tensors[name] = values.cpu().contiguous()
+    if writes:
+        write_atomically(path, safetensors.save(tensors, dict(metadata or {})), mode=0o644)
 
 
 def load_model(model: nn.Module, path: PathLike) -> nn.Module:

@@ -9,10 +9,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from equipoise import _validate
+from equipoise._dtensor import is_dtensor, range_of
 from equipoise._tree import leaves
 from equipoise.gradients.engine_inputs import check_model
+from equipoise.methods import DPSGD, Method
+from equipoise.training.setup.training_settings import TrainingSettings
 
-__all__ = ["check_optimizer", "check_scheduler", "move", "trainable"]
+__all__ = ["check_optimizer", "check_scheduler", "check_sharding", "move", "trainable"]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -104,6 +107,39 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
         raise ValueError(
             "scheduler steers another optimiser than the one given: build it from the same optimiser"
         )
+
+
+def check_sharding(
+    parameters: dict[str, nn.Parameter], method: Method, settings: TrainingSettings, processes: int
+) -> None:
+    """Sharded parameters lie on all processes, and the method asks for nothing that needs them whole.
+
+    Raises:
+        NotImplementedError: naming what sharded models do not take yet, and the remedy.
+        ValueError: the parameters are sharded over other processes than those that train.
+    """
+    sharded = {name: p for name, p in parameters.items() if is_dtensor(p)}
+    if not sharded:
+        return
+    whole = "give the model as it was before fully_shard"
+    if type(method) is not DPSGD:
+        raise NotImplementedError(
+            f"method={method.name!r} needs whole rows or sums, and sharded models give parts of them: take "
+            f"DPSGD, or {whole}. Nothing was spent"
+        )
+    if settings.hardened:
+        raise NotImplementedError(
+            "hardened=True draws its noise number by number, and no process could draw that of its part: "
+            f"leave it out, or {whole}. Nothing was spent"
+        )
+    for name, parameter in sharded.items():
+        size = parameter.device_mesh.size()
+        if size != processes:
+            raise ValueError(
+                f"the parameter {name} is sharded over {size} processes, and {processes} train: shard over "
+                "all of them. Nothing was spent"
+            )
+        range_of(parameter)
 
 
 def _plateau_within(scheduler: Any) -> str | None:

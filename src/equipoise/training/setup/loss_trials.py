@@ -23,9 +23,9 @@ from equipoise.gradients.engine_inputs import (
     num_records,
     record_leaves,
     run_loss,
-    uncompiled,
 )
-from equipoise.training.record_rows import ARRAY_REMEDY, DataError, RecordSource, averaged_over_views, moved
+from equipoise.training.forwards import averaged_over_views, moved
+from equipoise.training.record_rows import ARRAY_REMEDY, DataError, RecordSource
 from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.memory_use import available_bytes
 
@@ -112,10 +112,9 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
             torch.enable_grad(),
             undisturbed(model, dropout=True),
             parameters_restored(model),
-            uncompiled(),
             attributes_kept(model, loss),
         ):
-            values = loss(model, batch)
+            values = run_loss(model, loss, batch, None)
     except ForwardWritesError:
         raise
     except Exception as error:

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from equipoise._dtensor import local_part
 from equipoise._tree import leaves
 from equipoise.gradients.capture.isolation import undisturbed
+from equipoise.gradients.capture.sharded import leaves_told
 from equipoise.gradients.engine_inputs import Loss, evaluate_loss, num_records
 
 __all__ = ["available_bytes", "bytes_per_record", "fitting", "step_bytes"]
@@ -48,7 +50,12 @@ def bytes_per_record(model: nn.Module, loss: Loss, batch: Any) -> float:
 
     Where a loss takes derivatives by `torch.func`, which does not tell what it saves: all that is computed.
     """
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    own = {local_part(p).untyped_storage().data_ptr() for p in model.parameters()}
+
+    def note_leaf(_: str, leaf: Tensor) -> None:
+        """A parameter that was gathered for the forward."""
+        own.add(leaf.untyped_storage().data_ptr())
+
     seen: dict[int, int] = {}
 
     def note(saved: Tensor) -> Tensor:
@@ -61,6 +68,7 @@ def bytes_per_record(model: nn.Module, loss: Loss, batch: Any) -> float:
         with (
             torch.enable_grad(),
             undisturbed(model, dropout=True),
+            leaves_told(note_leaf),
             measure,
         ):
             held = evaluate_loss(model, loss, batch, None)  # keep the graph alive until the count is done

@@ -17,34 +17,43 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import flop_registry
 
 from equipoise.gradients import GradientEngine
-from equipoise.gradients.capture.random_numbers import RandomUse
+from equipoise.gradients.capture.random_numbers import RandomUse, SeenOperations
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import (
     WholeNumbers,
     joined,
     made_up_records,
+    num_records,
     repeat_to,
     take_records,
 )
 from equipoise.privacy import Sampling
 from equipoise.training.distributed import Processes
-from equipoise.training.record_rows import PUBLIC_ROWS, DataError, RecordSource, filled, out_of_memory
+from equipoise.training.forwards import PUBLIC_ROWS, filled, out_of_memory
+from equipoise.training.record_rows import DataError, RecordSource
 from equipoise.training.setup.memory_use import bytes_per_record, fitting
 from equipoise.training.setup.pipeline_trials import Pipeline
 
-__all__ = ["MicroBatches", "choose_filler", "choose_micro_batches", "made_up"]
+__all__ = ["MicroBatches", "choose_micro_batches", "choose_whole_numbers", "made_up"]
 
 SMALL_TILE, TILE = 4, 16
 #: How many micro-batch sizes are tried for one in which rows keep their bits.
 TRIED_SIZES = 4
 
 #: How many records the ways to take norms are timed on, at most: on fewer, other ways are the fastest.
-TIMED_RECORDS = 32
+TIMED_RECORDS = 256
 
 PASS_OVERHEAD = 32
-"""What a pass costs without its rows, in rows: 72 for the MLP of `benchmarks/tasks.py`, 29 for the CNN."""
+"""What a pass costs without its rows, in rows, at most.
+
+It was 72 for the MLP of `benchmarks/tasks.py` and 29 for the CNN.
+"""
+
+CALL_WORK = {"cpu": 4e6, "cuda": 4e8}
+"""How many multiplications and additions of a forward take as long as an operation without them."""
 
 
 @dataclass(frozen=True)
@@ -109,15 +118,49 @@ def choose_micro_batches(
     if is_resumed and given is not None:
         sizes = [given]  # a run that goes on has its size: another would be another question
     else:
-        sizes = _sizes_to_try(given, most, sampling, processes, random_use)
+        overhead = pass_overhead(pipeline.trials.losses, public, pipeline.prepare.device)
+        tried = _sizes_to_try(given, most, sampling, processes, random_use, overhead)
+        sizes = processes.agreed(tried)
     with suppress(PlanMismatch):  # then those that were chosen on the example stay
         engine.choose_kernels(repeat_to(public, min(sizes[0], TIMED_RECORDS)))
     # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
-    size, keeps_bits = processes.first(lambda: _size_that_keeps_bits(engine, public, sizes))
+    engine.load_state_dict(processes.agreed(engine.state_dict()))
+    size, keeps_bits = _size_that_keeps_bits(engine, public, sizes, processes)
     return MicroBatches(size, keeps_bits, random_use, record_bytes, is_planned, public)
 
 
-def micro_batch_sizes(most: int, mean: float, deviation: float) -> list[int]:
+class _Work(SeenOperations):  # type: ignore[no-untyped-call]
+    """Counts operations on tensors, and the multiplications and additions in products and convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = self.work = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.calls += 1
+        count = flop_registry.get(func.overloadpacket)
+        self.work += 0 if count is None else count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def pass_overhead(losses: Callable[[Any], Tensor], records: Any, device: torch.device) -> float:
+    """What a forward and a backward cost without their rows, in rows.
+
+    It is counted, not timed, so that a run that is repeated has the same micro-batches.
+
+    Args:
+        losses: of records.
+        records: a few.
+        device: where they are run.
+    """
+    with _Work() as found:
+        losses(records)
+    calls = found.calls * CALL_WORK.get(device.type, CALL_WORK["cuda"])
+    return max(1.0, min(PASS_OVERHEAD, calls * num_records(records) / max(1, found.work)))
+
+
+def micro_batch_sizes(most: int, mean: float, deviation: float, overhead: float = PASS_OVERHEAD) -> list[int]:
     """Micro-batch sizes up to `most`, the cheapest for a step first.
 
     Kernels work in tiles. With its public rows a forward has whole ones, in which a row usually has the same
@@ -126,13 +169,14 @@ def micro_batch_sizes(most: int, mean: float, deviation: float) -> list[int]:
     Args:
         most: the largest allowed.
         mean, deviation: of the number of records that this process gets in a draw.
+        overhead: of a forward, in rows.
 
     >>> micro_batch_sizes(1024, mean=256, deviation=16)[0], micro_batch_sizes(48, mean=256, deviation=16)[0]
     (286, 46)
     """
     tiles = [*range(SMALL_TILE, TILE, SMALL_TILE), *range(TILE, most + PUBLIC_ROWS + 1, TILE)]
     sizes = [tile - PUBLIC_ROWS for tile in tiles if tile - PUBLIC_ROWS <= most] or [1]
-    rows = PASS_OVERHEAD + PUBLIC_ROWS
+    rows = overhead + PUBLIC_ROWS
     return sorted(sizes, key=lambda size: expected_passes(size, mean, deviation) * (rows + size))
 
 
@@ -154,28 +198,36 @@ def expected_passes(size: int, mean: float, deviation: float) -> float:
 
 
 def _sizes_to_try(
-    given: int | None, most: int, sampling: Sampling, processes: Processes, random_use: RandomUse
+    given: int | None,
+    most: int,
+    sampling: Sampling,
+    processes: Processes,
+    random_use: RandomUse,
+    overhead: float,
 ) -> list[int]:
     """Micro-batch sizes, the best first; `most` records fit into the memory."""
     mean, deviation = sampling.expected_size / processes.count, sampling.size_deviation / processes.count
     if random_use == "shared":  # places are kept for more records than are drawn
         mean, deviation = sampling.largest_size / processes.count, 0.0
     if given is None:
-        return micro_batch_sizes(most, mean, deviation)
-    # As given, but no larger than any draw will be: the rest would be filler.
+        return micro_batch_sizes(most, mean, deviation, overhead)
+    # As given, but no larger than any draw will be: the rest would be public rows.
     most = min(given, max(1, math.ceil(mean + 6 * deviation)))
     tile = TILE if most + PUBLIC_ROWS > TILE else SMALL_TILE
     whole = math.ceil((most + PUBLIC_ROWS) / tile) * tile
-    return [most, *micro_batch_sizes(whole - PUBLIC_ROWS, mean, deviation)]
+    return [most, *micro_batch_sizes(whole - PUBLIC_ROWS, mean, deviation, overhead)]
 
 
 def _size_that_keeps_bits(
-    engine: GradientEngine, batch: Any, sizes: Sequence[int]
+    engine: GradientEngine, batch: Any, sizes: Sequence[int], processes: Processes
 ) -> tuple[int, bool | None]:
-    """The first size at which a row's bits do not follow its place, or the first; and whether they do not."""
+    """The first size at which a row's bits do not follow its place, or the first; and whether they do not.
+
+    The processes run the same forwards: parts of a sharded model meet there.
+    """
     kept: bool | None = False
     for size in sizes[:TRIED_SIZES]:
-        kept = engine.keeps_bits(batch, size + PUBLIC_ROWS)
+        kept = processes.agreed(engine.keeps_bits(batch, size + PUBLIC_ROWS))
         if kept is not False:
             return size, kept
     return sizes[0], kept
@@ -192,7 +244,7 @@ def _check_population(source: RecordSource, sampling: Sampling) -> None:
         )
 
 
-def choose_filler(
+def choose_whole_numbers(
     run: Callable[[Any], Any], example: Any, micro_batches: MicroBatches
 ) -> WholeNumbers | None:
     """What the public records of a forward hold where whole numbers go; None for copies of a private one.
@@ -208,7 +260,7 @@ def choose_filler(
         public = made_up_records(one, PUBLIC_ROWS, whole)
         first = public if micro_batches.is_planned else one
         try:
-            losses = run(filled(first, micro_batches.size + PUBLIC_ROWS, public)).losses
+            losses = run(filled(first, repeat_to(public, micro_batches.size + PUBLIC_ROWS))).losses
         except Exception as error:
             if out_of_memory(error):
                 raise

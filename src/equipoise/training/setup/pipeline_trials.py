@@ -26,8 +26,9 @@ from equipoise.gradients.capture.recorder import CallTrace
 from equipoise.gradients.checks.record_mixing import TracedLosses
 from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import record_leaves, signature
+from equipoise.training.forwards import BatchPreparation
 from equipoise.training.randomness import public_randomness
-from equipoise.training.record_rows import BatchPreparation, RecordSource
+from equipoise.training.record_rows import RecordSource
 from equipoise.training.setup.loss_trials import OWN_GENERATOR, SEARCHED
 
 __all__ = ["Pipeline", "check_history", "check_pipeline"]
@@ -128,15 +129,22 @@ class Pipeline:
         *between, spare = [n for n in found if n not in (first, last)][: most - 2]
         return [first, *between, last, spare]
 
+    def smallest(self, most: int = 21) -> list[int]:
+        """Numbers of the smallest records that have losses; none where all have one size."""
+        if not self.shapes_follow:
+            return []
+        by_size = sorted(self.shapes, key=lambda number: _size(self.shapes[number]))
+        return [*itertools.islice(filter(self._is_readable, by_size[:SEARCHED]), most)]
+
     def _is_readable(self, number: int) -> bool:
         return self.losses(torch.tensor([number])) is not None
 
-    def row(self, ids: Tensor) -> TracedRow | None:
-        """The gradient row of the first of these records next to the others; None where it cannot be made."""
+    def row(self, ids: Tensor, count: int = 1) -> TracedRow | None:
+        """The sum of the first records' gradient rows next to the others; None where it cannot be made."""
         try:
             batch = self.batch(ids)
             with CallTrace(sees_through=False) as trace:
-                row = self.trials.row(batch, 0)
+                row = self.trials.row(batch, count)
         except Exception:
             return None
         return TracedRow(row, trace.low_precision)
@@ -252,7 +260,8 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
                     "privacy guarantee would not hold. Augment every record by itself (no mixup or cutmix "
                     "between records), and mask padding in the model and in the loss. Nothing was spent."
                 )
-    _check_rows(pipeline, ids)
+    # Random numbers of the rest would be dealt otherwise next to another record.
+    _check_rows(pipeline, ids, [] if random_rest else pipeline.smallest())
     if random_rest:
         return False  # its random numbers are dealt otherwise where records are fewer or stand elsewhere
     for order in (torch.arange(count - 1), torch.arange(count).flip(0), torch.arange(size) % count):
@@ -267,20 +276,25 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
     return True
 
 
-def _check_rows(pipeline: Pipeline, ids: Tensor) -> None:
+def _check_rows(pipeline: Pipeline, ids: Tensor, small: Sequence[int]) -> None:
     """Hold rows of some records next to their own copies against those next to the others.
 
     Where a short text is padded without a mask, next to a long one, its row moves where its loss hardly does.
+    Several short ones are held together: a largest value over a text moves with the padding of few of them.
 
     Args:
         pipeline: from numbers to rows.
         ids: of the records, the smallest first and the largest last.
+        small: records that are held next to a copy of the first of them, and next to the largest.
     """
     moves: list[RowMove] = []
     for place in {0, len(ids) // 2, len(ids) - 1}:
         # In the first place: whoever draws random numbers deals it the same ones in all company.
         copies = ids[place].expand(len(ids))
         moves.append(RowMove.of(pipeline.row(copies), pipeline.row(ids.roll(-place))))
+    for group in (small[start : start + 7] for start in range(0, len(small), 7)):
+        among = (torch.tensor([*group, other]) for other in (group[0], int(ids[-1])))
+        moves.append(RowMove.of(*(pipeline.row(numbers, len(group)) for numbers in among)))
     # A tiny row rounds by what cancels in it: parts of the size of other rows.
     least = 0.1 * max((move.norm for move in moves), default=0.0)
     if any(move.is_large(least) for move in moves):

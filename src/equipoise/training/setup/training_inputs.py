@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,9 +39,12 @@ class TrainingInputs:
     augmentation: Callable[[Any, torch.Generator], Any] | None = None
     device: str | torch.device | None = None
     collate: Callable[[list[Any]], Any] | None = None
+    workers: int = 0
     settings: TrainingSettings = field(default_factory=TrainingSettings)
 
     def __post_init__(self) -> None:
+        if isinstance(self.data, Mapping):  # as tokenizers answer; records by number have no mapping
+            object.__setattr__(self, "data", dict(self.data))
         sampling, method, budget, augmentation = self.sampling, self.method, self.budget, self.augmentation
         if not isinstance(sampling, Sampling):
             raise TypeError(
@@ -62,6 +65,11 @@ class TrainingInputs:
             raise TypeError(
                 f"{_validate.given('augmentation', augmentation)} is {_validate.what_is(augmentation)}; give "
                 "a function augmentation(batch, generator) -> batch"
+            )
+        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 0:
+            raise (ValueError if type(self.workers) is int else TypeError)(
+                f"{_validate.given('workers', self.workers)} must be a whole number of at least 0: it is how "
+                "many processes read items ahead"
             )
         if self.settings.views > 1 and augmentation is None:
             raise ValueError(

@@ -11,28 +11,31 @@ import torch
 from dp_accounting import DpEvent
 from torch import Tensor, nn
 
+from equipoise._dtensor import is_dtensor
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.methods import Method
 from equipoise.methods.base import Plan, Setting
 from equipoise.privacy import Budget, BudgetError, PrivacyPlan, Sampling, digest
-from equipoise.privacy.ledger.run_record import other_runs
+from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.training.assumptions import ALONE, Assumption
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
+from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.randomness import derive_seed, public_randomness
-from equipoise.training.record_rows import BatchPreparation, RecordSource, RowSource, averaged_over_views
+from equipoise.training.record_rows import RecordSource
 from equipoise.training.setup.argument_checks import (
     check_optimizer,
     check_scheduler,
+    check_sharding,
     move,
     trainable,
 )
 from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.loss_trials import check_loss, check_repeatable, copies_of
-from equipoise.training.setup.micro_batches import MicroBatches, choose_filler, choose_micro_batches
+from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches, choose_whole_numbers
 from equipoise.training.setup.pipeline_trials import Pipeline, check_history, check_pipeline
 from equipoise.training.setup.public_copies import check_public, public_assumptions
 from equipoise.training.setup.training_inputs import TrainingInputs
@@ -58,6 +61,7 @@ class TrainingSetup:
         found: what all processes of the run found out before the first step, those before this one too.
         average: the moving average of the parameters, or None.
         modes: training or evaluation, of every module of the model.
+        is_sharded: processes hold a part of the parameters each.
     """
 
     model: nn.Module
@@ -76,6 +80,7 @@ class TrainingSetup:
     found: Sequence[Assumption]
     average: MovingAverage | None
     modes: Sequence[tuple[nn.Module, bool]]
+    is_sharded: bool = False
 
     def restore_modes(self) -> None:
         """Put every module back into the training or evaluation mode that it had."""
@@ -177,9 +182,10 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
     check_scheduler(given.scheduler, given.optimizer)
     place = move(model, given.optimizer, given.device)
     processes = Processes()
+    check_sharding(parameters, method, settings, processes.count)
     # The user's random numbers go on afterwards as if nothing had been tried.
     with processes.together(), random_numbers_from(0, place):
-        source = RecordSource(given.data, given.collate)
+        source = RecordSource(given.data, given.collate, given.workers)
         check_public(source, method, settings.allow_public_duplicates)
         prepare_batch = BatchPreparation(place, given.augmentation, settings.views)
         # Before anything is read or run: it may keep something of the first records that it meets.
@@ -222,7 +228,9 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         mine = _found(pipeline, rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
         before = [] if resumed is None else resumed.found
         found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))
-        processes.same("the model's parameters", digest(parameters))
+        # Of sharded parameters every process has another part.
+        copies = {name: p for name, p in parameters.items() if not is_dtensor(p)}
+        processes.same("the model's parameters", digest(copies))
         processes.same("the privacy plan", method_plan.releases.fingerprint())
     return TrainingSetup(
         model=model,
@@ -241,6 +249,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         found=found,
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
         modes=[(module, module.training) for module in model.modules()],
+        is_sharded=any(map(is_dtensor, parameters.values())),
     )
 
 
@@ -300,11 +309,11 @@ def _row_source(
 ) -> RowSource:
     source, prepare_batch, seed, size = pipeline.source, pipeline.prepare, pipeline.seed, micro_batches.size
     randomness = public_randomness(seed, "example")
-    filler = choose_filler(
+    whole_numbers = choose_whole_numbers(
         lambda batch: engine.by_plan(prepare_batch(batch, randomness)), example, micro_batches
     )
     is_dealt = micro_batches.random_use == "shared"
-    return RowSource(engine, source, prepare_batch, size, example, seed, filler, probes, is_dealt)
+    return RowSource(engine, source, prepare_batch, size, example, seed, whole_numbers, probes, is_dealt)
 
 
 def _found(
@@ -336,7 +345,8 @@ def _found(
         Assumption.RANDOM_PIPELINE: not pipeline_tried,
         Assumption.KEEPS_NOTHING: not keeps_nothing,
         Assumption.of_shapes(pipeline.shapes_follow): not is_scanned,
-        Assumption.FILLED_BY_A_RECORD: rows.filler is None,
+        Assumption.PADDED_WITH_COPIES: rows.whole_numbers is None,
+        Assumption.NONE_FAILS: pipeline.trials.is_sharded,
         Assumption.SCHEDULED: scheduler is not None,
         Assumption.FOUND: True,
     }

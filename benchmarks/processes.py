@@ -1,0 +1,199 @@
+"""Steps of several processes beside those of one, and of a sharded model beside plain FSDP2.
+
+    torchrun --nproc_per_node 2 benchmarks/processes.py
+
+Efficiency is the CPU time of a step in one process over that of the busiest of n processes, times n: what is
+not computed by all of them once costs it. The ratio to plain FSDP2 is of wall times, in turn in one run:
+forward, backward and SGD of the mean loss on the same records. The bytes are those that a process keeps
+between two steps (parameters, optimiser state).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+import equipoise as eq
+from tasks import _Block, _classification, _language
+
+
+class Block(nn.Module):
+    """A block of a language model: attention and two layers behind norms."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        count, length, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).reshape(count, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(count, length, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class LanguageModel(nn.Module):
+    """4.2 million parameters."""
+
+    def __init__(self, width: int = 256, layers: int = 4, words: int = 2000, length: int = 256) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(layers))
+        self.head = nn.Linear(width, words)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
+        x = self.table(tokens) + self.places(places)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def language(length: int) -> tuple[nn.Module, dict[str, Tensor], Callable[..., Tensor]]:
+    tokens = torch.randint(0, 2000, (256, length + 1))
+    return LanguageModel(length=length), {"x": tokens[:, :-1], "y": tokens[:, 1:]}, _language
+
+
+def resnet18() -> tuple[nn.Module, dict[str, Tensor], Callable[..., Tensor]]:
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.GroupNorm(8, 64), nn.ReLU()]
+    c_in = 64
+    for c_out, stride in [(64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)]:
+        layers.append(_Block(c_in, c_out, stride))
+        c_in = c_out
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+    return model, {"x": torch.randn(256, 3, 32, 32), "y": torch.randint(0, 10, (256,))}, _classification
+
+
+TASKS: dict[str, tuple[Callable[[], Any], int]] = {
+    "lm-256": (lambda: language(256), 16),
+    "lm-64": (lambda: language(64), 32),
+    "resnet18": (resnet18, 32),
+}
+
+
+def private(name: str, is_sharded: bool, steps: int) -> eq.PrivateTraining:
+    torch.manual_seed(0)
+    make, batch = TASKS[name]
+    model, data, losses = make()
+    if is_sharded:
+        shard(model)
+    return eq.PrivateTraining(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        loss=lambda model, batch: losses(model(batch["x"]), batch["y"]),
+        data=data,
+        # Every draw has as many records: times do not follow their number.
+        sampling=eq.WithoutReplacement(batch, 256, steps),
+        method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
+        relation="replace_one",
+        micro_batch_size=batch,
+        reproducible=True,
+        epsilon_every=10**6,
+    )
+
+
+def shard(model: nn.Module) -> nn.Module:
+    for part in getattr(model, "blocks", model.children()):
+        if any(True for _ in part.parameters()):
+            fully_shard(part)
+    return fully_shard(model)
+
+
+def cpu_seconds(name: str, steps: int) -> float:
+    """Median CPU time of a step of this process."""
+    taken, found = iter(private(name, False, steps)), []
+    for _ in range(steps):
+        before = time.process_time()
+        next(taken)
+        found.append(time.process_time() - before)
+    return statistics.median(found[1:])
+
+
+def against_fsdp(name: str, steps: int) -> dict[str, float]:
+    """Wall times of private and plain steps of a sharded model, in turn, and what a process keeps."""
+    run = private(name, True, steps)
+    taken = iter(run)
+    torch.manual_seed(0)
+    make, batch = TASKS[name]
+    model, data, losses = make()
+    optimizer = torch.optim.SGD(shard(model).parameters(), lr=0.01)
+    share = slice(dist.get_rank() * batch // dist.get_world_size(), None)
+    inputs, labels = (data[key][:batch][share][: batch // dist.get_world_size()] for key in ("x", "y"))
+    mine, plain = [], []
+    for _ in range(steps):
+        dist.barrier()
+        began = time.perf_counter()
+        next(taken)
+        dist.barrier()
+        middle = time.perf_counter()
+        optimizer.zero_grad()
+        losses(model(inputs), labels).mean().backward()
+        optimizer.step()
+        dist.barrier()
+        mine.append(middle - began)
+        plain.append(time.perf_counter() - middle)
+    ratios = [a / b for a, b in zip(mine[1:], plain[1:], strict=True)]
+    kept = [getattr(p, "_local_tensor", p) for p in run.model.parameters()]
+    return {
+        "private": statistics.median(mine[1:]),
+        "plain": statistics.median(plain[1:]),
+        "ratio": statistics.median(ratios),
+        "parameters_here": sum(p.numel() for p in kept),
+        "parameters": sum(p.numel() for p in run.model.parameters()),
+    }
+
+
+def main() -> None:
+    """Measure in one process, then in all of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--alone", action="store_true", help="CPU time of one process, as JSON")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.alone:
+        print(json.dumps({name: cpu_seconds(name, arguments.steps) for name in arguments.tasks}))
+        return
+    dist.init_process_group("gloo")
+    rank, count = dist.get_rank(), dist.get_world_size()
+    alone: list[Any] = [None]
+    if rank == 0:
+        command = [sys.executable, __file__, "--alone", "--steps", str(arguments.steps), "--tasks"]
+        own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        done = subprocess.run([*command, *arguments.tasks], check=True, capture_output=True, env=own)
+        alone = [json.loads(done.stdout)]
+    dist.broadcast_object_list(alone)
+    for name in arguments.tasks:
+        seconds = torch.tensor([cpu_seconds(name, arguments.steps)], dtype=torch.float64)
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        beside = against_fsdp(name, arguments.steps)
+        if rank == 0:
+            efficiency = alone[0][name] / (count * float(seconds))
+            print(
+                f"{name}: efficiency {efficiency:.2f} (a step {alone[0][name]:.3f} s of CPU in one process, "
+                f"{float(seconds):.3f} s in each of {count}); sharded {beside['ratio']:.2f} times "
+                f"plain FSDP2 ({beside['private']:.3f} s, {beside['plain']:.3f} s), "
+                f"{beside['parameters_here'] / beside['parameters']:.2f} of the parameters here",
+                flush=True,
+            )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Models whose parameters are sharded over processes (`torch.distributed.fsdp.fully_shard`).
+
+A process holds a part of every parameter, a DTensor. Just before a module runs, FSDP puts the whole parameter
+in its place, and afterwards takes it away again. So what operations see is never the parameter that
+`named_parameters` gives. While a model runs here, temporary hooks on the sharded modules, behind FSDP's own,
+tell whoever listens which tensor stands for which name. What FSDP itself computes in its hooks is not part
+of the model: watchers look away meanwhile.
+
+Other values for the parameters are written into the parts, for one evaluation and its backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+from torch import Tensor, nn
+
+from equipoise._dtensor import is_dtensor, local_part, with_values
+
+__all__ = [
+    "FSDP_AT_WORK",
+    "SHARDED",
+    "begin_sharded",
+    "hooked_by_fsdp",
+    "leaves_told",
+    "not_by_fully_shard",
+    "of_fsdp",
+    "other_values",
+    "parameters_gathered",
+    "resharded",
+]
+
+#: Whoever wants to know the tensor that operations see in the place of a named parameter.
+_LISTENERS: list[Callable[[str, Tensor], None]] = []
+
+#: Models with sharded parameters, as far as `not_by_fully_shard` looked at them.
+SHARDED: WeakSet[nn.Module] = WeakSet()
+
+#: How many of FSDP's own hooks are running, in a list that others look into: watchers pass over what they do.
+FSDP_AT_WORK = [0]
+
+
+def not_by_fully_shard(model: nn.Module) -> list[str]:
+    """Names of DTensor parameters that no module gathers before it runs, such as tensor parallel ones.
+
+    It notes whether the model is sharded.
+    """
+    SHARDED.discard(model)
+    resharded(model)  # what ran before may have left it whole
+    if not any(map(is_dtensor, model.parameters())):
+        return []
+    SHARDED.add(model)
+    managed: set[int] = set()
+    for module in model.modules():
+        if _is_fsdp(module):
+            state: Any = module._get_fsdp_state()  # type: ignore[operator]
+            for group in state._fsdp_param_groups:
+                managed |= {id(one.sharded_param) for one in group.fsdp_params if _is_plain(one)}
+    return [n for n, p in model.named_parameters() if is_dtensor(p) and id(p) not in managed]
+
+
+def _is_plain(fsdp_parameter: Any) -> bool:
+    """Whether a gathered parameter is an ordinary tensor, and not sharded in another way as well."""
+    return not getattr(fsdp_parameter, "is_dtensor", False)
+
+
+@contextmanager
+def leaves_told(listener: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Inside, `listener(name, tensor)` hears which tensor operations see in the place of a parameter.
+
+    Of a model that is not sharded it hears nothing: operations see the parameters.
+    """
+    _LISTENERS.append(listener)
+    try:
+        yield
+    finally:
+        _LISTENERS.remove(listener)
+
+
+def of_fsdp(node: Any) -> bool:
+    """Whether a node of the graph is FSDP's own, which hands gradients on as they are."""
+    forward = getattr(node, "_forward_cls", None)
+    return getattr(forward, "__module__", "").startswith("torch.distributed.fsdp")
+
+
+def hooked_by_fsdp(args: tuple) -> bool:
+    """Whether `register_hook` gets a hook of FSDP's own, which gathers parameters and changes no gradient."""
+    owner = getattr(args[1], "__self__", None) if len(args) > 1 else None
+    return type(owner).__module__.startswith("torch.distributed.fsdp")
+
+
+@contextmanager
+def parameters_gathered(model: nn.Module) -> Iterator[None]:
+    """Inside, a sharded model runs as FSDP runs it, and listeners are told of its leaves.
+
+    Around a forward alone, inside `other_values`.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    taken: dict[int, list[tuple[nn.Module, str, str]]] = {}
+
+    def note(module: nn.Module, owner: nn.Module | None) -> None:
+        owner = module if _is_fsdp(module) else owner
+        if owner is not None:
+            for key, parameter in module._parameters.items():
+                if parameter is not None and is_dtensor(parameter):
+                    taken.setdefault(id(owner), []).append((module, key, names[id(parameter)]))
+        for child in module.children():
+            note(child, owner)
+
+    note(model, None)
+
+    def tell(module: nn.Module) -> None:
+        for place, key, name in taken.get(id(module), ()):
+            tensor = place._parameters[key]
+            if tensor is not None and not is_dtensor(tensor):
+                for listener in _LISTENERS:
+                    listener(name, tensor)
+
+    def look_away(*_: Any) -> None:
+        FSDP_AT_WORK[0] += 1
+
+    def look_again(*_: Any) -> None:
+        FSDP_AT_WORK[0] -= 1
+
+    def begin(module: nn.Module, _: Any) -> None:
+        look_again()
+        tell(module)
+
+    before, handles = FSDP_AT_WORK[0], []
+    for module in model.modules():
+        if _is_fsdp(module):
+            handles += [
+                module.register_forward_pre_hook(look_away, prepend=True),
+                module.register_forward_pre_hook(begin),
+                module.register_forward_hook(look_away, prepend=True),
+                module.register_forward_hook(look_again),
+            ]
+    try:
+        yield
+    finally:
+        FSDP_AT_WORK[0] = before
+        for handle in handles:
+            handle.remove()
+
+
+def resharded(model: nn.Module) -> None:
+    """See that every sharded parameter is a part: without a backward FSDP leaves some whole."""
+    for module in model.modules():
+        if _is_fsdp(module) and module._get_fsdp_state()._is_root:  # type: ignore[operator]
+            module._get_fsdp_state()._reset_iter_state()  # type: ignore[operator]
+
+
+def begin_sharded(model: nn.Module) -> bool:
+    """Let FSDP prepare itself now, which it would do in its first forward; False if nothing is sharded."""
+    if model not in SHARDED:
+        return False
+    for module in model.modules():
+        if _is_fsdp(module):
+            module._get_fsdp_state()._lazy_init()  # type: ignore[operator]
+    return True
+
+
+def _is_fsdp(module: nn.Module) -> bool:
+    return hasattr(module, "_get_fsdp_state")
+
+
+@contextmanager
+def other_values(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside, a sharded model has other values for some parameters; its own come back, unmarked as writes.
+
+    Afterwards every parameter is a part again, also where a forward failed or had no backward.
+
+    Args:
+        model: nothing in it has been gathered.
+        values: by name, DTensors in the placements of the parameters, or whole tensors.
+    """
+    resharded(model)
+    own = dict(model.named_parameters())
+    kept: list[tuple[Tensor, Tensor]] = []
+    try:
+        for name, value in values.items():
+            # `.data` shares memory without the count of writes: this is no write by the model.
+            place = local_part(own[name]).data
+            kept.append((place, place.clone()))
+            part = value if is_dtensor(value) else with_values(value.detach(), own[name])
+            place.copy_(local_part(part).detach())
+        yield
+    finally:
+        resharded(model)
+        for place, before in kept:
+            place.copy_(before)

@@ -1,0 +1,220 @@
+"""Private training of a `LightningModule` by a `lightning.Trainer`, with its callbacks and loggers.
+
+`fit` stands for `trainer.fit`. The module stays as it is; while it is fitted, its training steps are those of
+a `PrivateTraining`, and what they log is public. While private records go through the module, it has no
+trainer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+from equipoise._files import PathLike
+from equipoise.gradients.engine_inputs import Loss
+from equipoise.integrations.precision import in_bfloat16
+from equipoise.privacy import Sampling
+from equipoise.training import PrivateTraining
+
+__all__ = ["fit"]
+
+LOGGED = ("learning_rate", "clip_norm", "released_norm", "noise_norm", "epsilon")
+
+
+def fit(
+    trainer: Trainer,
+    module: LightningModule,
+    *,
+    loss: Loss,
+    data: Any,
+    sampling: Sampling,
+    val_dataloaders: Any = None,
+    run_dir: PathLike | None = None,
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    **options: Any,
+) -> PrivateTraining:
+    """Fit a module privately: `trainer.fit`, with private training steps in place of the module's.
+
+    Optimiser and scheduler come from `module.configure_optimizers()`, and validation from the module. What
+    validation logs is published: its records must be public. An epoch is the population over the expected
+    batch size. The training ends with the plan, or when the trainer stops.
+
+    Args:
+        trainer: on one device, without gradient clipping or accumulation: records are clipped by the method,
+            and go through the model a few at a time.
+        module: its `training_step` is not called.
+        loss: loss(module, batch) -> [B], one number per record. The module has no trainer in it: `log` logs
+            nothing there, since what it is given follows private records.
+        data, sampling, run_dir: of `PrivateTraining`.
+        val_dataloaders: as for `trainer.fit`.
+        resume: go on with the run in `run_dir`. Checkpoints of Lightning hold the model alone, and no run.
+        checkpoint_every: steps between checkpoints in `run_dir`; 20 in all by default.
+        options: further arguments of `PrivateTraining`: `budget`, `method`, `collate` and the others.
+
+    Returns:
+        The training, finished.
+
+    Raises:
+        ValueError: a setting of the trainer that does not go with private steps; it is named.
+    """
+    _check(trainer)
+    if resume and run_dir is None:
+        raise ValueError("resume=True needs run_dir=..., the folder of the run that goes on")
+    bridge = _Bridge(loss, data, sampling, run_dir, resume, checkpoint_every, options)
+    own, was_automatic = type(module), module.automatic_optimization
+    # The same object, so that its logging, hooks and checkpoints are the user's.
+    module.__class__ = type(own.__name__, (_PrivateSteps, own), {"_bridge": bridge})
+    module.automatic_optimization = False
+    evaluations = _Evaluations(bridge)
+    trainer.callbacks.append(evaluations)
+    try:
+        trainer.fit(module, val_dataloaders=val_dataloaders)
+    except BaseException:
+        if bridge.training is not None:
+            bridge.training.close()
+        raise
+    finally:
+        trainer.callbacks.remove(evaluations)
+        module.__class__, module.automatic_optimization = own, was_automatic
+    assert bridge.training is not None
+    bridge.training.finish()
+    return bridge.training
+
+
+def _check(trainer: Trainer) -> None:
+    """Refuse what has no meaning for private steps, or would break the guarantee."""
+    known: Any = trainer
+    refused = {
+        "gradient_clip_val": (None, "it clips the gradient of a batch; give method=DPSGD(clip_norm=...)"),
+        "accumulate_grad_batches": (1, "state the expected batch size in sampling=..."),
+        "overfit_batches": (0.0, "draws are those of the sampling; leave it out"),
+        "limit_train_batches": (1.0, "the sampling has the steps; leave it out"),
+        "fast_dev_run": (False, "a step costs privacy; PrivateTraining.describe() is a dry run"),
+        "world_size": (1, "train on one device, or use PrivateTraining under torchrun"),
+    }
+    for name, (usual, reason) in refused.items():
+        value = getattr(known, name)
+        if value != usual and not (name == "gradient_clip_val" and value == 0):
+            raise ValueError(f"Trainer({name}={value!r}) does not go with private steps: {reason}.")
+    if str(known.precision) not in ("32-true", "64-true", "bf16-true", "bf16-mixed"):
+        raise ValueError(
+            f"Trainer(precision={known.precision!r}) scales the loss by what overflowed, which follows "
+            "private records; give precision='bf16-mixed'."
+        )
+
+
+@contextmanager
+def _without_trainer(module: LightningModule) -> Iterator[None]:
+    """Detached: what follows a private record reaches no logger, and copies of the module hold no trainer."""
+    trainer, module.trainer = module.trainer, None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        module.trainer = trainer
+
+
+@dataclass
+class _Bridge:
+    """What a fit is made of, and its training once there is one."""
+
+    loss: Loss
+    data: Any
+    sampling: Sampling
+    run_dir: PathLike | None
+    resume: bool
+    checkpoint_every: int | None
+    options: dict[str, Any]
+    training: PrivateTraining | None = field(default=None, init=False)
+
+    def start(self, module: Any) -> None:
+        """Begin or go on, with the optimiser and the scheduler that Lightning made."""
+        trainer = module.trainer
+        if len(trainer.strategy.optimizers) != 1 or len(trainer.strategy.lr_scheduler_configs) > 1:
+            raise ValueError(
+                f"configure_optimizers() gives {len(trainer.strategy.optimizers)} optimizers and "
+                f"{len(trainer.strategy.lr_scheduler_configs)} schedulers; let it give one optimizer, and "
+                "one scheduler at most"
+            )
+        scheduler = None
+        for config in trainer.strategy.lr_scheduler_configs:
+            if config.interval != "step" or config.frequency != 1:
+                raise ValueError(
+                    f"the scheduler steps once per {config.frequency} {config.interval}; a private training "
+                    "steps it after every step: let configure_optimizers() give {'scheduler': ..., "
+                    "'interval': 'step'}, with lengths in steps"
+                )
+            scheduler = config.scheduler
+        shared = {
+            "loss": in_bfloat16(self.loss, module.device) if trainer.precision == "bf16-mixed" else self.loss,
+            "data": self.data,
+            "scheduler": scheduler,
+        }
+        module.train()
+        optimizer = trainer.strategy.optimizers[0]
+        with _without_trainer(module):
+            if self.resume:
+                assert self.run_dir is not None
+                taken = ("method", "augmentation", "device", "collate", "writers", "workers")
+                options = {name: value for name, value in self.options.items() if name in taken}
+                self.training = PrivateTraining.resume(self.run_dir, module, optimizer, **shared, **options)
+            else:
+                self.training = PrivateTraining(
+                    module, optimizer, sampling=self.sampling, run_dir=self.run_dir, **shared, **self.options
+                )
+
+
+class _PrivateSteps(LightningModule):
+    """What replaces the training half of a module while it is fitted."""
+
+    _bridge: _Bridge
+
+    def on_fit_start(self) -> None:
+        self._bridge.start(self)
+        super().on_fit_start()
+
+    def train_dataloader(self) -> Any:
+        """Numbers of steps, an epoch of them: Lightning sees no private record."""
+        sampling = self._bridge.sampling
+        numbers: Any = range(math.ceil(sampling.population / sampling.expected_size))
+        return DataLoader(numbers, batch_size=None)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> None:
+        training, trainer = self._bridge.training, self.trainer
+        assert training is not None
+        steps = training.sampling.steps
+        with _without_trainer(self):
+            report = next(iter(training), None)
+        if report is not None:
+            # `trainer.global_step` counts the first while this module is fitted, and the other one later.
+            loop = trainer.fit_loop.epoch_loop
+            automatic = loop.automatic_optimization.optim_progress.optimizer.step
+            for progress in (loop.manual_optimization.optim_step_progress, automatic):
+                progress.increment_ready()
+                progress.increment_completed()
+            numbers = {name: getattr(report, name) for name in LOGGED}
+            self.log_dict({name: value for name, value in numbers.items() if value is not None}, batch_size=1)
+            every = self._bridge.checkpoint_every or max(1, steps // 20)
+            if training.folder is not None and (report.step % every == 0 or report.step == steps):
+                training.save_checkpoint()
+        if report is None or report.step == steps:
+            trainer.should_stop = True
+
+
+class _Evaluations(Callback):
+    """Writes what validation measured into the metrics of the run, as the publication that it is."""
+
+    def __init__(self, bridge: _Bridge) -> None:
+        self._bridge = bridge
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        training = self._bridge.training
+        found = {name: float(value) for name, value in trainer.callback_metrics.items() if name not in LOGGED}
+        if training is not None and found and not trainer.sanity_checking:
+            training.evaluate(lambda model: found)

@@ -1,0 +1,215 @@
+"""DP-MF: DP-SGD with noise that is correlated over steps, so that much of it cancels in what the optimiser
+adds up.
+
+    estimate_t = (sum_i w_i g_i + z C_t n_t) / B,      n = (C / |c|)^-1 w,     w_t ~ N(0, I)
+
+with a banded Toeplitz strategy C of coefficients c_0, ..., c_{b-1} (`BandedGaussian`). A single estimate has
+more noise than DP-SGD's, and their sum over many steps less.
+
+**Which draws.** Noise over b steps is proved where the draws of a record are b steps apart:
+
+| given | planned | z as for |
+|---|---|---|
+| `Poisson` | `CyclicPoisson` with b groups | Poisson sampling at rate b q, every b-th step |
+| `CyclicPoisson` | itself | the same |
+| `FixedEpochs` | the same, where records keep their slots | one release per epoch: no sampling is assumed |
+| others | themselves, b = 1 | DP-SGD, which it then is |
+
+**How many bands.** More bands cancel more noise and weaken the amplification. The number is the one among
+powers of two, at most 64, with the least
+
+    z(b) E(b),     E(b) = |c| (1/T sum_t |first t rows summed of C^-1|^2)^(1/2),
+
+where z(b) meets the budget and E is the root mean squared noise of the prefix sums (`prefix_error`). Each
+band keeps the noise of one more step, of the size of the model.
+
+DP-FTRL's binary tree (Kairouz et al. 2021) is no case of it. The tree's strategy has a row per node, 2 T - 1
+for T steps, and which nodes a step is in depends on its number: it is neither square nor Toeplitz. It has
+more error than the square root at every length (`python benchmarks/noise_over_steps.py`).
+
+Sources: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", arXiv 2306.08153; Kalinin and
+Lampert 2024, arXiv 2405.13763.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from equipoise import _validate
+from equipoise.methods.base import Plan, Setting
+from equipoise.methods.card import Card
+from equipoise.methods.configuration import Option
+from equipoise.methods.dp_sgd import DPSGD
+from equipoise.privacy.errors import BudgetError
+from equipoise.privacy.mechanisms import BandedGaussian
+from equipoise.privacy.mechanisms.toeplitz import (
+    optimal_coefficients,
+    prefix_error,
+    square_root_coefficients,
+)
+from equipoise.privacy.sampling import CyclicPoisson, FixedEpochs, Poisson, Sampling
+
+__all__ = ["DPMF", "GivenCoefficients", "LeastError", "NoiseStrategy", "SquareRoot"]
+
+MOST_BANDS = 64
+"""The largest number of bands that is chosen by itself: each keeps one more noise of the model's size."""
+
+
+class NoiseStrategy(Option, ABC):
+    """The coefficients of noise over steps."""
+
+    @abstractmethod
+    def coefficients(self, bands: int, steps: int) -> tuple[float, ...]:
+        """c_0, c_1, ..., at most `bands` of them."""
+
+    @property
+    def bands(self) -> int | None:
+        """How many it has; None where it is asked for any number."""
+        return None
+
+
+@dataclass(frozen=True)
+class SquareRoot(NoiseStrategy):
+    """Those of the square root of the matrix of prefix sums: 1, 1/2, 3/8, ..."""
+
+    kind: ClassVar[str] = "square_root"
+
+    def coefficients(self, bands: int, steps: int) -> tuple[float, ...]:
+        return square_root_coefficients(bands)
+
+
+@dataclass(frozen=True)
+class LeastError(NoiseStrategy):
+    """Those of least noise in the prefix sums of the run, found before it begins."""
+
+    kind: ClassVar[str] = "least_error"
+
+    def coefficients(self, bands: int, steps: int) -> tuple[float, ...]:
+        return optimal_coefficients(bands, steps)
+
+
+@dataclass(frozen=True)
+class GivenCoefficients(NoiseStrategy):
+    """Numbers of your own.
+
+    Args:
+        values: c_0 > 0, c_1, ...; or the path of a JSON file that holds the list. Only ratios matter.
+    """
+
+    kind: ClassVar[str] = "given"
+    values: tuple[float, ...] | str = (1.0,)
+
+    def __post_init__(self) -> None:
+        values: object = self.values
+        if isinstance(values, str):
+            try:
+                values = json.loads(Path(values).read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"values={self.values!r} is no JSON file with a list of numbers: {error}"
+                ) from None
+        if not isinstance(values, list | tuple) or not all(
+            isinstance(v, int | float) and not isinstance(v, bool) for v in values
+        ):
+            raise ValueError("values holds something else than a list of numbers; give [1.0, 0.5, 0.375]")
+        # The numbers are kept and not the path: a configuration says what was used.
+        object.__setattr__(self, "values", BandedGaussian(tuple(map(float, values)), 1.0).coefficients)
+
+    def coefficients(self, bands: int, steps: int) -> tuple[float, ...]:
+        return tuple(self.values)  # type: ignore[arg-type]
+
+    @property
+    def bands(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPMF(DPSGD):
+    """DP-SGD with noise correlated over steps by a banded matrix factorisation.
+
+    Args:
+        clip_norm: as for DP-SGD.
+        clip_rule: as for DP-SGD.
+        per_layer: as for DP-SGD.
+        noise_multiplier: z, of one participation of a record; calibrated to the budget when None.
+        strategy: of the noise: `SquareRoot`, `LeastError`, or `GivenCoefficients`.
+        bands: b, over how many steps noise is correlated; chosen from the plan when None.
+
+    Example:
+        >>> from equipoise.privacy import Budget
+        >>> setting = Setting(sampling=Poisson(512, 60_000, 2400), budget=Budget(8.0, 1e-5))
+        >>> DPMF(clip_norm=1.0).plan(setting).releases.sampling_of("batch")
+        CyclicPoisson(expected_batch_size=512, population=60000, steps=2400, bands=32)
+    """
+
+    name: ClassVar[str] = "dp-mf"
+    card: ClassVar[Card] = Card(
+        summary="DP-SGD whose noise is correlated over steps, so that much of it cancels.",
+        claim="Less noise in the sum of all steps for the same budget; private, and proved so.",
+        source="Choquette-Choo et al. 2023, (Amplified) Banded Matrix Factorization, arXiv 2306.08153",
+        guarantee="proven",
+        cost="as DP-SGD; the noise of bands - 1 earlier steps is kept, each of the model's size",
+        use_when="The order of the records cannot be called random; or many steps at epsilon 3 or more.",
+        avoid_when="Epsilon is about 1 or below under Poisson sampling: one band, DP-SGD, is as good there.",
+    )
+
+    strategy: NoiseStrategy = SquareRoot()
+    bands: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.instance(NoiseStrategy, "LeastError()", strategy=self.strategy)
+        if self.bands is not None:
+            _validate.count("over how many steps noise is correlated", bands=self.bands)
+        own = self.strategy.bands
+        if own is not None and self.bands not in (None, own):
+            raise ValueError(
+                f"bands={self.bands} differs from the {own} coefficients of the strategy; leave it out"
+            )
+
+    def plan(self, setting: Setting) -> Plan:
+        steps = setting.sampling.steps
+        found: list[tuple[float, Plan]] = []
+        for sampling, bands in self._candidates(setting.sampling):
+            coefficients = self.strategy.coefficients(bands, steps)
+            try:
+                made = self.calibrated(setting, partial(BandedGaussian, coefficients), sampling)
+            except BudgetError:
+                if found:  # more bands cost more
+                    break
+                raise
+            z = made["gradient"].noise_multiplier
+            found.append((z * prefix_error(coefficients, steps), Plan(made)))
+        return min(found, key=lambda pair: pair[0])[1]
+
+    def _candidates(self, sampling: Sampling) -> Iterator[tuple[Sampling, int]]:
+        """The draws and numbers of bands to choose from."""
+        asked = self.bands or self.strategy.bands
+        if isinstance(sampling, FixedEpochs):
+            kept = replace(sampling, same_slots=True)
+            yield kept, asked or min(kept.draws_per_epoch, sampling.steps, MOST_BANDS)
+        elif isinstance(sampling, CyclicPoisson):
+            yield sampling, asked or min(sampling.bands, sampling.steps)
+        elif isinstance(sampling, Poisson):
+            groups = math.floor(sampling.population / sampling.expected_batch_size)
+            if asked is None and self.noise_multiplier is not None:
+                raise ValueError(
+                    f"noise_multiplier={self.noise_multiplier} leaves bands open, and the cost grows with "
+                    "them: give bands too, or a budget in place of the multiplier"
+                )
+            most = min(groups, sampling.steps, MOST_BANDS)
+            for bands in [asked] if asked else [2**k for k in range(most.bit_length())]:
+                cyclic = CyclicPoisson(
+                    sampling.expected_batch_size, sampling.population, sampling.steps, bands
+                )
+                yield cyclic, bands
+        else:
+            # Whole batches and subsets: a record may be in draws that follow each other.
+            yield sampling, asked or 1

@@ -1,0 +1,170 @@
+"""What a script that is started again finds in the folder of its run.
+
+Nothing; a start that was killed before the first checkpoint, which released nothing; a run to go on with; or
+one that has ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from safetensors import safe_open
+from safetensors import torch as safetensors
+from torch import nn
+
+from equipoise.privacy import Budget, Journal, Sampling
+from equipoise.privacy.ledger.journal import CloseEntry, RunEntry, read_journal
+from equipoise.privacy.ledger.journal_records import book_end
+from equipoise.report.json_files import RunFolderError, read_file, read_rows
+from equipoise.statements import Statement
+from equipoise.training.distributed import Processes
+from equipoise.training.folder.config_file import rebuild
+from equipoise.training.folder.run_folder import RunFolder
+from equipoise.training.run_ledger import secrets_of
+from equipoise.training.setup.training_settings import TrainingSettings
+from equipoise.training.step import Result, StepReport
+
+__all__ = ["FinishedTraining", "check_same_run", "state_of", "undo_start"]
+
+LARGEST_STATEMENT = 1 << 24
+
+
+def state_of(folder: RunFolder) -> Literal["empty", "unbegun", "open", "ended"]:
+    """What lies in the folder; "unbegun" is a start that was killed before its first checkpoint."""
+    if not folder.checkpoints.steps():
+        return "unbegun" if folder.config.exists() or folder.journal.exists() else "empty"
+    return "ended" if _has_ended(folder) else "open"
+
+
+def _has_ended(folder: RunFolder) -> bool:
+    """Whether what a run publishes at its end is there, and its key gone or its end booked."""
+    if not (folder.statement.exists() and folder.model.exists()):
+        return False
+    settings = rebuild(folder.read_config())[3]
+    if not settings.reproducible:
+        return not (folder.private / "key").exists()
+    run = secrets_of(folder, settings, existing=True).identity
+    entries = read_journal(settings.ledger_file or folder.journal)
+    return any(isinstance(entry, CloseEntry) and entry.run == run for entry in entries)
+
+
+def undo_start(folder: RunFolder) -> None:
+    """Remove a start that was killed before its first checkpoint, and give back what it reserved.
+
+    Raises:
+        RunFolderError: something was released, so that it is no such start.
+        RuntimeError: another process has the folder.
+    """
+    folder.lock()
+    try:
+        settings = rebuild(folder.read_config())[3] if folder.config.exists() else TrainingSettings()
+        has_key = settings.reproducible or (folder.private / "key").exists()
+        run = secrets_of(folder, settings, existing=True).identity if has_key else None
+        if folder.journal.exists():
+            _check_unreleased(folder, read_journal(folder.journal))
+        if settings.ledger_file is not None and run is not None:
+            mine = [entry for entry in read_journal(settings.ledger_file) if entry.run == run]
+            _check_unreleased(folder, mine)
+            # Only a journal of this key is written to: the path may come from elsewhere.
+            if mine:
+                journal = Journal(settings.ledger_file, existing=True)
+                try:
+                    book_end(journal, run, stop_fixed_beforehand=True)
+                finally:
+                    journal.close()
+        folder.discard()
+    finally:
+        folder.unlock()
+
+
+def _check_unreleased(folder: RunFolder, entries: list[Any]) -> None:
+    if any(not isinstance(entry, (RunEntry, CloseEntry)) for entry in entries):
+        raise RunFolderError(
+            f"run_dir={str(folder.path)!r} holds no checkpoint, and its journal holds releases: the "
+            "checkpoints were removed. Restore them from a copy, or name a new folder; what the run spent "
+            "stays spent."
+        )
+
+
+def check_same_run(
+    folder: RunFolder,
+    config: dict[str, Any],
+    sampling: Sampling,
+    budget: Budget | None,
+    settings: TrainingSettings,
+) -> None:
+    """Refuse to go on with a run under other sampling, budget or settings than it began with.
+
+    Raises:
+        ValueError: naming what differs.
+    """
+    _, began_sampling, began_budget, began = rebuild(config)
+    given = {"sampling": sampling, "budget": budget} | dataclasses.asdict(settings)
+    before = {"sampling": began_sampling, "budget": began_budget} | dataclasses.asdict(began)
+    # The run holds the size that was chosen.
+    wrong = [name for name in given if given[name] != before[name] and name != "micro_batch_size"]
+    if wrong:
+        name = wrong[0]
+        raise ValueError(
+            f"{name}={given[name]!r} differs from the {name}={before[name]!r} that the run in "
+            f"run_dir={str(folder.path)!r} began with: a run keeps its settings. Give the same, or name a "
+            "new folder. Nothing was spent."
+        )
+
+
+class FinishedTraining:
+    """A run that has ended, in the place of the training that a restarted script asks for.
+
+    Args:
+        folder: of the run.
+        model: gets the published parameters.
+        processes: the first one reads the files.
+
+    Attributes:
+        steps_done: by the run.
+    """
+
+    def __init__(self, folder: RunFolder, model: nn.Module, processes: Processes) -> None:
+        self.folder, self.model, self.processes = folder, model, processes
+        text, content, steps, self._evaluation = processes.first(self._read)
+        self._statement, self.steps_done = Statement.from_json(text), steps
+        # Tensors that share memory were written once.
+        model.load_state_dict(safetensors.load(content), strict=False)
+
+    def _read(self) -> tuple[str, bytes, int, dict[str, float]]:
+        folder = self.folder
+        with safe_open(str(folder.model), framework="pt") as file:
+            steps = int(file.metadata()["step"])
+        rows = read_rows(folder.metrics) if folder.metrics.exists() else []
+        evaluations = [{n: v for n, v in row.items() if n.startswith("evaluation.")} for row in rows]
+        last = [row for row in evaluations if row][-1:]
+        evaluation = {n.removeprefix("evaluation."): float(v) for row in last for n, v in row.items()}
+        statement = read_file(folder.statement, LARGEST_STATEMENT).decode()
+        return statement, folder.model.read_bytes(), steps, evaluation
+
+    def __iter__(self) -> Iterator[StepReport]:
+        """No step is left."""
+        return iter(())
+
+    def statement(self) -> Statement:
+        """As published."""
+        return self._statement
+
+    def run(self, *_: Any, **__: Any) -> Result:
+        """As `PrivateTraining.run`, which has nothing left to do."""
+        return self.finish()
+
+    def finish(self) -> Result:
+        """As `PrivateTraining.finish`; nothing is written."""
+        statement = self._statement
+        return Result(
+            steps=self.steps_done,
+            finished=True,
+            epsilon=statement.epsilon,
+            delta=statement.delta or 0.0,
+            evaluation=self._evaluation,
+            run_dir=self.folder.path,
+            statement=statement,
+        )

@@ -1,0 +1,72 @@
+"""Gradient rows of a model whose parameters are sharded over processes.
+
+Whole weighted sums exist for some tensors at a time, on the way to the processes that hold the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from equipoise._collectives import BUCKET, reduce_scattered
+from equipoise._dtensor import is_dtensor
+
+__all__ = ["ShardedRows"]
+
+
+class ShardedRows:
+    """Rows whose weighted sums are those of all processes, each of which gets its part.
+
+    Args:
+        rows: of the records of this process.
+        params: the parameters by name, DTensors where they are sharded.
+    """
+
+    def __init__(self, rows: Any, params: Mapping[str, Tensor]) -> None:
+        self._rows, self._params = rows, params
+        self.names, self.shapes, self.num_parameters = rows.names, rows.shapes, rows.num_parameters
+        self.num_records, self.dtype, self.device = rows.num_records, rows.dtype, rows.device
+        self.losses = rows.losses
+
+    def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
+        """Norms of this process' rows, [B] or [B, m]: each holds whole rows of its own records."""
+        found: Tensor = self._rows.row_norms(groups)
+        return found
+
+    def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """{name: sum}: over all processes where the parameter is sharded, otherwise over this one's rows."""
+        if not isinstance(weights, Mapping) and weights.ndim != 1:
+            raise NotImplementedError(
+                "several weighted sums at once are not made of a sharded model: give one weight per record"
+            )
+        out: dict[str, Tensor] = {}
+        bucket: list[str] = []
+        size = 0
+        # As many at a time as are sent at once: whole sums of the others do not exist yet, or any more.
+        for name in self.names:
+            bucket.append(name)
+            size += self.shapes[name].numel()
+            if size >= BUCKET or name == self.names[-1]:
+                out |= self._sums(bucket, weights)
+                bucket, size = [], 0
+        return out
+
+    def _sums(self, names: list[str], weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if isinstance(weights, Mapping):
+            weights = {name: weights[name] for name in names}
+        found = self._rows.select(names).weighted_sums(weights)
+        sharded = [name for name in names if is_dtensor(self._params[name])]
+        tensors, like = [found.pop(name) for name in sharded], [self._params[name] for name in sharded]
+        return found | dict(zip(sharded, reduce_scattered(tensors, like), strict=True))
+
+    def rows(self, index: Tensor | slice) -> ShardedRows:
+        """Some of the rows; no process may leave out a sum for want of any."""
+        return ShardedRows(self._rows.rows(index), self._params)
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotImplementedError(
+            f"{name} of the rows of a sharded model is not made yet: take DPSGD, or train a model that is "
+            "not sharded"
+        )

@@ -1,0 +1,42 @@
+"""Per-sample gradients of models that `fully_shard` shards over two processes."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from sharded_engine import CASES, work
+
+
+@pytest.fixture(scope="module")
+def by_rank(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.start_processes(work, args=(port, str(folder)), nprocs=2, start_method="spawn")
+    return [torch.load(folder / f"found{rank}.pt", weights_only=False) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_and_sums_are_those_of_one_process(name, by_rank):
+    for found in by_rank:
+        assert "raised" not in found[name], found[name]["raised"]
+        assert found[name]["error"] < 1e-12
+        assert found[name]["same plan"]
+        assert found[name]["covered"]
+        assert found[name]["still sharded"]
+
+
+def test_what_has_no_rule_is_refused_by_name(by_rank):
+    for found in by_rank:
+        said = found["refusals"]["values"]
+        assert said.startswith("CoverageError")
+        assert "weight" in said
+        assert "freeze" in said
+
+
+def test_sums_stay_float32_in_mixed_precision(by_rank):
+    assert all(found["bf16"] <= 1 + 1e-3 for found in by_rank)

@@ -1,0 +1,117 @@
+"""Objects that accelerate prepared, its trackers, and its processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.gradients.factors import kernel_choice
+
+accelerate = pytest.importorskip("accelerate", reason="needs the extra hf")
+sys.path.append(str(Path(__file__).parents[1] / "training"))
+from small_problems import loss, network, records  # noqa: E402
+
+
+class Tracked:
+    """A writer that hands the rows to the trackers of an accelerator."""
+
+    def __init__(self, accelerator):
+        self.accelerator = accelerator
+
+    def write(self, row):
+        self.accelerator.log({name: value for name, value in row.items() if name != "step"}, row["step"])
+
+    def close(self):
+        self.accelerator.end_training()
+
+
+def trained(prepare, writers=()):
+    model = network(seed=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, scheduler = prepare(model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2))
+    training = eq.PrivateTraining(
+        model,
+        optimizer,
+        loss=loss,
+        data=records(),
+        sampling=eq.Poisson(expected_batch_size=12, population=60, steps=4),
+        method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
+        scheduler=scheduler,
+        reproducible=True,
+        writers=writers,
+    )
+    rates = [step.learning_rate for step in training]
+    return rates, torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_prepared_objects_are_taken(monkeypatch):
+    monkeypatch.setattr(kernel_choice, "measure", lambda factor, repeats=3: factor.kernels()[0])
+    accelerator = accelerate.Accelerator(cpu=True)
+    plain, prepared = trained(lambda *objects: objects), trained(accelerator.prepare)
+    assert plain[0] == prepared[0] == pytest.approx([0.1, 0.1, 0.01, 0.01])
+    assert torch.equal(plain[1], prepared[1])
+
+
+def test_trackers_get_publishable_rows(tmp_path):
+    class Memory(accelerate.tracking.GeneralTracker):
+        name, requires_logging_directory, main_process_only = "memory", False, True
+
+        def __init__(self):
+            super().__init__()
+            self.rows = {}
+
+        @property
+        def tracker(self):
+            return self.rows
+
+        def store_init_configuration(self, values):
+            pass
+
+        def log(self, values, step=None, **options):
+            self.rows[step] = values
+
+    memory = Memory()
+    accelerator = accelerate.Accelerator(cpu=True, log_with=memory)
+    accelerator.init_trackers("run")
+    trained(accelerator.prepare, [Tracked(accelerator)])
+    assert sorted(memory.rows) == [1, 2, 3, 4]
+    assert {"released_norm", "epsilon"} <= set(memory.rows[4])
+
+
+SCRIPT = """
+import sys
+import torch
+from accelerate import Accelerator
+import equipoise as eq
+from small_problems import loss, network, records
+
+accelerator = Accelerator(cpu=True)
+model = network(seed=1)
+training = eq.PrivateTraining(
+    model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss, data=records(), device=accelerator.device,
+    sampling=eq.Poisson(expected_batch_size=12, population=60, steps=3), run_dir=sys.argv[1],
+    method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
+)
+training.run(progress=False)
+sums = accelerator.gather(sum(p.detach().double().sum() for p in model.parameters())[None])
+assert len(sums) == 2 and sums[0] == sums[1], sums
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_run(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    paths = [str(Path(__file__).parents[1] / "training"), *sys.path]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch += [str(script), str(tmp_path / "run")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert eq.verify_run(tmp_path / "run").consistent

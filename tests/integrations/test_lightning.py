@@ -1,0 +1,207 @@
+"""Lightning's Trainer with private steps: parameters are those of `PrivateTraining`, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import equipoise as eq
+from equipoise.gradients.factors import kernel_choice
+
+lightning = pytest.importorskip("lightning", reason="needs the extra lightning")
+
+from equipoise.integrations.lightning import fit  # noqa: E402
+
+sys.path.append(str(Path(__file__).parents[1] / "training"))
+from small_problems import network, records  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def kernels_by_count(monkeypatch):
+    """Two runs with other kernels share no noise, and kernels are chosen by timing."""
+    monkeypatch.setattr(kernel_choice, "measure", lambda factor, repeats=3: factor.kernels()[0])
+    warnings.filterwarnings("ignore", module="lightning")
+
+
+class Classifier(lightning.LightningModule):
+    def __init__(self, interval="step"):
+        super().__init__()
+        self.net, self.interval, self.started = network(seed=1), interval, 0
+
+    def training_step(self, batch, index):
+        raise AssertionError("it sees private records")
+
+    def on_fit_start(self):
+        self.started += 1
+
+    def validation_step(self, batch, index):
+        score = (self.net(batch["input"]).argmax(1) == batch["label"]).float().mean()
+        self.log("val_accuracy", score, prog_bar=True)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.interval}}
+
+
+def loss(module, batch):
+    return F.cross_entropy(module.net(batch["input"]), batch["label"], reduction="none")
+
+
+class Rows(lightning.pytorch.loggers.logger.Logger):
+    name, version = "rows", 0
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def log_metrics(self, metrics, step=None):
+        self.rows.append((step, dict(metrics)))
+
+    def log_hyperparams(self, params, *args, **kwargs):
+        pass
+
+
+def trainer_of(folder, **options):
+    usual = {
+        "accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
+        "enable_model_summary": False, "log_every_n_steps": 1, "default_root_dir": folder,
+    }  # fmt: skip
+    return lightning.Trainer(**(usual | options))
+
+
+SAMPLING = eq.Poisson(expected_batch_size=12, population=60, steps=8)
+PRIVATE = {"method": eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0), "reproducible": True}
+
+
+def fitted(trainer, module, **options):
+    usual = {"loss": loss, "data": records(), "sampling": SAMPLING} | PRIVATE
+    return fit(trainer, module, **(usual | options))
+
+
+def public():
+    return torch.utils.data.DataLoader(
+        [{name: values[i] for name, values in records(20, seed=3).items()} for i in range(20)], batch_size=10
+    )
+
+
+def flat(module):
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("is_validated", [False, True])
+def test_parameters_are_those_of_private_training(tmp_path, is_validated):
+    module, alone = Classifier(), Classifier()
+    found = fitted(trainer_of(tmp_path), module, val_dataloaders=public() if is_validated else None)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    training = eq.PrivateTraining(
+        alone, optimizer, loss=loss, data=records(), sampling=SAMPLING,
+        scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 4), **PRIVATE,
+    )  # fmt: skip
+    training.run(progress=False)
+    assert torch.equal(flat(module), flat(alone))
+    more = {*found.statement().assumptions} - {*training.statement().assumptions}
+    assert len(more) == is_validated
+    assert type(module) is Classifier
+    assert module.automatic_optimization
+    assert module.started == 1
+
+
+def test_what_a_loss_logs_of_private_records_reaches_no_logger(tmp_path):
+    rows = Rows()
+
+    def logging_loss(module, batch):
+        found = loss(module, batch)
+        module.log("private_loss", found.mean())
+        return found
+
+    with pytest.warns(UserWarning, match="trainer. reference is not registered"):
+        fitted(trainer_of(tmp_path, logger=rows), Classifier(), loss=logging_loss)
+    assert rows.rows
+    assert not any("private_loss" in row for _, row in rows.rows)
+
+
+def test_loggers_get_publishable_numbers(tmp_path):
+    rows = Rows()
+    trainer = trainer_of(tmp_path, logger=rows)
+    training = fitted(trainer, Classifier(), val_dataloaders=public(), run_dir=tmp_path / "run")
+    steps = [step for step, row in rows.rows if "released_norm" in row]
+    assert steps == list(range(8))
+    names = {name for _, row in rows.rows for name in row}
+    assert names <= {
+        "learning_rate", "clip_norm", "released_norm", "noise_norm", "epsilon", "val_accuracy", "epoch",
+    }  # fmt: skip
+    assert trainer.global_step == 8
+    assert any("evaluate" in text for text in training.statement().assumptions)
+    written = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    # An epoch is five steps, and the plan has eight.
+    assert [row["step"] for row in written if "evaluation.val_accuracy" in row] == [5, 8]
+    assert eq.verify_run(tmp_path / "run").consistent
+
+
+def test_checkpoints_of_lightning_hold_the_model(tmp_path):
+    saved = lightning.pytorch.callbacks.ModelCheckpoint(
+        tmp_path / "saved", every_n_train_steps=4, save_top_k=-1
+    )
+    trainer = trainer_of(tmp_path, enable_checkpointing=True, callbacks=[saved])
+    module = Classifier()
+    fitted(trainer, module)
+    assert len(list((tmp_path / "saved").iterdir())) == 2
+    state = torch.load(saved.best_model_path or saved.last_model_path or max((tmp_path / "saved").iterdir()))
+    assert state["state_dict"].keys() == module.state_dict().keys()
+
+
+class Fail(lightning.Callback):
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == 6:
+            raise OSError("killed")
+
+
+def test_a_run_goes_on_from_its_folder(tmp_path):
+    whole, cut = Classifier(), Classifier()
+    fitted(trainer_of(tmp_path), whole)
+    folder = {"run_dir": tmp_path / "run", "checkpoint_every": 4}
+    with pytest.raises(OSError, match="killed"):
+        fitted(trainer_of(tmp_path, callbacks=[Fail()]), cut, **folder)
+    assert type(cut) is Classifier
+    again = Classifier()
+    training = fitted(trainer_of(tmp_path), again, resume=True, **folder)
+    assert torch.equal(flat(again), flat(whole))
+    assert training.statement().releases[0]["used"] == 8
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("gradient_clip_val", 0.5),
+        ("accumulate_grad_batches", 2),
+        ("overfit_batches", 1),
+        ("limit_train_batches", 3),
+        ("fast_dev_run", True),
+    ],
+)
+def test_a_setting_that_does_not_go_with_private_steps_is_refused_by_name(tmp_path, option, value):
+    with pytest.raises(ValueError, match=rf"Trainer\({option}="):
+        fitted(trainer_of(tmp_path, **{option: value}), Classifier())
+
+
+def test_a_scheduler_of_epochs_is_refused(tmp_path):
+    module = Classifier("epoch")
+    with pytest.raises(ValueError, match="'interval': 'step'"):
+        fitted(trainer_of(tmp_path), module)
+    assert type(module) is Classifier
+    with pytest.raises(ValueError, match="needs run_dir"):
+        fitted(trainer_of(tmp_path), module, resume=True)
+
+
+def test_bfloat16_is_the_trainers(tmp_path):
+    module = Classifier()
+    training = fitted(trainer_of(tmp_path, precision="bf16-mixed"), module)
+    assert {covered.how for covered in training.engine.coverage()} == {"rule"}
+    assert flat(module).dtype == torch.float32

@@ -1,0 +1,442 @@
+"""The bridge for `transformers.Trainer`: its parameters are those of `PrivateTraining`, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import equipoise as eq
+from equipoise.gradients.factors import kernel_choice
+
+transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+pytest.importorskip("accelerate", reason="needs the extra hf")
+
+from equipoise.integrations.transformers import REFUSED, PrivateTrainer, record_losses  # noqa: E402
+
+WORDS, LENGTH, COUNT = 30, 10, 64
+
+
+@pytest.fixture(autouse=True)
+def kernels_by_count(monkeypatch):
+    """Two runs with other kernels share no noise, and kernels are chosen by timing."""
+    monkeypatch.setattr(kernel_choice, "measure", lambda factor, repeats=3: factor.kernels()[0])
+
+
+def bert(**options):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=24, max_position_embeddings=LENGTH, num_labels=2, **options,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config)
+
+
+def gpt2():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=WORDS, n_positions=LENGTH, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+class Sentences(torch.utils.data.Dataset):
+    def __init__(self, count=COUNT, seed=0):
+        rng = torch.Generator().manual_seed(seed)
+        self.ids = torch.randint(3, WORDS, (count, LENGTH), generator=rng)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, i):
+        ids = self.ids[i]
+        return {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "labels": ids[0] % 2,
+            "note": "unused",
+        }
+
+
+class Texts(Sentences):
+    def __getitem__(self, i):
+        return {"input_ids": self.ids[i], "labels": self.ids[i]}
+
+
+def arguments(folder, **options):
+    usual = {
+        "per_device_train_batch_size": 16, "max_steps": 6, "learning_rate": 1e-2, "logging_steps": 2,
+        "save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True, "warmup_steps": 2,
+    }  # fmt: skip
+    return transformers.TrainingArguments(str(folder), **(usual | options))
+
+
+def trainer_of(folder, model=None, data=None, **options):
+    own = {
+        name: options.pop(name)
+        for name in (
+            "callbacks",
+            "compute_metrics",
+            "eval_dataset",
+            "loss",
+            "method",
+            "budget",
+            "reproducible",
+        )
+        if name in options
+    }
+    usual = {"method": eq.DPSGD(clip_norm=0.5, noise_multiplier=0.8), "reproducible": True}
+    return PrivateTrainer(
+        model or bert(),
+        arguments(folder, **options),
+        train_dataset=data or Sentences(),
+        population=COUNT,
+        **(usual | own),
+    )
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def accuracy(prediction):
+    return {"accuracy": float((prediction.predictions.argmax(1) == prediction.label_ids).mean())}
+
+
+def collated(items):
+    return {
+        name: torch.stack([item[name] for item in items])
+        for name in ("input_ids", "attention_mask", "labels")
+    }
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("is_evaluated", [False, True], ids=["alone", "evaluated"])
+def test_parameters_are_those_of_private_training(tmp_path, half, is_evaluated):
+    options = {"bf16": half}
+    if is_evaluated:
+        options |= {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": Sentences(20, seed=1)}
+    trainer = trainer_of(tmp_path, **options)
+    trainer.train()
+
+    def loss(model, batch):
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            return F.cross_entropy(model(**inputs).logits.float(), batch["labels"], reduction="none")
+
+    model = bert().train()
+    decayed = trainer.get_decay_parameter_names(model)
+    named = [*model.named_parameters()]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for name, p in named if name in decayed], "weight_decay": 0.0},
+            {"params": [p for name, p in named if name not in decayed], "weight_decay": 0.0},
+        ],
+        lr=1e-2,
+        fused=True,
+    )
+    training = eq.PrivateTraining(
+        model,
+        optimizer,
+        loss=loss,
+        data=Sentences(),
+        collate=collated,
+        sampling=eq.Poisson(expected_batch_size=16, population=COUNT, steps=6),
+        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=0.8),
+        scheduler=transformers.get_linear_schedule_with_warmup(optimizer, 2, 6),
+        seed=42,
+        reproducible=True,
+    )
+    training.run(progress=False)
+    assert torch.equal(flat(trainer.model), flat(model))
+    assert trainer.statement().releases == training.statement().releases
+    assumed = {*training.statement().assumptions}
+    more = [text for text in trainer.statement().assumptions if text not in assumed]
+    assert all("evaluate(model)" in text for text in more)
+
+
+def test_logs_are_public(tmp_path):
+    trainer = trainer_of(tmp_path, model=gpt2(), data=Texts(), logging_first_step=True)
+    output = trainer.train()
+    assert math.isnan(output.training_loss)
+    names = {name for row in trainer.state.log_history for name in row}
+    allowed = {
+        "learning_rate",
+        "clip_norm",
+        "released_norm",
+        "noise_norm",
+        "epsilon",
+        "delta",
+        "epoch",
+        "step",
+    }
+    assert names <= allowed
+    assert [row["step"] for row in trainer.state.log_history][:4] == [1, 2, 4, 6]
+    assert trainer.state.total_flos == 0
+
+
+class Events(transformers.TrainerCallback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
+        self.seen.append("train")
+        assert train_dataloader is None
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        self.seen.append("epoch")
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.seen.append("begin")
+
+    def on_step_end(self, args, state, control, optimizer=None, lr_scheduler=None, model=None, **kwargs):
+        assert None not in (optimizer, lr_scheduler, model)
+        self.seen.append(state.global_step)
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        self.seen.append("over")
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        self.seen.append("eval_accuracy" in metrics)
+
+    def on_save(self, args, state, control, **kwargs):
+        self.seen.append("saved")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.seen.append("end")
+
+
+def test_callbacks_see_what_they_see_in_a_trainer(tmp_path):
+    options = {
+        "max_steps": -1, "num_train_epochs": 2, "per_device_train_batch_size": 32, "eval_strategy": "epoch",
+        "save_strategy": "epoch", "compute_metrics": accuracy, "eval_dataset": Sentences(20, seed=1),
+    }  # fmt: skip
+    private, plain = Events(), Events()
+    trainer_of(tmp_path / "a", callbacks=[private], **options).train()
+    for name in ("compute_metrics", "eval_dataset"):
+        options.pop(name)
+    plain.on_train_begin = lambda *args, **kwargs: plain.seen.append("train")
+    transformers.Trainer(
+        bert(), arguments(tmp_path / "b", **options), train_dataset=Sentences(), callbacks=[plain],
+        compute_metrics=accuracy, eval_dataset=Sentences(20, seed=1),
+    ).train()  # fmt: skip
+    assert private.seen == plain.seen
+
+
+def test_evaluation_is_published_with_its_assumption(tmp_path):
+    trainer = trainer_of(
+        tmp_path, eval_strategy="steps", eval_steps=3, compute_metrics=accuracy, eval_dataset=Sentences(20, 1)
+    )
+    trainer.train()
+    rows = [json.loads(line) for line in (trainer.run_dir / "metrics.jsonl").read_text().splitlines()]
+    evaluated = [row for row in rows if "evaluation.eval_accuracy" in row]
+    assert [row["step"] for row in evaluated] == [3, 6]
+    assert not any("runtime" in name for row in rows for name in row)
+    assert any("public" in text and "evaluat" in text.lower() for text in trainer.statement().assumptions)
+
+
+class Stop(transformers.TrainerCallback):
+    def __init__(self, at):
+        self.at = at
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop |= state.global_step >= self.at
+        return control
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same object", "another object"])
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(tmp_path, same):
+    whole = trainer_of(tmp_path / "whole")
+    whole.train()
+    options = {"save_strategy": "steps", "save_steps": 2}
+    stopping = Stop(4)
+    trainer = trainer_of(tmp_path / "cut", callbacks=[stopping], **options)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert (tmp_path / "cut/checkpoint-4/model.safetensors").exists()
+    with pytest.raises(FileExistsError, match="resume_from_checkpoint=True"):
+        trainer_of(tmp_path / "cut").train()
+    with pytest.raises(ValueError, match="is not the run folder"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "cut/checkpoint-4"))
+    if same:
+        stopping.at = 100
+    else:
+        trainer.private_training.close()
+        trainer = trainer_of(tmp_path / "cut", **options)
+    trainer.train(resume_from_checkpoint=True)
+    assert torch.equal(flat(trainer.model), flat(whole.model))
+    assert [row["step"] for row in trainer.state.log_history] == [2, 4, 4, 6, 6]
+    assert trainer.statement().releases == whole.statement().releases
+
+
+class Fail(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 5:
+            raise OSError("killed")
+
+
+def test_a_killed_run_repeats_the_steps_after_its_checkpoint(tmp_path):
+    whole = trainer_of(tmp_path / "whole")
+    whole.train()
+    options = {"save_strategy": "steps", "save_steps": 2}
+    trainer = trainer_of(tmp_path / "cut", callbacks=[Fail()], **options)
+    with pytest.raises(OSError, match="killed"):
+        trainer.train()
+    trainer.private_training.close()
+    trainer = trainer_of(tmp_path / "cut", **options)
+    trainer.train(resume_from_checkpoint=True)
+    assert torch.equal(flat(trainer.model), flat(whole.model))
+    assert trainer.statement().releases == whole.statement().releases
+
+
+def test_the_model_is_saved_with_its_statement(tmp_path):
+    trainer = trainer_of(tmp_path / "out")
+    trainer.train()
+    trainer.save_model(str(tmp_path / "model"))
+    again = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "model")
+    assert torch.equal(flat(again), flat(trainer.model))
+    statement = json.loads((tmp_path / "model/statement.json").read_text())
+    assert statement["guarantee"] == trainer.statement().guarantee
+
+
+def test_the_best_model_is_loaded_at_the_end(tmp_path):
+    trainer = trainer_of(
+        tmp_path, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2,
+        save_total_limit=2, load_best_model_at_end=True, metric_for_best_model="eval_loss",
+        greater_is_better=True, learning_rate=0.5, eval_dataset=Sentences(20, seed=1),
+    )  # fmt: skip
+    trainer.train()
+    best = transformers.BertForSequenceClassification.from_pretrained(trainer.state.best_model_checkpoint)
+    assert torch.equal(flat(best), flat(trainer.model))
+
+
+def test_the_budget_is_kept(tmp_path):
+    trainer = trainer_of(
+        tmp_path, method=None, budget=eq.Budget(epsilon=4.0, delta=1e-3), reproducible=False, max_steps=3
+    )
+    metrics = trainer.train().metrics
+    assert 3.9 < metrics["epsilon"] <= 4.0
+    assert trainer.statement().guarantee == "proven"
+    assert eq.verify_run(trainer.run_dir).consistent
+
+
+def test_accumulation_says_what_goes_through_at_once(tmp_path):
+    trainer = trainer_of(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=4, max_steps=1)
+    trainer.train()
+    assert trainer.sampling.expected_batch_size == 16
+    assert trainer.private_training.settings.micro_batch_size < 16
+
+
+OTHER_VALUES = {
+    "data_seed": 1, "debug": "underflow_overflow", "deepspeed": {"train_batch_size": 1}, "fsdp": "full_shard",
+    "include_num_input_tokens_seen": "all", "label_smoothing_factor": 0.1, "neftune_noise_alpha": 5.0,
+    "skip_memory_metrics": False, "torch_empty_cache_steps": 1, "train_sampling_strategy": "group_by_length",
+    "parallelism_config": object(), "max_grad_norm": 0.3, "lr_scheduler_type": "reduce_lr_on_plateau",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*REFUSED, "max_grad_norm", "lr_scheduler_type"])
+def test_an_argument_that_does_not_go_with_private_steps_is_refused_by_name(tmp_path, name):
+    given = arguments(tmp_path)
+    assert hasattr(given, name)
+    object.__setattr__(given, name, OTHER_VALUES.get(name, True))
+    with pytest.raises(ValueError, match=rf"TrainingArguments\({name}="):
+        PrivateTrainer(bert(), given, train_dataset=Sentences(), population=COUNT)
+
+
+def test_what_belongs_to_the_other_loop_is_refused(tmp_path):
+    trainer = trainer_of(tmp_path)
+    for call in (trainer.training_step, trainer.get_train_dataloader, trainer.hyperparameter_search):
+        with pytest.raises(RuntimeError):
+            call()
+    with pytest.raises(RuntimeError, match="secret key"):
+        trainer.push_to_hub()
+    with pytest.raises(RuntimeError, match="call train"):
+        trainer.statement()
+    with pytest.raises(ValueError, match="trial"):
+        trainer.train(trial={})
+    with pytest.raises(ValueError, match=r"loss=\.\.\., a function"):
+        PrivateTrainer(bert(), arguments(tmp_path), population=COUNT, compute_loss_func=max)
+
+    class Own(PrivateTrainer):
+        def compute_loss(self, *args, **kwargs):
+            raise AssertionError
+
+    with pytest.raises(TypeError, match="compute_loss would not be called"):
+        Own(bert(), arguments(tmp_path), population=COUNT)
+
+
+def test_private_records_are_not_evaluated(tmp_path):
+    data = Sentences()
+    with pytest.raises(ValueError, match="eval_dataset is train_dataset"):
+        PrivateTrainer(bert(), arguments(tmp_path), train_dataset=data, eval_dataset=data, population=COUNT)
+    with pytest.raises(ValueError, match="eval_dataset is train_dataset"):
+        trainer_of(tmp_path, data=data).evaluate(data)
+
+
+def test_checkpointed_activations_change_no_number(tmp_path):
+    one, other = trainer_of(tmp_path / "a"), trainer_of(tmp_path / "b", gradient_checkpointing=True)
+    one.train()
+    other.train()
+    torch.testing.assert_close(flat(one.model), flat(other.model))
+
+
+def test_adapters_alone_are_trained(tmp_path):
+    peft = pytest.importorskip("peft", reason="needs the extra hf")
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
+    trainer = trainer_of(tmp_path, model=peft.get_peft_model(gpt2(), config), data=Texts())
+    trainer.train()
+    assert all("lora_" in name for name in trainer.private_training.parameters)
+    trainer.save_model(str(tmp_path / "adapters"))
+    assert (tmp_path / "adapters/adapter_model.safetensors").exists()
+
+
+# ---- the usual losses
+
+
+def check_loss(model, batch):
+    """On single records the mean loss of the model is the loss of the record."""
+    found = record_losses(model.eval(), batch)
+    for i in range(len(found)):
+        record = {name: value[i : i + 1] for name, value in batch.items()}
+        torch.testing.assert_close(found[i], model(**record).loss.detach(), check_dtype=False)
+
+
+def tokens(count=3):
+    return torch.randint(3, WORDS, (count, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def test_usual_losses_are_those_of_the_models():
+    ids, some = tokens(), tokens().masked_fill(tokens() % 3 == 0, -100)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, **sizes)
+    check_loss(bert(), {"input_ids": ids, "labels": ids[:, 0] % 2})
+    check_loss(gpt2(), {"input_ids": ids, "labels": some})
+    check_loss(transformers.BertForMaskedLM(config), {"input_ids": ids, "labels": some})
+    check_loss(transformers.BertForTokenClassification(config), {"input_ids": ids, "labels": some % 2})
+    config.num_labels = 1
+    number = {"input_ids": ids, "labels": ids[:, 0].float()}
+    check_loss(transformers.BertForSequenceClassification(config), number)
+    config.num_labels, config.problem_type = 3, "multi_label_classification"
+    several = {"input_ids": ids, "labels": (ids[:, :3] % 2).float()}
+    check_loss(transformers.BertForSequenceClassification(config), several)
+    config.problem_type = "regression"
+    check_loss(transformers.BertForSequenceClassification(config), several)
+    t5 = transformers.T5Config(
+        vocab_size=WORDS, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    check_loss(transformers.T5ForConditionalGeneration(t5), {"input_ids": ids, "labels": some})
+
+
+def test_a_model_without_a_usual_loss_is_refused():
+    config = transformers.BertConfig(
+        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
+    )
+    with pytest.raises(TypeError, match="no usual loss"):
+        record_losses(bert(), {"input_ids": tokens(), "labels": tokens()[:, :4]})
+    with pytest.raises(TypeError, match="gives no logits"):
+        record_losses(transformers.BertModel(config), {"input_ids": tokens(), "labels": tokens()[:, 0]})

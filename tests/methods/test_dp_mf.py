@@ -1,0 +1,247 @@
+"""Noise over steps as a method: what it plans, that it resumes exactly, and that audits see its bugs."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from table import RECORDS, loss, network, parameters, records, training
+
+import equipoise as eq
+from equipoise.audit.designs import AUDITS
+from equipoise.audit.method_audit import audit_method
+from equipoise.audit.noise_checks import noise_scale, repeats
+from equipoise.audit.rehearsal import CanaryTraining, rehearse, whitened
+from equipoise.methods import GivenCoefficients, LeastError
+from equipoise.methods.base import Setting
+from equipoise.privacy import (
+    Budget,
+    CyclicPoisson,
+    FixedEpochs,
+    FullBatch,
+    Gaussian,
+    PlanError,
+    Poisson,
+    optimal_coefficients,
+    prefix_error,
+    square_root_coefficients,
+)
+from equipoise.privacy.ledger.replay import RecordingLedger
+
+BUDGET = Budget(8.0, 1e-5)
+POISSON = Poisson(512, 60_000, 2400)
+
+
+def planned(sampling, method=None, budget=BUDGET):
+    return (method or eq.DPMF()).plan(Setting(sampling=sampling, budget=budget)).releases
+
+
+# ---- what it plans
+
+
+RATIOS = [(1.0, 1, 1.0), (3.0, 8, 0.87), (8.0, 32, 0.62), (16.0, 64, 0.47)]
+
+
+@pytest.mark.parametrize(("epsilon", "bands", "ratio"), RATIOS)
+def test_bands_and_noise_in_prefix_sums_against_amplified_dp_sgd(epsilon, bands, ratio):
+    budget = Budget(epsilon, 1e-5)
+    plan, plain = planned(POISSON, budget=budget), planned(POISSON, eq.DPSGD(), budget)
+    assert plan.sampling_of("batch") == CyclicPoisson(512, 60_000, 2400, bands)
+    mechanism = plan["gradient"].mechanism
+    assert mechanism.coefficients == square_root_coefficients(bands)
+    error = mechanism.noise_multiplier * prefix_error(mechanism.coefficients, 2400)
+    fresh = plain["gradient"].noise_multiplier * prefix_error([1.0], 2400)
+    assert error / fresh == pytest.approx(ratio, abs=0.01)
+
+
+def test_two_bands_at_epsilon_one():
+    budget = Budget(1.0, 1e-5)
+    two, one = (planned(POISSON, eq.DPMF(bands=bands), budget)["gradient"].mechanism for bands in (2, 1))
+    errors = [m.noise_multiplier * prefix_error(m.coefficients, 2400) for m in (two, one)]
+    assert errors[0] / errors[1] == pytest.approx(1.01, abs=0.01)
+
+
+IN_SLOTS = [(6000, 100, 0.43), (1034, 1160, 0.20), (600, 2000, 0.16), (120, 2000, 0.11)]
+
+
+@pytest.mark.parametrize(("size", "steps", "ratio"), IN_SLOTS)
+def test_noise_without_amplification_against_the_same_without_bands(size, steps, ratio):
+    sampling = FixedEpochs(size, 60_000, steps)
+    slots = sampling.draws_per_epoch
+    plan = planned(sampling, eq.DPMF(bands=slots))
+    plain = planned(sampling, eq.DPSGD())
+    assert plan.sampling_of("batch") == replace(sampling, same_slots=True)
+    mechanism = plan["gradient"].mechanism
+    assert mechanism.noise_multiplier == pytest.approx(plain["gradient"].noise_multiplier, rel=1e-3)
+    errors = [prefix_error(c, steps) for c in (mechanism.coefficients, [1.0])]
+    assert errors[0] / errors[1] == pytest.approx(ratio, abs=0.01)
+
+
+def test_strategies():
+    assert planned(POISSON, eq.DPMF(strategy=LeastError(), bands=8))["gradient"].mechanism.coefficients == (
+        optimal_coefficients(8, 2400)
+    )
+    given = planned(POISSON, eq.DPMF(strategy=GivenCoefficients((2.0, 1.0, 0.5))))
+    assert given["gradient"].mechanism.coefficients == (1.0, 0.5, 0.25)
+    assert given.sampling_of("batch").bands == 3
+    in_groups = planned(CyclicPoisson(512, 60_000, 2400, 12))
+    assert len(in_groups["gradient"].mechanism.coefficients) == 12
+
+
+def test_coefficients_from_a_file_are_kept_and_the_path_is_not(tmp_path):
+    path = tmp_path / "coefficients.json"
+    path.write_text("[1.0, 0.5, 0.25]")
+    method = eq.DPMF.from_config({"name": "dp-mf", "strategy": "given", "strategy.values": str(path)})
+    assert method.strategy == GivenCoefficients((1.0, 0.5, 0.25))
+    path.unlink()
+    assert eq.DPMF.from_config(json.loads(json.dumps(method.config()))) == method
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GivenCoefficients("nowhere.json"), "values='nowhere.json' is no JSON file"),
+        (lambda: GivenCoefficients((1.0, "a")), "list of numbers"),
+        (lambda: eq.DPMF(strategy=GivenCoefficients((1.0, 0.5)), bands=3), "bands=3 differs from the 2"),
+        (lambda: eq.DPMF(bands=0), "bands"),
+        (lambda: planned(POISSON, eq.DPMF(noise_multiplier=1.0)), "give bands too"),
+        (lambda: planned(FullBatch(100, 5), eq.DPMF(bands=2)), "min_separation=1"),
+        (lambda: planned(CyclicPoisson(5, 100, 5, 2), eq.DPMF(bands=3)), "overlap"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(make, message):
+    with pytest.raises((ValueError, PlanError), match=message):
+        make()
+
+
+def test_hardened_noise_refuses_it_by_name():
+    with pytest.raises(PlanError, match="banded_gaussian noise has no form on a grid"):
+        list(training(eq.DPMF(bands=3), hardened=True))
+
+
+# ---- what it does
+
+
+def end_of(method, **options):
+    model = network()
+    run = training(method, model=model, **options)
+    list(run)
+    return parameters(model), run
+
+
+def test_one_band_is_dp_sgd_bit_for_bit():
+    given = {"steps": 8, "budget": None}
+    ours, run = end_of(eq.DPMF(clip_norm=0.5, bands=1, noise_multiplier=1.5), **given)
+    theirs, plain = end_of(eq.DPSGD(clip_norm=0.5, noise_multiplier=1.5), **given)
+    assert torch.equal(ours, theirs)
+    assert run.plan.event() == plain.plan.event()
+
+
+@pytest.mark.parametrize("sampling", [Poisson(20, RECORDS, 12), FixedEpochs(15, RECORDS, 12)])
+def test_killed_after_any_step_and_resumed_exactly(sampling, tmp_path):
+    """The history of the noise is in the checkpoint: steps after it are the same, bit for bit, and free."""
+    method = eq.DPMF(clip_norm=0.5, bands=3)
+    whole, reference = end_of(method, sampling=sampling)
+    assert reference.plan["gradient"].mechanism.memory == 2
+    for kept in (1, 4):
+        folder = tmp_path / str(kept)
+        first = training(method, sampling=sampling, run_dir=folder)
+        for step in first:
+            if step.step == kept:
+                first.save_checkpoint()
+            if step.step == kept + 4:
+                break
+        first.close()
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        again = eq.PrivateTraining.resume(folder, model, optimizer, loss=loss, data=records(), method=method)
+        assert again.steps_done == kept
+        list(again)
+        assert torch.equal(parameters(model), whole)
+        statement = again.finish().statement
+        assert statement.epsilon == reference.statement().epsilon
+        assert statement.guarantee == "proven"
+        assert eq.verify_run(folder).consistent
+
+
+# ---- audits
+
+
+class Forgetful(RecordingLedger):
+    """The history of the noise is not kept: what is white only with it is not."""
+
+    def release(self, draw, sums):
+        self._state.history.values.clear()
+        return super().release(draw, sums)
+
+
+class Reversed(RecordingLedger):
+    """The noise of the steps before enters in reverse order."""
+
+    def release(self, draw, sums):
+        for name, rows in self._state.history.values.items():
+            noises = [left for _, left in rows][::-1]
+            self._state.history.values[name] = [(o, left) for (o, _), left in zip(rows, noises, strict=True)]
+        return super().release(draw, sums)
+
+
+class SameNoise(RecordingLedger):
+    """Fresh noise alone is drawn, of the length of the first step's."""
+
+    def _noised(self, mechanism, sums, streams, over_steps):
+        return Gaussian(mechanism.noise_multiplier).noised(sums, streams)
+
+
+def looked_at(ledger_class, bands=4):
+    """The white noise of twelve steps of a wide release: its scale, and whether any is like another."""
+    model = torch.nn.Linear(2000, 2, bias=False)
+    data = {"input": torch.zeros(40, 2000)}
+    made = type("Audited", (eq.PrivateTraining,), {"ledger_class": ledger_class})(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=lambda model, batch: model(batch["input"]).sum(1),
+        data=data,
+        sampling=FixedEpochs(5, 40, 12),
+        method=eq.DPMF(bands=bands, noise_multiplier=1.0),
+        reproducible=True,
+    )
+    list(made)
+    ledger = made.ledger
+    rows = [white["gradient"]["weight"].flatten() for white in whitened(ledger, ledger.transcript)]
+    noise = torch.stack(rows)
+    return noise_scale(noise.flatten(), 1.0), repeats(noise)
+
+
+def test_white_noise_passes():
+    assert all(check.passes for check in looked_at(RecordingLedger))
+
+
+@pytest.mark.parametrize("planted", [Forgetful, Reversed, SameNoise])
+def test_planted_bugs_are_seen(planted):
+    assert not all(check.passes for check in looked_at(planted))
+
+
+def test_the_audit_stays_below_the_claim_and_finds_a_part_of_it():
+    design = replace(AUDITS["dp-mf"], canaries=20_000, trainings=2)
+    found = audit_method(design, 4.0, 1e-5, seeds=(0,))
+    assert found.certified < found.claimed <= 4.0
+    assert found.certified > 1.0
+
+
+def test_the_log_ratio_is_that_of_the_plan():
+    """E[exp(L)] is 1 over absent canaries, and E[exp(-L)] over present ones."""
+    found = rehearse(
+        CanaryTraining(
+            make_method=lambda: eq.DPMF(clip_norm=1.0, bands=4),
+            sampling=Poisson(2000, 20_000, 20),
+            budget=Budget(2.0, 1e-5),
+            canaries=20_000,
+            seed=3,
+        )
+    )
+    for chosen, sign in ((~found.present, 1.0), (found.present, -1.0)):
+        values = (sign * found.log_ratios[chosen]).exp()
+        assert abs(float(values.mean()) - 1) < 5 * float(values.std()) / math.sqrt(len(values))

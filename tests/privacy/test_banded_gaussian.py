@@ -1,0 +1,375 @@
+"""Noise over steps: its strategies, what they cost, and what they are refused for."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import toeplitz
+
+from equipoise.privacy import (
+    SAMPLINGS,
+    BandedGaussian,
+    CyclicPoisson,
+    FixedEpochs,
+    FullBatch,
+    Gaussian,
+    Ledger,
+    LedgerError,
+    PlanError,
+    Poisson,
+    PrivacyPlan,
+    Private,
+    Release,
+    Secrets,
+    epsilon,
+    gaussian_epsilon,
+    optimal_coefficients,
+    prefix_error,
+    square_root_coefficients,
+)
+from equipoise.privacy.bounds.bounded import make_bounded
+from equipoise.privacy.mechanisms.toeplitz import (
+    inverse_coefficients,
+    non_increasing_majorant,
+    squared_sensitivity,
+)
+
+DELTA = 1e-5
+
+
+def strategy(coefficients, count):
+    """C, dense."""
+    column = np.zeros(count)
+    column[: len(coefficients)] = coefficients[:count]
+    return np.tril(toeplitz(column))
+
+
+# ---- strategies
+
+
+def test_the_square_root_squared_is_the_matrix_of_prefix_sums():
+    root = strategy(square_root_coefficients(50), 50)
+    assert np.abs(root @ root - np.tril(np.ones((50, 50)))).max() < 1e-6
+
+
+def test_the_inverse_of_the_square_root():
+    found = inverse_coefficients(square_root_coefficients(5), 5)
+    assert found.tolist() == [1, -1 / 2, -1 / 8, -1 / 16, -5 / 128]
+    dense = np.linalg.inv(strategy(square_root_coefficients(3), 9))
+    assert inverse_coefficients(square_root_coefficients(3), 9) == pytest.approx(dense[:, 0], abs=1e-12)
+
+
+def test_the_majorant():
+    assert non_increasing_majorant([1, 0.5, 0.8]).tolist() == [1, 0.8, 0.8]
+    assert non_increasing_majorant([1, -0.5, 0.2]).tolist() == [1, 0.5, 0.2]
+
+
+@pytest.mark.parametrize(("n", "k"), [(5, 7), (7, 5), (6, 6)])
+def test_the_sensitivity_of_fresh_noise_and_of_sums(n, k):
+    assert squared_sensitivity([1.0], k, 1, n) == min(n, k)
+    sums = np.tril(np.ones((n, n)))[:, :k].sum(axis=1)
+    assert squared_sensitivity(np.ones(n), k, 1, n) == pytest.approx((sums**2).sum())
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "exact"),
+    [
+        (square_root_coefficients(4), True),
+        ((1.0, 0.9, 0.9, 0.1, 0.1), True),
+        (optimal_coefficients(5, 9), True),
+        ((1.0, 0.5, 0.8), False),
+        ((1.0, -0.5, 0.3), False),
+    ],
+)
+@pytest.mark.parametrize(("times", "apart"), [(1, 1), (2, 1), (3, 2), (3, 3), (2, 6)])
+def test_sensitivity_against_every_pattern_and_sign(coefficients, exact, times, apart):
+    count = 9
+    columns, most = strategy(coefficients, count).T, 0.0
+    for k in range(1, times + 1):
+        for steps in itertools.combinations(range(count), k):
+            if all(b - a >= apart for a, b in itertools.pairwise(steps)):
+                for signs in itertools.product((-1, 1), repeat=k - 1):
+                    moved = np.array([1, *signs]) @ columns[list(steps)]
+                    most = max(most, float(moved @ moved))
+    found = squared_sensitivity(coefficients, times, apart, count)
+    assert found >= most - 1e-12
+    if exact:
+        assert found == pytest.approx(most)
+
+
+def test_prefix_error_is_that_of_the_dense_matrices():
+    c = square_root_coefficients(4)
+    dense = np.tril(np.ones((30, 30))) @ np.linalg.inv(strategy(c, 30))
+    assert prefix_error(c, 30) == pytest.approx(np.sqrt((dense**2).sum() / 30) * np.linalg.norm(c))
+    assert prefix_error([1.0], 2400) == pytest.approx(math.sqrt(2401 / 2))
+
+
+@pytest.mark.parametrize("bands", [2, 8, 40])
+def test_optimal_coefficients_are_a_minimum(bands):
+    best = optimal_coefficients(bands, 300)
+    error = prefix_error(best, 300)
+    assert error < prefix_error(square_root_coefficients(bands), 300)
+    for k in range(1, bands):
+        for moved in (best[k] * 1.05, best[k] * 0.95):
+            assert prefix_error((*best[:k], moved, *best[k + 1 :]), 300) >= error
+
+
+# ---- the mechanism
+
+
+def test_only_ratios_of_coefficients_matter():
+    noise = BandedGaussian((2.0, 1.0), 3.0)
+    assert noise == BandedGaussian((1.0, 0.5), 3.0)
+    columns = np.linalg.inv(np.linalg.inv(strategy(noise.coefficients, 8)) * math.hypot(*noise.coefficients))
+    assert np.linalg.norm(columns[:, :7], axis=0) == pytest.approx(np.ones(7), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "message"),
+    [
+        ((), "must be finite"),
+        ((0.0, 1.0), "first above 0"),
+        ((1.0, math.nan), "finite"),
+        ((1.0, 2.0), "grows"),
+    ],
+)
+def test_coefficients_that_make_no_noise_are_refused(coefficients, message):
+    with pytest.raises(ValueError, match=message):
+        BandedGaussian(coefficients, 1.0)
+
+
+EPOCHS = FixedEpochs(10, 80, 24, same_slots=True)  # eight draws an epoch, three epochs
+
+
+def plan_of(mechanism, sampling=EPOCHS, relation="add_or_remove_one"):
+    return PrivacyPlan([Release("a", 5.0, mechanism)], sampling, relation)
+
+
+def take(ledger, size, parameters):
+    draw = ledger.open("batch", parameters)
+    zero = {key: Private(torch.zeros(size), draw) for key in ("v", "w")}
+    return ledger.release(draw, {"a": make_bounded(zero, 1.5, 3.0, draw)})["a"]
+
+
+def test_one_band_is_the_gaussian_bit_for_bit():
+    ledgers = [
+        Ledger(plan_of(mechanism), secrets=Secrets(reproducible_seed=1))
+        for mechanism in (Gaussian(2.0), BandedGaussian((1.0,), 2.0))
+    ]
+    for step in range(3):
+        ours, theirs = (take(ledger, 100, f"p{step}") for ledger in ledgers)
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    for sampling in (EPOCHS, FullBatch(40, 8), Poisson(256, 60_000, 100)):
+        ours, theirs = (plan_of(m, sampling).event() for m in (Gaussian(2.0), BandedGaussian((1,), 2.0)))
+        assert ours == theirs
+
+
+def whiteness(coefficients, size=4000, steps=12):
+    """The largest entry of the covariance of C n, less the identity, in standard deviations."""
+    ledger = Ledger(
+        plan_of(BandedGaussian(square_root_coefficients(6), 2.0)), secrets=Secrets(reproducible_seed=5)
+    )
+    noise = np.stack([take(ledger, size, f"p{step}")["w"].numpy() for step in range(steps)]) / (2.0 * 1.5)
+    white = strategy(coefficients, steps) @ noise / np.linalg.norm(coefficients)
+    error = np.abs(white @ white.T / size - np.eye(steps))
+    return (error / (np.sqrt(1 / size) * np.where(np.eye(steps), math.sqrt(2), 1))).max()
+
+
+def test_the_noise_has_the_covariance_of_its_strategy_and_no_other():
+    """The covariance of C n is the identity, within 4 standard deviations of 4,000 samples."""
+    right = square_root_coefficients(6)
+    assert whiteness(right) < 4
+    for wrong in (right[:5], (1.0, *right[:0:-1])):
+        assert whiteness(wrong) > 8
+
+
+def test_sums_of_releases_have_less_noise():
+    ledger = Ledger(
+        plan_of(BandedGaussian(square_root_coefficients(8), 2.0)), secrets=Secrets(reproducible_seed=6)
+    )
+    total = sum(take(ledger, 20_000, f"p{step}")["w"].double() for step in range(24))
+    sums = inverse_coefficients(square_root_coefficients(8), 24).cumsum()
+    expected = 2.0 * 1.5 * np.linalg.norm(square_root_coefficients(8)) * np.linalg.norm(sums)
+    assert float(total.std()) == pytest.approx(expected, rel=0.03)
+    assert expected < 0.6 * 2.0 * 1.5 * math.sqrt(24)
+
+
+# ---- what it costs
+
+
+def test_draws_that_are_apart_cost_what_fresh_noise_does():
+    for bands in (1, 2, 8):
+        found = plan_of(BandedGaussian(square_root_coefficients(bands), 2.0)).epsilon(DELTA).value
+        assert found == pytest.approx(gaussian_epsilon(math.sqrt(3) / 2.0, DELTA), rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("bands", "relation"), [(1, "add_or_remove_one"), (6, "replace_one"), (10, "add_or_remove_one")]
+)
+def test_groups_in_turn_amplify_noise_over_as_many_steps(bands, relation):
+    """Event Poisson(groups q) x ceil(T / groups)."""
+    sampling = CyclicPoisson(60, 6000, 205, 10)
+    z = 4.0 if relation == "replace_one" else 2.0
+    plan = plan_of(BandedGaussian(square_root_coefficients(bands), z), sampling, relation)
+    poisson = Poisson(600, 6000, 21)
+    expected = plan_of(Gaussian(z), poisson, relation).epsilon(DELTA).value
+    assert plan.epsilon(DELTA).value == pytest.approx(expected, rel=1e-6)
+
+
+def test_more_bands_than_groups_are_refused():
+    with pytest.raises(PlanError, match=r"CyclicPoisson\(bands=4\).*overlap"):
+        plan_of(BandedGaussian(square_root_coefficients(5), 2.0), CyclicPoisson(6, 600, 20, 4))
+
+
+def test_draws_of_groups_that_were_not_released_leave_their_epochs_to_pay():
+    """Eight releases, all in the turn of one group, are eight participations and not ceil(8 / 4)."""
+    sampling = CyclicPoisson(6, 600, 32, 4)
+    plan = plan_of(BandedGaussian(square_root_coefficients(4), 2.0), sampling)
+    ledger = Ledger(plan)
+    for step in range(32):
+        if step % 4 == 0:
+            take(ledger, 3, f"p{step}")
+        else:
+            ledger.open("batch", f"p{step}")
+    assert ledger.record.epochs == {"batch": 8}
+    assert ledger.spent(DELTA).value == pytest.approx(plan.epsilon(DELTA).value)
+
+
+@pytest.mark.parametrize("coefficients", [square_root_coefficients(24), (1.0, 0.5, *[0.0] * 8, 0.2)])
+def test_draws_that_overlap_cost_one_gaussian_of_their_sensitivity(coefficients):
+    norm = np.linalg.norm(coefficients)
+    square = squared_sensitivity(coefficients, 3, 8, 24) / norm**2 / 4.0
+    found = plan_of(BandedGaussian(coefficients, 2.0)).epsilon(DELTA).value
+    assert found == pytest.approx(gaussian_epsilon(math.sqrt(square), DELTA), rel=1e-6)
+    assert square > 3 / 4.0
+    replaced = plan_of(BandedGaussian(coefficients, 4.0), relation="replace_one").epsilon(DELTA).value
+    assert replaced == pytest.approx(found, rel=1e-9)
+
+
+def test_releases_of_one_draw_share_the_participation():
+    releases = [Release("a", 1.0, BandedGaussian((1.0, 0.5), 2.0)), Release("b", 1.0, Gaussian(3.0))]
+    square = 3 * (1 / 4 + 1 / 9)
+    found = PrivacyPlan(releases, EPOCHS).epsilon(DELTA).value
+    assert found == pytest.approx(gaussian_epsilon(math.sqrt(square), DELTA), rel=0.002)
+
+
+def runs_with_gaps():
+    """Which of two epochs of four draws are released."""
+    for made in itertools.product((False, True), repeat=8):
+        if any(made):
+            yield [ordinal for ordinal in range(8) if made[ordinal]]
+
+
+@pytest.mark.parametrize("bands", [2, 4, 6, 8])
+def test_a_run_with_gaps_costs_no_less_than_its_matrix(bands):
+    """Noise starts afresh after a gap: the strategy of what is left, for every set of draws."""
+    sampling = FixedEpochs(10, 40, 8, same_slots=True)
+    coefficients = square_root_coefficients(bands)
+    plan = plan_of(BandedGaussian(coefficients, 2.0), sampling)
+    (pattern,) = plan.patterns()
+    norm = np.linalg.norm(coefficients) * 2.0
+    for made in runs_with_gaps():
+        matrix, begun = strategy(coefficients, 8) / norm, 0
+        for ordinal in range(8):
+            if ordinal - 1 not in made:
+                begun = ordinal  # nothing from before the gap
+            matrix[ordinal, :begun] = 0
+        left = matrix[np.ix_(made, made)]
+        most = max(
+            float(np.square(left[:, [i for i, o in enumerate(made) if o % 4 == slot]].sum(axis=1)).sum())
+            for slot in range(4)
+        )
+        epochs = len({ordinal // 4 for ordinal in made})
+        cost = epsilon(plan.event({pattern: len(made)}, {"batch": epochs}), DELTA).value
+        assert cost >= gaussian_epsilon(math.sqrt(most), DELTA) * (1 - 1e-9), made
+        assert cost <= plan.epsilon(DELTA).value * (1 + 1e-9)
+
+
+# ---- what it is refused for
+
+
+CLOSE = [Poisson(10, 80, 24), FullBatch(80, 24), FixedEpochs(10, 80, 24)]
+
+
+@pytest.mark.parametrize("sampling", CLOSE)
+def test_a_record_that_may_be_in_draws_that_follow_each_other_is_refused(sampling):
+    with pytest.raises(PlanError, match=r"min_separation=1.*FixedEpochs\(\.\.\., same_slots=True\)"):
+        plan_of(BandedGaussian((1.0, 0.5), 2.0), sampling)
+
+
+@dataclass(frozen=True)
+class Careless(FixedEpochs):
+    """Promises a separation, and deals every epoch anew."""
+
+    def sample(self, secrets, draw, num_records):
+        return FixedEpochs(self.batch_size, self.population, self.steps).sample(secrets, draw, num_records)
+
+
+@dataclass(frozen=True)
+class CarelessGroups(CyclicPoisson):
+    """Promises groups, and draws from everybody."""
+
+    def sample(self, secrets, draw, num_records):
+        return Poisson(self.expected_batch_size, self.population, self.steps).sample(
+            secrets, draw, num_records
+        )
+
+
+@pytest.mark.parametrize("careful", [True, False])
+def test_the_ledger_refuses_groups_that_are_none(careful, monkeypatch):
+    monkeypatch.setitem(SAMPLINGS, "CarelessGroups", CarelessGroups)
+    sampling = (CyclicPoisson if careful else CarelessGroups)(10, 80, 24, 4)
+    ledger = Ledger(plan_of(BandedGaussian((1.0, 0.5), 2.0), sampling))
+
+    def draws():
+        for step in range(24):
+            ledger.sample(ledger.open("batch", f"p{step}"), 80)
+
+    if careful:
+        draws()
+    else:
+        with pytest.raises(LedgerError, match="min_separation=4"):
+            draws()
+
+
+@pytest.mark.parametrize("kind", [FixedEpochs, Careless])
+def test_the_ledger_refuses_the_same_record_twice_within_the_separation(kind, monkeypatch):
+    monkeypatch.setitem(SAMPLINGS, "Careless", Careless)
+    sampling = kind(10, 80, 24, same_slots=True)
+    ledger = Ledger(plan_of(BandedGaussian((1.0, 0.5), 2.0), sampling))
+
+    def draws():
+        for step in range(24):
+            ledger.sample(ledger.open("batch", f"p{step}"), 80)
+
+    if kind is FixedEpochs:
+        draws()
+    else:
+        with pytest.raises(LedgerError, match="min_separation=8"):
+            draws()
+
+
+def test_a_draw_that_is_repeated_is_no_second_one():
+    ledger = Ledger(plan_of(BandedGaussian((1.0, 0.5), 2.0)))
+    place = ledger.place
+    first = ledger.sample(ledger.open("batch", "p"), 80)
+    ledger.rewind(place)
+    assert torch.equal(ledger.sample(ledger.open("batch", "p"), 80), first)
+
+
+def test_hardened_noise_refuses_it_by_name():
+    with pytest.raises(PlanError, match="banded_gaussian noise has no form on a grid"):
+        plan_of(BandedGaussian((1.0, 0.5), 2.0)).hardened()
+
+
+def test_what_the_ledger_keeps_is_private():
+    ledger = Ledger(plan_of(BandedGaussian((1.0, 0.5), 2.0)), secrets=Secrets(reproducible_seed=1))
+    take(ledger, 3, "p")
+    (row,) = ledger.history["a"]
+    assert isinstance(row["noise"]["a"]["w"], Private)
+    assert "tensor(" not in repr(ledger.history)

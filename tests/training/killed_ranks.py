@@ -1,0 +1,84 @@
+"""A training of several processes that may kill one of them: torchrun ... killed_ranks.py RUN_DIR.
+
+The environment says what goes wrong, in the first life of the processes alone:
+KILL_RANK, and KILL_AFTER (seconds) or KILL_STEP (between its release and the move of the parameters).
+KERNELS is "apart" where the processes find different kernels to be the fastest, and others after a restart.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from small_problems import RECORDS, loss, network, parameters, records
+
+import equipoise as eq
+from equipoise.gradients import engine
+
+STEPS, CHECKPOINT_EVERY = 12, 4
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def choose_apart(life: int) -> None:
+    """Every process takes another kernel than the one before, and another after a restart."""
+    own = engine.choose
+
+    def chosen(factors):
+        factors = list(factors)
+        named = {factor.signature(): list(factor.kernels()) for factor in factors}
+        number = int(os.environ.get("RANK", "0")) + life
+        return own(factors) | {key: names[number % len(names)] for key, names in named.items()}
+
+    engine.choose = chosen
+
+
+def main(run_dir: str) -> None:
+    torch.set_num_threads(1)
+    life = int(os.environ.get("LIFE", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+    rank = int(os.environ.get("RANK", "0"))
+    is_mine = life == 0 and os.environ.get("KILL_RANK") == str(rank)
+    if os.environ.get("KERNELS") == "apart":
+        choose_apart(life)
+    if is_mine and "KILL_AFTER" in os.environ:
+        threading.Timer(float(os.environ["KILL_AFTER"]), die).start()
+    began = time.monotonic()
+    model = network(dropout=0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    training = eq.PrivateTraining.start_or_resume(
+        model,
+        optimizer,
+        run_dir=run_dir,
+        loss=loss,
+        data=records(),
+        sampling=eq.FixedEpochs(12, RECORDS, STEPS),
+        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+        reproducible=True,
+        micro_batch_size=5,
+        epsilon_every=1000,
+    )
+    if is_mine and "KILL_STEP" in os.environ:
+        step = optimizer.step
+
+        def dying_step(*args, **kwargs):
+            if training.steps_done == int(os.environ["KILL_STEP"]):
+                die()
+            return step(*args, **kwargs)
+
+        optimizer.step = dying_step
+    result = training.run(progress=False, checkpoint_every=CHECKPOINT_EVERY)
+    assert result.finished, result
+    folder = Path(run_dir).parent
+    torch.save(parameters(model), folder / f"end{rank}.pt")
+    (folder / f"seconds{rank}").write_text(str(time.monotonic() - began))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,281 @@
+"""Trainings of models that `fully_shard` shards over two processes; what each finds goes into files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from small_problems import RECORDS, loss, network, records, training
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+import equipoise as eq
+from equipoise.methods import ReleasedQuantile
+
+NOISE = {"clip_norm": 0.5, "noise_multiplier": 1.0}
+#: Draws of two records: one process often gets none.
+SPARSE = eq.FixedEpochs(batch_size=2, population=RECORDS, steps=15)
+
+CASES: dict[str, dict[str, Any]] = {
+    "adam": {"method": eq.DPSGD(**NOISE), "ema_decay": 0.5},
+    "no records": {"method": eq.DPSGD(**NOISE), "sampling": SPARSE},
+    "per layer": {"method": eq.DPSGD(per_layer=True, **NOISE)},
+    "learned threshold": {"method": eq.DPSGD(clip_norm=ReleasedQuantile(initial=0.5), noise_multiplier=1.0)},
+    "shared numbers": {"method": eq.DPSGD(**NOISE), "loss": "dropped layers"},
+    "copies": {"method": eq.DPSGD(**NOISE), "shard": {"mesh": (2, 1)}},
+    "offload": {"method": eq.DPSGD(**NOISE), "shard": {"offload_policy": CPUOffloadPolicy(pin_memory=False)}},
+}
+
+
+def dropped_layers(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """A random number that all records of a forward share."""
+    factor = 0.5 if torch.rand(()) < 0.5 else 1.0
+    return factor * loss(model, batch)
+
+
+def sharded(model: nn.Module, **options: Any) -> nn.Module:
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+def values(model: nn.Module) -> Tensor:
+    """All parameters in one vector, gathered."""
+    found = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return torch.cat([p.detach().cpu().flatten() for p in found])
+
+
+def start(name: str, is_sharded: bool, folder: Path | None = None, **more: Any) -> eq.PrivateTraining:
+    options = dict(CASES[name])
+    model = network(dtype=torch.float64)
+    how = options.pop("shard", {})
+    if is_sharded:
+        if "mesh" in how:  # parts of which several processes hold copies
+            how = {"mesh": init_device_mesh("cpu", how["mesh"], mesh_dim_names=("copies", "parts"))}
+        sharded(model, **how)
+    if options.get("loss") == "dropped layers":
+        options["loss"] = dropped_layers
+    data = records(dtype=torch.float64)
+    defaults = {"steps": 6, "batch": 12, "micro_batch_size": 4, "learning_rate": 0.1}
+    return training(
+        model,
+        optimizer=torch.optim.Adam,
+        data=data,
+        run_dir=folder,
+        **(defaults | options | more),
+    )
+
+
+def trained(name: str, is_sharded: bool) -> Tensor:
+    """The parameters at the end, and the norms of the estimates on the way."""
+    run = start(name, is_sharded)
+    norms = [step.released_norm for step in run]
+    return torch.cat([values(run.model), torch.tensor(norms, dtype=torch.float64)])
+
+
+def resume(folder: Path, model: nn.Module) -> eq.PrivateTraining:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    return eq.PrivateTraining.resume(folder, model, optimizer, loss=loss, data=records(dtype=torch.float64))
+
+
+def killed_and_resumed(folder: Path) -> dict[str, Any]:
+    """A run that is left two steps behind its checkpoint and taken up by fresh processes' objects."""
+    whole = start("adam", True, folder / "whole")
+    result = whole.run(progress=False)
+    run = start("adam", True, folder / "left")
+    for step in run:
+        if step.step == 3:
+            run.save_checkpoint()
+        if step.step == 5:
+            break
+    run.close()
+    again = resume(folder / "left", sharded(network(dtype=torch.float64, seed=4)))
+    begun_at = again.steps_done
+    again.run(progress=False)
+    return {
+        "whole": values(whole.model),
+        "resumed": values(again.model),
+        "begun at": begun_at,
+        "epsilon": result.statement is not None,
+    }
+
+
+def left_for_one(folder: Path) -> None:
+    """A run of two processes, for one that is not sharded over them any more."""
+    run = start("adam", True, folder / "two")
+    for step in run:
+        if step.step == 3:
+            run.save_checkpoint()
+        if step.step == 5:
+            break
+    run.close()
+
+
+def refused() -> dict[str, str]:
+    def said(make: Callable[[], Any]) -> str:
+        try:
+            make()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    return {
+        "method": said(lambda: start("adam", True, method=eq.DPC4(anchor_batch_size=40, **NOISE))),
+        "hardened": said(lambda: start("adam", True, hardened=True)),
+        "describe": said(lambda: start("adam", True).describe()),
+    }
+
+
+def memory() -> dict[str, int]:
+    """Numbers that a process keeps between two steps, and the largest whole sums on the way."""
+    run = start("adam", True)
+    next(iter(run))
+    kept = [*run.model.parameters(), *(v for s in run.optimizer.state.values() for v in s.values())]
+    return {
+        "kept": sum(getattr(t, "_local_tensor", t).numel() for t in kept if t.ndim),
+        "whole": 3 * sum(p.numel() for p in run.model.parameters()),
+    }
+
+
+def exchanges(depth: int, is_sharded: bool) -> dict[str, int]:
+    """Exchanges of one step by kind, but for those of FSDP's forwards."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(12, 12) for _ in range(depth)]
+    model = nn.Sequential(*layers, nn.Linear(12, 3))
+    if is_sharded:
+        fully_shard(model)
+    run = training(model, steps=4, batch=12, micro_batch_size=20, method=eq.DPSGD(**NOISE))
+    taken = iter(run)
+    next(taken)
+    names = ["all_reduce", "broadcast", "broadcast_object_list", "all_gather_object"]
+    names += [name for name in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, name)][:1]
+    counts, own = dict.fromkeys(names, 0), {name: getattr(dist, name) for name in names}
+    inside = [False]
+
+    def counted(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            outer, inside[0] = inside[0], True
+            counts[name] += not outer
+            try:
+                return own[name](*args, **kwargs)
+            finally:
+                inside[0] = outer
+
+        return call
+
+    for name in names:
+        setattr(dist, name, counted(name))
+    try:
+        next(taken)
+    finally:
+        for name in names:
+            setattr(dist, name, own[name])
+    return counts
+
+
+def gpt2(folder: Path) -> dict[str, Any]:
+    """A small GPT-2, whole and by low-rank updates of a sharded frozen base."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 10, "vocab_size": 13, "n_positions": 8}
+    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    tokens = torch.randint(13, (RECORDS, 6), generator=torch.Generator().manual_seed(0))
+
+    def next_token(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        logits = model(batch["tokens"]).logits[:, :-1].transpose(1, 2)
+        return nn.functional.cross_entropy(logits, batch["tokens"][:, 1:], reduction="none").sum(1)
+
+    def made(is_sharded: bool, with_lora: bool) -> Tensor:
+        torch.manual_seed(2)
+        model = GPT2LMHeadModel(GPT2Config(**sizes, **quiet)).double()
+        blocks = [*model.transformer.h]
+        if with_lora:
+            from peft import LoraConfig, get_peft_model
+
+            config = LoraConfig(r=2, lora_alpha=4, target_modules=["c_attn"], fan_in_fan_out=True)
+            model = get_peft_model(model, config).double()
+        if is_sharded:
+            for block in blocks:
+                fully_shard(block)
+            fully_shard(model)
+        run = training(
+            model,
+            optimizer=torch.optim.AdamW,
+            data={"tokens": tokens},
+            loss=next_token,
+            steps=3,
+            batch=8,
+            micro_batch_size=4,
+            method=eq.DPSGD(**NOISE),
+        )
+        for _ in run:
+            pass
+        return values(model)
+
+    return {
+        f"{lora}": (made(is_sharded, lora))
+        for lora in (False, True)
+        for is_sharded in [dist.is_initialized()]
+    }
+
+
+def mixed() -> dict[str, Any]:
+    """bf16 forwards: sums, noise and steps stay float32."""
+    model = sharded(network(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    run = training(model, steps=3, method=eq.DPSGD(**NOISE), micro_batch_size=8)
+    for _ in run:
+        pass
+    return {"type": str(next(model.parameters()).dtype), "values": values(model)}
+
+
+def work(rank: int, port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo")
+    path = Path(folder)
+    found: dict[str, Any] = {name: trained(name, True) for name in CASES}
+    found["resumed"] = killed_and_resumed(path)
+    left_for_one(path)
+    found["refused"] = refused()
+    found["memory"] = memory()
+    found["exchanges"] = {
+        (depth, is_sharded): exchanges(depth, is_sharded) for depth in (1, 9) for is_sharded in (False, True)
+    }
+    if find_spec("transformers"):
+        found["gpt2"] = gpt2(path)
+    found["mixed"] = mixed()
+    torch.save(found, path / f"found{rank}.pt")
+    dist.destroy_process_group()
+
+
+def fail_in_a_forward() -> None:
+    """The second process fails in the forward of its third step."""
+
+    def failing(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        if run and run[0].steps_done == 2 and os.environ["RANK"] == "1":
+            raise ValueError("a record that the model does not take")
+        return loss(model, batch)
+
+    run: list[eq.PrivateTraining] = []
+    run.append(start("adam", True, loss=failing))
+    for _ in run[0]:
+        pass
+
+
+if __name__ == "__main__" and sys.argv[1] == "fail":
+    dist.init_process_group("gloo")
+    fail_in_a_forward()
+elif __name__ == "__main__":  # one process goes on with a sharded run of two
+    dist.init_process_group("gloo")
+    run = resume(Path(sys.argv[1]), sharded(network(dtype=torch.float64, seed=4)))
+    run.run(progress=False)
+    torch.save({"steps": run.steps_done, "values": values(run.model)}, sys.argv[2])
+    dist.destroy_process_group()

@@ -1,0 +1,163 @@
+"""Data that do not fit in memory: what is drawn is read, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_problems import FEATURES, RECORDS, parameters, records, training
+
+import equipoise as eq
+from equipoise.training.assumptions import Assumption
+from equipoise.training.record_rows import DataError, RecordSource
+
+
+def as_memmap(folder):
+    """The small problem in two files."""
+    data = records()
+    out = {}
+    for name, values in data.items():
+        path = folder / f"{name}.bin"
+        values.numpy().tofile(path)
+        out[name] = np.memmap(path, values.numpy().dtype, "r", shape=tuple(values.shape))
+    return out
+
+
+def as_tensors(folder):
+    data = as_memmap(folder)
+    return {
+        "input": torch.from_file(
+            str(folder / "input.bin"), shared=True, size=RECORDS * FEATURES, dtype=torch.float32
+        ).view(RECORDS, FEATURES),
+        "label": torch.from_numpy(np.array(data["label"])),
+    }
+
+
+FORMS = {
+    "memmap": as_memmap,
+    "from_file": as_tensors,
+    "part": lambda f: {n: v[:] for n, v in as_memmap(f).items()},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_mapped_files_train_like_tensors_and_the_statement_says_what_was_not_looked_at(tmp_path, form):
+    run = training(data=FORMS[form](tmp_path), steps=5)
+    whole = training(steps=5)
+    for each in (run, whole):
+        list(each)
+    assert torch.equal(parameters(run.model), parameters(whole.model))
+    assert Assumption.TRUSTED in run.statement().assumptions
+    assert Assumption.TRUSTED not in whole.statement().assumptions
+    assert Assumption.SCANNED not in run.statement().assumptions
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_mapped_file_is_read_where_it_is_drawn(tmp_path, form, monkeypatch):
+    source = RecordSource(FORMS[form](tmp_path))
+    assert (source.is_scanned, source.has_rows, len(source)) == (False, True, RECORDS)
+    assert (source.fingerprint(), source.leaves(), source.batch(), source.marked()) == ("", [], None, [])
+    taken = source.take(torch.tensor([3, 5]))
+    assert torch.equal(taken["input"], records()["input"][[3, 5]])
+    taken["input"].zero_()
+    assert torch.equal(source.take(torch.tensor([3]))["input"], records()["input"][[3]])
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not show its advice")
+@pytest.mark.parametrize("form", FORMS)
+def test_a_system_is_told_that_records_are_drawn_from_anywhere(tmp_path, form):
+    data = FORMS[form](tmp_path)
+    before = advice_of(tmp_path / "input.bin")
+    RecordSource(data)
+    assert [("rr" in flags) for flags in (before, advice_of(tmp_path / "input.bin"))] == [False, True]
+
+
+def advice_of(file):
+    """The flags of the file's mapping; rr stands for random reads."""
+    areas = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    (place,) = [number for number, area in enumerate(areas[:-1]) if str(file) in area]
+    return areas[place + 1].split("\n")[0].split()
+
+
+def test_other_forms_of_mapped_data(tmp_path):
+    data = as_memmap(tmp_path)
+    for nest in (data["input"], list(data.values()), tuple(data.values())):
+        assert len(RecordSource(nest)) == RECORDS
+    tensors = as_tensors(tmp_path)
+    assert not RecordSource(torch.utils.data.TensorDataset(*tensors.values())).is_scanned
+    records_of = eq.data.Records(tensors)
+    assert not RecordSource(records_of).is_scanned
+    assert RecordSource(records_of).fingerprint() == ""
+
+
+def test_a_record_of_a_mapped_file_that_is_not_finite_has_weight_zero(tmp_path):
+    data = as_memmap(tmp_path)
+    written = np.memmap(tmp_path / "input.bin", np.float32, "r+", shape=(RECORDS, FEATURES))
+    written[::7] = np.nan
+    written.flush()
+    run = training(data=data, steps=5)
+    list(run)
+    assert bool(torch.isfinite(parameters(run.model)).all())
+
+
+def test_what_was_computed_from_a_mapped_array_is_in_memory(tmp_path):
+    data = as_memmap(tmp_path)
+    with pytest.raises(DataError, match=r"data holds \['ndarray'\].*from_numpy"):
+        RecordSource(data | {"input": data["input"] * 2})
+
+
+def test_a_type_that_torch_does_not_know_is_named(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(80))
+    with pytest.raises(DataError, match=r"memory-mapped array of type >f4.*byte order.*in another way"):
+        RecordSource(np.memmap(tmp_path / "x", ">f4", "r"))
+
+
+LARGE = """
+import json, sys
+import numpy as np
+import torch
+import equipoise as eq
+
+file, count, width, kind = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+with open(file, "wb") as empty:
+    empty.truncate(4 * count * width)
+if kind == "memmap":
+    inputs = np.memmap(file, np.float32, "r", shape=(count, width))
+else:
+    inputs = torch.from_file(file, shared=True, size=count * width, dtype=torch.float32).view(count, width)
+data = {"input": inputs, "label": torch.arange(count) % 2}
+model = torch.nn.Linear(width, 2)
+run = eq.PrivateTraining(
+    model, torch.optim.SGD(model.parameters(), lr=0.1), data=data,
+    loss=lambda model, batch: torch.nn.functional.cross_entropy(
+        model(batch["input"]), batch["label"], reduction="none"
+    ),
+    sampling=eq.Poisson(128, count, 10), method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
+)
+assert run.run(progress=False).steps == 10
+status = open("/proc/self/status").read().splitlines()
+print(max(int(line.split()[1]) for line in status if line.startswith("VmHWM")) // 1024)
+"""
+
+
+def trained_on(folder, gigabytes, kind):
+    """MB that a training of ten steps takes on a file of that size, which has holes only."""
+    width = 12_500
+    count = gigabytes * 10**9 // (4 * width)
+    command = [sys.executable, "-c", LARGE, str(folder / "large.bin"), str(count), str(width), kind]
+    out = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(out.stdout)
+
+
+def test_a_file_of_four_gigabytes_is_trained_on_in_one(tmp_path):
+    assert trained_on(tmp_path, 4, "memmap") < 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["memmap", "from_file"])
+def test_a_file_of_fifty_gigabytes_is_trained_on_in_two(tmp_path, kind):
+    assert trained_on(tmp_path, 50, kind) < 2000

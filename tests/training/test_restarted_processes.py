@@ -1,0 +1,193 @@
+"""Several processes, one of which is killed: what was booked stays, nothing is booked or noised twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from killed_ranks import STEPS
+from small_problems import loss, network, records
+
+import equipoise as eq
+from equipoise.report import RunFolderError
+
+SCRIPT = Path(__file__).with_name("killed_ranks.py")
+
+
+def launch(folder: Path, processes: int = 2, restarts: int = 0, check: bool = True, **told: object) -> None:
+    """Run the script under torchrun until it ends; with restarts, torchrun starts it again after a kill."""
+    environment = os.environ | {name: str(value) for name, value in told.items()}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
+    command += [str(processes), "--max-restarts", str(restarts), "--monitor-interval", "0.1"]
+    done = subprocess.run(
+        [*command, SCRIPT, folder / "run"],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if check:
+        assert done.returncode == 0, done.stderr[-3000:]
+    else:
+        assert done.returncode != 0
+
+
+def entries(folder: Path) -> list[dict]:
+    text = (folder / "run" / "private" / "journal.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def ends(folder: Path, processes: int = 2) -> torch.Tensor:
+    """The parameters at the end, which all processes share."""
+    first, *others = (torch.load(folder / f"end{rank}.pt") for rank in range(processes))
+    assert all(torch.equal(first, other) for other in others)
+    return first
+
+
+def check_booked_once(folder: Path) -> None:
+    """Every step is charged once, no draw is void, and no index serves two answers."""
+    kinds = [entry["type"] for entry in entries(folder)]
+    released = [entry for entry in entries(folder) if entry["type"] == "release"]
+    assert [entry["index"] for entry in released] == list(range(STEPS))
+    assert "void" not in kinds
+    assert kinds.count("run") == kinds.count("close") == 1
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert eq.verify_run(folder / "run").consistent
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A run that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("whole")
+    launch(folder)
+    check_booked_once(folder)
+    return folder
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_that_time_kernels_apart_go_on_exactly_after_a_kill(tmp_path, rank):
+    undisturbed = tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    launch(undisturbed, KERNELS="apart")
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    launch(folder, restarts=1, KERNELS="apart", KILL_RANK=rank, KILL_STEP=6)
+    check_booked_once(folder)
+    assert torch.equal(ends(folder), ends(undisturbed))
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_another_number_of_processes_goes_on_and_is_charged_by_the_rules(tmp_path, before, after):
+    launch(tmp_path, before, check=False, KILL_RANK=before - 1, KILL_STEP=6)
+    launch(tmp_path, after, LIFE=1)
+    released = [entry for entry in entries(tmp_path) if entry["type"] == "release"]
+    # Three steps since the checkpoint were booked. They are asked in another way: other noise, a new charge.
+    assert [entry["index"] for entry in released] == list(range(STEPS))
+    assert len({entry["answer"] for entry in released}) == STEPS
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1 - 3))
+    assert eq.verify_run(tmp_path / "run").consistent
+    ends(tmp_path, after)
+
+
+def check_killed_at(folder: Path, whole: Path, rank: int, share: float) -> None:
+    seconds = float((whole / f"seconds{rank}").read_text())
+    launch(folder, restarts=1, KILL_RANK=rank, KILL_AFTER=share * seconds)
+    check_booked_once(folder)
+    # A run that had not begun when it was killed chose its kernels anew.
+    assert (ends(folder) - ends(whole)).norm() <= 1e-5 * ends(whole).norm()
+
+
+def test_torchrun_restarts_a_run_of_which_a_process_was_killed(tmp_path, whole):
+    check_killed_at(tmp_path, whole, rank=1, share=0.7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", range(10))
+def test_torchrun_restarts_a_run_killed_at_ten_random_moments(tmp_path, whole, trial):
+    rng = random.Random(trial)
+    check_killed_at(tmp_path, whole, rng.randrange(2), rng.random())
+
+
+# ---- starting or resuming, in one process
+
+
+def script(folder: Path, model=None, **options):
+    """What a script calls each time that it is started."""
+    model = model or network()
+    return eq.PrivateTraining.start_or_resume(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.3),
+        **{
+            "run_dir": folder,
+            "loss": loss,
+            "data": records(),
+            "sampling": eq.Poisson(12, 60, 6),
+            "method": eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+        }
+        | options,
+    )
+
+
+def test_a_script_starts_goes_on_and_finds_its_end(tmp_path):
+    first = script(tmp_path / "run")
+    first.take_step()
+    first.save_checkpoint()
+    first.close()
+    second = script(tmp_path / "run")
+    assert second.steps_done == 1
+    result = second.run(progress=False)
+    model = network()
+    third = script(tmp_path / "run", model)
+    assert list(third) == []
+    assert third.run(progress=False).statement == result.statement
+    assert third.steps_done == third.finish().steps == 6
+    for name, value in second.model.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name])
+
+
+def test_the_end_of_a_reproducible_run_is_found_in_its_journal(tmp_path):
+    script(tmp_path / "run", reproducible=True).run(progress=False)
+    assert list(script(tmp_path / "run", reproducible=True)) == []
+
+
+def test_a_script_with_other_settings_is_refused_by_name(tmp_path):
+    script(tmp_path / "run").close()
+    with pytest.raises(ValueError, match=r"seed=3 differs from the seed=0.*new folder"):
+        script(tmp_path / "run", seed=3)
+    with pytest.raises(ValueError, match=r"sampling=Poisson\(.*differs from"):
+        script(tmp_path / "run", sampling=eq.Poisson(12, 60, 7))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_start_killed_before_its_first_checkpoint_begins_anew(tmp_path, shared):
+    options = {"ledger_file": tmp_path / "shared.jsonl"} if shared else {}
+    killed = script(tmp_path / "run", **options)
+    killed.close()
+    for file in (tmp_path / "run" / "checkpoint").iterdir():
+        file.unlink()
+    again = script(tmp_path / "run", **options)
+    assert again.steps_done == 0
+    again.run(progress=False)
+    if shared:
+        kinds = [json.loads(line)["type"] for line in (tmp_path / "shared.jsonl").read_text().splitlines()]
+        assert kinds == ["run", "close", "run", *["release"] * 6, "close"]
+
+
+def test_releases_without_a_checkpoint_are_no_start_that_came_to_nothing(tmp_path):
+    run = script(tmp_path / "run")
+    run.take_step()
+    run.close()
+    for file in (tmp_path / "run" / "checkpoint").iterdir():
+        file.unlink()
+    with pytest.raises(RunFolderError, match="its journal holds releases"):
+        script(tmp_path / "run")

@@ -1,0 +1,169 @@
+"""Private training of models that `fully_shard` shards over two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sharded_ranks
+import torch
+import torch.multiprocessing as mp
+from sharded_ranks import CASES, gpt2, trained, work
+from small_problems import network
+
+import equipoise as eq
+from equipoise.training.assumptions import Assumption
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.start_processes(work, args=(port, str(path)), nprocs=2, start_method="spawn")
+    return path
+
+
+@pytest.fixture(scope="module")
+def by_rank(folder):
+    return [torch.load(folder / f"found{rank}.pt", weights_only=False) for rank in (0, 1)]
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return bool((found - expected).norm() <= 1e-12 * expected.norm())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sharded_model_trains_as_in_one_process(name, by_rank):
+    first, second = (found[name] for found in by_rank)
+    assert torch.equal(first, second)
+    begun = sharded_ranks.values(network(dtype=torch.float64))
+    assert (first[: len(begun)] - begun).norm() > 1e-2  # it moved
+    if name != "shared numbers":  # these follow the places, which the number of processes moves
+        assert close(first, trained(name, False))
+
+
+def test_a_sharded_run_is_resumed_with_its_records_and_noise(folder, by_rank):
+    for found in (found["resumed"] for found in by_rank):
+        assert found["begun at"] == 3
+        assert torch.equal(found["whole"], found["resumed"])
+    for name in ("whole", "left"):
+        lines = (folder / name / "private" / "journal.jsonl").read_text().splitlines()
+        released = [json.loads(line)["index"] for line in lines if json.loads(line)["type"] == "release"]
+        assert released == list(range(6))
+        assert eq.verify_run(folder / name).consistent
+
+
+def test_a_process_that_fails_in_a_forward_ends_the_others():
+    script = Path(sharded_ranks.__file__)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, "fail"], env=environment | {"RANK": str(rank)}, stderr=subprocess.PIPE
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        said = [rank.communicate(timeout=200)[1].decode() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert all(rank.returncode != 0 for rank in ranks)
+    assert "a record that the model does not take" in said[1]
+    assert "the others end with this one" in said[1]
+    assert "does not take" not in said[0]
+
+
+def test_the_statement_says_that_no_record_may_fail(folder, by_rank):
+    statement = json.loads((folder / "whole" / "statement.json").read_text())
+    assert Assumption.NONE_FAILS in statement["assumptions"]
+
+
+def test_the_published_model_is_whole(folder, by_rank):
+    model = eq.load_model(network(dtype=torch.float64), folder / "whole" / "model.safetensors")
+    assert torch.equal(sharded_ranks.values(model), by_rank[0]["resumed"]["whole"])
+
+
+def test_a_changed_file_of_a_sharded_checkpoint_is_seen(folder, by_rank):
+    (newest,) = sorted((folder / "whole" / "checkpoint").glob("*.shards"))[-1:]
+    state = torch.load(newest.with_suffix(".pt"), weights_only=True)["state"]["parts"]["files"]
+    sharded_ranks_files = {path.name for path in newest.iterdir()}
+    assert set(state) == sharded_ranks_files
+    from equipoise.training.folder.sharded_checkpoint import check_parts
+
+    check_parts(newest, state)
+    with (newest / "__1_0.distcp").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(ValueError, match=r"__1_0\.distcp is missing, or is not the file"):
+        check_parts(newest, state)
+
+
+def test_one_process_goes_on_with_the_parts_of_two(folder, by_rank):
+    environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    environment |= {"MASTER_PORT": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = Path(sharded_ranks.__file__)
+    command = [sys.executable, script, folder / "two", folder / "one.pt"]
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = torch.load(folder / "one.pt", weights_only=True)
+    # Two steps behind the checkpoint are asked in another way: new noise, a new charge, two steps fewer.
+    assert found["steps"] == 4
+    lines = (folder / "two" / "private" / "journal.jsonl").read_text().splitlines()
+    released = [json.loads(line) for line in lines if json.loads(line)["type"] == "release"]
+    assert [entry["index"] for entry in released] == list(range(6))
+    assert len({entry["answer"] for entry in released}) == 6
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("method", r"NotImplementedError: method='dp-c4' needs whole rows.*before fully_shard"),
+        ("hardened", r"NotImplementedError: hardened=True .*leave it out"),
+        ("describe", r"NotImplementedError: describe\(\).*before fully_shard"),
+    ],
+)
+def test_what_sharded_models_do_not_take_is_refused_by_name(what, said, by_rank):
+    import re
+
+    for found in by_rank:
+        assert re.match(said, found["refused"][what]), found["refused"][what]
+
+
+def test_a_process_keeps_its_part_alone(by_rank):
+    kept = [found["memory"]["kept"] for found in by_rank]
+    whole = by_rank[0]["memory"]["whole"]
+    assert sum(kept) == whole
+    assert max(kept) <= 0.7 * whole
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_exchanges_of_a_step_do_not_grow_with_the_number_of_tensors(is_sharded, by_rank):
+    for found in by_rank:
+        few, many = (found["exchanges"][depth, is_sharded] for depth in (1, 9))
+        assert few == many
+        assert few["broadcast_object_list"] <= 1 + is_sharded
+        assert sum(few.values()) <= 16
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_gpt2_trains_sharded_as_in_one_process(lora, by_rank, folder):
+    pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
+    alone = gpt2(folder)[f"{lora}"]
+    for found in by_rank:
+        assert close(found["gpt2"][f"{lora}"], alone)
+
+
+def test_parameters_stay_float32_in_mixed_precision(by_rank):
+    assert by_rank[0]["mixed"]["type"] == "torch.float32"
+    assert torch.equal(by_rank[0]["mixed"]["values"], by_rank[1]["mixed"]["values"])

@@ -1,0 +1,441 @@
+"""Worker processes read a draw's items ahead, and nothing else changes by them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_problems import FEATURES, RECORDS, loss, network, parameters, records, training
+from torch import nn
+
+import equipoise as eq
+from equipoise.training.reading import ReadingWorkers, WorkersLostError
+from equipoise.training.record_rows import RecordSource
+
+COUNTS = (0, 1, 4)
+
+
+class Items(torch.utils.data.Dataset):
+    """Records that draw random numbers, some of which cannot be read, some only sometimes."""
+
+    def __init__(self, draws=True, fails=(), fails_at_random=False, together=False):
+        self.data, self.draws, self.fails, self.fails_at_random = records(), draws, fails, fails_at_random
+        if together:
+            self.__getitems__ = lambda numbers: [self[number] for number in numbers]
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, i):
+        if i in self.fails:
+            raise KeyError(f"record {i} cannot be read")
+        scale = 1.0
+        if self.draws:
+            scale = 1 + 0.1 * (random.random() + np.random.rand() + float(torch.rand(())))
+        if self.fails_at_random and random.random() < 0.1:
+            raise OSError(f"record {i} could not be read")
+        return {"input": scale * self.data["input"][i], "label": self.data["label"][i]}
+
+
+def trained(data, workers, steps=4, **options):
+    run = training(network(dropout=0.2), data=data, steps=steps, batch=20, workers=workers, **options)
+    list(run)
+    return run
+
+
+def rows_of(run):
+    """The private diagnostics: records, failures, losses."""
+    rows = (run.folder.private / "diagnostics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(row).items() if key != "seconds"} for row in rows]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"draws": False},
+        {"draws": True},
+        {"draws": True, "fails": (3, 17, 40)},
+        {"draws": True, "fails_at_random": True},
+        {"draws": False, "fails": (3, 17, 40), "together": True},
+    ],
+    ids=["plain", "random numbers", "failing", "failing at random", "together"],
+)
+@pytest.mark.parametrize("size", [4, None])
+def test_any_number_of_workers_gives_the_same_bits(tmp_path, options, size):
+    runs = [
+        trained(Items(**options), count, micro_batch_size=size, run_dir=tmp_path / str(count))
+        for count in COUNTS
+    ]
+    for run in runs[1:]:
+        assert torch.equal(parameters(run.model), parameters(runs[0].model))
+        assert rows_of(run) == rows_of(runs[0])
+        assert run.ledger.record.used == runs[0].ledger.record.used
+
+
+class Images(torch.utils.data.Dataset):
+    """Images whose channels are last in memory, as decoders give them: whole, cut, grey, of NumPy."""
+
+    def __init__(self, kind):
+        rng = torch.Generator().manual_seed(0)
+        self.pixels, self.kind = torch.randn(RECORDS, 12, 12, 3, generator=rng), kind
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, i):
+        image = self.pixels[i].permute(2, 0, 1)
+        if self.kind == "cut":
+            image = image[:, 2:10, 1:9]
+        elif self.kind == "grey":
+            image = image[:1].expand(3, -1, -1)
+        elif self.kind == "one channel":
+            image = self.pixels[i, :, :, :1].permute(2, 0, 1)
+        elif self.kind == "numpy":
+            return self.pixels[i].numpy().transpose(2, 0, 1), i % 3
+        return image, i % 3
+
+
+@pytest.mark.parametrize("kind", ["whole", "cut", "grey", "one channel", "numpy"])
+def test_axes_keep_their_order_in_memory(kind):
+    ids, randomness = torch.arange(8), nobodys
+    source, ahead = RecordSource(Images(kind)), RecordSource(Images(kind), workers=2)
+    for _ in ahead.ahead([ids], randomness):
+        assert len(ahead._read_ahead) == len(ids)
+        (image, label), (other, other_label) = source.take(ids, randomness), ahead.take(ids, randomness)
+    assert torch.equal(image, other)
+    assert torch.equal(label, other_label)
+    assert image.stride() == other.stride()
+
+
+THINGS = {
+    "numbers": lambda i: {"a": torch.tensor(i), "b": [i, float(i)], "c": (np.float32(i), str(i), None)},
+    "types": lambda i: [
+        torch.full((2, 3), i).to(dtype)
+        for dtype in (torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.complex64, torch.int64)
+    ],
+    "empty": lambda i: [torch.empty(0), torch.empty(2, 0, 3), np.empty((0, 2))],
+    "a gradient": lambda i: torch.full((2,), float(i), requires_grad=True),
+    "a parameter": lambda i: nn.Parameter(torch.full((2,), float(i))),
+    "transposed": lambda i: np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1)[:, ::-1],
+    "texts": lambda i: np.array(["a", "bc"], dtype=object),
+    "cannot be sent": lambda i: {"a": i, "b": lambda: None},
+}
+
+
+class Made:
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, i):
+        return self.make(i)
+
+
+@pytest.mark.parametrize("kind", THINGS)
+def test_items_arrive_as_they_were_made(kind):
+    workers = ReadingWorkers(Made(THINGS[kind]), 2)
+    (items,) = workers.read([torch.arange(6)], nobodys)
+    if kind == "cannot be sent":
+        assert items == {}
+        return
+    assert sorted(items) == list(range(6))
+    for i, item in items.items():
+        assert_same(item, THINGS[kind](i))
+    workers.close()
+
+
+def nobodys(kind):
+    return torch.Generator().manual_seed(0)
+
+
+def assert_same(one, other):
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        one, other = list(one.values()), list(other.values())
+    if isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    elif isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        assert torch.equal(one, other)
+        assert one.requires_grad == other.requires_grad
+        with torch.no_grad():
+            one.zero_()  # it may be written to
+    elif isinstance(one, np.ndarray):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        if not one.size:
+            return
+        assert np.argsort(one.strides).tolist() == np.argsort(np.abs(other.strides)).tolist()
+        assert (one == other).all()
+    else:
+        assert one == other
+
+
+# ---- processes that end
+
+
+def pids(run):
+    return [worker.process.pid for worker in run._setup.rows.source._workers._workers]
+
+
+def test_a_killed_worker_changes_nothing(tmp_path, caplog):
+    whole = trained(Items(), 0, steps=6, micro_batch_size=4, run_dir=tmp_path / "whole")
+    run = training(
+        network(dropout=0.2),
+        data=Items(),
+        steps=6,
+        batch=20,
+        workers=2,
+        micro_batch_size=4,
+        run_dir=tmp_path / "run",
+    )
+    with caplog.at_level(logging.WARNING, logger="equipoise.training"):
+        for step in run:
+            if step.step in (2, 4):
+                os.kill(pids(run)[step.step // 4], signal.SIGKILL)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a worker process that reads records died (exit code -9); it is started again, and reads what is "
+        "missing"
+    ] * 2
+    assert torch.equal(parameters(run.model), parameters(whole.model))
+    assert rows_of(run) == rows_of(whole)
+    assert run.ledger.record.num_draws == whole.ledger.record.num_draws == 6
+
+
+@pytest.fixture(scope="module")
+def late():
+    """A record that is drawn first in a later step."""
+    read = []
+
+    class Noted(Items):
+        def __getitem__(self, i):
+            read.append(i)
+            return super().__getitem__(i)
+
+    run = training(network(dropout=0.2), data=Noted(), steps=6, batch=20)
+    read.clear()
+    run.take_step()
+    before = set(read)
+    list(run)
+    return next(i for i in read if i not in before)
+
+
+class Deadly(Items):
+    """A record that ends the worker that reads it, as often as a file says."""
+
+    def __init__(self, number, file, times):
+        super().__init__()
+        self.number, self.file, self.main = number, file, os.getpid()
+        file.write_text("x" * times)
+
+    def __getitem__(self, i):
+        left = self.file.read_text()
+        if i == self.number and left and os.getpid() != self.main:
+            self.file.write_text(left[1:])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(i)
+
+
+def test_a_worker_that_dies_while_it_reads_is_started_again(tmp_path, late):
+    whole = trained(Items(), 0, steps=6)
+    run = trained(Deadly(late, tmp_path / "times", 1), 2, steps=6)
+    assert (tmp_path / "times").read_text() == ""
+    assert torch.equal(parameters(run.model), parameters(whole.model))
+
+
+def test_workers_that_die_again_and_again_stop_the_step_which_can_be_repeated(tmp_path, late):
+    whole = trained(Items(), 0, steps=6, run_dir=tmp_path / "whole")
+    run_dir = tmp_path / "run"
+    run = training(
+        network(dropout=0.2),
+        data=Deadly(late, tmp_path / "times", 3),
+        steps=6,
+        batch=20,
+        workers=2,
+        run_dir=run_dir,
+    )
+    run.save_checkpoint()
+    with pytest.raises(
+        WorkersLostError, match=r"died twice over the same ones \(exit code -9.*workers=2"
+    ) as error:
+        list(run)
+    assert re.findall(r"\d+", str(error.value)) == ["9", "9", "2"]
+    done = run.steps_done
+    list(run)  # a third death, and then it can be read
+    assert done < run.steps_done == 6
+    assert torch.equal(parameters(run.model), parameters(whole.model))
+    assert run.ledger.record.used == whole.ledger.record.used
+    run.close()
+    model = network(dropout=0.2)
+    again = eq.PrivateTraining.resume(
+        run_dir, model, torch.optim.SGD(model.parameters(), lr=0.3), loss=loss, data=Items(), workers=1
+    )
+    list(again)
+    assert torch.equal(parameters(model), parameters(whole.model))
+    assert again.ledger.record.used == whole.ledger.record.used
+
+
+def test_an_error_within_a_step_leaves_no_answers_to_the_next(tmp_path):
+    whole = trained(Items(), 0, steps=3, micro_batch_size=4)
+    run = training(network(dropout=0.2), data=Items(), steps=3, batch=20, workers=2, micro_batch_size=4)
+    of_records, calls = run._setup.rows.of_records, []
+
+    def failing(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise MemoryError
+        return of_records(*arguments)
+
+    run._setup.rows.of_records = failing
+    with pytest.raises(MemoryError) as held:  # and with it the pass that it ended, as a debugger holds it
+        run.take_step()
+    list(run)
+    assert held.type is MemoryError
+    assert torch.equal(parameters(run.model), parameters(whole.model))
+
+
+def ones(kind):
+    return torch.Generator().manual_seed(1)
+
+
+def test_answers_that_nobody_took_are_not_those_of_the_next_pass():
+    parts = torch.arange(20).split(10)
+    source = RecordSource(Items(), workers=2)
+    abandoned = source.ahead(parts, nobodys)
+    next(abandoned)
+    for _, part in zip(source.ahead(parts, ones), parts, strict=True):
+        assert sorted(source._read_ahead) == part.tolist()
+        assert torch.equal(source.take(part, ones)["input"], RecordSource(Items()).take(part, ones)["input"])
+        other = source.take(part, nobodys)["input"]
+        assert torch.equal(other, RecordSource(Items()).take(part, nobodys)["input"])
+        abandoned.close()
+    source.close()
+
+
+def test_workers_end_with_the_training():
+    run = trained(Items(), 2, steps=2)
+    started = [worker.process for worker in run._setup.rows.source._workers._workers]
+    run.close()
+    assert len(started) == 2
+    assert not any(process.is_alive() for process in started)
+
+
+ALONE = """
+import os, sys, time, torch
+from test_workers import Items, training
+run = training(data=Items(), workers=2)
+run.take_step()
+print(*(worker.process.pid for worker in run._setup.rows.source._workers._workers), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_when_the_process_that_trains_is_killed(how):
+    process = subprocess.Popen(
+        [sys.executable, "-c", ALONE], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    workers = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(workers) == 2
+    os.kill(workers[0], signal.SIGINT)  # as Ctrl-C at a terminal sends it to all
+    time.sleep(0.2)
+    assert Path(f"/proc/{workers[0]}").exists()
+    process.send_signal(how)
+    process.wait()
+    end = time.monotonic() + 20
+    while any(alive(pid) for pid in workers) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not any(alive(pid) for pid in workers)
+
+
+def alive(pid):
+    try:
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+# ---- what others see
+
+
+def test_nothing_shows_who_was_drawn(tmp_path, capfd, caplog):
+    secret = tmp_path / "secret"
+
+    class Telling(Items):
+        def __getitem__(self, i):
+            title = Path(f"/proc/{os.getpid()}/cmdline").read_bytes() + Path("/proc/self/comm").read_bytes()
+            with secret.open("ab") as file:
+                file.write(title + b"\n")
+            return super().__getitem__(i)
+
+    with caplog.at_level(logging.DEBUG):
+        run = trained(Telling(fails=range(0, RECORDS, 2)), 2)
+        os.kill(pids(run)[0], signal.SIGKILL)
+        assert run.steps_done == 4
+    out, err = capfd.readouterr()
+    assert "cannot be read" not in out + err + caplog.text
+    assert "record" not in out + err
+    assert len(set(secret.read_bytes().split(b"\n"))) <= 3  # one title, whatever is read
+
+
+def test_rows_of_tensors_need_no_workers():
+    run = trained(None, 4)
+    assert run._setup.rows.source._workers is None
+    assert torch.equal(parameters(run.model), parameters(trained(None, 0).model))
+
+
+@pytest.mark.parametrize(("workers", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_a_number_of_workers_that_is_none_is_named(workers, error):
+    with pytest.raises(error, match=rf"workers={workers} must be a whole number of at least 0"):
+        training(data=Items(), workers=workers)
+
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2000
+
+    def __getitem__(self, i):
+        time.sleep(0.002)
+        return {"input": torch.full((FEATURES,), i / 2000), "label": torch.tensor(i % 3)}
+
+
+def seconds(workers, steps=10):
+    run = training(data=Slow(), population=2000, batch=128, steps=steps + 1, workers=workers)
+    run.take_step()
+    start = time.perf_counter()
+    list(run)
+    run.close()
+    return time.perf_counter() - start
+
+
+def test_four_workers_read_items_of_two_milliseconds_faster():
+    without, ahead = seconds(0), min(seconds(4) for _ in range(2))
+    assert ahead < without / 2.5, (without, ahead)
+
+
+def test_the_next_micro_batch_is_read_while_one_is_in_use():
+    workers = ReadingWorkers(Slow(), 1)
+    parts = torch.arange(150).split(50)
+    reading = workers.read(parts, nobodys)
+    next(reading)
+    time.sleep(0.3)  # the next part takes 0.1 s
+    start = time.perf_counter()
+    assert sorted(next(reading)) == parts[1].tolist()
+    assert time.perf_counter() - start < 0.05
+    workers.close()
