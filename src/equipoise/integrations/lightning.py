@@ -113,7 +113,7 @@ def _check(trainer: Trainer) -> None:
 @contextmanager
 def _without_trainer(module: LightningModule) -> Iterator[None]:
     """Detached: what follows a private record reaches no logger, and copies of the module hold no trainer."""
-    trainer, module.trainer = module.trainer, None  # type: ignore[assignment]
+    trainer, module.trainer = module.trainer, None
     try:
         yield
     finally:
