@@ -345,3 +345,11 @@ def test_own_data_and_model(equipoise, tmp_path, monkeypatch):
     found = equipoise(words, "--data", "my_own_records:not_data", "--population", "200")
     assert found.code == 2
     assert "DataSet" in found.value["error"]
+
+
+def test_evaluations_at_a_chosen_pace(equipoise, tmp_path):
+    folder = tmp_path / "run"
+    words = "train --data digits --epochs 3.5 --noise-multiplier 2 --evaluate-every 3 --json --run-dir"
+    assert equipoise(words, folder).code == 0
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "evaluation.accuracy" in row] == [3, 6, 7]

@@ -16,13 +16,13 @@ def cross_entropy(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
 
 
-def accuracy(model: nn.Module, records: Records, chunk: int = 2048) -> float:
+def accuracy(model: nn.Module, records: Records, chunk: int = 256) -> float:
     """The share of records whose label the model gives the highest score."""
     return float((predictions(model, records, chunk) == records.fields["label"]).double().mean())
 
 
 @torch.no_grad()
-def predictions(model: nn.Module, records: Records, chunk: int = 2048) -> Tensor:
+def predictions(model: nn.Module, records: Records, chunk: int = 256) -> Tensor:
     """The class with the highest score for every record, int64 ``[n]``."""
     device = next(model.parameters()).device
     was_training = model.training

@@ -182,6 +182,9 @@ class RunSettings:
     micro_batch_size: int | None = setting(
         None, "Records per forward, at most.", above_zero="the number of records held at once"
     )
+    evaluate_every: int | None = setting(
+        None, "Steps between evaluations; ten in all by default.", above_zero="the number of steps"
+    )
     device: str | None = setting(None, "Where to compute: cpu, cuda, cuda:1, mps.")
     seed: int = setting(0, "Initial weights and other public randomness.")
     reproducible: bool = setting(False, "Noise follows the seed too: NOT PRIVATE.")

@@ -133,7 +133,11 @@ def _run(
 ) -> dict[str, Any]:
     began = time.perf_counter()
     with closing(training):  # also where it was interrupted: the folder is free for `resume`
-        result = training.run(evaluate=experiment.evaluate, progress=console.is_terminal)
+        result = training.run(
+            evaluate=experiment.evaluate,
+            evaluate_every=experiment.settings.evaluate_every,
+            progress=console.is_terminal,
+        )
         scores = scores_of(training.method, training.method_state)
     if hint:
         _hint(experiment, result.evaluation.get("accuracy"), console)

@@ -10,6 +10,7 @@ import typer
 from equipoise._files import make_folder
 from equipoise.app.option_checks import check_choice, delta_warning
 from equipoise.app.settings import CalibrationSettings
+from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import Json
@@ -17,6 +18,7 @@ from equipoise.cli.shared_options import Json
 __all__ = ["calibrate"]
 
 
+@option_file
 @settings_options(CalibrationSettings, parameter="asked")
 def calibrate(
     asked: CalibrationSettings,

@@ -8,6 +8,7 @@ import typer
 
 from equipoise.app.contenders import Comparison, parse_method_option, read_entries
 from equipoise.app.settings import RunSettings
+from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import Json, RunDir, UsageError
@@ -15,6 +16,7 @@ from equipoise.cli.shared_options import Json, RunDir, UsageError
 __all__ = ["compare"]
 
 
+@option_file
 @settings_options(
     RunSettings,
     "data", "data_dir", "population", "subset", "public_records", "model", "epsilon", "delta", "epochs",

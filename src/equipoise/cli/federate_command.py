@@ -9,6 +9,7 @@ from pathlib import Path
 from equipoise.app.option_checks import DATA_NAMES, MODEL_NAMES, check_name
 from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
 from equipoise.app.settings import FederationSettings, RunSettings
+from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import Json, RunDir
@@ -16,6 +17,7 @@ from equipoise.cli.shared_options import Json, RunDir
 __all__ = ["federate", "resume_folder"]
 
 
+@option_file
 @settings_options(
     RunSettings,
     "method", "data", "data_dir", "epsilon", "delta", "batch_size", "sampling", "relation", "learning_rate",

@@ -10,6 +10,7 @@ import typer
 
 from equipoise.app.settings import RunSettings
 from equipoise.cli.federate_command import resume_folder
+from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["resume", "train"]
 
 
+@option_file
 @settings_options(RunSettings)
 def train(
     settings: RunSettings,

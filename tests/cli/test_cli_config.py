@@ -1,0 +1,99 @@
+import json
+
+import pytest
+
+
+@pytest.fixture
+def dry(equipoise, tmp_path):
+    """The settings that a dry run of `train` answers, with a configuration file of these lines."""
+
+    def run(lines, words=""):
+        path = tmp_path / "run.toml"
+        path.write_text(lines)
+        found = equipoise(f"train --dry-run --json {words} --config", path)
+        assert found.code == 0, found.out
+        return found.value
+
+    return run
+
+
+def test_a_file_gives_options_and_the_command_line_comes_first(dry):
+    lines = 'data = "digits"\nepochs = 6\nlearning-rate = 2.5\nhardened = true\nseed = 4\n'
+    settings = dry(lines, "--epochs 4 --seed 5")["settings"]
+    assert (settings["epochs"], settings["seed"]) == (4, 5)
+    assert (settings["learning_rate"], settings["hardened"], settings["method"]) == (2.5, True, "dp-sgd")
+
+
+def test_a_table_of_the_files_holds_options_of_the_method(dry):
+    lines = 'method = "dp-c4"\nepochs = 4\n[option]\nschedule = { period = 4, fresh_noise = false }\n'
+    assert dry(lines)["settings"]["options"] == {"schedule.period": 4, "schedule.fresh_noise": False}
+
+
+def test_noise_on_the_command_line_displaces_the_budget_in_the_file(dry):
+    settings = dry("epsilon = 3\nepochs = 4\n", "--noise-multiplier 2")["settings"]
+    assert settings["noise_multiplier"] == 2
+    assert "epsilon" not in settings
+
+
+def test_the_files_of_a_run_repeat_its_settings(equipoise, trained):
+    folder, found = trained
+    for file in ("config.json", "checkpoint/settings.json"):
+        again = equipoise("train --dry-run --json --config", folder / file, "--run-dir", "elsewhere")
+        assert again.code == 0, again.out
+        assert again.value["settings"] == found["settings"]
+
+
+def test_a_smaller_population_of_a_run_is_not_taken_for_the_published_one(equipoise, tmp_path):
+    config = {
+        "experiment": {"data": "digits", "subset": 900, "population": 900, "steps": 3, "batch_size": 90.0}
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert equipoise("train --dry-run --json --config", path).value["settings"]["subset"] == 900
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("learning_rat = 1\n", "no option of equipoise train. Did you mean --learning-rate?"),
+        ("epochs = true\n", "epochs = True: Invalid value for '--epochs'"),
+        ("views = 3.5\n", "is not a valid integer"),
+        ('hardened = "yes"\n', "give true or false"),
+        ("[epochs]\nmany = 3\n", "--epochs takes one value"),
+        ("epochs = \n", "is no TOML file"),
+        ('optimizer = "sgdd"\n', "--optimizer is 'sgdd'"),
+    ],
+)
+def test_slips_in_a_file_are_answered(equipoise, tmp_path, lines, said):
+    path = tmp_path / "run.toml"
+    path.write_text(lines)
+    found = equipoise("train --dry-run --json --config", path)
+    assert found.code == 2
+    assert said in found.value["error"]
+
+
+def test_a_missing_file_is_named(equipoise, tmp_path):
+    found = equipoise("train --dry-run --json --config", tmp_path / "no.toml")
+    assert found.code == 2
+    assert "there is no such file" in found.value["error"]
+
+
+def test_what_a_run_wrote_never_says_what_to_import(equipoise, tmp_path):
+    config = {"experiment": {"data": "somewhere.else:records", "population": 900, "steps": 3}}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    found = equipoise("train --dry-run --json --config", path)
+    assert found.code == 2
+    assert "name it again: --data somewhere.else:records" in found.value["error"]
+
+
+def test_other_commands_take_a_file_too(equipoise, tmp_path):
+    path = tmp_path / "noise.toml"
+    path.write_text("population = 60000\nbatch-size = 256\nepochs = 20\nepsilon = 2\n")
+    found = equipoise("calibrate --json --config", path)
+    assert found.code == 0
+    assert found.value["epsilon"] == pytest.approx(2, rel=1e-2)
+    path.write_text('methods = ["dp-sgd", "nonsense"]\n')
+    found = equipoise("compare --json --config", path)
+    assert found.code == 2
+    assert "--methods names 'nonsense'" in found.value["error"]
