@@ -20,7 +20,7 @@ from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.engine_inputs import uncompiled
 from equipoise.privacy import Ledger
 from equipoise.privacy.private import unwrap
-from equipoise.training.record_rows import RecordSource
+from equipoise.training.record_source import RecordSource
 
 #: What a sum may be wrong by, relative to the sum of the clipped norms.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "bfloat16": 5e-2}

@@ -16,7 +16,7 @@ from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.training.context import StepContext
 from equipoise.training.distributed import Processes
 from equipoise.training.forwards import BatchPreparation, RowSource
-from equipoise.training.record_rows import RecordSource
+from equipoise.training.record_source import RecordSource
 
 
 class Follower:

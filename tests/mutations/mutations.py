@@ -592,7 +592,7 @@ MUTATIONS = (
     ),
     Mutation(
         "workers read items under other random numbers",
-        "training/record_rows.py",
+        "training/record_source.py",
         (
             ("from itertools import repeat", "from functools import partial\nfrom itertools import repeat"),
             (
@@ -610,7 +610,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a mapped file is looked at as a whole",
-        "training/record_rows.py",
+        "training/record_source.py",
         (("self._is_scanned = not any(map(_is_mapped, leaves(self._nest)))", "self._is_scanned = True"),),
         ("tests/training/test_mapped_data.py::test_a_mapped_file_is_read_where_it_is_drawn",),
     ),

@@ -8,7 +8,7 @@ from small_problems import RECORDS, network, parameters, records, training
 
 import equipoise as eq
 from equipoise.training.assumptions import Assumption
-from equipoise.training.record_rows import RecordSource
+from equipoise.training.record_source import RecordSource
 
 datasets = pytest.importorskip("datasets")
 

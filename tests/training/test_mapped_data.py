@@ -13,7 +13,7 @@ from small_problems import FEATURES, RECORDS, parameters, records, training
 
 import equipoise as eq
 from equipoise.training.assumptions import Assumption
-from equipoise.training.record_rows import DataError, RecordSource
+from equipoise.training.record_source import DataError, RecordSource
 
 
 def as_memmap(folder):

@@ -29,7 +29,7 @@ from equipoise.training.assumptions import Assumption
 from equipoise.training.distributed import Processes
 from equipoise.training.forwards import PUBLIC_ROWS, _dealt
 from equipoise.training.randomness import public_randomness
-from equipoise.training.record_rows import RecordSource
+from equipoise.training.record_source import RecordSource
 from equipoise.training.setup import memory_use, pipeline_trials
 from equipoise.training.setup.memory_use import bytes_per_record
 from equipoise.training.setup.micro_batches import made_up

@@ -14,7 +14,7 @@ from equipoise.data import Records
 from equipoise.methods import PublicRecords, PublicSubspace
 from equipoise.report import write_report
 from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
-from equipoise.training.record_rows import DataError
+from equipoise.training.record_source import DataError
 
 
 def _batch(seed: int, count: int = 20) -> dict[str, torch.Tensor]:

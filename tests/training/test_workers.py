@@ -21,7 +21,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.training.reading import ReadingWorkers, WorkersLostError
-from equipoise.training.record_rows import RecordSource
+from equipoise.training.record_source import RecordSource
 
 COUNTS = (0, 1, 4)
 

@@ -6,7 +6,7 @@ from equipoise.training.folder.published_run import Verification, charge_search,
 from equipoise.training.folder.run_folder import load_model, save_model
 from equipoise.training.loop import PrivateTraining
 from equipoise.training.metrics import CSVWriter, MLflowWriter, TensorBoardWriter, WandbWriter
-from equipoise.training.record_rows import DataError
+from equipoise.training.record_source import DataError
 from equipoise.training.step import Result, StepReport
 
 __all__ = [

@@ -41,7 +41,7 @@ from equipoise.privacy import Draw, secret_generator
 from equipoise.privacy.noise.uniform import uniform_order
 from equipoise.training.distributed import Processes
 from equipoise.training.randomness import Randomness, public_randomness, secret_randomness
-from equipoise.training.record_rows import RecordSource
+from equipoise.training.record_source import RecordSource
 
 __all__ = [
     "PUBLIC_ROWS",

@@ -16,7 +16,7 @@ from equipoise.audit.neighbours.silent_record import WholeDrawError
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method
 from equipoise.privacy import FullBatch, Sampling, WithoutReplacement
-from equipoise.training.record_rows import RecordSource
+from equipoise.training.record_source import RecordSource
 from equipoise.training.setup.training_settings import refuse_unknown
 
 __all__ = ["audit_neighbours"]

@@ -28,7 +28,7 @@ from equipoise.privacy import Budget, Sampling
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.training.assumptions import Assumption
-from equipoise.training.record_rows import RecordSource
+from equipoise.training.record_source import RecordSource
 from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import CommonSettings, TrainingSettings

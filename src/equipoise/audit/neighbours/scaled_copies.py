@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise._tree import leaves, map_leaves
 from equipoise.gradients.engine_inputs import map_records, record_leaves
-from equipoise.training.record_rows import RecordSource
+from equipoise.training.record_source import RecordSource
 
 __all__ = [
     "SCALES",

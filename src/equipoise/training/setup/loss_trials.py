@@ -25,7 +25,7 @@ from equipoise.gradients.engine_inputs import (
     run_loss,
 )
 from equipoise.training.forwards import averaged_over_views, moved
-from equipoise.training.record_rows import ARRAY_REMEDY, DataError, RecordSource
+from equipoise.training.record_source import ARRAY_REMEDY, DataError, RecordSource
 from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.memory_use import available_bytes
 

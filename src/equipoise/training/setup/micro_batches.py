@@ -33,7 +33,7 @@ from equipoise.gradients.engine_inputs import (
 from equipoise.privacy import Sampling
 from equipoise.training.distributed import Processes
 from equipoise.training.forwards import PUBLIC_ROWS, filled, out_of_memory
-from equipoise.training.record_rows import DataError, RecordSource
+from equipoise.training.record_source import DataError, RecordSource
 from equipoise.training.setup.memory_use import bytes_per_record, fitting
 from equipoise.training.setup.pipeline_trials import Pipeline
 

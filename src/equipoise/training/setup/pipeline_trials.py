@@ -28,7 +28,7 @@ from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import record_leaves, signature
 from equipoise.training.forwards import BatchPreparation
 from equipoise.training.randomness import public_randomness
-from equipoise.training.record_rows import RecordSource
+from equipoise.training.record_source import RecordSource
 from equipoise.training.setup.loss_trials import OWN_GENERATOR, SEARCHED
 
 __all__ = ["Pipeline", "check_history", "check_pipeline"]

@@ -21,7 +21,7 @@ from torch import Tensor
 from equipoise._tree import named_leaves
 from equipoise.methods import Method
 from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
-from equipoise.training.record_rows import DataError, RecordSource
+from equipoise.training.record_source import DataError, RecordSource
 
 __all__ = ["check_public", "public_assumptions"]
 

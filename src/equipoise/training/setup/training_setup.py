@@ -25,7 +25,7 @@ from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.randomness import derive_seed, public_randomness
-from equipoise.training.record_rows import RecordSource
+from equipoise.training.record_source import RecordSource
 from equipoise.training.setup.argument_checks import (
     check_optimizer,
     check_scheduler,
