@@ -1,4 +1,5 @@
 from equipoise.federated.client import Client as Client
+from equipoise.federated.local_updates import LocalUpdates as LocalUpdates
 from equipoise.federated.messages import Refused as Refused
 from equipoise.federated.messages import Reply as Reply
 from equipoise.federated.messages import Request as Request

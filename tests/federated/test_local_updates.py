@@ -1,0 +1,177 @@
+"""Updates of users as gradient rows: user-level federated learning is a private training like any other."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import equipoise as eq
+from equipoise.federated import LocalUpdates
+from equipoise.gradients import GradientEngine
+
+PLACES = 6
+
+
+def cross_entropy(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def users(count, places=PLACES, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, places, 4, generator=generator)
+    return {"x": x, "y": (x[..., :3]).argmax(-1)}
+
+
+def with_some_absent(count):
+    data = users(count)
+    there = torch.arange(count) % (PLACES + 1)
+    data["there"] = torch.arange(PLACES)[None] < there[:, None]
+    return data
+
+
+def update_by_an_optimizer(model, data, user, steps, batch_size, rate):
+    """What torch's own SGD does to a copy of the model on the records of one user."""
+    local = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(local.parameters(), lr=rate)
+    there = data.get("there", torch.ones(len(data["x"]), PLACES, dtype=torch.bool))[user]
+    cuts = [slice(i, i + batch_size) for i in range(0, PLACES, batch_size)]
+    for step in range(steps):
+        cut = cuts[step % len(cuts)]
+        batch = {name: data[name][user][cut][there[cut]] for name in ("x", "y")}
+        optimizer.zero_grad()
+        if len(batch["y"]):
+            cross_entropy(local, batch).mean().backward()
+        optimizer.step()
+    return torch.cat(
+        [(p - q).detach().flatten() for p, q in zip(model.parameters(), local.parameters(), strict=True)]
+    )
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("batch_size", [2, 4, PLACES])
+@pytest.mark.parametrize("present", [None, "there"])
+def test_rows_are_the_updates_of_local_training(steps, batch_size, present):
+    model = network().double()
+    data = with_some_absent(7) if present else users(7)
+    data["x"] = data["x"].double()
+    loss = LocalUpdates(cross_entropy, steps, batch_size, learning_rate=0.3, present=present)
+    rows = GradientEngine(model, loss, data)(data).materialise().matrix()
+    expected = [update_by_an_optimizer(model, data, user, steps, batch_size, 0.3) for user in range(7)]
+    torch.testing.assert_close(rows, torch.stack(expected), rtol=1e-9, atol=1e-12)
+
+
+def trained(loss, data, **options):
+    model = network()
+    usual = {
+        "sampling": eq.Poisson(expected_batch_size=20, population=120, steps=6),
+        "method": eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0), "reproducible": True, "micro_batch_size": 16,
+    }  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    training = eq.PrivateTraining(model, optimizer, loss=loss, data=data, **(usual | options))
+    training.run(progress=False)
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_one_step_on_one_record_at_rate_one_is_dp_sgd_bit_for_bit():
+    data = users(120, places=1)
+    alone = {name: values[:, 0] for name, values in data.items()}
+    assert torch.equal(trained(LocalUpdates(cross_entropy), data), trained(cross_entropy, alone))
+
+
+def test_absent_records_count_nothing():
+    data = with_some_absent(120)
+    others = {name: values.clone() for name, values in data.items()}
+    others["x"][~others["there"]] = 7.0
+    loss = LocalUpdates(cross_entropy, steps=4, batch_size=2, learning_rate=0.3, present="there")
+    assert torch.equal(trained(loss, data), trained(loss, others))
+    assert not torch.equal(trained(loss, data), trained(loss, data | {"x": data["x"] + 1}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"loss": "squares"}, TypeError, "loss"),
+        ({"steps": 0}, ValueError, "steps=0"),
+        ({"batch_size": 0}, ValueError, "batch_size=0"),
+        ({"learning_rate": 0.0}, ValueError, "learning_rate=0.0"),
+    ],
+)
+def test_arguments_out_of_range(arguments, error, message):
+    with pytest.raises(error, match=message):
+        LocalUpdates(**({"loss": cross_entropy} | arguments))
+
+
+def test_batches_without_places():
+    data = users(5)
+    with pytest.raises(ValueError, match="users first"):
+        LocalUpdates(cross_entropy)(network(), {"x": data["x"], "y": data["y"][:, 0]})
+    with pytest.raises(ValueError, match="present='there'"):
+        LocalUpdates(cross_entropy, present="there")(network(), data)
+
+
+METHODS = {
+    "fixed": eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5),
+    "learnt": eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(0.5), noise_multiplier=0.5),
+    "correlated": eq.DPMF(clip_norm=0.5, noise_multiplier=0.5, bands=2),
+    "error feedback": eq.DiceSGD(clip_norm=0.5, noise_multiplier=0.5),
+}
+SERVERS = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1.0, momentum=0.5),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.05),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "server"),
+    [("fixed", "momentum"), ("learnt", "adam"), ("correlated", "momentum"), ("error feedback", "adam")],
+)
+def test_methods_and_servers_learn_and_go_on(tmp_path, method, server):
+    """A run that stops half way ends at the parameters of one that does not."""
+    data = with_some_absent(120)
+
+    def begun(folder, resumes=False):
+        model = network()
+        shared = {
+            "loss": LocalUpdates(cross_entropy, 3, 2, learning_rate=0.5, present="there"), "data": data,
+            "method": METHODS[method],
+        }  # fmt: skip
+        optimizer = SERVERS[server](model.parameters())
+        if resumes:
+            return model, eq.PrivateTraining.resume(folder, model, optimizer, **shared)
+        return model, eq.PrivateTraining(
+            model, optimizer, sampling=eq.Poisson(expected_batch_size=60, population=120, steps=12),
+            run_dir=folder, reproducible=True, **shared,
+        )  # fmt: skip
+
+    whole, training = begun(tmp_path / "whole")
+    training.run(progress=False)
+    _, training = begun(tmp_path / "parts")
+    for _ in range(6):
+        training.take_step()
+    training.save_checkpoint()
+    training.close()
+    again, training = begun(tmp_path / "parts", resumes=True)
+    training.run(progress=False)
+    for mine, other in zip(whole.parameters(), again.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    there = data["there"]
+    right = (whole(data["x"]).argmax(-1) == data["y"])[there].float().mean()
+    assert right > 0.6  # a third by chance
+
+
+def test_dropout_has_masks_of_each_user_and_step():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 3))
+    same = users(1)
+    data = {name: values.expand(60, *values.shape[1:]).clone() for name, values in same.items()}
+    rows = GradientEngine(model, LocalUpdates(cross_entropy, 2, 3, 0.5), data)(data).materialise().matrix()
+    assert len(rows.norm(dim=1).unique()) > 50
