@@ -190,7 +190,7 @@ def test_rows_wrap_everything():
         assert isinstance(result, Private)
         assert result.draw == Draw("batch", 0)
     for result in (
-        private - raw,
+        private - private,
         private.rows(torch.tensor([0])),
         private.select(["w"]),
         private.materialise(),

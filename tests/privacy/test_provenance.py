@@ -6,6 +6,7 @@ import pytest
 import torch
 from privacy_rows import Flat, rows
 
+from equipoise.gradients import DenseGradients
 from equipoise.privacy import (
     Draw,
     Private,
@@ -147,6 +148,51 @@ def test_what_a_refused_mask_would_do():
     change = unwrap(sums[1].value["w"]) - unwrap(sums[0].value["w"])
     assert float(change.norm()) > 10
     assert sums[0].add_remove == sums[0].replace == float("inf")
+
+
+def combinable(count=3):
+    g = torch.Generator().manual_seed(2)
+    return DenseGradients({"w": torch.randn(count, 2, generator=g)})
+
+
+MISMATCHED = {
+    "public rows": lambda g: g - combinable(),
+    "another draw": lambda g: g + PrivateRows(combinable(), Draw("batch", 1)),
+    "another order": lambda g: g - g.rows(torch.tensor([2, 0, 1])),
+    "other places": lambda g: g.rows(torch.tensor([0, 1])) + g.rows(torch.tensor([1, 2])),
+    "other places by mask": lambda g: (
+        g.rows(torch.tensor([True, True, False])) + g.rows(torch.tensor([False, True, True]))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISMATCHED)
+def test_rows_of_other_records_never_meet(name):
+    """Else a record would be in several rows, and the clipped sum would move by several thresholds."""
+    with pytest.raises(PrivateError, match="record by record"):
+        MISMATCHED[name](PrivateRows(combinable(), DRAW))
+
+
+def test_rows_of_the_same_records_meet():
+    g, h = PrivateRows(combinable(), DRAW), PrivateRows(combinable(), DRAW)
+    order = torch.tensor([2, 0])
+    for found in (g + h, 0.5 * g + h * 1.5, g.rows(order) + h.rows(order), g.rows(order) - h.rows(order)):
+        assert found.draw == DRAW
+    torch.testing.assert_close(unwrap((g + h).row_norms()), 2 * unwrap(g.row_norms()))
+
+
+def test_what_scales_and_shifts_rows_is_public():
+    g = PrivateRows(combinable(), DRAW)
+    secret = Private(torch.ones(2), DRAW)
+    for diagonal in ({"w": secret}, {"w": (torch.ones(2), secret)}, secret):
+        with pytest.raises(PrivateError, match="diagonal"):
+            g.scaled(diagonal)
+    with pytest.raises(PrivateError, match="added to all"):
+        g.shifted({"w": secret})
+    for factor in (secret, torch.ones(()), True):
+        with pytest.raises(TypeError, match="public number"):
+            factor * g if factor is True else g * factor
+    assert g.scaled({"w": torch.ones(2)}).draw == g.shifted({"w": torch.ones(2)}).draw == DRAW
 
 
 def test_a_selection_holds_for_its_draw_alone():

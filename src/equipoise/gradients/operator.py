@@ -16,6 +16,9 @@ that cancel (each factor's ``difference``); what remains is the rounding of the 
 
 keeps a clip bound valid where the difference drowns in it. Rows whose own terms cancel have another guard
 (``numerics.guarded``).
+
+Rows combine: ``G.scaled(D)`` multiplies columns, ``a * G + b * H`` adds matching rows, ``G.shifted(m)`` adds
+one row to all. Each stays in factors (``factors/scaled.py``), so that the norms come as those of G do.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from typing_extensions import override
 
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.pair_products import gram, inner
+from equipoise.gradients.factors.scaled import SharedFactor, added, scaled
 from equipoise.gradients.numerics import (
     CANCELLATION_SHARE,
     GUARD,
@@ -139,6 +143,39 @@ class PerSampleGradients(ABC):
         """Rows with the entries set to zero where the bool mask of a parameter's shape is False."""
         return MaskedGradients(self, masks)
 
+    def scaled(self, diagonal: Diagonal) -> PerSampleGradients:
+        """Rows whose entries are multiplied by a diagonal, ``G D``.
+
+        Args:
+            diagonal: a number; or parameter name -> a tensor that broadcasts to the parameter's shape, or
+                several of which D is the product. Norms stay those of products where each varies along one
+                side of a matrix or one kind of channel of a convolution alone, along the rows of a look-up,
+                or where a layer has one position per record. Elsewhere rows are formed in chunks.
+
+        Raises:
+            ValueError: it does not fit the parameters, or is not finite or larger than 1e15.
+
+        >>> G = DenseGradients({"w": torch.tensor([[3.0, 4.0]])})
+        >>> G.scaled({"w": torch.tensor([1.0, 0.0])}).row_norms(), G.scaled(2.0).row_norms()
+        (tensor([3.]), tensor([10.]))
+        """
+        return as_factored(self).scaled(diagonal)
+
+    def shifted(self, by: Mapping[str, Tensor]) -> PerSampleGradients:
+        """Rows to each of which one row is added, given as named tensors of the parameters' shapes."""
+        return as_factored(self).shifted(by)
+
+    def __mul__(self, factor: float) -> PerSampleGradients:
+        if not isinstance(factor, int | float):
+            return NotImplemented
+        return self.scaled(factor)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: PerSampleGradients) -> PerSampleGradients:
+        """Matching rows added up; in ``a * G + b * H`` the terms of both stand in one factor."""
+        return as_factored(self) + as_factored(other)
+
     def __len__(self) -> int:
         return self.num_records
 
@@ -167,6 +204,64 @@ def differing_uses(left: tuple[Factor, ...], right: tuple[Factor, ...]) -> tuple
         return (DenseFactor(-summed_rows(right)),)
     rows = summed_rows(left)
     return (DenseFactor(rows - summed_rows(right) if right else rows),)
+
+
+def summed_uses(left: tuple[Factor, ...], right: tuple[Factor, ...]) -> tuple[Factor, ...]:
+    """Uses paired in order where they match, each pair as one; all of them one after the other elsewhere."""
+    if len(left) == len(right):
+        pairs = [added(a, b) for a, b in zip(left, right, strict=True)]
+        if None not in pairs:
+            return tuple(pair for pair in pairs if pair is not None)
+    return (*left, *right)
+
+
+#: What multiplies the columns of G: a number, or by parameter name one tensor, or several and their product.
+Diagonal = float | Mapping[str, Tensor | Sequence[Tensor]]
+
+
+#: A larger entry would lift rows out of what vanishes in float32, and their norms would read too short.
+LARGEST_SCALE = 1e15
+
+
+def diagonal_parts(
+    diagonal: Diagonal, shapes: Mapping[str, torch.Size], like: Tensor
+) -> dict[str, list[Tensor]]:
+    """By parameter name the tensors whose product is the diagonal, of the parameter's dimensions or none.
+
+    Raises:
+        ValueError: they do not fit, or are not finite and at most ``LARGEST_SCALE``.
+    """
+    if not isinstance(diagonal, Mapping):
+        number = torch.tensor(float(diagonal), dtype=torch.float64, device=like.device)
+        diagonal = dict.fromkeys(shapes, number)
+    if set(diagonal) != set(shapes):
+        raise ValueError(
+            f"diagonal is over {sorted(diagonal)}, the gradients over {sorted(shapes)}; give each parameter "
+            "a tensor that broadcasts to its shape"
+        )
+    out: dict[str, list[Tensor]] = {}
+    for name, shape in shapes.items():
+        given = diagonal[name]
+        parts = [given] if isinstance(given, Tensor) else list(given)
+        found = []
+        for part in parts:
+            sides = zip(part.shape[::-1], shape[::-1], strict=False)
+            if part.ndim > len(shape) or any(size not in (1, whole) for size, whole in sides):
+                raise ValueError(
+                    f"diagonal[{name!r}] has shape {tuple(part.shape)}, which does not broadcast to the "
+                    f"parameter's, {tuple(shape)}"
+                )
+            found.append(part if part.ndim == 0 else part.view(*(1,) * (len(shape) - part.ndim), *part.shape))
+        largest = 1.0
+        for part in found:
+            largest *= float(part.abs().max()) if part.numel() else 0.0
+        if not largest <= LARGEST_SCALE:
+            raise ValueError(
+                f"diagonal[{name!r}] is not finite, or holds more than {LARGEST_SCALE:g}; keep scales apart "
+                "from zero before their inverse is taken"
+            )
+        out[name] = found
+    return out
 
 
 def summed_rows(uses: Sequence[Factor], index: Tensor | slice | None = None) -> Tensor:
@@ -255,8 +350,8 @@ class FactoredGradients(PerSampleGradients):
             dtype = torch.float64 if wide else torch.float32
         self.dtype = dtype or torch.float32
         self.device = every[0].device if every else device or torch.device("cpu")
-        # Of a difference: what it was taken from, whose norms its guard needs.
-        self._operands: tuple[FactoredGradients, FactoredGradients] | None = None
+        # Of a difference: what it was taken from, whose norms its guard needs; of sums, those of all in it.
+        self._operands: tuple[FactoredGradients, ...] | None = None
         self._squared: dict[str, Tensor] = {}  # squared norms by parameter, once they are computed
 
     @override
@@ -273,8 +368,8 @@ class FactoredGradients(PerSampleGradients):
         """What ``row_norms`` adds, [B] or [B, m]: 4 eps (|g(x)| + |g(w)|) for a difference, otherwise 0."""
         if self._operands is None:
             return self._zeros() if groups is None else self._zeros(len(groups))
-        left, right = (operand.row_norms(groups).to(self.dtype) for operand in self._operands)
-        return (left + right).mul_(GUARD * torch.finfo(self.dtype).eps)
+        sizes = torch.stack([operand.row_norms(groups).to(self.dtype) for operand in self._operands]).sum(0)
+        return sizes.mul_(GUARD * torch.finfo(self.dtype).eps)
 
     @override
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -334,6 +429,49 @@ class FactoredGradients(PerSampleGradients):
         return out
 
     @override
+    def scaled(self, diagonal: Diagonal) -> FactoredGradients:
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        return self._scaled(diagonal_parts(diagonal, self.shapes, like))
+
+    def _scaled(self, parts: Mapping[str, Sequence[Tensor]]) -> FactoredGradients:
+        factors: dict[str, list[Factor]] = {}
+        with full_precision(self.device):
+            for name, uses in self.factors.items():
+                kept = list(uses)
+                for part in parts[name]:
+                    kept = [scaled(factor, part) for factor in kept]
+                factors[name] = kept
+        out = self._new(factors, self.losses)
+        if self._operands is not None:
+            out._operands = tuple(operand._scaled(parts) for operand in self._operands)
+        return out
+
+    @override
+    def shifted(self, by: Mapping[str, Tensor]) -> FactoredGradients:
+        found = {name: row.shape for name, row in by.items()}
+        if found != self.shapes:
+            raise ValueError(
+                f"by is over {sorted(found)}, the gradients over {sorted(self.shapes)}; give each parameter "
+                "one tensor of its shape"
+            )
+        shared = {name: (SharedFactor(by[name], self.num_records),) for name in self.names}
+        out = self._new({name: (*uses, *shared[name]) for name, uses in self.factors.items()}, self.losses)
+        out._operands = self._operands
+        return out
+
+    @override
+    def __add__(self, other: PerSampleGradients) -> FactoredGradients:
+        right = as_factored(other)
+        self._check_columns(right)
+        self._check_records(right)
+        with full_precision(self.device):
+            factors = {name: summed_uses(kept, right.factors[name]) for name, kept in self.factors.items()}
+        out = self._new(factors)
+        operands = (*(self._operands or ()), *(right._operands or ()))
+        out._operands = operands or None
+        return out
+
+    @override
     def rows(self, index: Tensor | slice) -> FactoredGradients:
         if isinstance(index, Tensor) and index.dtype == torch.bool:
             if index.shape != (self.num_records,):
@@ -347,7 +485,7 @@ class FactoredGradients(PerSampleGradients):
         count = len(range(self.num_records)[index]) if isinstance(index, slice) else index.shape[0]
         out = self._new(factors, losses, count)
         if self._operands is not None:
-            out._operands = (self._operands[0].rows(index), self._operands[1].rows(index))
+            out._operands = tuple(operand.rows(index) for operand in self._operands)
         # A row's norm does not depend on which others are there.
         out._squared = {name: squares[index] for name, squares in self._squared.items()}
         return out
@@ -357,7 +495,7 @@ class FactoredGradients(PerSampleGradients):
         chosen = checked_names(names, self.shapes)
         out = self._new({name: self.factors[name] for name in chosen}, self.losses)
         if self._operands is not None:
-            out._operands = (self._operands[0].select(chosen), self._operands[1].select(chosen))
+            out._operands = tuple(operand.select(chosen) for operand in self._operands)
         out._squared = {name: squares for name, squares in self._squared.items() if name in out.shapes}
         return out
 
@@ -540,7 +678,7 @@ def concat(parts: Sequence[PerSampleGradients]) -> PerSampleGradients:
     for part in factored[1:]:
         first._check_columns(part)
     operands = [part._operands for part in factored if part._operands is not None]
-    if operands and len(operands) != len(factored):
+    if operands and (len(operands) != len(factored) or len({len(each) for each in operands}) != 1):
         raise ValueError("parts mixes differences with plain gradients, whose norms have different guards")
     with full_precision(first.device):
         factors = {name: joined_uses([part.factors[name] for part in factored]) for name in first.names}
@@ -548,8 +686,7 @@ def concat(parts: Sequence[PerSampleGradients]) -> PerSampleGradients:
     joined = torch.cat(losses) if len(losses) == len(factored) else None
     out = first._new(factors, joined, sum(part.num_records for part in factored))
     if operands:
-        left, right = (concat([pair[side] for pair in operands]) for side in (0, 1))
-        out._operands = (as_factored(left), as_factored(right))
+        out._operands = tuple(as_factored(concat(sides)) for sides in zip(*operands, strict=True))
     return out
 
 

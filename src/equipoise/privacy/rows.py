@@ -42,10 +42,11 @@ class PrivateRows:
         draw: the draw that the rows belong to; bounded sums made from them carry it.
     """
 
-    def __init__(self, rows: Any, draw: Draw | None = None) -> None:
+    def __init__(
+        self, rows: Any, draw: Draw | None = None, _places: tuple[tuple[int, ...], ...] = ()
+    ) -> None:
         if isinstance(rows, PrivateRows):
-            draw = draw or rows.draw
-            rows = rows._rows
+            draw, _places, rows = draw or rows.draw, rows._places, rows._rows
         if not hasattr(rows, "row_norms") or not hasattr(rows, "weighted_sums"):
             raise TypeError(
                 f"rows must offer row_norms and weighted_sums, got {type(rows).__name__}; pass the result of "
@@ -53,6 +54,8 @@ class PrivateRows:
             )
         self._rows: Any = rows
         self.draw: Draw | None = draw
+        # What `rows` chose, so that rows of two choices never meet.
+        self._places: tuple[tuple[int, ...], ...] = _places
 
     names: tuple[str, ...] = property(lambda self: self._rows.names)  # type: ignore[assignment]
     shapes: dict[str, torch.Size] = property(lambda self: self._rows.shapes)  # type: ignore[assignment]
@@ -108,22 +111,21 @@ class PrivateRows:
                 "number of rows that a Private mask keeps" if index.dtype == torch.bool else "choice of rows"
             )
             refuse(f"the {kept}, which may follow from other records,")
-        if isinstance(index, torch.Tensor) and index.dtype != torch.bool:
-            places = index.remainder(max(1, self._rows.num_records))  # -1 is the last row
-            if len(set(places.tolist())) < places.numel():
-                raise ValueError(
-                    "index holds a row more than once: its record would count as often in every sum, beyond "
-                    "the bound; give every row once and use weights"
-                )
-        return PrivateRows(self._rows.rows(index), self.draw)
+        places = torch.arange(self._rows.num_records)[index.cpu()].tolist()  # -1 is the last row
+        if len(set(places)) < len(places):
+            raise ValueError(
+                "index holds a row more than once: its record would count as often in every sum, beyond "
+                "the bound; give every row once and use weights"
+            )
+        return PrivateRows(self._rows.rows(index), self.draw, (*self._places, tuple(places)))
 
     def select(self, names: Sequence[str]) -> PrivateRows:
         """The same rows on some of the parameters."""
-        return PrivateRows(self._rows.select(names), self.draw)
+        return self._like(self._rows.select(names))
 
     def residual(self, subspace: Any) -> PrivateRows:
         """The rows minus their part in a subspace."""
-        return PrivateRows(subspace.residual(self._rows), self.draw)
+        return self._like(subspace.residual(self._rows))
 
     def split(self, subspace: Any) -> tuple[Private, PrivateRows]:
         """The rows' coordinates in a subspace, [B, K], and the rows minus their part in it.
@@ -133,15 +135,15 @@ class PrivateRows:
         found = subspace.coordinates(self._rows)
         # A copy of our own: the caller may write to the coordinates, and the residual's norms rest on them.
         rest = subspace.residual(self._rows, found.clone())
-        return Private(found, self.draw), PrivateRows(rest, self.draw)
+        return Private(found, self.draw), self._like(rest)
 
     def projection(self, subspace: Any) -> PrivateRows:
         """The rows' parts in a subspace."""
-        return PrivateRows(subspace.projection(self._rows), self.draw)
+        return self._like(subspace.projection(self._rows))
 
     def masked(self, masks: Mapping[str, torch.Tensor]) -> PrivateRows:
         """The rows with the entries set to zero where a public mask is False."""
-        return PrivateRows(self._rows.masked(masks), self.draw)
+        return self._like(self._rows.masked(masks))
 
     def coordinates(self, subspace: Any) -> Private:
         """The rows' coordinates in a subspace, [B, K]."""
@@ -153,7 +155,7 @@ class PrivateRows:
 
     def materialise(self) -> PrivateRows:
         """The dense matrix, still private."""
-        return PrivateRows(self._rows.materialise(), self.draw)
+        return self._like(self._rows.materialise())
 
     def concat(self, parts: Sequence[PrivateRows]) -> PrivateRows:
         """Refused: a record that is in two parts would count twice in every sum, beyond its bound.
@@ -166,8 +168,64 @@ class PrivateRows:
             "bound. Bound the sums of each part by itself; draw.query unites those of the micro-batches"
         )
 
-    def __sub__(self, other: Any) -> PrivateRows:
-        return PrivateRows(self._rows - _raw(other), self.draw)
+    def scaled(self, diagonal: Any) -> PrivateRows:
+        """The rows times a public diagonal: a number, or by parameter name what broadcasts to its shape.
+
+        Raises:
+            PrivateError: for a `Private` one, which would carry other records into every row.
+        """
+        parts = diagonal.values() if isinstance(diagonal, Mapping) else [diagonal]
+        for part in parts:
+            if any(
+                isinstance(leaf, Private) for leaf in (part if isinstance(part, list | tuple) else [part])
+            ):
+                refuse("a diagonal that follows from private values")
+        return self._like(self._rows.scaled(diagonal))
+
+    def shifted(self, by: Mapping[str, torch.Tensor]) -> PrivateRows:
+        """The rows, to each of which one public row is added; named tensors of the parameters' shapes.
+
+        Raises:
+            PrivateError: for a `Private` row.
+        """
+        if any(isinstance(part, Private) for part in by.values()):
+            refuse("a row that follows from private values, added to all others,")
+        return self._like(self._rows.shifted(by))
+
+    def __mul__(self, factor: float) -> PrivateRows:
+        if isinstance(factor, bool) or not isinstance(factor, int | float):
+            raise TypeError(
+                f"rows can be multiplied by a public number only, got {type(factor).__name__}; scaled takes "
+                "one number per parameter, and clip rules give one per record"
+            )
+        return self._like(factor * self._rows)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: PrivateRows) -> PrivateRows:
+        """Rows of the same records at two parameter points, added record by record."""
+        return self._like(self._rows + self._matching(other))
+
+    def __sub__(self, other: PrivateRows) -> PrivateRows:
+        """Differences of rows of the same records at two parameter points."""
+        return self._like(self._rows - self._matching(other))
+
+    def _matching(self, other: Any) -> Any:
+        """The raw rows of the same records in the same order.
+
+        Raises:
+            PrivateError: row i of the two is not of one record, so that a record would be in several rows.
+        """
+        if not isinstance(other, PrivateRows) or other.draw != self.draw or other._places != self._places:
+            raise PrivateError(
+                "rows are added and subtracted record by record, and these are not of the same records in "
+                "the same order: query both points of one draw, draw.query(fn, at=(x, w)), and choose the "
+                "same rows of both. One public row for all records is added by shifted(row)"
+            )
+        return other._rows
+
+    def _like(self, rows: Any) -> PrivateRows:
+        return PrivateRows(rows, self.draw, self._places)
 
     def __len__(self) -> int:
         return self.num_records

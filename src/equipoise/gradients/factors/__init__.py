@@ -6,6 +6,8 @@
 | ``IndexFactor(index, b, num_rows)`` | sum_s e_{index_is} (outer) b_is |
 | ``DenseFactor(g)`` | g_i |
 | ``ConvFactor(a, b, geometry)`` (``convolution.py``) | sum_p b_ip (outer) patch_ip |
+| ``ScaledFactor(inner, diagonal)`` (``scaled.py``) | diagonal * row_i of another factor |
+| ``SharedFactor(row, num_records)`` (``scaled.py``) | row, for every i |
 """
 
 from equipoise.gradients.factors.base import DenseFactor, Factor

@@ -21,6 +21,7 @@ from torch import Tensor
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.lookup import IndexFactor
 from equipoise.gradients.factors.outer import OuterFactor
+from equipoise.gradients.factors.scaled import ScaledFactor, SharedFactor
 from equipoise.gradients.numerics import (
     CHUNK_ELEMENTS,
     accumulation_dtype,
@@ -154,6 +155,32 @@ def _inner_index_outer(table: IndexFactor, outer: OuterFactor, dtype: torch.dtyp
     return out
 
 
+def _inner_shared_outer(shared: SharedFactor, outer: OuterFactor, dtype: torch.dtype) -> Tensor:
+    """<row, sum_s b_s (outer) a_s> = sum_s (b_s^T row) . a_s: one product over all records."""
+    a, b = outer.a.to(dtype), outer.b.to(dtype)
+    row = shared.row.to(dtype).reshape(1, *outer.matrix_shape)
+    seen = in_pieces(b.reshape(1, -1, b.shape[2]), row).view(a.shape)
+    return seen.mul_(a).sum(2, dtype=torch.float64).sum(1).to(dtype)
+
+
+def _inner_shared_index(shared: SharedFactor, table: IndexFactor, dtype: torch.dtype) -> Tensor:
+    """The row, only at the looked-up places."""
+    b = table.wide_b().to(dtype)
+    held = shared.row.to(dtype).reshape(table.num_rows, b.shape[2])
+    return (held[table.index] * b).sum(2, dtype=torch.float64).sum(1).to(dtype)
+
+
+def _inner_shared_scaled(shared: SharedFactor, other: ScaledFactor, dtype: torch.dtype) -> Tensor:
+    """<row, D * g_i> = <D * row, g_i>."""
+    row = shared.row.to(dtype) * other.diagonal.to(dtype)
+    return inner(SharedFactor(row, shared.num_records), other.inner).to(dtype)
+
+
+def _inner_shared(left: SharedFactor, right: SharedFactor, dtype: torch.dtype) -> Tensor:
+    product = left.row.to(dtype) * right.row.to(dtype)
+    return product.sum(dtype=torch.float64).to(dtype).expand(left.num_records)
+
+
 def _gram_outer(left: OuterFactor, right: OuterFactor, dtype: torch.dtype) -> Tensor | None:
     if left.matrix_shape != right.matrix_shape:
         return None
@@ -264,6 +291,10 @@ _INNER: dict[tuple[str, str], Callable[..., Tensor | None]] = {
     ("index", "index"): _inner_index,
     ("index", "outer"): _inner_index_outer,
     ("dense", "outer"): _inner_dense_outer,
+    ("shared", "outer"): _inner_shared_outer,
+    ("shared", "index"): _inner_shared_index,
+    ("shared", "scaled"): _inner_shared_scaled,
+    ("shared", "shared"): _inner_shared,
 }
 _GRAM: dict[tuple[str, str], Callable[..., Tensor | None]] = {
     ("outer", "outer"): _gram_outer,
