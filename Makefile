@@ -31,7 +31,7 @@ help:
 train: $(STAMP)
 	$(BIN)/equipoise train $(TRAIN_ARGS)
 	@run=$$(ls -td runs/*/ 2>/dev/null | head -n 1); run=$${run%/}; test -z "$$run" || printf '%s\n' "Next:" \
-		"  . $(BIN)/activate" "  equipoise verify $$run" "  equipoise predict $$run --output classes.txt"
+		"  . $(BIN)/activate" "  equipoise verify $$run" "  equipoise predict $$run --output classes.csv"
 
 install: $(STAMP_EXTRAS)
 

@@ -35,11 +35,19 @@ def test_predict(trained, equipoise, tmp_path):
     again = equipoise("predict", folder, "--output", output, "--json")
     assert again.code == 0
     assert again.value["accuracy"] == found["accuracy"]
-    classes = output.read_text().split()
-    assert len(classes) == again.value["records"] == 360
-    assert set(classes) <= set("0123456789")
+    header, *rows = [line.split(",") for line in output.read_text().split()]
+    assert header == ["prediction", *(f"p({digit})" for digit in "0123456789")]
+    assert len(rows) == again.value["records"] == 360
+    for found_class, *shares in rows:
+        assert int(found_class) == shares.index(max(shares))
+        assert sum(map(float, shares)) == pytest.approx(1, abs=1e-5)
+    assert again.value["evaluation"]["auc"] == pytest.approx(found["evaluation"]["auc"], abs=1e-12)
     shown = equipoise("predict", folder, "--data", "digits")
     assert f"{found['accuracy']:.2%}" in shown.out
+    for name in ("checkpoint", "private"):
+        shutil.copytree(folder, tmp_path / "published", dirs_exist_ok=True)
+        shutil.rmtree(tmp_path / "published" / name)
+    assert equipoise("predict", tmp_path / "published", "--json").value["accuracy"] == found["accuracy"]
 
 
 @pytest.mark.parametrize("command", ["report", "resume", "predict"])

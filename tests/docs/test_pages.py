@@ -206,7 +206,11 @@ def test_commands_and_their_options_exist(page):
         if not words or words[0].startswith(("-", ".")) or words[0] == "trains":  # a sentence, or the name
             continue
         assert words[0] in known, f"{name_of(page)}: equipoise {' '.join(words)}"
-        options = {option for parameter in known[words[0]].params for option in parameter.opts} | {"--help"}
+        command = known[words[0]]
+        if hasattr(command, "commands"):  # a group, such as data
+            assert words[1] in command.commands, f"{name_of(page)}: equipoise {' '.join(words)}"
+            command = command.commands[words[1]]
+        options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         unknown = {word for word in words if word.startswith("--")} - options
         assert not unknown, f"{name_of(page)}: equipoise {' '.join(words)}"
 

@@ -15,17 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.app.classification import accuracy, cross_entropy
 from equipoise.app.data_loading import cache_folder, load_data, set_public_apart
 from equipoise.app.method_settings import make_method
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError, check_choice
 from equipoise.app.settings import RunSettings, steps_of
+from equipoise.app.tasks import TASKS, Task, loss_of
 from equipoise.audit.canary_records import InsertedCanaries
 from equipoise.audit.canary_scores import WithCanaryScores
 from equipoise.data import DataSet, Records
 from equipoise.data.augmentations import shift_and_flip
 from equipoise.data.features.extractors import FeatureProgress
+from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method
 from equipoise.privacy import BudgetError, Sampling
 from equipoise.privacy.sampling import SAMPLING_WORDS
@@ -82,8 +83,23 @@ class Experiment:
         return WithCanaryScores(method, self.canaries.fields)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Accuracy on the test records."""
-        return {"accuracy": accuracy(model, self.dataset.test)}
+        """The scores of the task on the test records."""
+        return self.task.evaluate(model, self.dataset)
+
+    @property
+    def task(self) -> Task:
+        """Of the data."""
+        return TASKS[self.dataset.task]
+
+    @property
+    def loss(self) -> Loss:
+        """Of the task, with the weights of the classes, per record."""
+        return loss_of(self.dataset, self.settings.class_weights)
+
+    @property
+    def baseline(self) -> tuple[dict[str, float], str]:
+        """What a model without inputs would reach on the test records, and what it answers, in words."""
+        return self.task.baseline(self.dataset.test.fields[self.task.field], self.dataset)
 
 
 def assemble(
@@ -147,7 +163,7 @@ def build_training(
         return PrivateTraining(
             experiment.model,
             experiment.optimizer,
-            loss=cross_entropy,
+            loss=experiment.loss,
             data=experiment.records,
             sampling=experiment.sampling,
             method=method,

@@ -29,12 +29,12 @@ import torch
 from equipoise._files import PathLike, make_folder, write_atomically
 from equipoise._version import __version__
 from equipoise.app.build import assemble, build_training
-from equipoise.app.classification import accuracy
 from equipoise.app.contenders import Comparison, Contender
 from equipoise.app.data_loading import load_data
 from equipoise.app.method_settings import make_method
 from equipoise.app.peak_memory import PeakMemory
 from equipoise.app.settings import RunSettings
+from equipoise.app.tasks import accuracy
 from equipoise.data import DataSet
 from equipoise.report.comparison_page import write_comparison
 from equipoise.report.json_files import read_object

@@ -27,7 +27,8 @@ SHORTHANDS: dict[str, dict[str, Any]] = {
 
 _COMMON = {
     "data", "data_dir", "population", "subset", "public_records", "epsilon", "delta", "seed", "device",
-    "reproducible", "ledger", "run_dir", "noise_multiplier", "method", "options", "model",
+    "reproducible", "ledger", "run_dir", "noise_multiplier", "method", "options", "model", "target", "schema",
+    "test", "test_share", "task", "class_weights",
 }  # fmt: skip
 """Settings that all methods of a comparison share."""
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from equipoise import data
-from equipoise.app.option_checks import SettingsError
+from equipoise.app.option_checks import SettingsError, data_form
 from equipoise.app.settings import RunSettings
 from equipoise.data import DataSet
 from equipoise.data.readers.custom import load_dataset
+from equipoise.data.readers.schema import load_table
 
 __all__ = ["cache_folder", "load_data", "set_public_apart"]
 
@@ -38,10 +39,17 @@ def load_data(settings: RunSettings) -> DataSet:
     """The data set that the settings name, or the first records of it.
 
     Raises:
-        SettingsError: the population is missing, or contradicts the published one; a subset is too large.
+        SettingsError: the population is missing, or contradicts the published one; a subset is too large; a
+            task that the data are not made for.
         DataFileError: files are missing or broken.
     """
     dataset = _load_whole(settings)
+    if settings.task not in (None, dataset.task):
+        raise SettingsError(
+            f"--task is {settings.task}, but {settings.data_name!r} is made for {dataset.task}. A table's "
+            "task follows from its target: a column of numbers is a regression, a category is a "
+            "classification, several categories of two values each are multi-label."
+        )
     if settings.subset is None:
         return dataset
     if settings.subset > min(dataset.population, len(dataset.train)):
@@ -54,7 +62,18 @@ def load_data(settings: RunSettings) -> DataSet:
 
 
 def _load_whole(settings: RunSettings) -> DataSet:
-    if ":" not in settings.data:
+    form = data_form(settings.data)
+    if form == "table":
+        return load_table(
+            settings.data,
+            settings.schema,
+            target=settings.target,
+            test=settings.test,
+            test_share=settings.test_share,
+            population=settings.population,
+            seed=settings.seed,
+        )
+    if form == "named":
         dataset = data.load(settings.data, settings.data_dir)
         if settings.population is not None and settings.population != dataset.population:
             raise SettingsError(

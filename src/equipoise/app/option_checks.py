@@ -17,16 +17,19 @@ from equipoise.methods.registry import registered
 
 __all__ = [
     "DATA_NAMES",
+    "FILES",
     "MODEL_NAMES",
     "SettingsError",
     "check_choice",
     "check_federated",
     "check_name",
+    "data_form",
     "delta_warning",
     "flag",
     "in_option_words",
     "noise_warning",
     "parse_clip_norm",
+    "population_warning",
     "rate_warning",
     "suggestion",
 ]
@@ -46,6 +49,10 @@ MODEL_NAMES = (
 _OTHER_NAMES = {"expected_batch_size": "batch_size", "ledger_file": "ledger", "ema_decay": "ema"}
 
 
+FILES = "a table such as people.csv"
+_TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
+
+
 class SettingsError(ValueError):
     """A setting that cannot be used; the message names it, its value, the reason and the remedy."""
 
@@ -57,6 +64,36 @@ def flag(name: str) -> str:
     '--clip-norm'
     """
     return "--" + name.replace("_", "-")
+
+
+def data_form(data: str) -> str:
+    """What the word of ``--data`` names: ``named``, ``code`` or ``table``.
+
+    >>> data_form("digits"), data_form("my_project:records"), data_form("survey/people.csv")
+    ('named', 'code', 'table')
+    """
+    if ":" in data:
+        return "code"
+    return "table" if data.lower().endswith(_TABLES) else "named"
+
+
+def population_warning(records: int, population: int, batch_size: float) -> str | None:
+    """A sentence where the stated population is far from the number of records, None where it is near.
+
+    It is for the data's owner only: the number of records is private.
+
+    >>> population_warning(1050, 1000, 100)
+    >>> population_warning(1000, 12000, 256)[:76]
+    'the population is stated as 12,000, but the data hold 1,000 records, so that'
+    """
+    if 0.9 <= records / population <= 1.1:
+        return None
+    return (
+        f"the population is stated as {population:,}, but the data hold {records:,} records, so that a step "
+        f"draws about {batch_size * records / population:,.0f} of them where {batch_size:,g} are meant. The "
+        "guarantee holds all the same, but the noise is that of the stated population. This sentence is for "
+        "the data's owner: it is written into no file."
+    )
 
 
 def delta_warning(delta: float, population: int) -> str | None:
@@ -158,7 +195,7 @@ def check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None
         raise SettingsError(f"{flag(name)} is {value!r}, but it must be one of {', '.join(choices)}.")
 
 
-def check_name(option: str, value: str | None, names: Iterable[str], own: str = "") -> None:
+def check_name(option: str, value: str | None, names: Iterable[str], own: str = "", files: str = "") -> None:
     """Refuse a word that is on no list; ``package.module:function`` passes where own ones are taken.
 
     Args:
@@ -166,6 +203,7 @@ def check_name(option: str, value: str | None, names: Iterable[str], own: str = 
         value: the word; None passes.
         names: the list.
         own: what a function or class of the user's own is, where one may be given.
+        files: what files of the user's own are, where they may be given.
 
     Raises:
         SettingsError: with the name that was probably meant.
@@ -178,8 +216,11 @@ def check_name(option: str, value: str | None, names: Iterable[str], own: str = 
     known = tuple(names)
     if value is None or value in known or (own and ":" in value):
         return
+    if files and data_form(value) == "table":
+        return
     kind = "Class" if option == "method" else "function"
-    end = f", or package.module:{kind}, {own}" if own else ""
+    end = f", {files}" if files else ""
+    end += f", or package.module:{kind}, {own}" if own else ""
     raise SettingsError(
         f"{flag(option)} is {value!r}.{suggestion(value, known)} It must be one of {', '.join(known)}{end}."
     )

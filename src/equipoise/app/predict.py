@@ -1,50 +1,106 @@
-"""Using the model of a run: classes for records, and their accuracy."""
+"""Using the model of a run: classes, probabilities or numbers for records, and scores where they can be."""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from equipoise.app.classification import predictions
+from torch import Tensor
+
 from equipoise.app.data_loading import cache_folder, load_data
 from equipoise.app.models import build_model, default_model, prepare_data
+from equipoise.app.option_checks import SettingsError, data_form
 from equipoise.app.settings import RunSettings
+from equipoise.app.tasks import TASKS, in_units, outputs_of
+from equipoise.data import DataSet
+from equipoise.data.readers.schema import records_for_model
 from equipoise.training import load_model
 
 __all__ = ["predict_run"]
 
 
 def predict_run(
-    folder: str, settings: RunSettings, *, output: str | None = None, device: str | None = None
+    folder: str,
+    settings: RunSettings,
+    *,
+    schema: Mapping[str, Any] | None = None,
+    output: str | None = None,
+    device: str | None = None,
 ) -> dict[str, Any]:
     """Predict the test records of a data set with the model of a run.
 
     Args:
         folder: of the run or the federation, with its model.safetensors.
         settings: those of the folder, where the data may be others with inputs of the same shape.
-        output: file for the predicted classes, one per line.
+        schema: of a table, from the configuration of the run; its rows may lack what is to be predicted.
+        output: file for the predictions, one row per record: the class and the probability of each, or the
+            number.
         device: where to compute.
 
     Returns:
-        Plain values: run_dir, data, records, accuracy and, where one was written, output.
+        Plain values: run_dir, data, records, the scores where the rows say what is right, and, where one was
+        written, output.
     """
-    # predicting spends nothing, so any positive population does for a function of the user's own
-    population = (settings.population or 1) if ":" in settings.data else None
-    raw = load_data(replace(settings, population=population))
+    raw, labelled = _records(settings, schema)
     name = settings.model or default_model(raw)  # a federation's settings may leave it open
     dataset = prepare_data(name, raw, cache_folder())
     model = load_model(build_model(name, dataset, seed=settings.seed), Path(folder) / "model.safetensors")
     if device is not None:
         model = model.to(device)
-    found = predictions(model, dataset.test)
-    labels = dataset.test.fields["label"]
+    outputs = outputs_of(model, dataset.test)
+    task, scores = TASKS[dataset.task], {}
+    if labelled:
+        scores = task.scores(outputs, dataset.test.fields[task.field], dataset)
     if output is not None:
-        Path(output).write_text("".join(f"{label}\n" for label in found.tolist()), encoding="utf-8")
+        _write_rows(output, dataset, outputs)
     return {
         "run_dir": folder,
-        "data": settings.data,
-        "records": len(labels),
-        "accuracy": float((found == labels).double().mean()),
+        "data": settings.data_name,
+        "records": len(dataset.test),
+        "accuracy": scores.get("accuracy"),
+        "evaluation": scores,
         **({} if output is None else {"output": output}),
     }
+
+
+def _records(settings: RunSettings, schema: Mapping[str, Any] | None) -> tuple[DataSet, bool]:
+    """The data set whose test records are predicted, and whether it says what is right."""
+    form = data_form(settings.data)
+    if form == "table" and schema is not None:
+        return records_for_model(settings.data, schema)
+    if form == "table":
+        raise SettingsError(
+            f"--data is {settings.data!r}, but the run was trained on another kind of data: config.json "
+            "holds no schema of a table. Give data of the kind that it was trained on."
+        )
+    # predicting spends nothing, so any positive population does for a function of the user's own
+    population = (settings.population or 1) if form == "code" else None
+    return load_data(replace(settings, population=population)), True
+
+
+def _write_rows(path: str, dataset: DataSet, outputs: Tensor) -> None:
+    """One row per record, under a header."""
+    header, rows = _predictions(dataset, outputs)
+    with Path(path).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def _predictions(dataset: DataSet, outputs: Tensor) -> tuple[list[str], Sequence[Sequence[Any]]]:
+    names = list(dataset.class_names) or [str(i) for i in range(dataset.num_classes)]
+    if dataset.task == "regression":
+        return ["prediction"], [[f"{value:.6g}"] for value in in_units(outputs[:, 0], dataset).tolist()]
+    if dataset.task == "multi-label":
+        shares = outputs.double().sigmoid()
+        found = [";".join(n for n, share in zip(names, row, strict=True) if share > 0.5) for row in shares]
+    else:
+        shares = outputs.double().softmax(1)
+        found = [names[i] for i in outputs.argmax(1).tolist()]
+    written = [[f"{share:.6f}" for share in row] for row in shares.tolist()]
+    return ["prediction", *(f"p({name})" for name in names)], [
+        [name, *row] for name, row in zip(found, written, strict=True)
+    ]

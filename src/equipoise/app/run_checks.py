@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from equipoise.app.option_checks import SettingsError, flag
 from equipoise.app.settings import FederationSettings, RunSettings
@@ -22,6 +24,7 @@ __all__ = [
     "check_own_code",
     "is_federation",
     "is_finished",
+    "schema_of_run",
     "settings_of_run",
 ]
 
@@ -38,12 +41,21 @@ def is_federation(folder: str) -> bool:
     return (path / FEDERATION_FILE).is_file() and not (path / SETTINGS_FILE).is_file()
 
 
-def settings_of_run(folder: str) -> RunSettings:
+def settings_of_run(folder: str, *, published: bool = False) -> RunSettings:
     """The settings that a run was started with; of a federation, those of its data, model and budget.
+
+    Args:
+        folder: of the run.
+        published: be content with those in config.json, which lack the paths, where only what may be
+            published is there.
 
     Raises:
         RunFolderError: the folder is not that of a run started from the command line.
     """
+    if published and not is_federation(folder) and not (Path(folder) / SETTINGS_FILE).is_file():
+        settings = _published_settings(folder)
+        if settings is not None:
+            return settings
     name = FEDERATION_FILE if is_federation(folder) else SETTINGS_FILE
     otherwise = (
         "`equipoise train` did not begin this run, or its checkpoint was deleted. The commands resume, "
@@ -57,6 +69,25 @@ def settings_of_run(folder: str) -> RunSettings:
     if not isinstance(values, dict):
         raise RunFolderError(f"run={folder!r}: {name} holds no settings. Restore it from a copy.")
     return RunSettings.from_json(values)
+
+
+def _published_settings(folder: str) -> RunSettings | None:
+    """Those in the configuration of a run, or None where the command line did not begin it."""
+    path = Path(folder) / "config.json"
+    config = read_json(path) if path.is_file() else None
+    values = config.get("experiment") if isinstance(config, dict) else None
+    if not isinstance(values, dict):
+        return None
+    known = {item.name for item in fields(RunSettings)}
+    return RunSettings.from_json({name: value for name, value in values.items() if name in known})
+
+
+def schema_of_run(folder: str) -> dict[str, Any] | None:
+    """The schema of the table that a run was trained on, or None where it was trained on other data."""
+    path = Path(folder) / "config.json"
+    config = read_json(path) if path.is_file() else None
+    schema = config.get("schema") if isinstance(config, dict) else None
+    return schema if isinstance(schema, dict) else None
 
 
 def check_own_code(folder: str, settings: RunSettings, **named: str | None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,14 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from equipoise._relations import RELATIONS
 from equipoise.app.default_settings import DEFAULT_MODEL, default_settings
-from equipoise.app.option_checks import SettingsError, check_choice, check_federated, flag, parse_clip_norm
+from equipoise.app.option_checks import (
+    SettingsError,
+    check_choice,
+    check_federated,
+    data_form,
+    flag,
+    parse_clip_norm,
+)
 from equipoise.report.json_files import read_json
 
 __all__ = [
@@ -29,6 +36,7 @@ __all__ = [
     "RunSettings",
     "check_saved",
     "parse_option",
+    "parse_weight",
     "setting",
 ]
 
@@ -54,10 +62,10 @@ def setting(default: Any, help: str, **facts: Any) -> Any:
     return field(default=default, metadata={"help": help, **facts})
 
 
-def _options(help: str) -> Any:
-    """A field that takes NAME=VALUE words by --option."""
-    facts = {"option": "option", "metavar": "NAME=VALUE", "form": list[str] | None}
-    read = {"read": lambda words: dict(map(parse_option, words or []))}
+def _options(help: str, option: str = "option", parse: Callable[[str], tuple[str, Any]] | None = None) -> Any:
+    """A field that takes NAME=VALUE words by --option, or by an option and a parser of its own."""
+    facts = {"option": option, "metavar": "NAME=VALUE", "form": list[str] | None}
+    read = {"read": lambda words: dict(map(parse or parse_option, words or []))}
     return field(default_factory=dict, metadata={"help": help, **facts, **read})
 
 
@@ -99,12 +107,35 @@ def _check_delta(delta: float | None) -> None:
 class RunSettings:
     """What one training needs to know; None where the default settings decide."""
 
-    data: str = setting("digits", "Name of a data set, or package.module:function.")
+    data: str = setting("digits", "Name of a data set, a table (CSV, Parquet), or package.module:function.")
     data_dir: str | None = setting(
         None, "Folder that holds the data files.", path="DIR", envvar="EQUIPOISE_DATA"
     )
     population: int | None = setting(
-        None, "Public number of training records (own data only).", above_zero="the number of records"
+        None, "Public number of records (own data only).", above_zero="the number of records"
+    )
+    target: str | None = setting(None, "Column of a table to learn; several separated by commas.")
+    schema: str | None = setting(
+        None, "Declared columns of a table; TABLE.schema.toml by default.", path="FILE", metavar="FILE"
+    )
+    test: str | None = setting(
+        None, "Table of rows to evaluate on; the result is published.", path="FILE", metavar="FILE"
+    )
+    test_share: float | None = setting(
+        None,
+        "Share of a table's rows to evaluate on, and not to train on; the result is published.",
+        above_zero="a share of the rows",
+        share=True,
+    )
+    task: str | None = setting(
+        None,
+        "classification, regression or multi-label; by default what the target's column is.",
+        choices=("classification", "regression", "multi-label"),
+    )
+    class_weights: dict[str, Any] = _options(
+        "Weight of a class in the loss, a public number; repeatable.",
+        option="class_weight",
+        parse=lambda text: parse_weight(text),
     )
     method: str = setting("dp-sgd", "Training method: a name, or package.module:Class.")
     recipe: str | None = setting(
@@ -254,14 +285,7 @@ class RunSettings:
                 "of your own needs a method in the same module, such as a subclass of eq.DPSGD with a name "
                 "of its own: give --method module:Class, and the rule by its kind."
             )
-        if ":" in self.data and self.population is None:
-            raise SettingsError(
-                "--population is missing. It sets the sampling rate and the divisor of the noised sums, so "
-                f"it must be a public number that you state. Counted from the records that {self.data!r} "
-                "returns, it would change with one record more, and the privacy proof would not hold. Give "
-                "the published size of the set, or a round figure near it."
-            )
-
+        self._check_data()
         if self.sampling == SUBSETS and self.relation == "add_or_remove_one":
             raise SettingsError(
                 "--relation is add-or-remove-one, but --sampling without-replacement draws subsets of a "
@@ -273,6 +297,36 @@ class RunSettings:
                 f"--canaries is {self.canaries}, but each canary is there or not by chance, and --sampling "
                 "without-replacement needs a public number of records. Sample by poisson."
             )
+
+    def _check_data(self) -> None:
+        form = data_form(self.data)
+        if form == "code" and self.population is None:
+            raise SettingsError(
+                "--population is missing. It sets the sampling rate and the divisor of the noised sums, so "
+                f"it must be a public number that you state. Counted from the records that {self.data!r} "
+                "returns, it would change with one record more, and the privacy proof would not hold. Give "
+                "the published size of the set, or a round figure near it."
+            )
+        of_tables = ("target", "schema", "test", "test_share")
+        given = [flag(name) for name in of_tables if getattr(self, name) is not None]
+        if given and form != "table":
+            raise SettingsError(
+                f"{' and '.join(given)} is for tables, but --data is {self.data!r}. Name a file that ends in "
+                ".csv, .tsv or .parquet, or leave it out."
+            )
+        if form == "table" and self.test is None and self.test_share is None:
+            raise SettingsError(
+                "the rows to evaluate on are missing: give --test FILE, or --test-share 0.2. What the "
+                "evaluation says of them is published, and no epsilon covers it."
+            )
+        if self.test is not None and self.test_share is not None:
+            raise SettingsError("--test and --test-share both name rows to evaluate on. Give one of them.")
+        for name, weight in self.class_weights.items():
+            number = isinstance(weight, int | float) and not isinstance(weight, bool)
+            if not (number and math.isfinite(weight) and weight > 0):
+                raise SettingsError(
+                    f"--class-weight {name!r} is {weight!r}, but a weight is a number above 0, such as 2.5."
+                )
 
     def neighbours(self) -> str:
         """The neighbouring relation: as given, or the one that the sampling is accounted under.
@@ -295,7 +349,17 @@ class RunSettings:
     def publishable(self) -> dict[str, Any]:
         """The settings that tell nothing about the machine: without paths, and without what was left open."""
         paths = {item.name for item in fields(self) if "path" in item.metadata}
-        return {k: v for k, v in asdict(self).items() if k not in paths and v is not None}
+        values = {**asdict(self), "data": self.data_name}
+        return {k: v for k, v in values.items() if k not in paths and v not in (None, {})}
+
+    @property
+    def data_name(self) -> str:
+        """What the data are called in files that are published: of a table the name without its folder.
+
+        >>> RunSettings(data="secret/place/people.csv").data_name
+        'people.csv'
+        """
+        return Path(self.data).name if data_form(self.data) == "table" else self.data
 
     def command(self) -> str:
         """The command that repeats the run, with placeholders for paths."""
@@ -304,9 +368,11 @@ class RunSettings:
             value = getattr(self, item.name)
             if value is None or value is False or item.name == "run_dir":
                 continue
-            if item.name == "options":
-                words += [word for n, v in value.items() for word in ("--option", f"{n}={_written(v)}")]
+            if isinstance(value, dict):
+                option = flag(item.metadata["option"])
+                words += [word for n, v in value.items() for word in (option, f"{n}={_written(v)}")]
                 continue
+            value = self.data_name if item.name == "data" else value
             words.append(flag(item.name))
             if "path" in item.metadata:
                 words.append(item.metadata["path"])
@@ -621,6 +687,21 @@ def parse_option(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except (ValueError, RecursionError):
         return name, value
+
+
+def parse_weight(text: str) -> tuple[str, float]:
+    """NAME=NUMBER of the command line, where the name is that of a class and may hold any sign.
+
+    >>> parse_weight("<=50K=0.5")
+    ('<=50K', 0.5)
+    """
+    name, equals, value = text.rpartition("=")
+    try:
+        if equals:
+            return name.strip(), float(value)
+    except ValueError:
+        pass
+    raise SettingsError(f"--class-weight is {text!r}, but it must be CLASS=NUMBER, such as yes=2.5.")
 
 
 def _written(value: Any) -> str:

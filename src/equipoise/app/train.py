@@ -18,9 +18,14 @@ from typing import TYPE_CHECKING, Any
 from equipoise._files import write_atomically
 from equipoise._rounding import plain, rounded_up
 from equipoise.app.build import Experiment, assemble, build_training
-from equipoise.app.classification import cross_entropy
 from equipoise.app.data_loading import cache_folder
-from equipoise.app.option_checks import delta_warning, noise_warning, rate_warning
+from equipoise.app.option_checks import (
+    SettingsError,
+    delta_warning,
+    noise_warning,
+    population_warning,
+    rate_warning,
+)
 from equipoise.app.run_checks import SETTINGS_FILE, is_finished
 from equipoise.app.settings import RunSettings
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
@@ -29,6 +34,7 @@ from equipoise.data.features.extractors import FeatureProgress
 from equipoise.methods import PublicRecords, find
 from equipoise.report import read_run, write_report
 from equipoise.report.json_files import read_object
+from equipoise.report.phrases import score_in_words, score_name
 from equipoise.training import PrivateTraining
 from equipoise.training.folder.config_file import rebuild_method
 from equipoise.training.folder.run_folder import RunFolder
@@ -49,7 +55,7 @@ def train_run(settings: RunSettings, console: Console) -> dict[str, Any]:
     Raises:
         SettingsError, DataFileError: before anything is spent.
     """
-    settings = replace(settings, run_dir=settings.run_dir or _new_folder(settings.data))
+    settings = replace(settings, run_dir=settings.run_dir or _new_folder(settings.data_name))
     assert settings.run_dir is not None
     experiment = insert_canaries(_assemble(settings, console))
     with console.status("calibrating the noise and checking the gradients"):
@@ -113,7 +119,7 @@ def resume_run(
         folder,
         experiment.model,
         experiment.optimizer,
-        loss=cross_entropy,
+        loss=experiment.loss,
         data=experiment.records,
         method=method,
         scheduler=experiment.scheduler,
@@ -140,22 +146,22 @@ def _run(
         )
         scores = scores_of(training.method, training.method_state)
     if hint:
-        _hint(experiment, result.evaluation.get("accuracy"), console)
+        _hint(experiment, result.evaluation, console)
     if scores is not None:
         _write_json(Path(folder) / SCORES_FILE, {"scores": scores.tolist()}, mode=0o600)
     return _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
 
 
-def _hint(experiment: Experiment, accuracy: float | None, console: Console) -> None:
-    """Say what to try where a model learned nothing; only from its published accuracy."""
-    labels = experiment.dataset.test.fields["label"]
-    commonest = float(labels.bincount().max()) / len(labels)
-    if accuracy is not None and accuracy <= commonest:
+def _hint(experiment: Experiment, found: Mapping[str, float], console: Console) -> None:
+    """Say what to try where a model learned nothing; only from its published scores."""
+    baseline, answer = experiment.baseline
+    if experiment.task.learned_nothing(found, baseline):
+        name = experiment.task.main[0]
         console.print(
-            f"[bold yellow]Hint[/]: the model is right on {accuracy:.1%} of the test records, and always "
-            f"giving the commonest class would be on {commonest:.1%}. Try more --epochs, or a "
-            f"--learning-rate far from {experiment.settings.learning_rate:g}. Every further run on these "
-            "records costs epsilon again; --ledger FILE adds it up.",
+            f"[bold yellow]Hint[/]: {score_name(name)} is {score_in_words(name, found[name])} on the test "
+            f"records, and {answer} would be at {score_in_words(name, baseline[name])}. Try more --epochs, "
+            f"or a --learning-rate far from {experiment.settings.learning_rate:g}. Every further run on "
+            "these records costs epsilon again; --ledger FILE adds it up.",
             soft_wrap=True,
         )
 
@@ -168,6 +174,8 @@ def _answer(folder: str, settings: RunSettings, finished: bool, seconds: float) 
         "finished": finished,
         "steps": int(run.last("step") or 0),
         "accuracy": run.accuracy,
+        "evaluation": run.evaluation,
+        "baseline": run.baseline,
         "epsilon": run.epsilon,
         "delta": run.delta,
         "guarantee": run.guarantee,
@@ -187,6 +195,11 @@ def insert_canaries(experiment: Experiment) -> Experiment:
     settings, dataset = experiment.settings, experiment.dataset
     if settings.canaries is None:
         return experiment
+    if dataset.task != "classification":
+        raise SettingsError(
+            f"--canaries is {settings.canaries}, but canaries are records with a wrong class, and "
+            f"{settings.data_name!r} is made for {dataset.task}. Leave --canaries out."
+        )
     canaries = choose_canaries(
         dataset.test,
         dataset.num_classes,
@@ -205,6 +218,7 @@ def _write_settings(folder: Path, experiment: Experiment) -> None:
     path = folder / SETTINGS_FILE
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write_json(path, asdict(settings), mode=0o600)
+    baseline, answer = experiment.baseline
     config = folder / "config.json"
     content = read_object(config) if config.is_file() else {}
     content["command"] = settings.command()
@@ -213,7 +227,11 @@ def _write_settings(folder: Path, experiment: Experiment) -> None:
         "population": experiment.dataset.population,
         "steps": experiment.sampling.steps,
         "test_records": len(experiment.dataset.test),
+        **{f"baseline_{name}": value for name, value in baseline.items()},
+        "baseline": answer,
     }
+    if experiment.dataset.schema is not None:
+        content["schema"] = dict(experiment.dataset.schema)
     _write_json(config, content, mode=0o644)
 
 
@@ -272,7 +290,7 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
     asked = rounded_up(budget.epsilon) if settings.epsilon is None else plain(settings.epsilon)
     parameters = sum(p.numel() for p in experiment.model.parameters() if p.requires_grad)
     console.print(
-        f"[bold]{settings.model}[/] ({parameters:,} parameters) on [bold]{settings.data}[/], "
+        f"[bold]{settings.model}[/] ({parameters:,} parameters) on [bold]{settings.data_name}[/], "
         f"{settings.method}, {sampling.steps:,} steps of about {sampling.expected_size:,g} records, budget "
         f"epsilon {asked} at delta {budget.delta:g}{doubt}; {settings.optimizer} with learning rate "
         f"{settings.learning_rate:g}, clip norm {settings.clip_norm}"
@@ -288,6 +306,17 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
     if training.plan.releases:
         noise = training.plan.releases[0].noise_multiplier
         found.append(noise_warning(noise, parameters, sampling.expected_size, sampling.steps))
+    population = population_warning(
+        len(experiment.dataset.train), sampling.population, sampling.expected_size
+    )
+    if population is not None:  # not among what is answered: the number of records is private
+        console.print(f"[bold yellow]Warning[/]: {population}", soft_wrap=True)
+    if settings.test_share is not None:
+        console.print(
+            f"[dim]{settings.test_share:.0%} of the rows are set aside to evaluate on: what is published of "
+            "them no epsilon covers[/]",
+            soft_wrap=True,
+        )
     warnings = [warning for warning in found if warning is not None]
     for warning in warnings:
         console.print(f"[bold yellow]Warning[/]: {warning}", soft_wrap=True)

@@ -30,6 +30,7 @@ from equipoise._version import __version__
 from equipoise.cli.audit_command import audit
 from equipoise.cli.calibrate_command import calibrate
 from equipoise.cli.compare_command import compare
+from equipoise.cli.data_command import data
 from equipoise.cli.federate_command import federate
 from equipoise.cli.methods_command import methods
 from equipoise.cli.report_command import predict, report
@@ -64,6 +65,7 @@ app = typer.Typer(
 )
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(data)
 
 
 @app.callback(invoke_without_command=True)

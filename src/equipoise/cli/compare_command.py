@@ -19,7 +19,8 @@ __all__ = ["compare"]
 @option_file
 @settings_options(
     RunSettings,
-    "data", "data_dir", "population", "subset", "public_records", "model", "epsilon", "delta", "epochs",
+    "data", "data_dir", "target", "schema", "test", "test_share",
+    "population", "subset", "public_records", "model", "epsilon", "delta", "epochs",
     "batch_size", "learning_rate", "clip_norm", "optimizer", "momentum", "schedule", "ema",
     "micro_batch_size", "device", "reproducible",
     parameter="base",
@@ -63,7 +64,7 @@ def compare(
 
     quiet()
     console = open_console(json_output)
-    found = run_comparison(comparison, run_dir or f"runs/compare-{base.data.replace(':', '-')}", console)
+    found = run_comparison(comparison, run_dir or f"runs/compare-{base.data_name.replace(':', '-')}", console)
     if json_output:
         emit(found)
         return

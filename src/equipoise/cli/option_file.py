@@ -117,7 +117,11 @@ def _of_json(values: Any, config: str) -> dict[str, Any]:
             f"--config {config!r} is of a run begun from Python, and holds no settings of the command line."
         )
     if isinstance(values.get("experiment"), dict):
-        values = {name: value for name, value in values["experiment"].items() if name not in _OF_A_RUN}
+        values = {
+            name: value
+            for name, value in values["experiment"].items()
+            if name not in _OF_A_RUN and not name.startswith("baseline")
+        }
         if ":" not in str(values.get("data")):
             values.pop("population", None)  # published, and the smaller where records were left out
         elif "public_records" in values:

@@ -66,22 +66,39 @@ def _report_federation(folder: str, json_output: bool) -> None:
 def predict(
     run: RunArgument = None,
     data: Annotated[
-        str | None, typer.Option(help="Data to predict for; the run's test records by default.")
+        str | None,
+        typer.Option(
+            help="Data to predict for; the run's test records by default. A table may lack the target."
+        ),
     ] = None,
     model: OwnModel = None,
     data_dir: DataDir = None,
     output: Annotated[
-        str | None, typer.Option(help="Write the predicted classes there, one per line.", metavar="FILE")
+        str | None,
+        typer.Option(help="Write the predictions and their probabilities there, as CSV.", metavar="FILE"),
     ] = None,
     device: Device = None,
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
-    """Use the model of a run on records and print its accuracy."""
-    from equipoise.app.run_checks import check_model_file, check_own_code, settings_of_run
+    """Use the model of a run on records, and print its scores where the records say what is right."""
+    from equipoise.app.run_checks import (
+        check_model_file,
+        check_own_code,
+        schema_of_run,
+        settings_of_run,
+    )
+    from equipoise.report.phrases import score_in_words, score_name
 
     folder = chosen_folder(run, run_dir)
-    settings = settings_of_run(folder)
+    settings = settings_of_run(folder, published=True)
+    schema = schema_of_run(folder)
+    if schema is not None and data is None and settings.test is None:
+        raise UsageError(
+            "the rows to predict are missing: --data FILE, a table of the form of the run's own."
+        )
+    if schema is not None and data is None:
+        data = settings.test
     settings = replace(settings, data=data or settings.data, data_dir=data_dir or settings.data_dir)
     check_own_code(folder, settings, data=data, model=model)
     check_model_file(folder)
@@ -92,15 +109,22 @@ def predict(
     with loading():
         from equipoise.app.predict import predict_run
 
-    found = predict_run(folder, settings, output=output, device=device)
+    found = predict_run(folder, settings, schema=schema, output=output, device=device)
     if json_output:
         emit(found)
         return
     console = open_console(False)
-    console.print(
-        f"accuracy [bold]{found['accuracy']:.2%}[/] on {found['records']:,} test records of {found['data']}"
-    )
+    scores = dict(found["evaluation"])
+    if "accuracy" in scores:
+        accuracy = scores.pop("accuracy")
+        console.print(
+            f"accuracy [bold]{accuracy:.2%}[/] on {found['records']:,} test records of {found['data']}"
+        )
+    else:
+        console.print(f"{found['records']:,} records of {found['data']}", markup=False)
+    for name, value in scores.items():
+        console.print(f"{score_name(name)} [bold]{score_in_words(name, value)}[/]")
     if output is not None:
         console.print(f"predictions in {output}")
     else:
-        console.print("[dim]--output FILE writes the predicted classes, one per line[/]")
+        console.print("[dim]--output FILE writes the predictions with their probabilities, as CSV[/]")

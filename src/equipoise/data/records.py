@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,9 @@ from torch import Tensor
 
 from equipoise.data.readers.files import DataFileError
 
-__all__ = ["DataSet", "Records"]
+__all__ = ["TASK_NAMES", "DataSet", "Records"]
+
+TASK_NAMES = ("classification", "regression", "multi-label")
 
 Batch = dict[str, Tensor]
 
@@ -138,6 +141,36 @@ class Records:
         order = torch.from_numpy(np.random.RandomState(seed).permutation(self._length))
         return self.subset(order[:size].sort().values), self.subset(order[size:].sort().values)
 
+    def set_aside(self, share: float, seed: int) -> tuple[Records, Records]:
+        """Two disjoint parts, of which the second holds about ``share`` of the records.
+
+        Where a record goes follows from what it holds, how many equal ones stand before it, and the public
+        seed. So one record more or less moves no other one, as `split` would.
+
+        >>> rest, aside = Records({"input": torch.arange(1000.0)}).set_aside(0.2, seed=0)
+        >>> len(rest) + len(aside), 150 < len(aside) < 250
+        (1000, True)
+        """
+        if not 0 < share < 1:
+            raise ValueError(f"share={share} must lie strictly between 0 and 1.")
+        flat = [
+            self._fields[name].detach().cpu().contiguous().reshape(self._length, -1).view(torch.uint8).numpy()
+            for name in sorted(self._fields)
+        ]
+        seen: dict[bytes, int] = {}
+        aside = torch.empty(self._length, dtype=torch.bool)
+        for i in range(self._length):
+            digest = hashlib.blake2b(digest_size=16, key=seed.to_bytes(8, "little", signed=True))
+            for rows in flat:
+                digest.update(rows[i].data)
+            before = seen.get(digest.digest(), 0)
+            seen[digest.digest()] = before + 1
+            digest.update(before.to_bytes(8, "little"))
+            aside[i] = int.from_bytes(digest.digest()[:8], "little") < share * 2**64
+        if bool(aside.all()) or not bool(aside.any()):
+            raise DataFileError(f"share={share} leaves one part without records. Take another one.")
+        return self.subset(~aside), self.subset(aside)
+
     def fingerprint(self) -> str:
         """SHA-256 (hexadecimal) of names, types, shapes and content; computed once.
 
@@ -163,10 +196,15 @@ class DataSet:
         train: the private records.
         test: records for evaluation, not covered by the guarantee.
         population: the public number of training records, which sets the sampling rate.
-        num_classes: labels lie in ``0 .. num_classes - 1``.
+        num_classes: labels lie in ``0 .. num_classes - 1``; how many numbers a model answers with, which is 1
+            for a regression, and the number of labels of a multi-label set.
         description: what a record's input is, in a line.
         class_names: a name for each class, or empty.
         vocabulary_size: for token inputs, the number of token ids (0 is padding); None otherwise.
+        task: ``classification`` by the field ``label``; or by the field ``target`` of floating-point numbers
+            ``regression``, ``[n]``, or ``multi-label``, ``[n, num_classes]`` of zeros and ones.
+        target_range: of a regression, the public numbers that the targets -1 and 1 stand for.
+        schema: what was declared of a table, as plain values; with it a published model can be used.
 
     >>> rows = Records({"input": torch.zeros(4, 2), "label": torch.tensor([0, 1, 0, 1])})
     >>> DataSet("toy", train=rows, test=rows, population=4, num_classes=2).input_shape
@@ -181,25 +219,44 @@ class DataSet:
     description: str = ""
     class_names: tuple[str, ...] = ()
     vocabulary_size: int | None = None
+    task: str = "classification"
+    target_range: tuple[float, float] = (-1.0, 1.0)
+    schema: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.population, bool) or not isinstance(self.population, int) or self.population < 1:
             raise DataFileError(
                 f"population={self.population!r} must be a positive whole number: the public size of the set."
             )
-        if self.num_classes < 2:
-            raise DataFileError(f"num_classes={self.num_classes} must be at least 2.")
+        if self.task not in TASK_NAMES:
+            raise DataFileError(f"task={self.task!r} must be one of {', '.join(TASK_NAMES)}.")
+        least = 2 if self.task == "classification" else 1
+        if self.num_classes < least or (self.task == "regression" and self.num_classes > 1):
+            raise DataFileError(
+                f"num_classes={self.num_classes} must be 1 for a regression, at least 1 for labels, and at "
+                "least 2 for classes."
+            )
         if self.class_names and len(self.class_names) != self.num_classes:
             raise DataFileError(
                 f"class_names has {len(self.class_names)} names for num_classes={self.num_classes} classes."
             )
+        learnt = "label" if self.task == "classification" else "target"
         for part, records in (("train", self.train), ("test", self.test)):
-            missing = {"input", "label"} - set(records.fields)
+            missing = {"input", learnt} - set(records.fields)
             if missing:
                 raise DataFileError(
                     f"{part} lacks the fields {sorted(missing)}; it has {sorted(records.fields)}."
                 )
-            _check_labels(records.fields["label"], self.num_classes)
+            if self.task == "classification":
+                _check_labels(records.fields["label"], self.num_classes)
+                continue
+            shape = () if self.task == "regression" else (self.num_classes,)
+            target = records.fields["target"]
+            if tuple(target.shape[1:]) != shape or not target.is_floating_point():
+                raise DataFileError(
+                    f"the field 'target' of {part} has type {target.dtype} and shape {list(target.shape)}; a "
+                    f"{self.task} takes floating-point numbers [{', '.join(map(str, ('n', *shape)))}]."
+                )
         if self.train.fields["input"].shape[1:] != self.test.fields["input"].shape[1:]:
             raise DataFileError(
                 f"a train input has shape {self.input_shape}, a test input "

@@ -30,6 +30,8 @@ __all__ = [
     "promise_in_words",
     "readable",
     "sampling_in_words",
+    "score_in_words",
+    "score_name",
 ]
 
 
@@ -137,6 +139,30 @@ def readable(name: str) -> str:
     """
     words = name.replace("_", " ").strip()
     return words[:1].upper() + words[1:]
+
+
+_SHARES = ("accuracy", "balanced_accuracy", "label_accuracy")
+
+
+def score_in_words(name: str, value: float) -> str:
+    """A score of an evaluation: shares of records as percentages, other numbers as they are.
+
+    >>> score_in_words("accuracy", 0.8471), score_in_words("auc", 0.90461)
+    ('84.7%', '0.9046')
+    """
+    return f"{value:.1%}" if name in _SHARES else f"{value:.4g}"
+
+
+_SHORT = {"auc": "AUC", "f1": "F1", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
+
+
+def score_name(name: str) -> str:
+    """The name of a score as people write it.
+
+    >>> score_name("auc"), score_name("balanced_accuracy")
+    ('AUC', 'balanced accuracy')
+    """
+    return _SHORT.get(name, name.replace("_", " "))
 
 
 def bytes_in_words(count: float) -> str:

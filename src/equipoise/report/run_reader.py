@@ -130,6 +130,23 @@ class Run:
         return left and self.statement.get("stop_fixed_beforehand") is not True
 
     @property
+    def evaluation(self) -> dict[str, float]:
+        """The last value of everything that was evaluated."""
+        every = ("accuracy", *self.other_evaluations)
+        found = {name: self.last(f"evaluation.{name}") for name in every}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def baseline(self) -> dict[str, float]:
+        """What a model without inputs would reach on the same records, by the score's name."""
+        prefix = "baseline_"
+        return {
+            name.removeprefix(prefix): float(value)
+            for name, value in self.details.items()
+            if name.startswith(prefix) and _is_number(value)
+        }
+
+    @property
     def accuracy(self) -> float | None:
         """Test accuracy in [0, 1], or None if the run evaluated none."""
         return self.last("evaluation.accuracy")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from equipoise._rounding import plain, rounded_up
-from equipoise.report.phrases import RELATIONS_IN_WORDS
+from equipoise.report.phrases import RELATIONS_IN_WORDS, score_in_words, score_name
 from equipoise.report.run_reader import Run
 
 if TYPE_CHECKING:
@@ -52,11 +52,13 @@ def summary(run: Run, folder: str, seconds: float | None = None) -> RenderableTy
     for name in ("accuracy", *run.other_evaluations):
         values = [y for _, y in run.curve(f"evaluation.{name}")]
         if values:
-            share = name == "accuracy"
-            line = Text(f"{values[-1]:.1%}" if share else f"{values[-1]:.4g}", style="bold")
+            line = Text(score_in_words(name, values[-1]), style="bold")
             if len(values) > 2:
                 line.append("  " + sparkline(values), style="blue")
-            grid.add_row("test accuracy" if share else Text(name), line)
+            if name in run.baseline:
+                words = f"  ({score_in_words(name, run.baseline[name])} by {run.details.get('baseline')})"
+                line.append(words, style="not bold dim")
+            grid.add_row("test accuracy" if name == "accuracy" else Text(score_name(name)), line)
     not_private = not run.is_private
     if run.epsilon is None:
         spent = Text("no value: at least one step has no proof", style="bold red")

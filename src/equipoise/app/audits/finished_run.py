@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from equipoise.app.build import assemble
-from equipoise.app.classification import cross_entropy
 from equipoise.app.method_settings import make_method
 from equipoise.app.run_checks import check_model_file, is_finished
 from equipoise.app.settings import RunSettings
@@ -50,7 +49,7 @@ def neighbours_of(
     method, budget = make_method(settings, experiment.sampling, experiment.public)
     return audit_neighbours(
         experiment.model,
-        cross_entropy,
+        experiment.loss,
         experiment.records,
         sampling=experiment.sampling,
         method=method,
@@ -98,7 +97,7 @@ def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> d
     model = load_model(experiment.model, Path(folder) / "model.safetensors").eval()
     canaries.check(experiment.dataset.train)
     with torch.no_grad():
-        losses = cross_entropy(model, dict(canaries.fields))
+        losses = experiment.loss(model, dict(canaries.fields))
     scores = {"black box": -losses.double().numpy()}
     path = Path(folder) / SCORES_FILE
     if path.is_file():

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from equipoise.app.audits.finished_run import roc_curves, save_roc_figure
 from equipoise.app.build import Experiment, assemble, build_training, make_optimizer, make_scheduler
-from equipoise.app.classification import accuracy
 from equipoise.app.data_loading import load_data
 from equipoise.app.models import build_model, default_model
 from equipoise.app.settings import RunSettings
+from equipoise.app.tasks import accuracy
 from equipoise.audit.roc import Roc, bound_on_roc
 from equipoise.audit.shadow import scaled_confidence, train_shadows
 from equipoise.report.figures import Curve

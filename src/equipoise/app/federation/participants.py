@@ -18,11 +18,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from equipoise.app.build import sampling_kind, whole_draws
-from equipoise.app.classification import accuracy, cross_entropy
 from equipoise.app.data_loading import cache_folder, load_data, set_public_apart
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import FederationSettings, RunSettings
+from equipoise.app.tasks import accuracy, cross_entropy
 from equipoise.data import DataSet
 from equipoise.federated import Client, Strategy, dirichlet, iid, one_class
 from equipoise.federated.registry import FederatedMethod, FederationSetup, find_federated

@@ -1,0 +1,230 @@
+"""What the command line trains and reports for each task: loss, scores, baseline and predictions.
+
+The scores are those of scikit-learn, on the test records, whose figures are published as they are. Next to
+them stands what a model without inputs would reach there: the commonest class, or the mean.
+
+A class weight multiplies the losses of the class, before the gradient of a record is clipped. It is a public
+number that somebody chose: one that follows from the counts of the private records would tell of them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equipoise.app.option_checks import SettingsError
+from equipoise.data import DataSet, Records
+from equipoise.gradients.engine_inputs import Loss
+
+__all__ = ["TASKS", "Task", "accuracy", "cross_entropy", "loss_of", "outputs_of"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What there is to know of a task.
+
+    Attributes:
+        field: of a record, which holds what is learnt.
+        losses: (outputs ``[B, ...]``, what is learnt ``[B, ...]``, weights of classes or None) -> ``[B]``.
+        scores: (outputs, what is learnt, the data set) -> figures by name.
+        baseline: (what is learnt on the test records, the data set) -> figures of a model without inputs, and
+            what it answers, in words.
+        main: the score that tells first whether anything was learnt, and whether more of it is better.
+    """
+
+    field: str
+    losses: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    scores: Callable[[Tensor, Tensor, DataSet], dict[str, float]]
+    baseline: Callable[[Tensor, DataSet], tuple[dict[str, float], str]]
+    main: tuple[str, bool]
+
+    def evaluate(self, model: nn.Module, dataset: DataSet) -> dict[str, float]:
+        """The scores on the test records."""
+        return self.scores(outputs_of(model, dataset.test), dataset.test.fields[self.field], dataset)
+
+    def learned_nothing(self, found: Mapping[str, float], baseline: Mapping[str, float]) -> bool:
+        """Whether the model is no better than one without inputs."""
+        name, more_is_better = self.main
+        if name not in found or name not in baseline:
+            return False
+        return found[name] <= baseline[name] if more_is_better else found[name] >= baseline[name]
+
+
+def cross_entropy(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Cross-entropy of every record, ``[B]``."""
+    _check_labelled(batch)
+    return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
+
+
+def accuracy(model: nn.Module, records: Records, chunk: int = 256) -> float:
+    """The share of records whose label the model gives the highest score."""
+    _check_labelled(records.fields)
+    return float((outputs_of(model, records, chunk).argmax(1) == records.fields["label"]).double().mean())
+
+
+def _check_labelled(fields: Mapping[str, Tensor]) -> None:
+    if "label" not in fields:
+        raise SettingsError(
+            "--data has no classes, and this command knows classification only. Other tasks are trained by "
+            "`equipoise train` and used by `equipoise predict`."
+        )
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, records: Records, chunk: int = 256) -> Tensor:
+    """What the model answers for every record, ``[n, outputs]``, on the CPU."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    inputs = records.fields["input"]
+    parts = [model(inputs[start : start + chunk].to(device)).cpu() for start in range(0, len(records), chunk)]
+    model.train(was_training)
+    return torch.cat(parts)
+
+
+def loss_of(dataset: DataSet, class_weights: Mapping[str, float]) -> Loss:
+    """The loss of a data set's task, per record.
+
+    Args:
+        dataset: whose classes the weights name.
+        class_weights: by the name of a class; 1 where none is given.
+
+    Raises:
+        SettingsError: a class that there is not, or weights where there are no classes.
+    """
+    task = TASKS[dataset.task]
+    weights = None
+    if class_weights:
+        numbered = () if dataset.task == "regression" else tuple(map(str, range(dataset.num_classes)))
+        names = dataset.class_names or numbered
+        unknown = [name for name in class_weights if name not in names]
+        if unknown:
+            raise SettingsError(
+                f"--class-weight names {', '.join(map(repr, class_weights))}, but the classes of "
+                f"{dataset.name!r} are {', '.join(map(repr, names)) or 'none: it is a regression'}."
+            )
+        weights = torch.tensor([float(class_weights.get(name, 1.0)) for name in names])
+    if weights is None and dataset.task == "classification":
+        return cross_entropy
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        outputs = model(batch["input"])
+        own = None if weights is None else weights.to(outputs.device)
+        return task.losses(outputs, batch[task.field], own)
+
+    return loss
+
+
+# ---- classification
+
+
+def _class_losses(outputs: Tensor, label: Tensor, weights: Tensor | None) -> Tensor:
+    losses = F.cross_entropy(outputs, label, reduction="none")
+    return losses if weights is None else losses * weights[label]
+
+
+def _class_scores(outputs: Tensor, label: Tensor, dataset: DataSet) -> dict[str, float]:
+    from sklearn import metrics
+
+    found = outputs.argmax(1)
+    scores = {"accuracy": float((found == label).double().mean())}
+    if not bool(outputs.isfinite().all()):
+        return scores
+    truth, guess = label.numpy(), found.numpy()
+    binary = dataset.num_classes == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a class that is never predicted, or not among the test records
+        scores["balanced_accuracy"] = float(metrics.balanced_accuracy_score(truth, guess))
+        scores["f1"] = float(
+            metrics.f1_score(truth, guess, average="binary" if binary else "macro", zero_division=0.0)
+        )
+        if len(np.unique(truth)) == dataset.num_classes:
+            shares = outputs.double().softmax(1).numpy()
+            shares /= shares.sum(1, keepdims=True)
+            by = (outputs[:, 1].double() - outputs[:, 0].double()).numpy() if binary else shares
+            scores["auc"] = float(metrics.roc_auc_score(truth, by, multi_class="ovr"))
+    return scores
+
+
+def _class_baseline(label: Tensor, dataset: DataSet) -> tuple[dict[str, float], str]:
+    counts = label.bincount(minlength=dataset.num_classes)
+    share = float(counts.max()) / len(label)
+    return {"accuracy": share}, "always giving the commonest class"
+
+
+# ---- regression
+
+
+def _squares(outputs: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+    return (outputs[:, 0] - target).square()
+
+
+def _errors(outputs: Tensor, target: Tensor, dataset: DataSet) -> dict[str, float]:
+    from sklearn import metrics
+
+    if not bool(outputs.isfinite().all()):
+        return {}
+    truth, guess = (in_units(values, dataset).numpy() for values in (target, outputs[:, 0]))
+    return {
+        "rmse": float(metrics.root_mean_squared_error(truth, guess)),
+        "mae": float(metrics.mean_absolute_error(truth, guess)),
+        "r2": float(metrics.r2_score(truth, guess)) if len(truth) > 1 else 0.0,
+    }
+
+
+def in_units(values: Tensor, dataset: DataSet) -> Tensor:
+    """Numbers in [-1, 1] in the units of the target's range, in double precision."""
+    low, high = dataset.target_range
+    return low + (values.double() + 1) / 2 * (high - low)
+
+
+def _mean_baseline(target: Tensor, dataset: DataSet) -> tuple[dict[str, float], str]:
+    values = in_units(target, dataset)
+    return {"rmse": float(values.std(correction=0))}, "always giving the mean of the test records"
+
+
+# ---- multi-label
+
+
+def _label_losses(outputs: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+    losses = F.binary_cross_entropy_with_logits(outputs, target, reduction="none")
+    return (losses if weights is None else losses * weights).sum(1)
+
+
+def _label_scores(outputs: Tensor, target: Tensor, dataset: DataSet) -> dict[str, float]:
+    from sklearn import metrics
+
+    if not bool(outputs.isfinite().all()):
+        return {}
+    truth, guess = target.numpy().astype(int), (outputs > 0).numpy().astype(int)
+    scores = {
+        "accuracy": float((truth == guess).all(1).mean()),
+        "label_accuracy": float((truth == guess).mean()),
+        "f1": float(metrics.f1_score(truth, guess, average="macro", zero_division=0.0)),
+    }
+    if bool(((truth.sum(0) > 0) & (truth.sum(0) < len(truth))).all()):
+        scores["auc"] = float(metrics.roc_auc_score(truth, outputs.double().numpy(), average="macro"))
+    return scores
+
+
+def _labels_baseline(target: Tensor, dataset: DataSet) -> tuple[dict[str, float], str]:
+    commonest = (target.double().mean(0) >= 0.5).to(target.dtype)
+    right = target == commonest
+    return (
+        {"accuracy": float(right.all(1).double().mean()), "label_accuracy": float(right.double().mean())},
+        "always giving the commonest answer for each label",
+    )
+
+
+TASKS: dict[str, Task] = {
+    "classification": Task("label", _class_losses, _class_scores, _class_baseline, ("accuracy", True)),
+    "regression": Task("target", _squares, _errors, _mean_baseline, ("rmse", False)),
+    "multi-label": Task("target", _label_losses, _label_scores, _labels_baseline, ("label_accuracy", True)),
+}
+"""By the name that a data set gives."""

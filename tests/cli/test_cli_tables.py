@@ -1,0 +1,226 @@
+"""`equipoise train --data people.csv`: tables, tasks, scores, and the published folder that predicts."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+SCHEMA = """population = 600
+target = "buys"
+missing = [""]
+[columns.age]
+type = "number"
+low = 18
+high = 90
+[columns.town]
+type = "category"
+buckets = 4
+[columns.wage]
+type = "number"
+low = 0
+high = 100
+[columns.buys]
+type = "category"
+values = ["no", "yes"]
+[columns.member]
+type = "category"
+values = ["no", "yes"]
+"""
+SMALL = "--epochs 6 --batch-size 150 --noise-multiplier 1 --seed 1 --json"
+
+
+def write_rows(path, count, seed):
+    rng = np.random.default_rng(seed)
+    age, wage = rng.uniform(18, 90, count), rng.uniform(0, 100, count)
+    towns = rng.choice(["Rome", "Oslo", ""], count)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["age", "town", "wage", "buys", "member"])
+        for a, t, w in zip(age, towns, wage, strict=True):
+            row = ["no", "yes"][int(w > 50)], ["no", "yes"][int(a > 50)]
+            writer.writerow([f"{a:.1f}" if a > 20 else "", t, f"{w:.2f}", *row])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    write_rows(folder / "people.csv", 600, 0)
+    write_rows(folder / "held_out.csv", 200, 1)
+    (folder / "people.schema.toml").write_text(SCHEMA)
+    return folder
+
+
+def test_describe_writes_a_schema_to_edit(equipoise, folder, tmp_path):
+    shutil.copy(folder / "people.csv", tmp_path)
+    found = equipoise("data describe --target buys", tmp_path / "people.csv")
+    assert found.code == 0
+    assert "low of 'age', high of 'age'" in found.out
+    assert "no epsilon covers" in " ".join(found.out.split())
+    again = equipoise("data describe --json", tmp_path / "people.csv")
+    assert again.code == 2
+    assert "exists already" in again.value["error"]
+    refused = equipoise("train --test-share 0.2 --json --data", tmp_path / "people.csv")
+    assert "leaves places to be filled in: low of 'age'" in refused.value["error"]
+
+
+def test_a_table_is_trained_on_and_its_published_folder_predicts(equipoise, folder, tmp_path):
+    run = tmp_path / "run"
+    data = ("--data", folder / "people.csv", "--test", folder / "held_out.csv", "--run-dir", run)
+    found = equipoise(f"train {SMALL}", *data)
+    assert found.code == 0, found.err
+    scores, baseline = found.value["evaluation"], found.value["baseline"]
+    assert scores.keys() == {"accuracy", "balanced_accuracy", "f1", "auc"}
+    assert scores["accuracy"] > 0.8 > baseline["accuracy"]
+    config = json.loads((run / "config.json").read_text())
+    assert str(folder) not in json.dumps(config)
+    assert config["experiment"]["data"] == "people.csv"
+    assert config["schema"]["columns"]["town"]["buckets"] == 4
+    page = (run / "report.html").read_text()
+    assert "auc" in page
+    assert "Baseline accuracy" in page
+    shown = equipoise("report", run).out
+    assert "AUC" in shown
+    assert "commonest" in shown
+
+    for name in ("checkpoint", "private"):
+        shutil.rmtree(run / name)
+    output = tmp_path / "out.csv"
+    again = equipoise("predict --json", run, "--data", folder / "held_out.csv", "--output", output)
+    assert again.value["evaluation"] == pytest.approx(scores)
+    with output.open() as file:
+        rows = list(csv.DictReader(file))
+    with (folder / "held_out.csv").open() as file:
+        truth = [row["buys"] == "yes" for row in csv.DictReader(file)]
+    shares = [float(row["p(yes)"]) for row in rows]
+    assert metrics.roc_auc_score(truth, shares) == pytest.approx(scores["auc"])
+    assert np.mean([row["prediction"] == "yes" for row in rows] == np.array(truth)) == scores["accuracy"]
+
+    with (folder / "held_out.csv").open() as file, (tmp_path / "bare.csv").open("w") as bare:
+        for age, town, wage, _, member in csv.reader(file):
+            bare.write(f"{member},{wage},{age},{town}\n")
+    alone = tmp_path / "alone.csv"
+    unlabelled = equipoise("predict --json", run, "--data", tmp_path / "bare.csv", "--output", alone)
+    assert unlabelled.value["evaluation"] == {}
+    assert alone.read_text() == output.read_text()
+    assert "--data FILE" in equipoise("predict --json", run).value["error"]
+
+
+def test_a_run_on_a_table_is_resumed(equipoise, folder, tmp_path):
+    run = tmp_path / "run"
+    data = ("--data", folder / "people.csv", "--test-share", "0.25", "--run-dir", run)
+    found = equipoise(f"train {SMALL}", *data)
+    assert found.code == 0, found.err
+    assert "set aside" in found.err
+    assert json.loads((run / "config.json").read_text())["experiment"]["population"] == 450
+    again = equipoise("resume --json", run)
+    assert again.value["epsilon"] == found.value["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("target", "names", "main", "least"),
+    [
+        ("wage", {"rmse", "mae", "r2"}, "r2", 0.8),
+        ("buys,member", {"accuracy", "label_accuracy", "f1", "auc"}, "label_accuracy", 0.75),
+    ],
+)
+def test_regression_and_several_labels(equipoise, folder, tmp_path, target, names, main, least):
+    schema = tmp_path / "schema.toml"
+    # what is learnt of the wage must stand in the row
+    schema.write_text(SCHEMA.replace("buckets = 4", "buckets = 4\nmissing = []"))
+    people = tmp_path / "people.csv"
+    with (folder / "people.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row["age"] = row["wage"] if target == "wage" else row["age"]
+    with people.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    run = tmp_path / "run"
+    words = ("--data", people, "--schema", schema, "--target", target, "--test", people, "--run-dir", run)
+    found = equipoise(f"train {SMALL} --learning-rate 0.2", *words)
+    assert found.code == 0, found.err
+    assert found.value["evaluation"].keys() == names
+    assert found.value["evaluation"][main] > least
+    output = tmp_path / "out.csv"
+    again = equipoise("predict --json", run, "--output", output)
+    assert again.value["evaluation"] == pytest.approx(found.value["evaluation"])
+    with output.open() as file:
+        predicted = list(csv.DictReader(file))
+    if target == "wage":
+        truth = [float(row["wage"]) for row in rows]
+        rmse = metrics.root_mean_squared_error(truth, [float(row["prediction"]) for row in predicted])
+        assert rmse == pytest.approx(found.value["evaluation"]["rmse"], rel=1e-4)
+        assert found.value["baseline"]["rmse"] == pytest.approx(np.std(truth), rel=1e-5)
+    else:
+        assert predicted[0].keys() == {"prediction", "p(buys)", "p(member)"}
+    assert "report.html" in equipoise("report", run).out
+
+
+def test_class_weights_move_the_answers(equipoise, folder, tmp_path):
+    data = ("--data", folder / "people.csv", "--test", folder / "held_out.csv")
+    shares = []
+    for number, weight in enumerate(("no=1", "no=0.05")):
+        run, output = tmp_path / str(number), tmp_path / f"{number}.csv"
+        words = ("--class-weight", weight, "--reproducible", "--clip-norm", "100")
+        assert equipoise(f"train {SMALL} --learning-rate 0.02", *data, *words, "--run-dir", run).code == 0
+        equipoise("predict --json", run, "--output", output)
+        with output.open() as file:
+            shares.append(np.mean([row["prediction"] == "yes" for row in csv.DictReader(file)]))
+    assert shares[1] > shares[0] + 0.1
+    config = json.loads((tmp_path / "1" / "config.json").read_text())
+    assert config["experiment"]["class_weights"] == {"no": 0.05}
+    assert "--class-weight no=0.05" in config["command"]
+    wrong = equipoise(f"train {SMALL} --class-weight maybe=2", *data)
+    assert "'maybe'" in wrong.value["error"]
+    assert "no, yes" in wrong.value["error"].replace("'", "")
+
+
+def test_a_wrong_population_is_told_to_the_owner_only(equipoise, folder, tmp_path):
+    data = ("--data", folder / "people.csv", "--test-share", "0.25", "--dry-run")
+    right = equipoise(f"train {SMALL}", *data)
+    assert "the population is stated" not in right.err
+    wrong = equipoise(f"train {SMALL} --population 12000", *data)
+    assert "the population is stated as 9,000, but the data hold 4" in " ".join(wrong.err.split())
+    assert "data hold" not in wrong.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train --data people.csv --json", "--test-share"),
+        ("train --data people.csv --test a.csv --test-share 0.1 --json", "Give one of them"),
+        ("train --data digits --target a --json", "--target is for tables"),
+        ("train --data nothing.csv --test a.csv --json", "does not exist"),
+        ("train --data digits --task regression --json --dry-run", "made for classification"),
+        ("train --data digits --class-weight 3 --json", "CLASS=NUMBER"),
+        ("train --data digits --class-weight 3=-1 --json", "a number above 0"),
+        ("train --data digits --test-share 1 --json", "below 1"),
+        ("train --data peple --json", "a table such as people.csv"),
+        ("compare --data nothing.csv --test-share 0.2 --json", "does not exist"),
+        ("federate --data people.csv --json", "must be one of"),
+    ],
+)
+def test_what_is_refused(equipoise, words, message):
+    found = equipoise(words)
+    assert found.code == 2
+    assert message in found.value["error"]
+
+
+def test_methods_are_compared_on_a_table(equipoise, folder, tmp_path):
+    data = ("--data", folder / "people.csv", "--test-share", "0.25", "--run-dir", tmp_path / "compared")
+    words = "--methods dp-sgd --seeds 1 --trials 1 --epochs 4 --batch-size 100 --epsilon 8 --json"
+    found = equipoise(f"compare {words}", *data)
+    assert found.code == 0, found.err
+    assert found.value["methods"][0]["accuracy"] > 0.6
+    other = equipoise(f"compare {words} --target wage", *data)
+    assert other.code == 2
+    assert "knows classification only" in other.value["error"]
+
+
+def test_canaries_are_for_classes(equipoise, folder):
+    data = ("--data", folder / "people.csv", "--test-share", "0.2", "--target", "wage", "--canaries", "5")
+    assert "canaries are records with a wrong class" in equipoise(f"train {SMALL}", *data).value["error"]

@@ -1,0 +1,199 @@
+"""Schemas of tables: what is declared, what is left to be filled in, and what no message shows."""
+
+import tomllib
+
+import pytest
+import torch
+
+from equipoise.data.readers.files import DataFileError, MissingDataError
+from equipoise.data.readers.schema import (
+    SchemaError,
+    describe_table,
+    load_table,
+    read_schema,
+    records_for_model,
+    schema_file,
+)
+from equipoise.data.records import Records
+
+ROWS = """age,job,city,note,income
+30,baker,Rome,7,low
+?,smith,Oslo,8,high
+50,pilot,Rome,9,low
+41,baker,,,high
+"""
+SCHEMA = """
+population = 4
+target = "income"
+missing = ["", "?"]
+[columns.age]
+type = "number"
+low = 0
+high = 100
+[columns.job]
+type = "category"
+values = ["baker", "smith"]
+[columns.city]
+type = "category"
+buckets = 3
+[columns.note]
+type = "skip"
+[columns.income]
+type = "category"
+values = ["low", "high"]
+"""
+
+
+@pytest.fixture
+def people(tmp_path):
+    (tmp_path / "people.csv").write_text(ROWS)
+    (tmp_path / "people.schema.toml").write_text(SCHEMA)
+    return tmp_path / "people.csv"
+
+
+def test_rows_by_a_schema(people):
+    found = load_table(people, test=people)
+    assert (found.task, found.class_names, found.population) == ("classification", ("low", "high"), 4)
+    numbers = found.train.fields["input"]
+    assert numbers[:, :2].tolist() == [[pytest.approx(-0.4), 0], [0, 1], [0, 0], [pytest.approx(-0.18), 0]]
+    assert numbers[:, 2:5].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]  # a pilot is another
+    assert numbers[:, 5:].sum(1).tolist() == [1, 1, 1, 0]
+    assert found.train.fields["label"].tolist() == [0, 1, 0, 1]
+
+
+def test_a_target_chooses_the_task(people):
+    text = SCHEMA.replace('missing = ["", "?"]\n', "").replace(
+        'type = "skip"', 'type = "category"\nvalues = ["7", "8"]\nmissing = [""]'
+    )
+    schema = people.with_name("other.toml")
+    schema.write_text(text)
+    rows = (
+        ROWS.replace("?", "200").replace("9,low", "8,low").replace("41,baker,,,high", "41,baker,Rome,8,high")
+    )
+    people.write_text(rows)
+    found = load_table(people, schema, target="age", test=people)
+    assert (found.task, found.num_classes, found.target_range) == ("regression", 1, (0.0, 100.0))
+    assert found.train.fields["target"].tolist() == pytest.approx([-0.4, 1.0, 0.0, -0.18])
+    found = load_table(people, schema, target="note, income", test=people)
+    assert (found.task, found.class_names) == ("multi-label", ("note", "income"))
+    assert found.train.fields["target"].tolist() == [[0, 0], [1, 1], [1, 0], [1, 1]]
+
+
+def test_what_is_described_is_left_to_be_filled_in(people):
+    text, left = describe_table(people, target="income")
+    assert left == ["low of 'age'", "high of 'age'", "low of 'note'", "high of 'note'", "values of 'income'"]
+    values = tomllib.loads(text)
+    assert list(values["columns"]) == ["age", "job", "city", "note", "income"]
+    assert values["columns"]["job"] == {"type": "category", "buckets": 16}
+    for cell in ("30", "41", "50", "baker", "smith", "Rome", "Oslo"):
+        assert cell not in text, cell
+    path = people.with_name("new.toml")
+    path.write_text(text)
+    with pytest.raises(SchemaError, match=r"to be filled in: low of 'age', high of 'age'.*no epsilon"):
+        read_schema(path)
+
+
+def test_public_rows_fill_in_ranges_and_categories(people):
+    public = people.with_name("public.csv")
+    public.write_text("age,job,city,note,income\n20,baker,Rome,1,low\n80,?,Bern,5,high\n")
+    text, left = describe_table(people, target="income", public_rows=public)
+    columns = tomllib.loads(text)["columns"]
+    assert left == []
+    assert (columns["age"]["low"], columns["age"]["high"]) == (20, 80)
+    assert columns["job"]["values"] == ["baker"]
+    assert columns["income"]["values"] == ["high", "low"]
+    with pytest.raises(SchemaError, match="names the private rows themselves"):
+        describe_table(people, public_rows=people)
+
+
+def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
+    path = tmp_path / "bare.csv"
+    path.write_text("61,secretary,yes\n30,baker,no\n")
+    with pytest.raises(DataFileError, match="--no-header") as error:
+        describe_table(path)
+    assert "secretary" not in str(error.value)
+    text, _ = describe_table(path, header=False)
+    assert list(tomllib.loads(text)["columns"]) == ["column-1", "column-2", "column-3"]
+    assert tomllib.loads(text)["header"] is False
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("low = 0", "lo = 0", "no key 'lo'. Did you mean 'low'"),
+        ("low = 0", 'low = "x"', "low is a str"),
+        ("low = 0", "low = 100", "must be finite and not empty"),
+        ('type = "number"', 'type = "numeric"', "type must be one of number, category, text, skip"),
+        ("population = 4", "", "population is missing"),
+        ("population = 4", "population = true", "population is a bool"),
+        ('target = "income"', "", "target is missing"),
+        ('target = "income"', 'target = "incom"', "Did you mean 'income'"),
+        ('target = "income"', 'target = "city"', "must be a category with values"),
+        ('target = "income"', 'target = ["income", "age"]', "exactly one Label"),
+        ("buckets = 3", "", "either values or buckets"),
+        ("buckets = 3", "buckets = 3\nvalues = []", "either values or buckets"),
+        ('["low", "high"]', "[1, 2]", "must be a list of texts"),
+        ("population = 4", "population =", "is no TOML"),
+        ("low = 0\n", "", "a number needs low"),
+    ],
+)
+def test_schemas_that_cannot_be_used(people, old, new, message):
+    schema = schema_file(people)
+    assert old in SCHEMA
+    schema.write_text(SCHEMA.replace(old, new))
+    with pytest.raises(SchemaError, match=message):
+        load_table(people, test=people)
+
+
+def test_what_is_missing_is_named(people):
+    with pytest.raises(SchemaError, match="--test-share"):
+        load_table(people)
+    with pytest.raises(MissingDataError, match="data describe"):
+        load_table(people, "absent.toml", test=people)
+    people.write_text(ROWS.replace("50,pilot", "fifty,pilot"))
+    with pytest.raises(DataFileError, match=r"line 4, column 'age'") as error:
+        load_table(people, test=people)
+    assert "fifty" not in str(error.value)
+
+
+def test_rows_without_the_target_are_records_for_a_model(people):
+    schema = dict(load_table(people, test=people).schema)
+    whole, labelled = records_for_model(people, schema)
+    assert labelled
+    bare = people.with_name("new.csv")
+    bare.write_text("\n".join(line.rpartition(",")[0] for line in ROWS.splitlines()))
+    found, labelled = records_for_model(bare, schema)
+    assert not labelled
+    assert torch.equal(found.test.fields["input"], whole.test.fields["input"])
+    schema["header"] = False
+    for path in (people, bare):
+        path.write_text("\n".join(path.read_text().splitlines()[1:]))
+        found, labelled = records_for_model(path, schema)
+        assert (labelled, len(found.test)) == (path == people, 4)
+        assert torch.equal(found.test.fields["input"], whole.test.fields["input"])
+
+
+def test_one_record_more_moves_no_other_one_between_the_parts():
+    """Also where some are equal: the parts of neighbouring sets differ by that record only."""
+    numbers = torch.randint(0, 40, (200, 1), generator=torch.Generator().manual_seed(0)).float()
+    whole = [sorted(part.fields["input"].flatten().tolist()) for part in parts_of(numbers)]
+    for i in (0, 17, 199):
+        rest = parts_of(torch.cat([numbers[:i], numbers[i + 1 :]]))
+        changed = 0
+        for part, before in zip(rest, whole, strict=True):
+            left = list(before)
+            for value in part.fields["input"].flatten().tolist():
+                left.remove(value)
+            changed += len(left)
+        assert changed == 1
+
+
+def parts_of(numbers):
+    return Records({"input": numbers}).set_aside(0.3, seed=1)
+
+
+def test_a_share_that_leaves_nothing():
+    with pytest.raises(DataFileError, match="leaves one part"):
+        Records({"input": torch.zeros(1, 1)}).set_aside(0.5, seed=0)
+    with pytest.raises(ValueError, match="strictly between"):
+        parts_of(torch.zeros(3, 1))[0].set_aside(1.0, seed=0)
