@@ -28,7 +28,7 @@ from equipoise.gradients.engine_inputs import num_records
 from equipoise.methods import METHODS, find
 from equipoise.methods.base import Setting
 from equipoise.methods.public_records import public_counts
-from equipoise.privacy import Ledger, clip
+from equipoise.privacy import Ledger, PlanError, clip
 from equipoise.privacy.private import unwrap
 from equipoise.training.forwards import RowSource
 
@@ -96,6 +96,25 @@ def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
     assert not holds_private(run.method_state)
     # what was planned was released, no more and no less
     assert not any(run.ledger.releases_left.values())
+
+
+@proven
+def test_it_protects_users_of_several_records(make, monkeypatch):
+    """It completes, and what it claims for users is calibrated for them; or no accountant covers it."""
+    monkeypatch.setattr(eq.PrivateTraining, "ledger_class", functools.partial(Ledger, forbid_unproven=True))
+    users = {"unit": "user", "owner": torch.arange(RECORDS) // 3, "records_per_user": 2}
+    if make().name == "dp-mf":
+        with pytest.raises(PlanError, match="records_per_user=2"):
+            train(make(), **users)
+        return
+    run, alone = train(make(), **users), train(make())
+    assert len(list(run)) == STEPS
+    statement = run.statement()
+    assert (statement.unit, statement.guarantee) == ("user", "proven")
+    if run.plan.releases:
+        assert 0.98 * BUDGET.epsilon <= statement.epsilon <= BUDGET.epsilon * (1 + 1e-9)
+        multipliers = [[release.noise_multiplier for release in one.plan.releases] for one in (run, alone)]
+        assert max(a / b for a, b in zip(*multipliers, strict=True)) > 1.2
 
 
 @proven

@@ -7,6 +7,7 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
+from scipy import stats
 
 from equipoise._relations import RELATIONS
 from equipoise.privacy import epsilon, gaussian_epsilon
@@ -46,7 +47,10 @@ def theirs(sigma, rate, interval, relation):
 @pytest.mark.parametrize(("sigma", "rate", "interval"), CASES)
 def test_divergences_are_those_of_the_library(sigma, rate, interval, relation):
     grid = np.sort([0.0, 10 * interval, 0.5, 3.0, 30.0, 300.0])
-    ours = np.max([divergence(grid, sigma, rate, direction) for direction in DIRECTIONS[relation]], axis=0)
+    ours = np.max(
+        [divergence(grid, SampledGaussians(sigma, rate, 1), direction) for direction in DIRECTIONS[relation]],
+        axis=0,
+    )
     assert ours == pytest.approx(
         theirs(sigma, rate, interval, relation).get_delta_for_epsilon(grid), rel=1e-5, abs=1e-13
     )
@@ -55,8 +59,44 @@ def test_divergences_are_those_of_the_library(sigma, rate, interval, relation):
 @pytest.mark.parametrize("direction", ["remove", "add", "replace"])
 @pytest.mark.parametrize(("sigma", "rate", "interval"), CASES)
 def test_a_discrete_law_dominates_and_touches(sigma, rate, interval, direction):
+    dominates_and_touches(SampledGaussians(sigma, rate, 1), direction, interval)
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("group", [2, 7])
+@pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.01), (4.0, 0.3), (0.7, 1e-4)])
+def test_the_discrete_law_of_a_group_dominates_and_touches(sigma, rate, group, direction):
+    dominates_and_touches(of_group(sigma, rate, group), direction, 1e-3)
+
+
+def of_group(sigma, rate, group):
+    """A user with so many records, each sampled by itself."""
+    moved = -math.expm1(group * math.log1p(-rate))
+    shares = stats.binom.pmf(range(1, group + 1), group, rate) / moved
+    return SampledGaussians(
+        sigma, moved, 1, tuple(map(float, range(1, group + 1))), tuple(map(float, shares))
+    )
+
+
+@pytest.mark.parametrize("group", [2, 7])
+@pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.01), (4.0, 0.3), (0.7, 1e-4)])
+def test_divergences_of_a_group_are_integrals(sigma, rate, group):
+    """Of the densities themselves, at the accuracy of a sum over a fine grid."""
+    x = np.linspace(-40 * sigma, group + 40 * sigma, 400_001)
+    still = stats.norm.pdf(x, 0, sigma)
+    weights = stats.binom.pmf(range(group + 1), group, rate)
+    mixed = sum(w * stats.norm.pdf(x, k, sigma) for k, w in enumerate(weights))
+    part = of_group(sigma, rate, group)
+    for at in (0.0, 1e-3, 0.1, 1.0, 4.0):
+        for direction, first, second in (("remove", mixed, still), ("add", still, mixed)):
+            wanted = np.maximum(first - math.exp(at) * second, 0.0).sum() * (x[1] - x[0])
+            found = float(divergence(np.array([at]), part, direction)[0])
+            assert found == pytest.approx(wanted, rel=1e-6, abs=1e-12)
+
+
+def dominates_and_touches(part, direction, interval):
     """Its delta is the true one at the grid's points and above it between them; its masses add up to one."""
-    law = _discretised(SampledGaussians(sigma, rate, 1), direction, interval, 1e-12)
+    law = _discretised(part, direction, interval, 1e-12)
     losses, masses = law.places * interval, np.exp(law.log_masses)
     assert masses.sum() + law.infinite == pytest.approx(1.0, abs=1e-12)
     # The law of the other side, where nothing overflows.
@@ -68,10 +108,10 @@ def test_a_discrete_law_dominates_and_touches(sigma, rate, interval, direction):
     points = losses[(losses >= 0) & (losses < 20)]
     for low, high in zip(points[::7][:-1], points[::7][1:], strict=True):
         for at in (low, (low + high) / 2):
-            true = float(divergence(np.array([at]), sigma, rate, direction)[0])
+            true = float(divergence(np.array([at]), part, direction)[0])
             assert delta(at) >= true * (1 - 1e-7) - 1e-13
         assert delta(low) == pytest.approx(
-            float(divergence(np.array([low]), sigma, rate, direction)[0]), rel=1e-6, abs=1e-12
+            float(divergence(np.array([low]), part, direction)[0]), rel=1e-6, abs=1e-12
         )
 
 

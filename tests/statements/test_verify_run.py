@@ -22,6 +22,7 @@ from equipoise.privacy import (
     Release,
     RunRecord,
     Secrets,
+    Unit,
     Unproven,
     capped,
     gaussian_epsilon,
@@ -36,7 +37,7 @@ from equipoise.statements import (
 )
 from equipoise.statements import statement_of as made_of
 from equipoise.statements.recompute import schema_misfit
-from equipoise.statements.statement import STOPPED
+from equipoise.statements.statement import OWNED, STOPPED
 
 DELTA = 1e-5
 
@@ -321,6 +322,47 @@ def test_an_edited_statement_of_noise_over_steps_is_caught(edit):
     ledger.close(stop_fixed_beforehand=True)
     statement = OVER_STEPS_EDITS[edit](statement_of(ledger))
     assert verdicts(statement, ledger) == (False, False)
+
+
+def users_run() -> Ledger:
+    """Users of at most three sampled records, five of eight draws released."""
+    gradient = Release("gradient", 5.0, Gaussian(2.0))
+    ledger = Ledger(PrivacyPlan([gradient], Poisson(10, 100, 8), unit=Unit("user", 3)))
+    for _ in range(5):
+        released(ledger, "batch", "gradient")
+    return ledger
+
+
+USERS_EDITS = {
+    "records": edited(lambda s: s.update(unit="record")),
+    "records, and no users": edited(lambda s: s.update(unit="record", users=None)),
+    "no users": edited(lambda s: s.pop("users")),
+    "fewer records of a user": edited(lambda s: s["users"].update(records=1)),
+    "more records of a user": edited(lambda s: s["users"].update(records=4)),
+    "no number of records": edited(lambda s: s["users"].pop("records")),
+    "users drawn whole": edited(lambda s: s["users"].update(rows="mean")),
+    "the words on owners": edited(lambda s: s["assumptions"].remove(OWNED)),
+    "epsilon of one record": edited(lambda s: s.update(epsilon=s["epsilon"] / 3)),
+}
+
+
+def test_a_statement_of_users_is_consistent():
+    ledger = users_run()
+    assert verdicts(statement_of(ledger), ledger) == (True, True)
+
+
+@pytest.mark.parametrize("edit", USERS_EDITS)
+def test_an_edited_statement_of_users_is_caught(edit):
+    ledger = users_run()
+    statement = USERS_EDITS[edit](statement_of(ledger))
+    assert verdicts(statement, ledger) == (False, False)
+
+
+def test_a_statement_from_before_there_were_users_is_consistent():
+    ledger = plain_run()
+    statement = statement_of(ledger)
+    del statement["users"]
+    assert verdicts(statement, ledger) == (True, True)
 
 
 def test_a_misfit_names_place_and_reason():

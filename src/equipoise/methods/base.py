@@ -31,7 +31,7 @@ from torch import Tensor
 from equipoise import _validate
 from equipoise.methods.card import Card
 from equipoise.methods.configuration import as_json, field_types, read_settings
-from equipoise.privacy import PrivacyPlan, calibrate
+from equipoise.privacy import RECORD, PrivacyPlan, Unit, calibrate
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -189,6 +189,8 @@ class Setting:
         relation: the neighbouring relation: "add_or_remove_one" or "replace_one".
         other_runs: events of other runs over the same data in a shared journal; the budget covers them too.
         public_seed: of public randomness, for schedules that do not depend on data.
+        unit: whose privacy is accounted for: one record's, or one user's. Plans that `calibrated` makes are
+            for it; of all others the training sees to it.
     """
 
     sampling: Sampling
@@ -196,6 +198,7 @@ class Setting:
     relation: str = "add_or_remove_one"
     other_runs: tuple[DpEvent, ...] = ()
     public_seed: int = 0
+    unit: Unit = RECORD
 
     def public_rng(self) -> torch.Generator:
         """A new generator: plans that are made twice, or again at a resume, draw the same numbers."""
@@ -234,9 +237,11 @@ class Setting:
             BudgetError: no noise meets the budget.
         """
         if noise_multiplier is not None:
-            return with_noise(noise_multiplier)
+            return with_noise(noise_multiplier).protecting(self.unit)
         budget = self.budget or self.required_budget()
-        return calibrate(with_noise, budget, other_events=self.other_runs)
+        return calibrate(
+            lambda scale: with_noise(scale).protecting(self.unit), budget, other_events=self.other_runs
+        )
 
 
 @dataclass(frozen=True)

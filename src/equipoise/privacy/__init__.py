@@ -75,3 +75,5 @@ from equipoise.privacy.sampling import Poisson as Poisson
 from equipoise.privacy.sampling import Sampling as Sampling
 from equipoise.privacy.sampling import WithoutReplacement as WithoutReplacement
 from equipoise.privacy.sampling import sampling_from as sampling_from
+from equipoise.privacy.unit import RECORD as RECORD
+from equipoise.privacy.unit import Unit as Unit

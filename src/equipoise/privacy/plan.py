@@ -13,6 +13,9 @@ distance of either record from no record counts too. A sum that a replaced recor
 moved as far by a record that is there or not. With (z_1, z_2) = (1, 3) and ratios (2, 1) the multiplier (4 +
 1/9)^(-1/2) = 0.493 would claim too little there. What is claimed is (4 + 4/9)^(-1/2) = 0.474.
 
+**For users** whose records are drawn by themselves, z stays that of one record, and the sampling's event
+covers the group (`unit.py`).
+
 **Noise over steps** (a mechanism with `memory`) costs what fresh noise does where a record's parts in
 different draws reach no release in common: where the memory is shorter than the sampling's separation.
 Elsewhere its event is one Gaussian for the whole run, of multiplier 1 / s, where s depends on how often a
@@ -35,6 +38,7 @@ from equipoise.privacy.accounting.epsilon import EpsilonResult, check_relation, 
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms import Mechanism, mechanism_from
 from equipoise.privacy.sampling import SAMPLINGS, CyclicPoisson, Poisson, Sampling, sampling_from
+from equipoise.privacy.unit import RECORD, Unit, unit_from
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,7 @@ class PrivacyPlan:
         sampling: sampling of every draw that does not name its own.
         relation: "add_or_remove_one" or "replace_one".
         unproven: what will leave without a proof, for recipes as published; it has no part in the event.
+        unit: whose adding, removing or replacing that is: one record's, or one user's.
 
     Example:
         >>> from equipoise.privacy import Gaussian
@@ -148,6 +153,7 @@ class PrivacyPlan:
     sampling: Sampling
     relation: str = "add_or_remove_one"
     unproven: tuple[Unproven, ...] = ()
+    unit: Unit = RECORD
 
     def __init__(
         self,
@@ -155,8 +161,10 @@ class PrivacyPlan:
         sampling: Sampling,
         relation: str = "add_or_remove_one",
         unproven: Sequence[Unproven] = (),
+        unit: Unit = RECORD,
     ) -> None:
         object.__setattr__(self, "unproven", tuple(unproven))
+        object.__setattr__(self, "unit", unit)
         object.__setattr__(self, "releases", tuple(releases))
         object.__setattr__(self, "sampling", sampling)
         object.__setattr__(self, "relation", check_relation(relation))
@@ -172,7 +180,10 @@ class PrivacyPlan:
 
     def _check_mechanism(self, release: Release) -> None:
         mechanism = release.mechanism
-        mechanism.check_sampling(self.sampling_of(release.draw))
+        sampling = self.sampling_of(release.draw)
+        mechanism.check_sampling(sampling)
+        if self.unit.group > 1:
+            self._check_group(release, sampling)
         carrying = {other.name for other in self.releases if other.mechanism == mechanism}
         if mechanism.shared_by and carrying != set(mechanism.shared_by):
             raise PlanError(
@@ -185,6 +196,25 @@ class PrivacyPlan:
                 raise PlanError(
                     f"releases {release.name!r} and {name!r} share noise: they need the same draw and count"
                 )
+
+    def _check_group(self, release: Release, sampling: Sampling) -> None:
+        """Refuse what is not accounted for where a user's records are drawn by themselves.
+
+        Raises:
+            PlanError: saying what, and the remedy.
+        """
+        sampling.event(1.0, 1, self.unit.group)
+        if release.mechanism.memory:
+            raise PlanError(
+                f"release {release.name!r} has noise over steps, which rests on the draws of a unit being "
+                f"apart; with records_per_user={self.unit.records} the records of a user are drawn by "
+                "themselves. Take noise that is fresh in every step"
+            )
+        if self.relation == "replace_one" and sampling.turn_rate < 1:
+            raise PlanError(
+                f"records_per_user={self.unit.records}: no accountant covers a user who is replaced where "
+                "records are sampled. Take relation='add_or_remove_one'"
+            )
 
     def __getitem__(self, name: str) -> Release:
         for release in self.releases:
@@ -248,7 +278,9 @@ class PrivacyPlan:
         if self.relation == "replace_one":
             sampling = self.sampling_of(self[members[0]].draw)
             poisson = isinstance(sampling, Poisson | CyclicPoisson) and sampling.turn_rate < 1
-            ratio = 2.0 if poisson else max(self[name].replace_ratio for name in members)
+            # The records of two users need not be in the same draws: what one adds, the other does not undo.
+            apart = poisson or self.unit.group > 1
+            ratio = 2.0 if apart else max(self[name].replace_ratio for name in members)
         return ratio**2 * mechanism.whitened_square(*run)
 
     def combined_multiplier(self, names: frozenset[str]) -> float:
@@ -295,7 +327,7 @@ class PrivacyPlan:
                 if sampling.takes_turns and epochs is not None:
                     # As many draws as fill these epochs. Gaps between draws touch more epochs.
                     made = epochs[draw] * sampling.draws_per_epoch
-                events.append(sampling.event(z, made))
+                events.append(sampling.event(z, made, self.unit.group))
         # Parts that overlap: one Gaussian for all releases of a run, by how often a record may take part.
         for mechanism, members in self.groups(by_name):
             if self._overlaps(mechanism, members):
@@ -332,7 +364,15 @@ class PrivacyPlan:
                 "recipe that is proven, or leave hardened out"
             )
         releases = [replace(release, mechanism=release.mechanism.on_grid()) for release in self.releases]
-        return PrivacyPlan(releases, self.sampling, self.relation, self.unproven)
+        return replace(self, releases=tuple(releases))
+
+    def protecting(self, unit: Unit) -> PrivacyPlan:
+        """The same releases, accounted for this unit of privacy.
+
+        Raises:
+            PlanError: no accountant covers them for it.
+        """
+        return replace(self, unit=unit)
 
     def epsilon(self, delta: float) -> EpsilonResult:
         """Epsilon of the whole plan at delta."""
@@ -363,12 +403,14 @@ class PrivacyPlan:
             }
             for item in self.unproven
         ]
-        return {
+        described = {
             "relation": self.relation,
             "sampling": self.sampling.describe(),
             "releases": rows,
             "unproven": unproven,
         }
+        users = self.unit.describe()
+        return described if users is None else described | {"users": users}
 
     @staticmethod
     def from_description(description: Mapping[str, Any]) -> PrivacyPlan:
@@ -385,7 +427,8 @@ class PrivacyPlan:
             for row in description["unproven"]
         ]
         sampling = sampling_from(description["sampling"])
-        return PrivacyPlan(releases, sampling, description["relation"], unproven)
+        unit = unit_from(description.get("users"))
+        return PrivacyPlan(releases, sampling, description["relation"], unproven, unit)
 
     def fingerprint(self) -> str:
         """SHA-256 of everything that the plan fixes."""

@@ -38,8 +38,11 @@ from typing import Any, ClassVar
 
 import dp_accounting
 import torch
+from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
+from scipy import stats
 
 from equipoise import _validate
+from equipoise.privacy.errors import PlanError
 from equipoise.privacy.noise.secrets import Secrets
 from equipoise.privacy.noise.uniform import keyed_integers, uniform_integers, uniform_subset
 from equipoise.privacy.private import Draw
@@ -119,16 +122,37 @@ class Sampling(ABC):
         """In how many of the draws of ordinal 0 to `count` - 1 one record is at most."""
         return math.ceil(count / self.draws_per_epoch)
 
-    def event(self, noise_multiplier: float, count: int = 1) -> dp_accounting.DpEvent:
-        """The event of the draws of ordinal 0 to `count` - 1 whose sums get noise of this multiplier."""
+    def event(self, noise_multiplier: float, count: int = 1, group: int = 1) -> dp_accounting.DpEvent:
+        """The event of the draws of ordinal 0 to `count` - 1 whose sums get noise of this multiplier.
+
+        Args:
+            noise_multiplier: relative to what one record moves.
+            count: how many draws.
+            group: how many records a unit of privacy owns, each drawn by itself (`Unit.group`).
+
+        Raises:
+            PlanError: no event covers a group of several records under this scheme.
+        """
         gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
         # At rate 1 nothing is left to chance, and a plain Gaussian has a closed form.
-        one = self._sampled(gaussian) if self.turn_rate < 1 else gaussian
+        if self.turn_rate < 1:
+            one = self._sampled(gaussian) if group == 1 else self._of_group(noise_multiplier, group)
+        else:
+            # Of an epoch that deals records to slots: the squares of the parts add up to the group's at most.
+            one = dp_accounting.GaussianDpEvent(noise_multiplier / group)
         return dp_accounting.SelfComposedDpEvent(one, self.participations(count))
 
     def _sampled(self, gaussian: dp_accounting.GaussianDpEvent) -> dp_accounting.DpEvent:
         """The event of one draw at a rate below 1; as it stands, of a draw that amplifies nothing."""
         return gaussian
+
+    def _of_group(self, noise_multiplier: float, group: int) -> dp_accounting.DpEvent:
+        """The event of one draw at a rate below 1 for so many records together."""
+        raise PlanError(
+            f"records_per_user={group}: no accountant covers users of several records under "
+            f"{type(self).__name__}, which does not draw each record by itself afresh. Take Poisson, "
+            "FullBatch or FixedEpochs"
+        )
 
     @abstractmethod
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
@@ -227,6 +251,11 @@ class Poisson(Sampling):
 
     def _sampled(self, gaussian: dp_accounting.GaussianDpEvent) -> dp_accounting.DpEvent:
         return dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian)
+
+    def _of_group(self, noise_multiplier: float, group: int) -> dp_accounting.DpEvent:
+        drawn = stats.binom.pmf(range(group + 1), group, self.sampling_rate)
+        lengths = tuple(map(float, range(group + 1)))
+        return MixtureOfGaussiansDpEvent(noise_multiplier, lengths, tuple(map(float, drawn)))
 
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
         """Sorted positions, in time and memory that follow the draw and not the population."""

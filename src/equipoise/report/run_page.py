@@ -233,6 +233,7 @@ _STATEMENT_NAMES = {
     "cross_check": "Cross-check: epsilon by Renyi accounting",
     "relation": "Neighbouring data sets",
     "unit": "Unit of privacy",
+    "users": "Records of a user",
     "recipe": "Recipe",
     "private": "Noise and sampling",
     "noise": "Arithmetic of the noise",

@@ -29,8 +29,8 @@ __all__ = [
 
 # Keys of a statement that no journal holds.
 ON_TRUST = ("recipe", "epsilon_claimed", "versions")
-STOP_KEY = "stop_fixed_beforehand"
-PLAN_KEYS = {"plan", "relation", "sampling", "unproven"}
+STOP_KEY, USERS_KEY = "stop_fixed_beforehand", "users"
+PLAN_KEYS = {"plan", "relation", "sampling", "unproven", "unit", USERS_KEY}
 FIGURES = {"epsilon", "epsilons", "cross_check", "accountant", "interval", "warnings", "guarantee"}
 
 Limits = tuple[float, float]  # how far below and above a figure may lie, relatively
@@ -96,7 +96,7 @@ def differences(statement: Mapping[str, Any], again: Statement) -> list[str]:
             if claimed and statement.get("recipe") == "library":
                 found.append(key)  # the library claims what it proves
             continue
-        if key == STOP_KEY and key not in statement:
+        if key not in statement and (key == STOP_KEY or (key == USERS_KEY and computed[key] is None)):
             continue  # it was made before there was such a key
         if key == "assumptions":
             given = statement.get(key)

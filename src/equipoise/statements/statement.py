@@ -50,7 +50,13 @@ ACCOUNTED_SEARCH = (
     "Renyi divergence is at no order above this one's, and of the others nothing was published or used"
 )
 
-OF_THE_LEDGER = (STOPPED, SAME_NOISE, FIXED_PLANS, ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH)
+OWNED = (
+    "every record belongs to one user, whom the data owner named; who owns which record, and in which order "
+    "records stand, follows from no record of another user"
+)
+SAME_USERS = "the other runs in this journal have the same users"
+
+OF_THE_LEDGER = (STOPPED, SAME_NOISE, FIXED_PLANS, ACCOUNTED_SEARCH, UNACCOUNTED_SEARCH, OWNED, SAME_USERS)
 """The assumptions that follow from plan and journal; a statement computed again names them, too."""
 
 
@@ -102,6 +108,8 @@ class Statement:
         epsilons: epsilon at further deltas.
         search: the search for hyperparameters that the figure includes.
         versions: of Python and the packages that the figures come from.
+        users: of the unit "user": the most records of one that are drawn from, and how they make a row; None
+            for records.
         noise: "floating_point", or "grid" for exact noise on integers.
         stop_fixed_beforehand: whether the figures are of the releases made. Without it they are of the whole
             plan, which covers every way to stop.
@@ -132,6 +140,7 @@ class Statement:
     versions: dict[str, str] = field(default_factory=dict)
     noise: str = "floating_point"
     stop_fixed_beforehand: bool = False
+    users: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         """The statement as indented JSON."""
@@ -181,6 +190,8 @@ class Statement:
                 )
             else:
                 parts.append("No second accountant covers this event as a cross-check.")
+        if self.users is not None:
+            parts.append(_users_in_words(**self.users))
         if self.epsilon_claimed is not None:
             parts.append(
                 f"The published recipe claims epsilon = {self.epsilon_claimed:.4g}; that claim is not proven "
@@ -231,6 +242,17 @@ def _wrapped(text: str, begin: str) -> str:
     )
 
 
+def _users_in_words(records: int, rows: str | None) -> str:
+    most = "1 record" if records == 1 else f"{records} records"
+    if rows is None:
+        return (
+            f"Of a user at most {most} are used, chosen by secret randomness; each is drawn and clipped by "
+            "itself."
+        )
+    joined = {"sum": "sum", "mean": "mean"}[rows]
+    return f"Users are drawn, and the {joined} of the gradients of at most {most} of a user is clipped."
+
+
 def _release_in_words(release: Mapping[str, Any]) -> str:
     bound = "any" if release["max_bound"] is None else format(release["max_bound"], "g")
     return (
@@ -254,7 +276,6 @@ def statement_of(
     delta: float | None = None,
     *,
     recipe: str = "library",
-    unit: str = "record",
     assumptions: Sequence[str] = (),
     epsilon_claimed: float | None = None,
     stop_fixed_beforehand: bool = False,
@@ -264,7 +285,7 @@ def statement_of(
     Args:
         ledger: open or closed.
         delta: of the statement; None takes the budget's.
-        recipe, unit, assumptions, epsilon_claimed: as for `make_statement`.
+        recipe, assumptions, epsilon_claimed: as for `make_statement`.
         stop_fixed_beforehand: claim what closing the ledger with this word would leave to claim.
 
     Example:
@@ -285,7 +306,6 @@ def statement_of(
         delta,
         ledger.other_runs(),
         recipe=recipe,
-        unit=unit,
         assumptions=assumptions,
         epsilon_claimed=epsilon_claimed,
     )
@@ -297,7 +317,6 @@ def make_statement(
     others: OtherRuns,
     *,
     recipe: str = "library",
-    unit: str = "record",
     assumptions: Sequence[str] = (),
     epsilon_claimed: float | None = None,
 ) -> Statement:
@@ -308,7 +327,6 @@ def make_statement(
         delta: of the statement; None only where the run's guarantee is "none".
         others: what the other runs over the same data cost.
         recipe: "library" or "as_published".
-        unit: the unit of privacy.
         assumptions: what else was taken as public; population and sampling are always listed.
         epsilon_claimed: figure of the publication.
     """
@@ -339,12 +357,14 @@ def make_statement(
         stated.append(SAME_NOISE)
     if others:
         stated.append(FIXED_PLANS)
+    if plan.unit.name == "user":
+        stated += [OWNED, SAME_USERS] if others else [OWNED]
     stated.append(ACCOUNTED_SEARCH if record.search else UNACCOUNTED_SEARCH)
     return Statement(
         recipe=recipe,
         guarantee=guarantee,
         relation=plan.relation,
-        unit=unit,
+        unit=plan.unit.name,
         epsilon=None if found is None else found.value,
         delta=delta,
         accountant=None if found is None else found.accountant,
@@ -366,6 +386,7 @@ def make_statement(
         versions=dict(versions()),
         noise=plan.arithmetic,
         stop_fixed_beforehand=record.stop_fixed_beforehand,
+        users=plan.unit.describe(),
     )
 
 

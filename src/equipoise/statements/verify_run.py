@@ -32,7 +32,7 @@ from equipoise.privacy.ledger.journal import (
 from equipoise.privacy.ledger.journal_records import (
     COSTS_TO_OTHERS,
     JournalRecords,
-    check_relations,
+    check_neighbours,
     folded,
 )
 from equipoise.privacy.ledger.run_record import Hole, OtherRuns, RunRecord
@@ -147,7 +147,7 @@ def _read(journal: Iterable[Entry | Snapshot], run: object, records: JournalReco
         held = sorted(records.runs)
         raise JournalError(f"it holds no run {run!r:.60}, which the statement names; it holds {held}")
     own = records.runs[str(run)]
-    check_relations(records.runs, own.plan.relation)
+    check_neighbours(records.runs, own.plan)
     return _Read(own, lines, views)
 
 
@@ -198,6 +198,8 @@ def _published_record(statement: Mapping[str, Any]) -> RunRecord:
     counts = ("used", "epochs")
     rows = [{key: value for key, value in row.items() if key not in counts} for row in statement["releases"]]
     description = {"relation": statement["relation"], "sampling": statement["sampling"]}
+    if statement.get("users") is not None:
+        description["users"] = statement["users"]
     plan = PrivacyPlan.from_description(description | {"releases": rows, "unproven": statement["unproven"]})
     counted = {row["name"]: row["used"] for row in statement["releases"]}
     used: Counter[Pattern] = Counter()

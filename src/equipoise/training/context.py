@@ -321,6 +321,7 @@ class StepContext:
         else:
             token = ledger.open(name, self._depends_on)
             ids = ledger.sample(token, count)
+        ids = self._rows.used(ids)
         # Only records that share random numbers are dealt to places; the bound takes a search.
         places = self.plan.releases.sampling_of(name).largest_size if self._rows.dealt else 0
         params = self.params if self._is_sharded else None

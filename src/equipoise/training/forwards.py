@@ -40,6 +40,7 @@ from equipoise.methods.base import Parameters
 from equipoise.privacy import Draw, secret_generator
 from equipoise.privacy.noise.uniform import uniform_order
 from equipoise.training.distributed import Processes
+from equipoise.training.owners import Owners
 from equipoise.training.randomness import Randomness, public_randomness, secret_randomness
 from equipoise.training.record_source import RecordSource
 
@@ -237,6 +238,7 @@ class RowSource:
         probes: numbers of the records of `example`, which could be read at the start.
         dealt: records are dealt to random places of a draw, which a record more does not change; otherwise
             they take the first places in their order.
+        owners: whose the records are, where the unit of privacy is the user.
     """
 
     def __init__(
@@ -250,7 +252,9 @@ class RowSource:
         whole_numbers: WholeNumbers | None = "mixed",
         probes: Tensor | None = None,
         dealt: bool = False,
+        owners: Owners | None = None,
     ) -> None:
+        self.owners = owners
         self.whole_numbers, self.dealt = whole_numbers, dealt
         self.engine, self.source, self.prepare = engine, source, prepare
         self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
@@ -258,6 +262,15 @@ class RowSource:
         self.ran_alone: set[int] = set()  # numbers of records, for `Forwards`; only its time follows them
         self._failure_was_logged = False
         self._made_up: tuple[Any, Any] = (None, None)  # the public rows of the last form of records
+
+    def fingerprint(self) -> str:
+        """A digest of the records and of whose they are, which is private; see `RecordSource.fingerprint`."""
+        records = self.source.fingerprint()
+        return records if self.owners is None else self.owners.fingerprint(records)
+
+    def used(self, ids: Tensor) -> Tensor:
+        """Those of the records drawn that are used: of each user no more than the cap."""
+        return ids if self.owners is None else self.owners.used(ids)
 
     def micro_batches(self, draw: Draw, ids: Tensor, places: int, processes: Processes) -> list[MicroBatch]:
         """This process' micro-batches of a draw.

@@ -91,6 +91,12 @@ class PrivateTraining:
         device: where to train; by default where the model is.
         ledger_file: a journal shared by several runs over the same data: their costs compose.
         relation: "add_or_remove_one" or "replace_one".
+        unit: whose adding, removing or replacing the guarantee covers: one "record", or one "user" with all
+            of its records.
+        owner: with unit="user", one number or text per record that says whose it is, or the name of the
+            column of `data` that holds them.
+        records_per_user: with unit="user", the most records of a user that the run uses. A public number;
+            of a user with more, secret randomness chooses.
         collate: joins the items of a dataset to a batch.
         workers: processes that read the items of a dataset ahead of the step; the result is the same for any
             number of them. 0 reads in this process.
@@ -134,6 +140,9 @@ class PrivateTraining:
         device: str | torch.device | None = None,
         ledger_file: PathLike | None = None,
         relation: str = "add_or_remove_one",
+        unit: str = "record",
+        owner: Any = None,
+        records_per_user: int | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int = 0,
         epsilon_every: int | None = None,
@@ -154,6 +163,8 @@ class PrivateTraining:
             ledger_file=None if ledger_file is None else os.fspath(ledger_file),
             hardened=hardened,
             allow_public_duplicates=allow_public_duplicates,
+            unit=unit,
+            records_per_user=records_per_user,
         )
         given = TrainingInputs(
             model=model,
@@ -168,6 +179,7 @@ class PrivateTraining:
             device=device,
             collate=collate,
             workers=workers,
+            owner=owner,
             settings=settings,
         )
         setup = prepare(given, _resumed)
@@ -208,6 +220,7 @@ class PrivateTraining:
         device: str | torch.device | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int = 0,
+        owner: Any = None,
         writers: Sequence[MetricWriter] = (),
     ) -> Self:
         """Go on with a run from its last whole checkpoint; later steps are repeated with the noise they had.
@@ -216,7 +229,7 @@ class PrivateTraining:
             run_dir: the folder of the run. Sampling, budget, method and settings come from there.
             model, optimizer, scheduler: of the same make as before; their state is overwritten from the
                 checkpoint.
-            loss, data, augmentation, collate: as before.
+            loss, data, augmentation, collate, owner: as before.
             method: only for methods with settings that no file can hold, such as a schedule function.
             device: where to go on.
             workers: how many processes read ahead from here on.
@@ -243,6 +256,7 @@ class PrivateTraining:
             device=device,
             collate=collate,
             workers=workers,
+            owner=owner,
             writers=writers,
             **settings.to_json(),
             _resumed=ResumedRun(
@@ -267,6 +281,7 @@ class PrivateTraining:
         device: str | torch.device | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int = 0,
+        owner: Any = None,
         writers: Sequence[MetricWriter] = (),
         on_create: Callable[[Path], None] | None = None,
         **settings: Any,
@@ -279,7 +294,7 @@ class PrivateTraining:
 
         Args:
             model, optimizer, run_dir, loss, data, sampling, method, budget, scheduler, augmentation, device,
-                collate, workers, writers, on_create: as for the class.
+                collate, workers, owner, writers, on_create: as for the class.
             settings: the others of the class, such as `seed` or `ledger_file`.
 
         Raises:
@@ -298,6 +313,7 @@ class PrivateTraining:
             "device": device,
             "collate": collate,
             "workers": workers,
+            "owner": owner,
             "writers": writers,
         }
         found = processes.first(lambda: state_of(folder))

@@ -76,7 +76,7 @@ def open_ledger(
         secrets = secrets_of(folder, settings, existing=resume)
         file = settings.ledger_file or (None if folder is None else folder.journal)
         options = {
-            "data_fingerprint": setup.rows.source.fingerprint(),
+            "data_fingerprint": setup.rows.fingerprint(),
             "kernels": setup.kernels(),
         }
         journal = Journal(file, existing=resume)
@@ -90,9 +90,15 @@ def open_ledger(
             journal.close()
             raise
 
+    ledger: Ledger | SharedLedger
     if processes.count == 1 and not setup.is_sharded:
-        return on_rank_0()
-    return SharedLedger(setup.plan, processes, on_rank_0, setup.is_sharded)
+        ledger = on_rank_0()
+    else:
+        ledger = SharedLedger(setup.plan, processes, on_rank_0, setup.is_sharded)
+    owners = setup.rows.owners
+    if owners is not None:
+        owners.choose(processes.first(lambda: own_ledger(ledger).secrets.stream_key(0, "records of a user")))
+    return ledger
 
 
 class SharedLedger:
@@ -321,7 +327,7 @@ def others_at_start(folder: RunFolder, settings: TrainingSettings) -> list[tuple
 
         def states(records: JournalRecords) -> list[tuple[DpEvent, ...]]:
             before = takewhile(lambda line: isinstance(line, Snapshot) or line.run != run, journal)
-            found = costs_over_time(before, run, settings.relation, records)
+            found = costs_over_time(before, run, settings.relation, records, settings.unit)
             return [tuple(costs.values()) for _, costs in found]
 
         # Every state that the other runs had before this one was booked; the plan was fitted to one of them.

@@ -155,7 +155,7 @@ class AnchoredMethod(Method):
                 releases.insert(0, Release("coupled", coupled_bound, Gaussian(coupled), number))
                 if "coupled" in counts:
                     releases.append(Release("coupled_count", 0.5, Gaussian(counts["coupled"]), number))
-            return PrivacyPlan(releases, sampling, setting.relation)
+            return PrivacyPlan(releases, sampling, setting.relation, unit=setting.unit)
 
         anchors = Anchors(anchor, period, schedule)
         z, at_anchor = self.noise_multiplier, self.anchor_noise_multiplier
@@ -210,7 +210,7 @@ class AnchoredMethod(Method):
         ratio = anchor.sampling_rate / sampling.sampling_rate * spread
         if given is not None:
             return anchor_noise(with_noise, given, budget, given * ratio)
-        of_dp_sgd = calibrate_noise_multiplier(sampling, budget, setting.relation)
+        of_dp_sgd = calibrate_noise_multiplier(sampling, budget, setting.relation, unit=setting.unit)
 
         def plan_of(factor: float) -> PrivacyPlan:
             return anchor_noise(with_noise, factor * of_dp_sgd, budget, factor * of_dp_sgd * ratio)

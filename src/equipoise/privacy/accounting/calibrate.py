@@ -22,6 +22,7 @@ from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.sampling import Sampling
+from equipoise.privacy.unit import RECORD, Unit
 
 _SMALLEST, _LARGEST = 1e-3, 1e6
 
@@ -115,9 +116,18 @@ def _out_of_reach(budget: Budget, least: float, above: bool) -> BudgetError:
 
 
 def calibrate_noise_multiplier(
-    sampling: Sampling, budget: Budget, relation: str = "add_or_remove_one", replace_ratio: float = 2.0
+    sampling: Sampling,
+    budget: Budget,
+    relation: str = "add_or_remove_one",
+    replace_ratio: float = 2.0,
+    unit: Unit = RECORD,
 ) -> float:
     """The noise multiplier of one release per step (DP-SGD) that meets the budget.
+
+    Args:
+        sampling, budget: of the run.
+        relation, replace_ratio: as for `PrivacyPlan` and `Release`.
+        unit: whose privacy: one record's, or one user's (`Unit("user", records=4)`).
 
     Example:
         >>> from equipoise.privacy import Poisson
@@ -127,8 +137,7 @@ def calibrate_noise_multiplier(
     """
 
     def plan(scale: float) -> PrivacyPlan:
-        return PrivacyPlan(
-            [Release("gradient", 1.0, Gaussian(scale), replace_ratio=replace_ratio)], sampling, relation
-        )
+        release = Release("gradient", 1.0, Gaussian(scale), replace_ratio=replace_ratio)
+        return PrivacyPlan([release], sampling, relation, unit=unit)
 
     return calibrate(plan, budget).releases[0].noise_multiplier

@@ -5,6 +5,7 @@
 | Gaussians without sampling | both | closed form (Gaussian DP) | - |
 | Poisson-sampled Gaussians, with or without plain ones | add-or-remove | PLD | RDP |
 | the same | replace-one | PLD | none available |
+| mixtures of Gaussians (users of several records), with or without the others | add-or-remove | PLD | none |
 | Gaussians sampled without replacement, with or without plain ones | replace-one | RDP | none available |
 | without replacement | add-or-remove | none exists: an error | |
 | the best of a random number of runs of one of the above | where RDP has it | RDP | none available |
@@ -35,6 +36,7 @@ from dataclasses import dataclass, replace
 import dp_accounting
 from absl import logging
 from dp_accounting import rdp
+from dp_accounting.dp_event import MixtureOfGaussiansDpEvent as _Mixture
 from scipy import special
 
 from equipoise import _validate
@@ -48,7 +50,7 @@ _Poisson = dp_accounting.PoissonSampledDpEvent
 _Subset = dp_accounting.SampledWithoutReplacementDpEvent
 
 Parts = tuple[tuple[dp_accounting.DpEvent, int], ...]
-"""A multiset of Gaussians, plain or sampled, with how often each is there."""
+"""A multiset of Gaussians, plain, sampled or mixed, with how often each is there."""
 
 
 def parts_of(event: dp_accounting.DpEvent) -> Parts | None:
@@ -91,16 +93,21 @@ def _collect(event: dp_accounting.DpEvent, count: int, counts: dict[dp_accountin
             if event.sampling_probability == 0:
                 return True
             part = _Poisson(event.sampling_probability, part)
+    elif isinstance(event, _Mixture):
+        part, z = event, event.standard_deviation
     else:
         raise PlanError(
-            f"no accountant for {event!r}: only Gaussians, plain or sampled (Poisson, without replacement), "
-            "and their compositions are accounted for"
+            f"no accountant for {event!r}: only Gaussians, plain, sampled (Poisson, without replacement) or "
+            "mixed, and their compositions are accounted for"
         )
     counts[part] = counts.get(part, 0) + count
     return bool(z > 0)  # without noise it is not private
 
 
 def _multiplier(part: dp_accounting.DpEvent) -> float:
+    """The noise over the largest move; what chance does is left out."""
+    if isinstance(part, _Mixture):
+        return float(part.standard_deviation / max(part.sensitivities))
     return float((part if isinstance(part, _Gaussian) else part.event).noise_multiplier)
 
 
@@ -216,7 +223,9 @@ def epsilon(
         return EpsilonResult(math.inf, delta, relation, "none")
     found = _epsilon(parts, delta, relation)
     # dp-accounting has no Renyi divergence of Poisson sampling under replace-one.
-    if cross_check and relation == "add_or_remove_one" and _Poisson in {type(part) for part, _ in parts}:
+    kinds = {type(part) for part, _ in parts}
+    # Nor has it one of mixtures.
+    if cross_check and relation == "add_or_remove_one" and _Poisson in kinds and _Mixture not in kinds:
         found = replace(found, cross_check=_rdp(parts, delta, relation))
     return found
 
@@ -257,6 +266,11 @@ def _epsilon(parts: Parts, delta: float, relation: str) -> EpsilonResult:
     mu = math.sqrt(_inverse_squares(parts))
     if kinds <= {_Gaussian}:
         return EpsilonResult(gaussian_epsilon(mu, delta), delta, relation, "gdp")
+    if _Mixture in kinds and relation != "add_or_remove_one":
+        raise PlanError(
+            "no accountant covers a user of several sampled records under replace_one; use "
+            "relation='add_or_remove_one'"
+        )
     if _Subset in kinds:
         if relation != "replace_one":
             raise PlanError(
@@ -294,6 +308,7 @@ def _by_loss_distribution(parts: Parts, delta: float, relation: str) -> tuple[fl
         for part, count in parts
         if isinstance(part, _Poisson)
     ]
+    rows += [_mixture(part, count) for part, count in parts if isinstance(part, _Mixture)]
     if any(row.sigma < 1e-3 for row in rows):
         return math.inf, math.inf  # epsilon is in the hundred thousands, whatever is amplified
     found: list[tuple[float, float]] = []
@@ -303,6 +318,14 @@ def _by_loss_distribution(parts: Parts, delta: float, relation: str) -> tuple[fl
         if len(found) > 1 and abs(found[-2][0] - found[-1][0]) <= 3e-4 * found[-1][0]:
             break
     return min(found)
+
+
+def _mixture(part: _Mixture, count: int) -> SampledGaussians:
+    """A mixture, read as: with some probability it moves, and then by one of these lengths."""
+    moved = [(c, p) for c, p in zip(part.sensitivities, part.sampling_probs, strict=True) if c > 0 and p > 0]
+    rate = math.fsum(p for _, p in moved)
+    lengths, shares = tuple(c for c, _ in moved), tuple(p / rate for _, p in moved)
+    return SampledGaussians(part.standard_deviation, rate, count, lengths, shares)
 
 
 def rdp_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str = "add_or_remove_one") -> float:

@@ -1,4 +1,4 @@
-"""Epsilon of many Gaussian releases on Poisson samples, from the distribution of their privacy loss.
+"""Epsilon of many Gaussian releases on random samples, from the distribution of their privacy loss.
 
 A record in the sample moves a release by one (noise sigma = z), or, where it is replaced, from -1 to +1
 (noise sigma = 2z; see the convention of `epsilon.py`). With sampling rate q the pairs of output laws are
@@ -11,6 +11,11 @@ and with L = log P/Q and delta_G(., mu) that of a Gaussian without sampling, mu 
 
     remove    delta(epsilon) = q delta_G(log(1 + (e^epsilon - 1) / q), mu)
     add       delta(epsilon) = (1 - (1 - q) e^epsilon) delta_G(-log(1 + (e^-epsilon - 1) / q), mu)
+
+A user of several sampled records moves it by one of several lengths c, with shares w. Then N(1) is
+M = sum_c w_c N(c) above, q the probability that anything moves, and delta_G that of M and N(0), in either
+order. Their loss grows with the release, so that the sets where it is above epsilon are half-lines, whose
+end a Newton iteration finds (log M/N(0) is convex and grows).
 
 For epsilon < 0, delta(epsilon) = 1 - e^epsilon + e^epsilon delta'(-epsilon) with delta' of P and Q exchanged.
 
@@ -29,6 +34,7 @@ counted in full.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,20 +65,30 @@ class SampledGaussians:
 
     Attributes:
         sigma: noise standard deviation; a record has norm 1.
-        rate: sampling rate in (0, 1].
+        rate: sampling rate in (0, 1]: the probability that anything moves.
         count: how many there are.
+        lengths, shares: by how much it moves then, and how likely each is.
     """
 
     sigma: float
     rate: float
     count: int
+    lengths: tuple[float, ...] = (1.0,)
+    shares: tuple[float, ...] = (1.0,)
+
+    @property
+    def mu(self) -> float:
+        """The largest move in units of the noise."""
+        return max(self.lengths) / self.sigma
 
     def deviation(self, direction: str) -> float:
         """About the standard deviation of one loss: that of the ratio of the laws, or without sampling."""
         square = min(1 / self.sigma**2, 700.0)
         if direction == "replace":
             return min(2 / self.sigma, self.rate * 2 * math.sqrt(math.sinh(square)))
-        return min(1 / self.sigma, self.rate * math.sqrt(math.expm1(square)))
+        pairs = itertools.product(zip(self.lengths, self.shares, strict=True), repeat=2)
+        ratio = sum(v * w * math.expm1(min(c * d * square, 700.0)) for (c, v), (d, w) in pairs)
+        return min(self.mu, self.rate * math.sqrt(ratio))
 
 
 def composed_epsilon(
@@ -107,18 +123,25 @@ def composed_epsilon(
 
 
 # ---- one release
-def divergence(epsilons: Array, sigma: float, rate: float, direction: str) -> Array:
+def divergence(epsilons: Array, part: SampledGaussians, direction: str) -> Array:
     """delta(epsilon) of one release, for epsilon >= 0."""
-    mu = 1 / sigma
+    mu, sigma, rate = 1 / part.sigma, part.sigma, part.rate
+
+    def moved(epsilons: Array) -> Array:
+        """delta of a release that moves for sure."""
+        if part.lengths == (1.0,):
+            return _gaussian_delta(epsilons, 2 * mu if direction == "replace" else mu)
+        return _mixture_delta(epsilons, part, direction)
+
     if rate == 1:
-        return _gaussian_delta(epsilons, 2 * mu if direction == "replace" else mu)
+        return moved(epsilons)
     if direction == "remove":
-        return rate * _gaussian_delta(_before_sampling(epsilons, rate), mu)
+        return rate * moved(_before_sampling(epsilons, rate))
     if direction == "add":
         # Above 36 the 53 bits of 1 + x in its logarithm are used up, and it may be infinite; less gives more.
         inner = np.minimum(-_before_sampling(-epsilons, rate), 36.0)
         share = np.maximum(rate - (1 - rate) * np.expm1(np.minimum(epsilons, 700.0)), 0.0)
-        return share * _gaussian_delta(inner, mu)
+        return share * moved(inner)
     # The set where the loss is above epsilon is all beyond x; three terms that vanish with the rate.
     x = _replaced_from(epsilons, sigma, rate)
     with np.errstate(divide="ignore"):  # log 0 at epsilon 0
@@ -133,6 +156,35 @@ def _gaussian_delta(epsilons: Array, mu: float) -> Array:
     a = special.log_ndtr(mu / 2 - epsilons / mu)
     b = epsilons + special.log_ndtr(-mu / 2 - epsilons / mu)
     return np.exp(a) * -np.expm1(np.minimum(b - a, 0.0))
+
+
+def _mixture_delta(epsilons: Array, part: SampledGaussians, direction: str) -> Array:
+    """delta(epsilon) of the mixture of moves against none ("remove"), or of none against it, epsilon >= 0."""
+    lengths, shares, sigma = np.array(part.lengths)[:, None], np.array(part.shares)[:, None], part.sigma
+    x = _where_loss_is(epsilons if direction == "remove" else -epsilons, lengths, shares, sigma)
+    # The set beyond x, or before it where nothing moves in the first law; both tails in the log domain.
+    side = 1.0 if direction == "remove" else -1.0
+    with np.errstate(under="ignore"):
+        mixed = special.logsumexp(special.log_ndtr(side * (lengths - x) / sigma), axis=0, b=shares)
+    still = special.log_ndtr(-side * x / sigma)
+    first, second = (mixed, still) if direction == "remove" else (still, mixed)
+    return np.exp(first) * -np.expm1(np.minimum(epsilons + second - first, 0.0))
+
+
+def _where_loss_is(losses: Array, lengths: Array, shares: Array, sigma: float) -> Array:
+    """Where the logarithm of the mixture over a release that does not move reaches these losses."""
+    # One term alone reaches the loss further right: from there Newton's steps come down to the crossing.
+    alone = (losses - np.log(shares)) * sigma**2 / lengths + lengths / 2
+    x = alone.min(axis=0)
+    for _ in range(100):
+        terms = np.log(shares) + (lengths * x - lengths**2 / 2) / sigma**2
+        value = special.logsumexp(terms, axis=0)
+        slope = (np.exp(terms - value) * lengths).sum(axis=0) / sigma**2
+        step = (value - losses) / slope
+        x = x - step
+        if np.all(np.abs(step) <= 1e-13 * (np.abs(x) + sigma)):
+            break
+    return x
 
 
 def _before_sampling(epsilons: Array, rate: float) -> Array:
@@ -197,7 +249,7 @@ def _discretised(part: SampledGaussians, direction: str, interval: float, cut: f
 
 def _side(part: SampledGaussians, direction: str, interval: float, cut: float) -> tuple[Array, Array]:
     """Points from zero up to where delta is cut off, in intervals, and delta there."""
-    mu = (2 if direction == "replace" else 1) / part.sigma
+    mu = (2 if direction == "replace" else 1) * part.mu
     farthest = (mu * mu / 2 + 40 * mu) / interval + 2
     widest = max(1.0, mu / 16 / interval)  # compared with the deviation of the loss before sampling
     turn = min(farthest, max(_DENSE, _DENSE * widest))
@@ -205,7 +257,7 @@ def _side(part: SampledGaussians, direction: str, interval: float, cut: float) -
     grown = _DENSE * np.exp(np.arange(number + 1) / _DENSE)
     further = grown[-1] + widest * np.arange(1, max(0.0, farthest - grown[-1]) / widest + 2)
     places = np.unique(np.concatenate([np.arange(_DENSE), grown, further]).round().astype(np.int64))
-    deltas = divergence(places * interval, part.sigma, part.rate, direction)
+    deltas = divergence(places * interval, part, direction)
     end = int(np.argmax(deltas <= cut)) if (deltas <= cut).any() else len(places) - 1
     return places[: max(end, 1) + 1], deltas[: max(end, 1) + 1]
 

@@ -29,6 +29,7 @@ from equipoise.privacy.ledger.journal import (
     UnprovenEntry,
 )
 from equipoise.privacy.ledger.run_record import ForgottenDraw, OtherRuns, RunRecord
+from equipoise.privacy.plan import PrivacyPlan
 
 _Folded = TypeVar("_Folded")
 
@@ -174,27 +175,42 @@ def records_of(lines: Iterable[Entry | Snapshot]) -> dict[str, RunRecord]:
     return records.runs
 
 
-def events_of(records: Mapping[str, RunRecord], relation: str) -> dict[str, dp_accounting.DpEvent]:
+def events_of(
+    records: Mapping[str, RunRecord], relation: str, unit: str = "record"
+) -> dict[str, dp_accounting.DpEvent]:
     """What these runs cost another run over the same data, by name.
 
+    Args:
+        records: of the runs.
+        relation, unit: that the other run is accounted under.
+
     Raises:
-        JournalError: a run was accounted under another relation.
+        JournalError: a run was accounted under another relation, or for another unit.
     """
-    check_relations(records, relation)
+    _check_neighbours(records, relation, unit)
     return {run: record.reserved_event for run, record in records.items()}
 
 
-def check_relations(records: Mapping[str, RunRecord], relation: str) -> None:
-    """Refuse runs that were accounted under another relation.
+def check_neighbours(records: Mapping[str, RunRecord], plan: PrivacyPlan) -> None:
+    """Refuse runs that were accounted under another relation, or for another unit, than a plan.
 
     Raises:
         JournalError: naming the run.
     """
+    _check_neighbours(records, plan.relation, plan.unit.name)
+
+
+def _check_neighbours(records: Mapping[str, RunRecord], relation: str, unit: str) -> None:
     for run, record in records.items():
         if record.plan.relation != relation:
             raise JournalError(
                 f"run {run} in the journal is accounted under {record.plan.relation}, this one under "
                 f"{relation}: their costs do not compose; use one relation for all runs over a data set"
+            )
+        if record.plan.unit.name != unit:
+            raise JournalError(
+                f"run {run} in the journal is accounted for one {record.plan.unit.name}, this one for one "
+                f"{unit}: their costs do not compose; use one unit for all runs over a data set"
             )
 
 
@@ -203,7 +219,11 @@ COSTS_TO_OTHERS = (RunEntry, CloseEntry, SearchEntry, UnprovenEntry, DisclosureE
 
 
 def costs_over_time(
-    lines: Iterable[Entry | Snapshot], run: str, relation: str, records: JournalRecords | None = None
+    lines: Iterable[Entry | Snapshot],
+    run: str,
+    relation: str,
+    records: JournalRecords | None = None,
+    unit: str = "record",
 ) -> Iterator[tuple[int, OtherRuns]]:
     """What the other runs cost a run over the same data: at first nothing, then whenever that changes.
 
@@ -212,12 +232,14 @@ def costs_over_time(
         run: its own lines and the snapshots are passed over.
         relation: of the run.
         records: take the lines in; none of them may be known yet.
+        unit: of the run.
 
     Yields:
         How many lines the journal had, and the costs from there on.
 
     Raises:
-        JournalError: the lines are not what ledgers write, or a run was accounted under another relation.
+        JournalError: the lines are not what ledgers write, or a run was accounted under another relation or
+            for another unit.
     """
     records = JournalRecords() if records is None else records
     costs: OtherRuns = {}
@@ -227,26 +249,29 @@ def costs_over_time(
             continue
         records.take(line)
         if isinstance(line, COSTS_TO_OTHERS):
-            changed = {**costs, **events_of({line.run: records.runs[line.run]}, relation)}
+            changed = {**costs, **events_of({line.run: records.runs[line.run]}, relation, unit)}
             if changed != costs:
                 costs = changed
                 yield number, costs
 
 
-def other_runs(journal_file: PathLike | None, relation: str) -> tuple[dp_accounting.DpEvent, ...]:
+def other_runs(
+    journal_file: PathLike | None, relation: str, unit: str = "record"
+) -> tuple[dp_accounting.DpEvent, ...]:
     """What the runs in a shared journal cost another run over the same data.
 
     Args:
         journal_file: None, or a path where nothing lies yet, for no other runs.
-        relation: of the other run.
+        relation, unit: of the other run.
 
     Raises:
-        JournalError: the journal is damaged, or a run was accounted under another relation.
+        JournalError: the journal is damaged, or a run was accounted under another relation or for another
+            unit.
     """
     if journal_file is None or not Path(journal_file).is_file():
         return ()
     with closing(Journal(journal_file, read_only=True)) as journal, journal.locked():
-        return tuple(events_of(JournalRecords.of(journal).runs, relation).values())
+        return tuple(events_of(JournalRecords.of(journal).runs, relation, unit).values())
 
 
 def book_end(journal: Journal, run: str, stop_fixed_beforehand: bool) -> None:

@@ -333,7 +333,7 @@ class Ledger:
     def _events(self, records: JournalRecords) -> dict[str, DpEvent]:
         """What the other runs of the journal cost, by name."""
         others = {run: record for run, record in records.runs.items() if run != self.run}
-        return events_of(others, self.plan.relation)
+        return events_of(others, self.plan.relation, self.plan.unit.name)
 
     def _begun(self, records: JournalRecords, others: Mapping[str, DpEvent]) -> RunRecord:
         """Book that the run begins: from here on its plan is reserved with the other runs'."""
@@ -593,7 +593,10 @@ class Ledger:
             name=name,
             std=float(std),
             hole=hole,
-            worst_case_multiplier=None if worst_case_multiplier is None else float(worst_case_multiplier),
+            # Of one record: a user who owns several moves it as often.
+            worst_case_multiplier=None
+            if worst_case_multiplier is None
+            else float(worst_case_multiplier) / self.plan.unit.group,
             answer=self._answer({name: value}),
         )
         booked = self.record.unproven.get((name, draw.index))

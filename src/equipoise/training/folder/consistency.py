@@ -49,6 +49,13 @@ def check_settings(statement: Object, config: Object) -> list[Finding]:
         configured["noise"] = noise if isinstance(hardened, bool) else None
     if "relation" in settings:
         configured["relation"] = settings["relation"]
+    if "unit" in settings:
+        configured["unit"] = settings["unit"]
+        if settings["unit"] == "user":
+            configured["users"] = {
+                "records": settings.get("records_per_user"),
+                "rows": settings.get("user_rows"),
+            }
     if "sampling" in config:
         sampling = config["sampling"]
         fewer = may_plan_fewer_steps(config)

@@ -205,7 +205,7 @@ def charge_search(
         if record.search is not None:
             raise RunFolderError(f"run={str(run_dir)!r} was charged for a search already")
         charge = SearchEntry(run=run, search=search)
-        kept = {key: statement[key] for key in ("recipe", "unit", "epsilon_claimed")}
+        kept = {key: statement[key] for key in ("recipe", "epsilon_claimed")}
         before = statement_from_journal(journal, run, statement["delta"]).assumptions
         # Those that follow from the journal are made anew; the training's own are carried over.
         kept["assumptions"] = [text for text in statement["assumptions"] if text not in before]

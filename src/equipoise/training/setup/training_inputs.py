@@ -14,6 +14,7 @@ from equipoise import _validate
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import DPSGD, Method
 from equipoise.privacy import Budget, Sampling
+from equipoise.training.owners import column_of
 from equipoise.training.setup.training_settings import TrainingSettings
 
 __all__ = ["TrainingInputs"]
@@ -25,7 +26,8 @@ class TrainingInputs:
 
     Raises:
         TypeError: an object of another kind than the training needs; it names the argument and what to give.
-        ValueError: views without an augmentation.
+        ValueError: views without an augmentation; users without an owner, or an owner without users.
+        DataError: the data hold no column of the owner's name.
     """
 
     model: nn.Module
@@ -40,11 +42,13 @@ class TrainingInputs:
     device: str | torch.device | None = None
     collate: Callable[[list[Any]], Any] | None = None
     workers: int = 0
+    owner: Any = None
     settings: TrainingSettings = field(default_factory=TrainingSettings)
 
     def __post_init__(self) -> None:
         if isinstance(self.data, Mapping):  # as tokenizers answer; records by number have no mapping
             object.__setattr__(self, "data", dict(self.data))
+        self._check_owner()
         sampling, method, budget, augmentation = self.sampling, self.method, self.budget, self.augmentation
         if not isinstance(sampling, Sampling):
             raise TypeError(
@@ -76,3 +80,21 @@ class TrainingInputs:
                 f"views={self.settings.views} without an augmentation would repeat the same record; give "
                 "augmentation=..."
             )
+
+    def _check_owner(self) -> None:
+        """Users are named where the unit is the user, and only there; a column's name becomes its values."""
+        is_user = self.settings.unit == "user"
+        if is_user and self.owner is None:
+            raise ValueError(
+                "unit='user' needs owner: one number or text per record that says whose it is, or the name "
+                "of the column of data that holds them"
+            )
+        if not is_user and self.owner is not None:
+            raise ValueError(
+                f"owner is given, and unit={self.settings.unit!r} protects single records: give unit='user' "
+                "and records_per_user=..., or leave owner out"
+            )
+        if isinstance(self.owner, str):
+            owner, data = column_of(self.data, self.owner)
+            object.__setattr__(self, "owner", owner)
+            object.__setattr__(self, "data", data)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from equipoise import _validate
+from equipoise.privacy import Unit
 from equipoise.privacy.accounting.epsilon import check_relation
 
 __all__ = ["CommonSettings", "TrainingSettings", "refuse_unknown"]
@@ -27,6 +28,8 @@ class TrainingSettings:
     ledger_file: str | None = None
     hardened: bool = False
     allow_public_duplicates: bool = False
+    unit: str = "record"
+    records_per_user: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("reproducible", "hardened", "allow_public_duplicates"):
@@ -42,6 +45,22 @@ class TrainingSettings:
         if self.ema_decay is not None:
             _validate.share(ema_decay=self.ema_decay)
         check_relation(self.relation)
+        if self.unit == "user" and self.records_per_user is None:
+            raise ValueError(
+                "unit='user' needs records_per_user: the most records of a user that the run uses, a public "
+                "number that you state, such as records_per_user=4"
+            )
+        if self.unit == "record" and self.records_per_user is not None:
+            raise ValueError(
+                f"records_per_user={self.records_per_user!r} belongs to unit='user'; leave it out, or give "
+                "unit='user' and owner=..."
+            )
+        assert self.protected  # raises for what is no unit
+
+    @property
+    def protected(self) -> Unit:
+        """The unit of privacy."""
+        return Unit(self.unit, 1 if self.records_per_user is None else self.records_per_user)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `TrainingSettings(**values)` brings them back."""

@@ -24,8 +24,9 @@ from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views
 from equipoise.training.moving_average import MovingAverage
+from equipoise.training.owners import Owners
 from equipoise.training.randomness import derive_seed, public_randomness
-from equipoise.training.record_source import RecordSource
+from equipoise.training.record_source import DataError, RecordSource
 from equipoise.training.setup.argument_checks import (
     check_optimizer,
     check_scheduler,
@@ -185,7 +186,12 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
     check_sharding(parameters, method, settings, processes.count)
     # The user's random numbers go on afterwards as if nothing had been tried.
     with processes.together(), random_numbers_from(0, place):
+        owners = None if given.owner is None else Owners(given.owner, settings.protected)
         source = RecordSource(given.data, given.collate, given.workers)
+        if owners is not None and len(owners) != len(source):
+            raise DataError(
+                "owner has another length than data: it names the user of each record, in the order of data"
+            )
         check_public(source, method, settings.allow_public_duplicates)
         prepare_batch = BatchPreparation(place, given.augmentation, settings.views)
         # Before anything is read or run: it may keep something of the first records that it meets.
@@ -223,7 +229,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             _try_pipeline(pipeline, others, micro_batches.size) if runs_code else (True, True)
         )
 
-        rows = _row_source(engine, pipeline, example, probes, micro_batches)
+        rows = _row_source(engine, pipeline, example, probes, micro_batches, owners)
         keeps_nothing = loss_keeps_nothing and pipeline_keeps_nothing
         mine = _found(pipeline, rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
         before = [] if resumed is None else resumed.found
@@ -272,6 +278,7 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
             relation=settings.relation,
             other_runs=others,
             public_seed=derive_seed(settings.seed, "plan"),
+            unit=settings.protected,
         )
         plan = given.method.plan(setting)
         if not isinstance(plan, Plan):
@@ -279,10 +286,14 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
                 f"plan() of method {given.method.name!r} gave a {type(plan).__name__}; let it return "
                 "Plan(releases), with a PrivacyPlan inside"
             )
-        return replace(plan, releases=plan.releases.hardened()) if settings.hardened else plan
+        # Whatever the method did with the unit: what is accounted and booked is for it.
+        releases = plan.releases.protecting(settings.protected)
+        return replace(plan, releases=releases.hardened() if settings.hardened else releases)
 
     if resumed is None:
-        return plan_next_to(processes.first(lambda: other_runs(settings.ledger_file, settings.relation)))
+        return plan_next_to(
+            processes.first(lambda: other_runs(settings.ledger_file, settings.relation, settings.unit))
+        )
     states = processes.first(resumed.other_runs)
     for others in states:
         try:
@@ -305,7 +316,12 @@ def _try_pipeline(pipeline: Pipeline, untouched: Pipeline | None, size: int) -> 
 
 
 def _row_source(
-    engine: GradientEngine, pipeline: Pipeline, example: Any, probes: Tensor, micro_batches: MicroBatches
+    engine: GradientEngine,
+    pipeline: Pipeline,
+    example: Any,
+    probes: Tensor,
+    micro_batches: MicroBatches,
+    owners: Owners | None,
 ) -> RowSource:
     source, prepare_batch, seed, size = pipeline.source, pipeline.prepare, pipeline.seed, micro_batches.size
     randomness = public_randomness(seed, "example")
@@ -313,7 +329,9 @@ def _row_source(
         lambda batch: engine.by_plan(prepare_batch(batch, randomness)), example, micro_batches
     )
     is_dealt = micro_batches.random_use == "shared"
-    return RowSource(engine, source, prepare_batch, size, example, seed, whole_numbers, probes, is_dealt)
+    return RowSource(
+        engine, source, prepare_batch, size, example, seed, whole_numbers, probes, is_dealt, owners
+    )
 
 
 def _found(

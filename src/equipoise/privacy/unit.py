@@ -1,0 +1,90 @@
+"""The unit of privacy: what one neighbouring data set has more, less or other than the next.
+
+A record by default. A user may own several records, and then the guarantee is that of all of them together.
+Two ways lead there, which differ in what is drawn:
+
+*Records drawn by themselves* (`rows=None`). Every record decides on its own whether it enters a draw, and is
+clipped by itself. A user who owns G records moves a sum by k bounds where k of them are drawn. Under Poisson
+sampling at rate q, k is binomial, and the release is a mixture of Gaussians:
+
+    remove    P = sum_k Binomial(G, q)(k) N(k)     Q = N(0)
+    add       the same, exchanged
+
+Its event is `MixtureOfGaussiansDpEvent`. That the parts are vectors which follow from the other records, and
+that a user may own fewer than G, is covered: the mixture of lengths k bounds that of any vectors at most as
+long (A. Ganesh 2024, "Tight Group-Level DP Guarantees for DP-SGD with Sampling via Mixture of Gaussians
+Mechanisms", arXiv:2401.10294; C. Choquette-Choo et al. 2024, arXiv:2310.15526). Where nothing is left to
+chance (`FullBatch`, `FixedEpochs`) a user meets one Gaussian of G times a record's part at most.
+
+*Users drawn* (`rows="sum"` or `"mean"`). A row is the sum, or the mean, of its user's gradients, and is
+clipped as a whole. So one user moves a sum by one bound, and every event is that of records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from equipoise import _validate
+
+__all__ = ["RECORD", "Unit", "unit_from"]
+
+Joined = Literal["sum", "mean"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit of privacy.
+
+    Args:
+        name: "record" or "user".
+        records: at most so many records of a user are drawn from; 1 for records.
+        rows: "sum" or "mean" where a row is all of a user's records; None where records are drawn by
+            themselves.
+
+    Example:
+        >>> Unit("user", records=4).group, Unit("user", records=4, rows="mean").group
+        (4, 1)
+    """
+
+    name: str = "record"
+    records: int = 1
+    rows: Joined | None = None
+
+    def __post_init__(self) -> None:
+        _validate.one_of(("record", "user"), unit=self.name)
+        _validate.count("the most records of a user that are drawn from", records_per_user=self.records)
+        if self.rows is not None:
+            _validate.one_of(("sum", "mean"), user_rows=self.rows)
+        if self.name == "record" and (self.records, self.rows) != (1, None):
+            raise ValueError(
+                f"records_per_user={self.records} and user_rows={self.rows!r} belong to unit='user'; leave "
+                "them out, or give unit='user' and owner=..."
+            )
+
+    @property
+    def group(self) -> int:
+        """How many things that are drawn by themselves belong to one unit, at most."""
+        return 1 if self.rows is not None else self.records
+
+    @property
+    def drawn(self) -> str:
+        """What a draw draws: "record" or "user"."""
+        return "user" if self.rows is not None else "record"
+
+    def describe(self) -> dict[str, Any] | None:
+        """Plain values of a unit that is no record; None for records."""
+        return None if self.name == "record" else {"records": self.records, "rows": self.rows}
+
+
+RECORD = Unit()
+
+
+def unit_from(description: Mapping[str, Any] | None) -> Unit:
+    """The unit that `Unit.describe` wrote."""
+    if description is None:
+        return RECORD
+    if set(description) != {"records", "rows"}:
+        raise ValueError(f"users has the keys {sorted(description)}, and must have records and rows")
+    return Unit("user", **description)
