@@ -9,7 +9,7 @@ form of a factor the factor takes it in and stays what it was, with the same ker
 | convolution | what varies along output or input channels alone |
 | look-up, held rows, a shared row | every D: a look-up meets the rows of D that it reads |
 
-Any other D stays apart from the factor (`ScaledFactor`), whose rows are never held. A single outer product has
+Any other D stays apart from the factor (`ScaledFactor`), whose rows are never held. One outer product has
 
     ||D * (b (outer) a)||^2 = sum_oi D_oi^2 b_o^2 a_i^2
 
